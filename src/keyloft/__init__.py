@@ -1,0 +1,130 @@
+"""Keyloft: an ordered, versioned, durable key-value store.
+
+    async with keyloft.open("app.db") as kv:
+        await kv.set(("users", "alice"), {"name": "Alice"})
+        entry = await kv.get(("users", "alice"))
+
+`open` gives a `Store`; `Entry` is what it reads; `Store.atomic` writes several keys at once; every error is a
+`KeyloftError` with a `code`.
+"""
+
+import os
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Literal
+
+from keyloft import limits
+from keyloft.atomic import Atomic, CommitResult
+from keyloft.clock import Clock, ManualClock, SystemClock
+from keyloft.engines import open_engine
+from keyloft.entries import Entry
+from keyloft.errors import (
+    Busy,
+    CannotOpen,
+    Closed,
+    DatabaseError,
+    DiskFull,
+    InvalidArgument,
+    InvalidCursor,
+    InvalidInput,
+    InvalidKey,
+    InvalidKeyType,
+    InvalidValue,
+    InvalidValueType,
+    KeyloftError,
+    KeyTooLarge,
+    NotACounter,
+    NotADatabase,
+    ReadOnly,
+    SchemaTooNew,
+    Undecodable,
+    ValueTooLarge,
+)
+from keyloft.store import Listing, Store, Watching
+from keyloft.values import U64
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "U64",
+    "Atomic",
+    "Busy",
+    "CannotOpen",
+    "Clock",
+    "Closed",
+    "CommitResult",
+    "DatabaseError",
+    "DiskFull",
+    "Entry",
+    "InvalidArgument",
+    "InvalidCursor",
+    "InvalidInput",
+    "InvalidKey",
+    "InvalidKeyType",
+    "InvalidValue",
+    "InvalidValueType",
+    "KeyTooLarge",
+    "KeyloftError",
+    "Listing",
+    "ManualClock",
+    "NotACounter",
+    "NotADatabase",
+    "Opening",
+    "ReadOnly",
+    "SchemaTooNew",
+    "Store",
+    "Undecodable",
+    "ValueTooLarge",
+    "Watching",
+    "open",
+]
+
+
+def open(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    durability: Literal["full", "relaxed"] = "full",
+    max_value_bytes: int = limits.VALUE_BYTES,
+    sweep_every: float | None = limits.SWEEP_EVERY,
+    clock: Clock | None = None,
+) -> "Opening":
+    """Open a store: `async with keyloft.open("app.db") as kv:`, or `kv = await keyloft.open("app.db")`.
+
+    Args:
+        url: A path, `sqlite:///relative.db`, `sqlite:////absolute.db`; nothing or `:memory:` for one in memory.
+        durability: "full": a write that returned survives a power cut. "relaxed": it survives the end of the process,
+            and is several times as fast one by one, but the last writes before a power cut may be gone.
+        max_value_bytes: The largest value that is taken, as stored.
+        sweep_every: Seconds between two removals of expired entries; None leaves them to `sweep()`.
+        clock: Another clock, for tests of whatever expires.
+
+    Raises:
+        DatabaseError: The database can't be opened; the message says why.
+    """
+
+    async def opened() -> Store:
+        engine = await open_engine(url, clock or SystemClock(), durability=durability)
+        return Store(engine, max_value_bytes=max_value_bytes, sweep_every=sweep_every)
+
+    return Opening(opened)
+
+
+class Opening:
+    """A store about to be opened: await it, or enter it with `async with`."""
+
+    def __init__(self, opened: Callable[[], Coroutine[object, None, Store]]) -> None:
+        self._opened = opened
+        self._store: Store | None = None
+
+    def __await__(self) -> Generator[object, None, Store]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> Store:
+        self._store = await self._opened()
+        return self._store
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            await self._store.aclose()

@@ -1,0 +1,82 @@
+"""What time it is, in milliseconds since 1970; tests bring their own."""
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+# A wall clock can jump while a timer runs on the monotonic one: look again at least this often.
+_LONGEST_TIMER_SECONDS = 30.0
+
+
+class Timer(Protocol):
+    """A call that is still to come."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Tells the time and wakes at a given one."""
+
+    def now(self) -> int: ...
+
+    def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
+        """Call back once `moment` may have come; the callback looks at `now()` itself."""
+
+
+class SystemClock:
+    """This machine's wall clock."""
+
+    __slots__ = ()
+
+    def now(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
+        delay = min(max(0.0, (moment - self.now()) / 1000), _LONGEST_TIMER_SECONDS)
+        return asyncio.get_running_loop().call_later(delay, callback)
+
+
+class ManualClock:
+    """A clock that stands still until it is told to advance, for tests of whatever expires.
+
+    Example:
+        clock = ManualClock()
+        async with keyloft.open(clock=clock) as kv:
+            await kv.set(("session",), "…", expire_in=30)
+            clock.advance(30)
+            assert not (await kv.get(("session",))).exists
+    """
+
+    def __init__(self, now: int = 1_700_000_000_000) -> None:
+        self._now = now
+        self._order = itertools.count()
+        self._timers: list[tuple[int, int, _ManualTimer]] = []
+
+    def now(self) -> int:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move on and call back whatever became due."""
+        self._now += round(seconds * 1000)
+        while self._timers and self._timers[0][0] <= self._now:
+            heapq.heappop(self._timers)[2].fire()
+
+    def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
+        timer = _ManualTimer(callback)
+        heapq.heappush(self._timers, (moment, next(self._order), timer))
+        return timer
+
+
+class _ManualTimer:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    def fire(self) -> None:
+        if self._callback is not None:
+            self._callback()

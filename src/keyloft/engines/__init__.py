@@ -1,0 +1,52 @@
+"""What stores the data: one module per engine, behind `open_engine`."""
+
+import os
+from pathlib import Path
+
+from keyloft.clock import Clock
+from keyloft.engine import Engine
+from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.sqlite import SqliteEngine
+from keyloft.errors import CannotOpen, InvalidArgument
+
+
+async def open_engine(url: str | os.PathLike[str] | None, clock: Clock, *, durability: str = "full") -> Engine:
+    """Open the engine that a URL or path names; nothing and `:memory:` mean memory.
+
+    Raises:
+        CannotOpen: No engine goes by that name.
+        DatabaseError: The engine can't open its database.
+    """
+    if durability not in ("full", "relaxed"):
+        raise InvalidArgument('durability is "full" or "relaxed"')
+    target = ":memory:" if url is None else os.fspath(url)
+    if not isinstance(target, str) or not target or "\x00" in target:
+        raise InvalidArgument("a database is named by a path or a URL; leave it out for one in memory")
+    if target == ":memory:":
+        return MemoryEngine(clock)
+    if "://" not in target:
+        return await SqliteEngine.open(_absolute(target), clock, durability=durability)
+    scheme, _, rest = target.partition("://")
+    match scheme.partition("+")[0].lower():
+        case "sqlite":
+            return await SqliteEngine.open(_sqlite_path(rest, target), clock, durability=durability)
+        case "memory":
+            return MemoryEngine(clock)
+    raise CannotOpen(f"no engine for {scheme}://…; use a path, sqlite:///path or :memory:")
+
+
+def _sqlite_path(rest: str, url: str) -> str:
+    """SQLAlchemy's slash rules: three slashes and a relative path, four for an absolute one, nothing for memory."""
+    path, _, query = rest.partition("?")
+    if query:
+        raise InvalidArgument(f"{url}: options after ? are not known to Keyloft")
+    if not path or path in ("/", "/:memory:"):
+        return ":memory:"
+    if not path.startswith("/"):
+        raise InvalidArgument(f"{url}: a relative path takes three slashes, as in sqlite:///{path}")
+    return _absolute(path[1:])
+
+
+def _absolute(path: str) -> str:
+    """Fixed at opening, so that a later change of the working directory does not lead elsewhere."""
+    return str(Path(path).expanduser().absolute())

@@ -1,0 +1,111 @@
+"""Keeps everything in memory: for caches, for tests, and as the plainest example of an engine."""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from msgspec.structs import replace
+
+from keyloft.clock import Clock
+from keyloft.engine import Watch
+from keyloft.engines.notify import Notifier
+from keyloft.engines.settle import Put, Remove, Write, deciding, settle
+from keyloft.errors import Closed, KeyloftError
+from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Key, Record, Scan, Space
+
+
+class MemoryEngine:
+    """A dict of records per space, and its keys in order."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tables = {space: _Table() for space in Space}
+        self._version = 0
+        self._notifier = Notifier(self, clock)
+        self._closed = False
+
+    async def read(self, *asks: Ask) -> list[Any]:
+        self._check_open()
+        now = self._clock.now()
+        return [self._answer(ask, now) for ask in asks]
+
+    async def commit(self, batch: Batch) -> Committed | Conflict:
+        self._check_open()
+        current = {
+            address: record
+            for address in deciding([batch])
+            if (record := self._tables[address[0]].records.get(address[1])) is not None
+        }
+        now = self._clock.now()
+        settled = settle([batch], current, self._version, now)
+        [verdict] = settled.verdicts
+        if isinstance(verdict, KeyloftError):
+            raise verdict
+        self._version = settled.clock
+        for (space, key), write in settled.writes.items():
+            self._tables[space].apply(key, write, now)
+        self._notifier.committed(settled.writes)
+        return verdict
+
+    def watch(self, *asks: Get | Scan) -> Watch:
+        self._check_open()
+        return self._notifier.watch(asks)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._notifier.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this store is closed: open it again to go on")
+
+    def _answer(self, ask: Ask, now: int) -> Record | list[Record] | int | None:
+        table = self._tables[ask.space]
+        match ask:
+            case Get():
+                record = table.records.get(ask.key)
+                return record if record is None or ask.include_expired or record.is_alive(now) else None
+            case Scan():
+                return table.scan(ask, now)
+            case Count():
+                return sum(record.is_alive(now) for record in table.between(ask.start, ask.end))
+            case Expired():
+                due = [record for record in table.records.values() if not record.is_alive(now)]
+                due.sort(key=lambda record: record.expires_at or 0)
+                return [replace(record, value=b"") for record in due[: ask.limit]]
+
+
+class _Table:
+    """The records of one space."""
+
+    def __init__(self) -> None:
+        self.records: dict[Key, Record] = {}
+        self._keys: list[Key] = []
+
+    def between(self, start: Key, end: Key, *, after: bool = False, reverse: bool = False) -> Iterable[Record]:
+        first = bisect_right(self._keys, start) if after else bisect_left(self._keys, start)
+        positions = range(first, bisect_left(self._keys, end))
+        return (self.records[self._keys[at]] for at in (reversed(positions) if reverse else positions))
+
+    def scan(self, ask: Scan, now: int) -> list[Record]:
+        records = self.between(ask.start, ask.end, after=ask.after, reverse=ask.reverse)
+        found = list(islice((record for record in records if record.is_alive(now)), ask.limit))
+        return [replace(record, value=b"") for record in found] if ask.keys_only else found
+
+    def apply(self, key: Key, write: Write, now: int) -> None:
+        old = self.records.get(key)
+        if isinstance(write, Remove):
+            if old is not None:
+                del self.records[key], self._keys[bisect_left(self._keys, key)]
+            return
+        if not isinstance(write, Put):
+            if old is not None:
+                self.records[key] = replace(old, expires_at=write.expires_at)
+            return
+        record = write.record
+        if old is None:
+            insort(self._keys, key)
+        elif not write.anew and old.is_alive(now):
+            record = replace(record, created_at=old.created_at)
+        self.records[key] = record

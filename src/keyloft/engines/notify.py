@@ -1,0 +1,241 @@
+"""Tells watchers what changed: what this process committed at once, what others committed by looking again."""
+
+import asyncio
+import heapq
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Mapping
+
+from keyloft import limits
+from keyloft.clock import Clock, Timer
+from keyloft.engine import Engine, pages
+from keyloft.records import Address, Change, Get, Key, Record, Scan
+
+_EVERYTHING = 2**62
+# A watch of a large range spends at most a tenth of the time on looking through it.
+_REST = 9.0
+
+
+class Notifier:
+    """Knows the open watches of an engine and wakes those that a commit concerns."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        # Weak: a watch that its user dropped without closing it is gone.
+        self._watches: weakref.WeakSet[KeyWatch | RangeWatch] = weakref.WeakSet()
+
+    def watch(self, asks: tuple[Get | Scan, ...]) -> "KeyWatch | RangeWatch":
+        """Make a watch that sees everything committed from now on."""
+        scans = [ask for ask in asks if isinstance(ask, Scan)]
+        gets = [ask for ask in asks if isinstance(ask, Get)]
+        watch: KeyWatch | RangeWatch
+        if len(scans) == 1 and not gets:
+            watch = RangeWatch(self._engine, self._clock, scans[0])
+        elif gets and not scans:
+            watch = KeyWatch(self._engine, self._clock, gets)
+        else:
+            raise ValueError("watch takes Gets, or one Scan")
+        self._watches.add(watch)
+        return watch
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._watches)
+
+    def committed(self, addresses: Iterable[Address]) -> None:
+        """This process wrote these keys."""
+        if self._watches:
+            touched = set(addresses)
+            for watch in list(self._watches):
+                watch.touched(touched)
+
+    def committed_elsewhere(self) -> None:
+        """Another process wrote something."""
+        for watch in list(self._watches):
+            watch.suspect()
+
+    def close(self) -> None:
+        for watch in list(self._watches):
+            watch.end()
+
+
+class _Waking(ABC):
+    """An async iterator that sleeps until it is woken, by a commit or by an entry's expiry."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._ended = False
+        self._timer: Timer | None = None
+        self._woken = asyncio.Event()
+        self._woken.set()
+
+    def __aiter__(self) -> AsyncIterator[list[Change]]:
+        return self
+
+    async def __anext__(self) -> list[Change]:
+        while True:
+            await self._woken.wait()
+            if self._ended:
+                raise StopAsyncIteration
+            # Cleared before looking: whatever happens from here on wakes again.
+            self._woken.clear()
+            try:
+                changes = await self._look()
+            except BaseException:
+                self._woken.set()
+                raise
+            if changes:
+                return changes
+
+    async def aclose(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake_at(None)
+        self._woken.set()
+
+    @abstractmethod
+    async def _look(self) -> list[Change]:
+        """What changed since the last look; if this raises, nothing counts as reported."""
+
+    def _wake_at(self, moment: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # The callback holds the event alone: a timer must not keep a dropped watch alive.
+        self._timer = None if moment is None or self._ended else self._clock.call_at(moment, self._woken.set)
+
+
+class KeyWatch(_Waking):
+    """The state of some keys: once at first, then whenever one of them changed."""
+
+    def __init__(self, engine: Engine, clock: Clock, gets: list[Get]) -> None:
+        super().__init__(engine, clock)
+        self._gets = gets
+        self._addresses = {(get.space, get.key) for get in gets}
+        self._reported: list[int | None] | None = None
+
+    def touched(self, addresses: set[Address]) -> None:
+        if not self._addresses.isdisjoint(addresses):
+            self._woken.set()
+
+    def suspect(self) -> None:
+        self._woken.set()
+
+    async def _look(self) -> list[Change]:
+        records = await self._engine.read(*self._gets)
+        self._wake_at(min((r.expires_at for r in records if r and r.expires_at is not None), default=None))
+        state = [None if record is None else record.version for record in records]
+        if state == self._reported:
+            return []
+        self._reported = state
+        return [Change(get.key, record) for get, record in zip(self._gets, records, strict=True)]
+
+
+class RangeWatch(_Waking):
+    """The keys of a range that changed.
+
+    A deletion by another process leaves nothing to be found, so the version of every entry in the range is held in
+    memory, and compared with the whole range when another process committed something.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock, scan: Scan) -> None:
+        super().__init__(engine, clock)
+        self._scan = Scan(scan.space, scan.start, scan.end, _EVERYTHING, keys_only=True)
+        self._known: dict[Key, int] = {}
+        self._surveyed = False
+        self._due: dict[Key, int] = {}
+        self._due_next: list[tuple[int, Key]] = []
+        self._touched: set[Key] = set()
+        self._suspicious = False
+        self._rest_until = 0.0
+
+    def touched(self, addresses: set[Address]) -> None:
+        space, start, end = self._scan.space, self._scan.start, self._scan.end
+        if keys := [key for at, key in addresses if at == space and start <= key < end]:
+            self._touched.update(keys)
+            self._woken.set()
+
+    def suspect(self) -> None:
+        self._suspicious = True
+        self._woken.set()
+
+    async def _look(self) -> list[Change]:
+        touched, self._touched = self._touched | self._overdue(), set()
+        suspicious, self._suspicious = self._suspicious, False
+        first = not self._surveyed
+        try:
+            if first:
+                self._remember({record.key: record for record in await self._survey()})
+                self._surveyed = True
+            doubtful = touched
+            if suspicious and self._may_survey():
+                there = {record.key: record.version for record in await self._survey()}
+                doubtful = touched | (self._known.keys() - there.keys())
+                doubtful |= {key for key, version in there.items() if self._known.get(key) != version}
+            records = await self._read(sorted(doubtful))
+        except BaseException:
+            self._touched |= touched
+            self._suspicious |= suspicious
+            raise
+        # What this process changed between watch() and the first look is news, though the first look shows it.
+        news = {k: r for k, r in records.items() if self._differs(k, r) or (first and k in touched)}
+        self._remember(records)
+        self._wake_at(self._due_next[0][0] if self._due_next else None)
+        return [Change(key, record) for key, record in news.items()]
+
+    async def _survey(self) -> list[Record]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = [record async for page in pages(self._engine, self._scan) for record in page]
+        self._rest_until = loop.time() + _REST * (loop.time() - began)
+        return found
+
+    def _may_survey(self) -> bool:
+        """Whether it is time to look through the whole range again; if not, wakes when it is."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._rest_until:
+            return True
+        self._suspicious = True
+        loop.call_at(self._rest_until, self._woken.set)
+        return False
+
+    async def _read(self, keys: list[Key]) -> dict[Key, Record | None]:
+        records: dict[Key, Record | None] = {}
+        for first in range(0, len(keys), limits.SCAN_ROWS):
+            some = keys[first : first + limits.SCAN_ROWS]
+            answers = await self._engine.read(*[Get(self._scan.space, key) for key in some])
+            records.update(zip(some, answers, strict=True))
+        return records
+
+    def _differs(self, key: Key, record: Record | None) -> bool:
+        return self._known.get(key) != (None if record is None else record.version)
+
+    def _remember(self, records: Mapping[Key, Record | None]) -> None:
+        for key, record in records.items():
+            if record is None:
+                self._known.pop(key, None)
+                self._due.pop(key, None)
+            else:
+                self._known[key] = record.version
+                if record.expires_at is None:
+                    self._due.pop(key, None)
+                elif self._due.get(key) != record.expires_at:
+                    self._due[key] = record.expires_at
+                    heapq.heappush(self._due_next, (record.expires_at, key))
+
+    def _overdue(self) -> set[Key]:
+        """The keys whose time has come, and at the head of the queue the next whose time will come."""
+        now = self._clock.now()
+        keys = set()
+        while self._due_next:
+            due, key = self._due_next[0]
+            if self._due.get(key) == due:
+                if due > now:
+                    break
+                keys.add(key)
+                del self._due[key]
+            heapq.heappop(self._due_next)
+        return keys

@@ -1,0 +1,54 @@
+"""One thread that does blocking work for an event loop, a job at a time, in the order given."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Worker:
+    """A daemon thread: a process that forgets to close its store can still end."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, job: Callable[[], T], done: Callable[[T], None]) -> None:
+        """Run a job that doesn't raise, then call `done` with its result on the event loop."""
+        self._jobs.put(lambda: self._report(done, job()))
+
+    async def call(self, job: Callable[[], T]) -> T:
+        """Run a job and wait for what it returns or raises. Once it runs, cancelling the caller doesn't stop it."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(job())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._jobs.put(run)
+        return await asyncio.wrap_future(future)
+
+    def stop(self) -> None:
+        """End the thread after the jobs that are already queued."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _report(self, done: Callable[[T], None], result: T) -> None:
+        try:
+            self._loop.call_soon_threadsafe(done, result)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            # The loop ended without closing the store: nobody is left to be told.

@@ -1,0 +1,68 @@
+"""Entries as callers see them, made of the records that engines store."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from msgspec import Struct
+
+from keyloft import keys, limits, values
+from keyloft.errors import InvalidArgument
+from keyloft.keys import TupleKey
+from keyloft.records import Record
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Entry(Struct, frozen=True):
+    """What is stored at a key: its value, version and expiry; or, where nothing is stored, the key alone."""
+
+    key: TupleKey
+    value: Any = None
+    versionstamp: int | None = None
+    expires_at: datetime | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is an entry. A stored None exists, too."""
+        return self.versionstamp is not None
+
+
+def entry_of(key: TupleKey, record: Record | None) -> Entry:
+    """The entry at a key, decoded."""
+    if record is None:
+        return Entry(key)
+    due = record.expires_at
+    return Entry(
+        key,
+        values.decode(record.value, record.encoding),
+        record.version,
+        None if due is None else _EPOCH + timedelta(milliseconds=due),
+    )
+
+
+def entry_in(record: Record) -> Entry:
+    """The entry of a record whose key is not known yet."""
+    return entry_of(keys.decode(record.key), record)
+
+
+def milliseconds(expire_in: float | timedelta | None) -> int | None:
+    """An `expire_in` as a caller gives it, in whole milliseconds, rounded up.
+
+    Raises:
+        InvalidArgument: It is not a positive time, or longer than a thousand years.
+    """
+    if expire_in is None:
+        return None
+    if isinstance(expire_in, timedelta):
+        seconds = expire_in.total_seconds()
+    elif isinstance(expire_in, (int, float)) and not isinstance(expire_in, bool):
+        seconds = float(expire_in) if abs(expire_in) <= limits.LONGEST_EXPIRY_SECONDS else float("inf")
+    else:
+        raise InvalidArgument(f"expire_in is a number of seconds or a timedelta, not {type(expire_in).__name__}")
+    if not 0 < seconds <= limits.LONGEST_EXPIRY_SECONDS:
+        raise InvalidArgument(
+            f"expire_in is more than 0 and at most {limits.LONGEST_EXPIRY_SECONDS:,} seconds; "
+            "leave it out for an entry that never expires"
+        )
+    # Rounded first: 0.1 s is not 100.00000000000001 ms.
+    return max(1, -int(-round(seconds * 1000, 6) // 1))

@@ -1,0 +1,153 @@
+"""Every error that Keyloft raises, each with a stable code.
+
+    KeyloftError
+    ├── InvalidInput (ValueError)        refused before anything was written
+    │   ├── InvalidArgument              VALIDATION_ERROR   an option is out of range, or two contradict each other
+    │   │   └── InvalidCursor            INVALID_CURSOR     a cursor of another list, or no cursor at all
+    │   ├── InvalidKey                   INVALID_KEY
+    │   │   ├── InvalidKeyType           INVALID_KEY        (also a TypeError)
+    │   │   └── KeyTooLarge              KEY_TOO_LARGE
+    │   └── InvalidValue                 INVALID_VALUE      would not come back equal
+    │       ├── InvalidValueType         INVALID_VALUE      (also a TypeError)
+    │       └── ValueTooLarge            VALUE_TOO_LARGE
+    ├── NotACounter (TypeError)          NOT_A_COUNTER      sum, min or max met a value that is not a U64
+    ├── Undecodable                      UNDECODABLE        what is stored is no key or value of ours
+    ├── Closed                           CLOSED             used after aclose()
+    └── DatabaseError                    DATABASE_ERROR     the storage below failed
+        ├── CannotOpen                   CANNOT_OPEN
+        ├── NotADatabase                 NOT_A_DATABASE
+        ├── SchemaTooNew                 SCHEMA_TOO_NEW
+        ├── ReadOnly                     READ_ONLY
+        ├── DiskFull                     DISK_FULL
+        └── Busy                         BUSY               retry later
+
+Messages name keys, sizes, files and limits, never a value.
+"""
+
+from typing import Any, ClassVar
+
+
+class KeyloftError(Exception):
+    """The base of all errors of Keyloft."""
+
+    code: ClassVar[str] = "INTERNAL_ERROR"
+
+
+class InvalidInput(KeyloftError, ValueError):
+    """Something that was passed in can't be used; nothing was written."""
+
+    code = "VALIDATION_ERROR"
+
+
+class InvalidArgument(InvalidInput):
+    """An option is out of range, or contradicts another."""
+
+
+class InvalidCursor(InvalidArgument):
+    """The cursor belongs to a list with another prefix, start, end or direction, or is no cursor."""
+
+    code = "INVALID_CURSOR"
+
+
+class InvalidKey(InvalidInput):
+    """The key can't be stored."""
+
+    code = "INVALID_KEY"
+
+
+class InvalidKeyType(InvalidKey, TypeError):
+    """The key, or one of its parts, is of a type that keys don't have."""
+
+
+class KeyTooLarge(InvalidKey):
+    """The key's byte encoding is over the limit."""
+
+    code = "KEY_TOO_LARGE"
+
+
+class InvalidValue(InvalidInput):
+    """The value would not come back equal to what was passed in."""
+
+    code = "INVALID_VALUE"
+
+
+class InvalidValueType(InvalidValue, TypeError):
+    """The value holds an object of a type that can't be stored."""
+
+
+class ValueTooLarge(InvalidValue):
+    """The stored form of the value is over the limit."""
+
+    code = "VALUE_TOO_LARGE"
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"the value takes {size:,} bytes as stored; the limit is {limit:,} bytes")
+        self.size = size
+        self.limit = limit
+
+
+class NotACounter(KeyloftError, TypeError):
+    """`sum`, `min` or `max` met a stored value that is not a U64; nothing of its batch was written."""
+
+    code = "NOT_A_COUNTER"
+
+    def __init__(self, key: Any) -> None:
+        super().__init__(
+            f"the value at {key!r} is no counter, and nothing of this batch was written: "
+            "a counter begins as a U64, by set(key, U64(…)) or by the first sum"
+        )
+        self.key = key
+
+
+class Undecodable(KeyloftError):
+    """Stored bytes are no key or value that Keyloft wrote."""
+
+    code = "UNDECODABLE"
+
+
+class Closed(KeyloftError):
+    """The store was used after `aclose()`."""
+
+    code = "CLOSED"
+
+
+class DatabaseError(KeyloftError):
+    """The database below failed; what was acknowledged before is safe."""
+
+    code = "DATABASE_ERROR"
+
+
+class CannotOpen(DatabaseError):
+    """The database can't be opened: a wrong path or URL, or a missing permission."""
+
+    code = "CANNOT_OPEN"
+
+
+class NotADatabase(DatabaseError):
+    """The file exists and is not an SQLite database."""
+
+    code = "NOT_A_DATABASE"
+
+
+class SchemaTooNew(DatabaseError):
+    """A later version of Keyloft wrote this database."""
+
+    code = "SCHEMA_TOO_NEW"
+
+
+class ReadOnly(DatabaseError):
+    """The database can't be written."""
+
+    code = "READ_ONLY"
+
+
+class DiskFull(DatabaseError):
+    """No space is left; writes work again once there is some."""
+
+    code = "DISK_FULL"
+
+
+class Busy(DatabaseError):
+    """Somebody else held the database for too long; the write was not made and can be retried."""
+
+    code = "BUSY"

@@ -1,0 +1,38 @@
+"""Every number of the product that a user can run into."""
+
+from typing import Final
+
+KEY_BYTES: Final = 2048
+"""The longest key, counted in its byte encoding."""
+
+VALUE_BYTES: Final = 1024 * 1024
+"""The largest value of the tuple store, as stored; `keyloft.open(max_value_bytes=…)` changes it."""
+
+VALUE_DEPTH: Final = 128
+"""How deep lists and dicts may nest: whatever is stored can be read back from any depth of the caller's stack."""
+
+U64_MAX: Final = 2**64 - 1
+
+LONGEST_EXPIRY_SECONDS: Final = 1000 * 366 * 86_400
+"""The longest `expire_in`: about a thousand years, which a `datetime` can still show."""
+
+SCAN_ROWS: Final = 1000
+"""The most entries that one page of a list, a count or a range delete holds."""
+
+SCAN_BYTES: Final = 1024 * 1024
+"""A page aims at no more value bytes than this, so that large values don't hold up the event loop."""
+
+SWEEP_SLICE: Final = 128
+"""How many expired entries one commit of the sweeper removes: other writers wait for one slice at most."""
+
+SWEEP_EVERY: Final = 60.0
+"""Seconds between two sweeps of an open store, unless `keyloft.open(sweep_every=…)` says otherwise."""
+
+GROUP_OPERATIONS: Final = 4096
+"""A group commit takes no further batch once it holds this many checks and mutations."""
+
+BUSY_SECONDS: Final = 30.0
+"""How long a write waits for other processes that hold the database before it fails with BUSY."""
+
+WATCH_POLL_SECONDS: Final = 0.025
+"""How often an open watch looks for commits of other processes, where nothing announces them."""

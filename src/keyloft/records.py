@@ -1,0 +1,190 @@
+"""The words in which faces and engines speak: what is stored, what can be asked, what can be written, what came of it.
+
+A transaction is a `Batch`: a value, complete when it is handed over. Nothing stays open between two calls.
+They are msgspec structs because one is made per operation: 0.06 µs each, against 0.48 µs for a frozen dataclass.
+"""
+
+from enum import StrEnum
+from typing import TypeAlias
+
+from msgspec import Struct
+
+Key: TypeAlias = bytes
+"""A key as the engine orders it. Each face encodes its own."""
+
+
+class Space(StrEnum):
+    """Whose keys: each face has a key space of its own, and no key of one is ever seen by another."""
+
+    TUPLES = "tuples"
+    SEMANTIC = "semantic"
+
+
+class Record(Struct, frozen=True, gc=False):
+    """One stored entry, undecoded. Times are milliseconds since 1970."""
+
+    key: Key
+    value: bytes
+    encoding: int
+    version: int
+    expires_at: int | None
+    created_at: int
+    updated_at: int
+
+    def is_alive(self, now: int) -> bool:
+        return self.expires_at is None or now < self.expires_at
+
+
+Address: TypeAlias = tuple[Space, Key]
+
+
+# What can be asked
+
+
+class Get(Struct, frozen=True, gc=False):
+    """The entry at a key. Answered by a Record or None."""
+
+    space: Space
+    key: Key
+    include_expired: bool = False
+
+
+class Scan(Struct, frozen=True, gc=False):
+    """The live entries in `[start, end)`, in the order of their keys. Answered by a list of Records.
+
+    `after` leaves `start` itself out; `keys_only` leaves the values empty.
+    """
+
+    space: Space
+    start: Key
+    end: Key
+    limit: int
+    reverse: bool = False
+    keys_only: bool = False
+    after: bool = False
+
+
+class Count(Struct, frozen=True, gc=False):
+    """How many live entries there are in `[start, end)`. Answered by an int."""
+
+    space: Space
+    start: Key
+    end: Key
+
+
+class Expired(Struct, frozen=True, gc=False):
+    """The entries that are due but still stored, the longest overdue first, without their values."""
+
+    space: Space
+    limit: int
+
+
+Ask: TypeAlias = Get | Scan | Count | Expired
+
+
+# What can be written
+
+
+class Check(Struct, frozen=True, gc=False):
+    """The batch holds only if the entry at this key has this version; None: only if there is none."""
+
+    space: Space
+    key: Key
+    version: int | None
+
+
+class Set(Struct, frozen=True, gc=False):
+    """Store a value. `expire_in` is in milliseconds from the commit; None never expires."""
+
+    space: Space
+    key: Key
+    value: bytes
+    encoding: int
+    expire_in: int | None = None
+
+
+class Delete(Struct, frozen=True, gc=False):
+    """Remove the entry, if there is one."""
+
+    space: Space
+    key: Key
+
+
+class Sum(Struct, frozen=True, gc=False):
+    """Add to a U64, modulo 2^64. An absent one counts as 0; a present one keeps its expiry."""
+
+    space: Space
+    key: Key
+    operand: int
+
+
+class Min(Struct, frozen=True, gc=False):
+    """Lower a U64 to the operand. An absent one becomes the operand; a present one keeps its expiry."""
+
+    space: Space
+    key: Key
+    operand: int
+
+
+class Max(Struct, frozen=True, gc=False):
+    """Raise a U64 to the operand. An absent one becomes the operand; a present one keeps its expiry."""
+
+    space: Space
+    key: Key
+    operand: int
+
+
+class Touch(Struct, frozen=True, gc=False):
+    """Give the entry another expiry; its version stays."""
+
+    space: Space
+    key: Key
+    expire_in: int | None
+
+
+class Purge(Struct, frozen=True, gc=False):
+    """Remove the entry only if it is this version and has expired."""
+
+    space: Space
+    key: Key
+    version: int
+
+
+Mutation: TypeAlias = Set | Delete | Sum | Min | Max | Touch | Purge
+
+
+class Batch(Struct, frozen=True, gc=False):
+    """All of it or nothing: the checks look at the state before the batch, the mutations apply in their order."""
+
+    mutations: tuple[Mutation, ...]
+    checks: tuple[Check, ...] = ()
+
+
+# What came of it
+
+
+class Committed(Struct, frozen=True, gc=False):
+    """The batch was made; `found` tells for each Delete, Touch and Purge, in order, whether it met an entry."""
+
+    version: int
+    found: tuple[bool, ...] = ()
+
+
+class FailedCheck(Struct, frozen=True, gc=False):
+    """A check that did not hold, with the entry that is stored there now."""
+
+    check: Check
+    current: Record | None
+
+
+class Conflict(Struct, frozen=True, gc=False):
+    """Nothing of the batch was made; every check that failed is named."""
+
+    failed: tuple[FailedCheck, ...]
+
+
+class Change(Struct, frozen=True, gc=False):
+    """What a watch reports of a key: its entry now, or None once deleted or expired."""
+
+    key: Key
+    record: Record | None
