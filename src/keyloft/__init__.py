@@ -103,6 +103,7 @@ def open(
     """
 
     async def opened() -> Store:
+        _check_options(max_value_bytes, sweep_every)
         engine = await open_engine(url, clock or SystemClock(), durability=durability)
         return Store(engine, max_value_bytes=max_value_bytes, sweep_every=sweep_every)
 
@@ -128,3 +129,10 @@ class Opening:
     ) -> None:
         if self._store is not None:
             await self._store.aclose()
+
+
+def _check_options(max_value_bytes: int, sweep_every: float | None) -> None:
+    if type(max_value_bytes) is not int or not 1 <= max_value_bytes <= limits.LARGEST_VALUE_BYTES:
+        raise InvalidArgument(f"max_value_bytes is an int from 1 to {limits.LARGEST_VALUE_BYTES:,}")
+    if sweep_every is not None and not (isinstance(sweep_every, (int, float)) and sweep_every > 0):
+        raise InvalidArgument("sweep_every is a number of seconds above 0, or None")

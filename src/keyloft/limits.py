@@ -8,6 +8,9 @@ KEY_BYTES: Final = 2048
 VALUE_BYTES: Final = 1024 * 1024
 """The largest value of the tuple store, as stored; `keyloft.open(max_value_bytes=…)` changes it."""
 
+LARGEST_VALUE_BYTES: Final = 512 * 1024 * 1024
+"""How far `max_value_bytes` can be raised: SQLite holds a row of up to a billion bytes."""
+
 VALUE_DEPTH: Final = 128
 """How deep lists and dicts may nest: whatever is stored can be read back from any depth of the caller's stack."""
 

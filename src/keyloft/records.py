@@ -5,7 +5,7 @@ They are msgspec structs because one is made per operation: 0.06 µs each, again
 """
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -62,6 +62,10 @@ class Scan(Struct, frozen=True, gc=False):
     reverse: bool = False
     keys_only: bool = False
     after: bool = False
+
+
+EVERYTHING: Final = 2**62
+"""The limit of a Scan that has none."""
 
 
 class Count(Struct, frozen=True, gc=False):

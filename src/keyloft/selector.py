@@ -9,6 +9,7 @@ from msgspec import Struct
 from keyloft import keys
 from keyloft.errors import InvalidArgument, InvalidCursor
 from keyloft.keys import KeyLike
+from keyloft.records import EVERYTHING, Scan, Space
 
 _DIGEST_BYTES = 8
 
@@ -19,7 +20,8 @@ class Selector(Struct, frozen=True):
     start: bytes
     end: bytes
     reverse: bool = False
-    after: bool = False
+    passed: bytes | None = None
+    """The key up to which an earlier list got."""
 
     @classmethod
     def of(
@@ -46,13 +48,21 @@ class Selector(Struct, frozen=True):
         if low > high:
             raise InvalidArgument("start comes after end; it is the first key of the range, whatever the direction")
         selector = cls(low, high, reverse)
-        return selector if cursor is None else selector._resumed(cursor)
+        return selector if cursor is None else cls(low, high, reverse, selector._read(cursor))
+
+    def scan(self, space: Space, limit: int = EVERYTHING, *, keys_only: bool = False) -> Scan:
+        """What to ask an engine for."""
+        if self.passed is None:
+            return Scan(space, self.start, self.end, limit, self.reverse, keys_only)
+        if self.reverse:
+            return Scan(space, self.start, self.passed, limit, self.reverse, keys_only)
+        return Scan(space, self.passed, self.end, limit, self.reverse, keys_only, after=True)
 
     def cursor_after(self, key: bytes) -> str:
         """Where to go on after `key`, as a text that fits this selector only."""
         return base64.urlsafe_b64encode(self._digest() + key).decode()
 
-    def _resumed(self, cursor: str) -> "Selector":
+    def _read(self, cursor: str) -> bytes:
         try:
             raw = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError, AttributeError):
@@ -62,9 +72,7 @@ class Selector(Struct, frozen=True):
             raise InvalidCursor(
                 "this cursor belongs to another list: prefix, start, end and reverse must be the same; limit may differ"
             )
-        if self.reverse:
-            return Selector(self.start, key, reverse=True)
-        return Selector(key, self.end, after=True)
+        return key
 
     def _digest(self) -> bytes:
         described = b"%d:%b%b%d" % (len(self.start), self.start, self.end, self.reverse)

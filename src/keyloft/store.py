@@ -11,14 +11,13 @@ from keyloft.engine import Engine, Watch, pages
 from keyloft.entries import Entry, entry_in, entry_of, milliseconds
 from keyloft.errors import InvalidArgument
 from keyloft.keys import KeyLike, TupleKey
-from keyloft.records import Batch, Committed, Count, Delete, Get, Mutation, Record, Scan, Set, Space, Touch
+from keyloft.records import EVERYTHING, Batch, Committed, Count, Delete, Get, Mutation, Record, Set, Space, Touch
 from keyloft.selector import Selector
 from keyloft.sweeper import sweep, sweep_regularly
 
 T = TypeVar("T")
 
 _TUPLES = Space.TUPLES
-_EVERYTHING = 2**62
 # Inside Store, `list` is the method.
 Entries: TypeAlias = list[Entry]
 
@@ -138,7 +137,7 @@ class Store:
             raise InvalidArgument("delete_range needs a prefix, a start or an end; prefix=() stands for everything")
         selector = Selector.of(prefix, start, end)
         removed = 0
-        async for page in pages(self.engine, _scan(selector, _EVERYTHING, keys_only=True)):
+        async for page in pages(self.engine, selector.scan(_TUPLES, keys_only=True)):
             done = await self._commit(*[Delete(_TUPLES, record.key) for record in page])
             removed += sum(done.found)
         return removed
@@ -162,7 +161,7 @@ class Store:
             raise InvalidArgument("watch takes keys or a prefix: watch(key, …) or watch(prefix=…)")
         if prefix is not None:
             selector = Selector.of(prefix, None, None)
-            return Watching(self.engine.watch(_scan(selector, _EVERYTHING)))
+            return Watching(self.engine.watch(selector.scan(_TUPLES)))
         return Watching(self.engine.watch(*[Get(_TUPLES, keys.encode(key)) for key in watched]))
 
     async def sweep(self) -> int:
@@ -194,7 +193,7 @@ class Listing(Generic[T]):
         keys_only: bool = False,
     ) -> None:
         self._selector = selector
-        self._pages = pages(engine, _scan(selector, limit, keys_only=keys_only))
+        self._pages = pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only))
         self._page: Iterator[Record] = iter(())
         self._shown = shown
         self._last: bytes | None = None
@@ -238,11 +237,8 @@ def _key_of(record: Record) -> TupleKey:
 
 def _limit(limit: int | None) -> int:
     if limit is None:
-        return _EVERYTHING
+        return EVERYTHING
     if type(limit) is not int or limit < 1:
         raise InvalidArgument("limit is an int of at least 1; leave it out for no limit")
     return limit
 
-
-def _scan(selector: Selector, limit: int, *, keys_only: bool = False) -> Scan:
-    return Scan(_TUPLES, selector.start, selector.end, limit, selector.reverse, keys_only, selector.after)

@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from keyloft import limits
 from keyloft.clock import Clock, Timer
 from keyloft.engine import Engine, pages
-from keyloft.records import Address, Change, Get, Key, Record, Scan
+from keyloft.records import EVERYTHING, Address, Change, Get, Key, Record, Scan
 
-_EVERYTHING = 2**62
 # A watch of a large range spends at most a tenth of the time on looking through it.
 _REST = 9.0
 
@@ -143,7 +142,7 @@ class RangeWatch(_Waking):
 
     def __init__(self, engine: Engine, clock: Clock, scan: Scan) -> None:
         super().__init__(engine, clock)
-        self._scan = Scan(scan.space, scan.start, scan.end, _EVERYTHING, keys_only=True)
+        self._scan = Scan(scan.space, scan.start, scan.end, EVERYTHING, keys_only=True)
         self._known: dict[Key, int] = {}
         self._surveyed = False
         self._due: dict[Key, int] = {}

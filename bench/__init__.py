@@ -1,0 +1,1 @@
+"""Measures Keyloft against its peers: `scripts/bench embedded`."""

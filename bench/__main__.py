@@ -1,0 +1,50 @@
+"""Runs a benchmark by its name: `scripts/bench embedded [--quick]`."""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench import embedded, report
+
+_RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures Keyloft against its peers.")
+    parser.add_argument("benchmark", choices=["embedded"])
+    parser.add_argument("--quick", action="store_true", help="fewer keys and rounds: a look, not a measurement")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
+    parser.add_argument("--dir", type=Path, default=Path(), help="where the databases go; a real disk (default: here)")
+    parser.add_argument("--only", metavar="ROW", action="append", help="measure this row alone, and save nothing")
+    given = parser.parse_args()
+
+    scale = embedded.QUICK if given.quick else embedded.FULL
+    notes = [f"{scale.stored:,} keys, {scale.rounds} interleaved rounds after a warm-up; median (lowest … highest)"]
+    if given.quick:
+        notes.append("--quick: too few keys and rounds to hold a bar against; nothing is saved")
+    began = time.monotonic()
+    rows = []
+    with tempfile.TemporaryDirectory(dir=given.dir.absolute(), prefix=".bench-") as folder:
+        measures = embedded.rows(scale, Path(folder))
+        wanted = given.only or list(measures)
+        if unknown := set(wanted) - set(measures):
+            parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(measures)}")
+        about = report.machine(given.dir.absolute())
+        report.show_head(about, notes)
+        for name in wanted:
+            row = measures[name]()
+            report.show(row)
+            rows.append(row)
+    missed = [verdict for row in rows for verdict in row.verdicts if not verdict.ok]
+    print(f"\n{len(missed)} bars missed; {time.monotonic() - began:.0f} s")
+    if not given.quick and not given.only:
+        saved = _RESULTS / f"{given.benchmark}.json"
+        report.save(saved, about, notes, rows)
+        print(f"saved to {saved}")
+    return 1 if given.strict and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The keys and values of the benchmarks: 1000 keys to a group, JSON objects of about 100 bytes."""
+
+import itertools
+import random
+from typing import Any, TypeAlias
+
+Key: TypeAlias = tuple[str, str]
+Value: TypeAlias = dict[str, Any]
+Pair: TypeAlias = tuple[Key, Value]
+
+GROUP = 1000
+_serials = itertools.count(1)
+
+
+def key_of(index: int) -> Key:
+    return f"group-{index // GROUP:04d}", f"item-{index:07d}"
+
+
+def group_of(number: int) -> str:
+    return key_of(number * GROUP)[0]
+
+
+def joined(key: Key) -> str:
+    """The same key for peers whose keys are texts."""
+    return "\x00".join(key)
+
+
+def value_of(index: int, serial: int = 0) -> Value:
+    return {
+        "id": index,
+        "name": f"User {index:07d}",
+        "email": f"user{index:07d}@example.com",
+        "active": index % 2 == 0,
+        "serial": serial,
+    }
+
+
+def fresh_pair(index: int) -> Pair:
+    """A write that changes something: SQLite skips a page whose bytes stay the same, and its commit costs nothing."""
+    return key_of(index), value_of(index, next(_serials))
+
+
+def shuffled(keys: int) -> list[int]:
+    """All indexes in the order in which stores are filled: real keys don't arrive sorted."""
+    indexes = list(range(keys))
+    random.Random(keys).shuffle(indexes)
+    return indexes

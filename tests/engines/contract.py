@@ -1,0 +1,505 @@
+"""The rules that every engine keeps. An engine's own test file is this class and a fixture."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from keyloft import Closed, ManualClock, NotACounter
+from keyloft.engine import Engine, pages
+from keyloft.records import (
+    Batch,
+    Change,
+    Check,
+    Committed,
+    Conflict,
+    Count,
+    Delete,
+    Expired,
+    Get,
+    Max,
+    Min,
+    Mutation,
+    Purge,
+    Record,
+    Scan,
+    Set,
+    Space,
+    Sum,
+    Touch,
+)
+from keyloft.values import Encoding, pack_counter, unpack_counter
+
+A = Space.TUPLES
+B = Space.SEMANTIC
+START, END = b"\x00", b"\xff"
+
+
+def put(key: bytes, value: bytes = b'"v"', expire_in: int | None = None, space: Space = A) -> Set:
+    return Set(space, key, value, Encoding.JSON, expire_in)
+
+
+async def write(engine: Engine, *mutations: Mutation) -> Committed:
+    done = await engine.commit(Batch(mutations))
+    assert isinstance(done, Committed)
+    return done
+
+
+async def get(engine: Engine, key: bytes, space: Space = A) -> Record | None:
+    [record] = await engine.read(Get(space, key))
+    return record
+
+
+async def stored(engine: Engine, key: bytes) -> Record:
+    record = await get(engine, key)
+    assert record is not None
+    return record
+
+
+async def scan(engine: Engine, start: bytes = START, end: bytes = END, limit: int = 100, **options: bool) -> list[bytes]:
+    [records] = await engine.read(Scan(A, start, end, limit, **options))
+    return [record.key for record in records]
+
+
+async def counter(engine: Engine, key: bytes) -> int:
+    return unpack_counter((await stored(engine, key)).value)
+
+
+class EngineContract:
+    """Subclass it and give it an `engine` fixture that uses the `clock`."""
+
+    @pytest.fixture
+    def engine(self, clock: ManualClock) -> AsyncIterator[Engine]:
+        raise NotImplementedError
+
+    # Reading and writing
+
+    async def test_what_was_committed_is_read(self, engine: Engine, clock: ManualClock) -> None:
+        done = await write(engine, put(b"k", b"[1]"))
+        now = clock.now()
+        assert await get(engine, b"k") == Record(b"k", b"[1]", Encoding.JSON, done.version, None, now, now)
+        assert await get(engine, b"other") is None
+
+    async def test_answers_come_in_the_order_asked(self, engine: Engine) -> None:
+        await write(engine, put(b"a"), put(b"b"))
+        b, nothing, found, count, a = await engine.read(
+            Get(A, b"b"), Get(A, b"c"), Scan(A, START, END, 10), Count(A, START, END), Get(A, b"a")
+        )
+        assert (b.key, nothing, [record.key for record in found], count, a.key) == (b"b", None, [b"a", b"b"], 2, b"a")
+
+    async def test_an_empty_read_has_no_answers(self, engine: Engine) -> None:
+        assert await engine.read() == []
+
+    async def test_several_asks_are_one_snapshot(self, engine: Engine) -> None:
+        """Two keys are always written together: no read may see them apart."""
+        await write(engine, put(b"a", b"0"), put(b"b", b"0"))
+
+        async def writer() -> None:
+            for number in range(1, 50):
+                await write(engine, put(b"a", b"%d" % number), put(b"b", b"%d" % number))
+
+        writing = asyncio.create_task(writer())
+        while not writing.done():
+            a, b, [first, second] = await engine.read(Get(A, b"a"), Get(A, b"b"), Scan(A, START, END, 10))
+            assert a.value == b.value == first.value == second.value
+            await asyncio.sleep(0)
+        await writing
+
+    async def test_version_zero_and_empty_values_are_ordinary(self, engine: Engine) -> None:
+        await write(engine, Set(A, b"k", b"", Encoding.BYTES))
+        assert (await stored(engine, b"k")).value == b""
+
+    async def test_binary_values_come_back_as_they_were(self, engine: Engine) -> None:
+        every_byte = bytes(range(256)) * 300
+        await write(engine, Set(A, every_byte[:2000], every_byte, Encoding.BYTES))
+        assert (await stored(engine, every_byte[:2000])).value == every_byte
+
+    # Versions
+
+    async def test_versions_grow_in_commit_order(self, engine: Engine) -> None:
+        versions = [(await write(engine, put(b"%d" % n))).version for n in range(5)]
+        done = await asyncio.gather(*[write(engine, put(b"%d" % n)) for n in range(50)])
+        versions += [each.version for each in done]
+        assert versions == sorted(set(versions))
+
+    async def test_all_keys_of_a_batch_share_its_version(self, engine: Engine) -> None:
+        done = await write(engine, put(b"a"), put(b"b"), Sum(A, b"c", 1))
+        assert {(await stored(engine, key)).version for key in (b"a", b"b", b"c")} == {done.version}
+
+    async def test_versions_of_different_spaces_are_one_sequence(self, engine: Engine) -> None:
+        first = await write(engine, put(b"k", space=A))
+        second = await write(engine, put(b"k", space=B))
+        assert second.version > first.version
+
+    async def test_a_batch_that_changes_nothing_still_has_a_version_of_its_own(self, engine: Engine) -> None:
+        first = await write(engine, put(b"k"))
+        second = await write(engine, Delete(A, b"absent"))
+        third = await write(engine, put(b"k"))
+        assert first.version < second.version < third.version
+
+    # Checks
+
+    async def test_a_check_holds_for_the_version_it_names(self, engine: Engine) -> None:
+        first = await write(engine, put(b"k"))
+        done = await engine.commit(Batch((put(b"k", b"2"),), (Check(A, b"k", first.version),)))
+        assert isinstance(done, Committed)
+        assert (await stored(engine, b"k")).value == b"2"
+
+    async def test_a_conflict_names_every_failed_check_with_what_is_stored(self, engine: Engine) -> None:
+        here = await write(engine, put(b"here"))
+        stale = Check(A, b"here", here.version - 1)
+        missing = Check(A, b"missing", 7)
+        taken = Check(A, b"here", None)
+        fine = Check(A, b"here", here.version)
+        result = await engine.commit(Batch((put(b"new"),), (fine, stale, missing, taken)))
+        assert isinstance(result, Conflict)
+        record = await stored(engine, b"here")
+        assert [(failed.check, failed.current) for failed in result.failed] == [
+            (stale, record),
+            (missing, None),
+            (taken, record),
+        ]
+        assert await get(engine, b"new") is None
+
+    async def test_checks_look_at_the_state_before_their_batch(self, engine: Engine) -> None:
+        done = await engine.commit(Batch((put(b"k"), Delete(A, b"k"), put(b"k")), (Check(A, b"k", None),)))
+        assert isinstance(done, Committed)
+
+    async def test_of_many_concurrent_claims_one_wins(self, engine: Engine) -> None:
+        batch = Batch((put(b"lock"),), (Check(A, b"lock", None),))
+        results = await asyncio.gather(*[engine.commit(batch) for _ in range(64)])
+        [winner] = [result for result in results if isinstance(result, Committed)]
+        assert (await stored(engine, b"lock")).version == winner.version
+
+    async def test_concurrent_read_check_write_loses_no_update(self, engine: Engine) -> None:
+        await write(engine, put(b"n", b"0"))
+
+        async def increment() -> None:
+            while True:
+                record = await stored(engine, b"n")
+                batch = Batch((put(b"n", b"%d" % (int(record.value) + 1)),), (Check(A, b"n", record.version),))
+                if isinstance(await engine.commit(batch), Committed):
+                    return
+
+        await asyncio.gather(*[increment() for _ in range(20)])
+        assert (await stored(engine, b"n")).value == b"20"
+
+    # Deleting
+
+    async def test_committed_tells_per_delete_whether_the_key_existed(self, engine: Engine) -> None:
+        await write(engine, put(b"a"))
+        done = await write(engine, Delete(A, b"a"), Delete(A, b"b"), put(b"c"), Delete(A, b"c"), Delete(A, b"a"))
+        assert done.found == (True, False, True, False)
+        assert await scan(engine) == []
+
+    async def test_mutations_of_a_batch_apply_in_their_order(self, engine: Engine) -> None:
+        await write(engine, put(b"k", b"1"), Delete(A, b"k"), put(b"k", b"2"), put(b"k", b"3"))
+        assert (await stored(engine, b"k")).value == b"3"
+
+    # All or nothing
+
+    async def test_a_batch_that_fails_leaves_nothing_and_harms_nobody(self, engine: Engine) -> None:
+        await write(engine, put(b"text"), put(b"kept"))
+        bad = Batch((put(b"half"), Delete(A, b"kept"), Sum(A, b"text", 1)), ())
+        before, failure, after = await asyncio.gather(
+            write(engine, put(b"before")), engine.commit(bad), write(engine, put(b"after")), return_exceptions=True
+        )
+        assert isinstance(failure, NotACounter)
+        assert isinstance(before, Committed)
+        assert isinstance(after, Committed)
+        assert await scan(engine) == [b"after", b"before", b"kept", b"text"]
+
+    # Counters
+
+    async def test_sum_begins_at_zero_and_adds(self, engine: Engine) -> None:
+        await write(engine, Sum(A, b"n", 5))
+        await write(engine, Sum(A, b"n", 2), Sum(A, b"n", 1))
+        assert await counter(engine, b"n") == 8
+
+    async def test_sum_wraps_around(self, engine: Engine) -> None:
+        await write(engine, Set(A, b"n", pack_counter(2**64 - 1), Encoding.U64), Sum(A, b"n", 3))
+        assert await counter(engine, b"n") == 2
+        await write(engine, Sum(A, b"n", -3))
+        assert await counter(engine, b"n") == 2**64 - 1
+
+    async def test_min_and_max_keep_the_smaller_and_the_larger(self, engine: Engine) -> None:
+        await write(engine, Min(A, b"low", 5), Max(A, b"high", 5))
+        await write(engine, Min(A, b"low", 9), Max(A, b"high", 9))
+        await write(engine, Min(A, b"low", 3), Max(A, b"high", 3))
+        assert (await counter(engine, b"low"), await counter(engine, b"high")) == (3, 9)
+
+    async def test_concurrent_sums_all_count(self, engine: Engine) -> None:
+        await asyncio.gather(*[write(engine, Sum(A, b"n", 1)) for _ in range(100)])
+        assert await counter(engine, b"n") == 100
+
+    async def test_a_counter_keeps_its_expiry_when_summed(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, Set(A, b"n", pack_counter(1), Encoding.U64, 1000))
+        due = clock.now() + 1000
+        clock.advance(0.5)
+        await write(engine, Sum(A, b"n", 1))
+        assert (await stored(engine, b"n")).expires_at == due
+
+    async def test_an_expired_counter_begins_anew_without_expiry(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, Set(A, b"n", pack_counter(7), Encoding.U64, 1000))
+        clock.advance(1)
+        await write(engine, Sum(A, b"n", 1))
+        assert await counter(engine, b"n") == 1
+        assert (await stored(engine, b"n")).expires_at is None
+
+    # Expiry
+
+    async def test_an_entry_is_gone_from_its_very_millisecond(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, put(b"k", expire_in=1500))
+        clock.advance(1.499)
+        assert await get(engine, b"k") is not None
+        assert await scan(engine) == [b"k"]
+        clock.advance(0.001)
+        assert await get(engine, b"k") is None
+        assert await scan(engine) == []
+        assert await scan(engine, keys_only=True) == []
+        assert await engine.read(Count(A, START, END)) == [0]
+
+    async def test_an_expired_key_fails_a_check_for_its_version(self, engine: Engine, clock: ManualClock) -> None:
+        first = await write(engine, put(b"k", expire_in=1000))
+        clock.advance(1)
+        result = await engine.commit(Batch((put(b"k"),), (Check(A, b"k", first.version),)))
+        assert isinstance(result, Conflict)
+        assert result.failed[0].current is None
+        assert isinstance(await engine.commit(Batch((put(b"k"),), (Check(A, b"k", None),))), Committed)
+
+    async def test_deleting_or_touching_an_expired_key_finds_nothing(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, put(b"k", expire_in=1000))
+        clock.advance(1)
+        assert (await write(engine, Delete(A, b"k"), Touch(A, b"k", None))).found == (False, False)
+        assert await get(engine, b"k") is None
+
+    async def test_whoever_asks_sees_the_expired_record(self, engine: Engine, clock: ManualClock) -> None:
+        first = await write(engine, put(b"k", b"[7]", expire_in=1000))
+        clock.advance(1)
+        [record] = await engine.read(Get(A, b"k", include_expired=True))
+        assert record is not None
+        assert (record.value, record.version) == (b"[7]", first.version)
+
+    async def test_set_replaces_the_expiry(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, put(b"k", expire_in=1000))
+        await write(engine, put(b"k"))
+        clock.advance(10)
+        assert (await stored(engine, b"k")).expires_at is None
+
+    async def test_touch_changes_the_expiry_and_keeps_the_version(self, engine: Engine, clock: ManualClock) -> None:
+        first = await write(engine, put(b"k", expire_in=1000))
+        assert (await write(engine, Touch(A, b"k", 5000))).found == (True,)
+        record = await stored(engine, b"k")
+        assert (record.version, record.expires_at) == (first.version, clock.now() + 5000)
+        await write(engine, Touch(A, b"k", None))
+        clock.advance(10)
+        assert (await stored(engine, b"k")).version == first.version
+
+    async def test_touch_after_set_in_one_batch(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, put(b"k", b"[1]"), Touch(A, b"k", 1000))
+        record = await stored(engine, b"k")
+        assert (record.value, record.expires_at) == (b"[1]", clock.now() + 1000)
+
+    async def test_expired_lists_what_is_due_the_longest_overdue_first(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        await write(engine, put(b"c", expire_in=3000), put(b"a", expire_in=1000), put(b"b", expire_in=2000), put(b"d"))
+        clock.advance(2)
+        [due] = await engine.read(Expired(A, 10))
+        assert [record.key for record in due] == [b"a", b"b"]
+        [due] = await engine.read(Expired(A, 1))
+        assert [record.key for record in due] == [b"a"]
+        assert await engine.read(Expired(B, 10)) == [[]]
+
+    async def test_purge_removes_only_that_version_and_only_if_expired(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        old = await write(engine, put(b"alive"), put(b"due", expire_in=1000), put(b"again", expire_in=1000))
+        clock.advance(1)
+        new = await write(engine, put(b"again", expire_in=1000))
+        done = await write(
+            engine,
+            Purge(A, b"alive", old.version),
+            Purge(A, b"due", old.version - 1),
+            Purge(A, b"due", old.version),
+            Purge(A, b"again", old.version),
+            Purge(A, b"again", new.version),
+        )
+        assert done.found == (False, False, True, False, False)
+        assert await scan(engine) == [b"again", b"alive"]
+        assert await engine.read(Get(A, b"due", include_expired=True)) == [None]
+
+    # Times
+
+    async def test_created_at_is_kept_by_an_update_and_restarted_by_a_new_entry(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        born = clock.now()
+        await write(engine, put(b"k", expire_in=5000), put(b"d"))
+        clock.advance(1)
+        await write(engine, put(b"k", expire_in=5000))
+        record = await stored(engine, b"k")
+        assert (record.created_at, record.updated_at) == (born, clock.now())
+        clock.advance(5)
+        await write(engine, put(b"k"), Delete(A, b"d"), put(b"d"))
+        assert (await stored(engine, b"k")).created_at == clock.now()
+        assert (await stored(engine, b"d")).created_at == clock.now()
+
+    # Scanning
+
+    async def test_scan_is_start_inclusive_end_exclusive_both_ways(self, engine: Engine) -> None:
+        await write(engine, *[put(bytes([65 + n])) for n in range(6)])
+        assert await scan(engine, b"B", b"E") == [b"B", b"C", b"D"]
+        assert await scan(engine, b"B", b"E", reverse=True) == [b"D", b"C", b"B"]
+        assert await scan(engine, b"B", b"E", after=True) == [b"C", b"D"]
+        assert await scan(engine, b"B", b"E", limit=2) == [b"B", b"C"]
+        assert await scan(engine, b"B", b"E", limit=2, reverse=True) == [b"D", b"C"]
+        assert await scan(engine, b"C", b"C") == []
+        assert await engine.read(Count(A, b"B", b"E")) == [3]
+
+    async def test_keys_only_brings_everything_but_the_value(self, engine: Engine) -> None:
+        done = await write(engine, put(b"k", b"[1]", expire_in=1000))
+        [[record]] = await engine.read(Scan(A, START, END, 10, keys_only=True))
+        assert (record.key, record.value, record.version) == (b"k", b"", done.version)
+
+    async def test_limit_counts_live_entries(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, put(b"a", expire_in=1), put(b"b"), put(b"c", expire_in=1), put(b"d"))
+        clock.advance(1)
+        assert await scan(engine, limit=2) == [b"b", b"d"]
+        assert await scan(engine, limit=1, reverse=True) == [b"d"]
+
+    @pytest.mark.parametrize("reverse", [False, True])
+    async def test_pages_give_the_whole_range_once(self, engine: Engine, reverse: bool) -> None:
+        keys = [b"%05d" % n for n in range(2500)]
+        await write(engine, *[put(key) for key in keys])
+        found = [r.key async for page in pages(engine, Scan(A, START, END, 2400, reverse)) for r in page]
+        assert found == (keys[::-1] if reverse else keys)[:2400]
+
+    async def test_a_very_long_scan_in_one_read(self, engine: Engine) -> None:
+        await write(engine, *[put(b"%05d" % n) for n in range(3000)])
+        assert len(await scan(engine, limit=5000)) == 3000
+
+    # Spaces
+
+    async def test_spaces_never_see_each_other(self, engine: Engine) -> None:
+        await write(engine, put(b"k", b"1", space=A), put(b"k", b"2", space=B))
+        assert (await stored(engine, b"k")).value == b"1"
+        await write(engine, Delete(A, b"k"))
+        record = await get(engine, b"k", B)
+        assert record is not None
+        assert record.value == b"2"
+        assert await scan(engine) == []
+
+    async def test_one_batch_may_span_spaces_and_fails_in_all(self, engine: Engine) -> None:
+        result = await engine.commit(Batch((put(b"k", space=A), put(b"k", space=B)), (Check(B, b"x", 1),)))
+        assert isinstance(result, Conflict)
+        assert await get(engine, b"k", A) is None
+        assert await get(engine, b"k", B) is None
+
+    # Watching
+
+    async def test_watching_keys_gives_their_state_then_each_change(self, engine: Engine) -> None:
+        await write(engine, put(b"a", b"1"))
+        watch = engine.watch(Get(A, b"b"), Get(A, b"a"))
+        assert values_of(await next_of(watch)) == {b"b": None, b"a": b"1"}
+        await write(engine, put(b"b", b"2"))
+        assert values_of(await next_of(watch)) == {b"b": b"2", b"a": b"1"}
+        await write(engine, Delete(A, b"a"), put(b"other"))
+        changes = await next_of(watch)
+        assert [change.key for change in changes] == [b"b", b"a"]
+        assert values_of(changes) == {b"b": b"2", b"a": None}
+
+    async def test_watching_a_range_gives_the_changed_keys_only(self, engine: Engine) -> None:
+        await write(engine, put(b"p1"), put(b"p2"), put(b"q"))
+        watch = engine.watch(Scan(A, b"p", b"q", 1))
+        await write(engine, put(b"p3", b"3"), put(b"q", b"4"))
+        assert values_of(await next_of(watch)) == {b"p3": b"3"}
+        await write(engine, Delete(A, b"p1"))
+        await write(engine, put(b"p2", b"2"))
+        assert values_of(await next_of(watch)) == {b"p1": None, b"p2": b"2"}
+
+    async def test_watches_see_expiry_without_a_sweep(self, engine: Engine, clock: ManualClock) -> None:
+        keys, everything = engine.watch(Get(A, b"k")), engine.watch(Scan(A, START, END, 1))
+        await write(engine, put(b"k", b"1", expire_in=1000), put(b"l", b"2", expire_in=2000))
+        assert values_of(await next_of(keys)) == {b"k": b"1"}
+        assert values_of(await next_of(everything)) == {b"k": b"1", b"l": b"2"}
+        clock.advance(1)
+        assert values_of(await next_of(keys)) == {b"k": None}
+        assert values_of(await next_of(everything)) == {b"k": None}
+        waiting = asyncio.create_task(next_of(everything))
+        await asyncio.sleep(0)
+        clock.advance(1)
+        assert values_of(await waiting) == {b"l": None}
+
+    async def test_a_touched_entry_expires_for_watchers_at_its_new_time(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        keys, everything = engine.watch(Get(A, b"k")), engine.watch(Scan(A, START, END, 1))
+        await write(engine, put(b"k", b"1", expire_in=5000), put(b"l", b"2", expire_in=1000))
+        for watch in (keys, everything):
+            await next_of(watch)
+        await write(engine, Touch(A, b"k", 3000), Touch(A, b"l", 9000), put(b"seen"))
+        assert values_of(await next_of(everything)) == {b"seen": b'"v"'}
+        clock.advance(3)
+        for watch in (keys, everything):
+            assert values_of(await next_of(watch)) == {b"k": None}
+
+    async def test_a_slow_watcher_gets_the_latest_state(self, engine: Engine) -> None:
+        watch = engine.watch(Get(A, b"k"))
+        await next_of(watch)
+        for number in range(100):
+            await write(engine, put(b"k", b"%d" % number))
+        assert values_of(await next_of(watch)) == {b"k": b"99"}
+
+    async def test_a_cancelled_wait_loses_no_change(self, engine: Engine) -> None:
+        watch = engine.watch(Scan(A, START, END, 1))
+        for number in range(20):
+            waiting = asyncio.create_task(next_of(watch))
+            for _ in range(number % 5):
+                await asyncio.sleep(0)
+            await write(engine, put(b"k", b"%d" % number))
+            waiting.cancel()
+            seen = await asyncio.gather(waiting, return_exceptions=True)
+            if isinstance(seen[0], BaseException):
+                seen = [await next_of(watch)]
+            assert isinstance(seen[0], list)
+            assert values_of(seen[0]) == {b"k": b"%d" % number}
+
+    async def test_closing_ends_watches(self, engine: Engine) -> None:
+        watches = [engine.watch(Get(A, b"k")), engine.watch(Scan(A, START, END, 1))]
+        await next_of(watches[0])
+        waiting = [asyncio.create_task(collect(watch)) for watch in watches]
+        await asyncio.sleep(0)
+        await engine.aclose()
+        assert await asyncio.wait_for(asyncio.gather(*waiting), 10) == [[], []]
+
+    async def test_closing_one_watch_ends_it_alone(self, engine: Engine) -> None:
+        first, second = engine.watch(Get(A, b"k")), engine.watch(Get(A, b"k"))
+        await first.aclose()
+        assert await collect(first) == []
+        assert values_of(await next_of(second)) == {b"k": None}
+
+    # Closing
+
+    async def test_a_closed_engine_says_so(self, engine: Engine) -> None:
+        await engine.aclose()
+        await engine.aclose()
+        with pytest.raises(Closed, match="closed"):
+            await engine.read(Get(A, b"k"))
+        with pytest.raises(Closed, match="closed"):
+            await engine.commit(Batch((put(b"k"),)))
+        with pytest.raises(Closed, match="closed"):
+            engine.watch(Get(A, b"k"))
+
+
+async def next_of(watch: AsyncIterator[list[Change]] | object) -> list[Change]:
+    changes: list[Change] = await asyncio.wait_for(anext(watch), 10)  # type: ignore[call-overload]
+    return changes
+
+
+async def collect(watch: object) -> list[list[Change]]:
+    return [changes async for changes in watch]  # type: ignore[attr-defined]
+
+
+def values_of(changes: list[Change]) -> dict[bytes, bytes | None]:
+    return {change.key: None if change.record is None else change.record.value for change in changes}

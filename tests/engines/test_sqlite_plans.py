@@ -1,0 +1,55 @@
+"""Every hot statement of the SQLite engine uses its index, and never sorts."""
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, WRITE_CLOCK, Layout
+from keyloft.engines.sqlite_file import SqliteFile
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> apsw.Connection:
+    path: Path = tmp_path_factory.mktemp("plans") / "app.db"
+    return SqliteFile(str(path), "full").open_writer()
+
+
+def plan(connection: apsw.Connection, statement: str) -> str:
+    count = max((statement.count(f"?{n}") and n for n in range(1, 9)), default=0)
+    rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", (None,) * count).fetchall()
+    return "\n".join(str(row[3]) for row in rows)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.table)
+class TestPlans:
+    def test_points_are_looked_up_by_the_key(self, connection: apsw.Connection, layout: Layout) -> None:
+        for statement in (layout.get, layout.remove, layout.retime):
+            shown = plan(connection, statement)
+            assert shown == f"SEARCH {layout.table} USING INDEX sqlite_autoindex_{layout.table}_1 (key=?)"
+
+    def test_scans_walk_the_key_index_in_order(self, connection: apsw.Connection, layout: Layout) -> None:
+        assert len(layout.scans) == 8
+        for statement in layout.scans.values():
+            assert plan(connection, statement) == (
+                f"SEARCH {layout.table} USING INDEX sqlite_autoindex_{layout.table}_1 (key>? AND key<?)"
+            )
+
+    def test_counting_reads_no_rows_but_the_expired(self, connection: apsw.Connection, layout: Layout) -> None:
+        shown = plan(connection, layout.count)
+        assert f"USING COVERING INDEX sqlite_autoindex_{layout.table}_1 (key>? AND key<?)" in shown
+        assert f"USING INDEX {layout.table}_expires (expires_at<?)" in shown
+
+    def test_the_sweeper_finds_what_is_due_by_its_index(self, connection: apsw.Connection, layout: Layout) -> None:
+        assert plan(connection, layout.expired) == (
+            f"SEARCH {layout.table} USING INDEX {layout.table}_expires (expires_at<?)"
+        )
+
+    def test_an_upsert_needs_no_plan(self, connection: apsw.Connection, layout: Layout) -> None:
+        assert plan(connection, layout.put) == ""
+
+
+def test_the_clock_is_one_row(connection: apsw.Connection) -> None:
+    for statement in (READ_CLOCK, WRITE_CLOCK):
+        assert plan(connection, statement) == "SCAN keyloft_clock"
+    assert connection.execute("SELECT count(*) FROM keyloft_clock").fetchall() == [(1,)]

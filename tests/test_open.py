@@ -1,0 +1,119 @@
+"""Opening a store: which URL leads where, and what is said when it leads nowhere."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import keyloft
+from keyloft import CannotOpen, Closed, InvalidArgument, KeyloftError
+from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.sqlite import SqliteEngine
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("url", [None, ":memory:", "memory://"])
+async def test_nothing_means_memory(url: str | None) -> None:
+    async with keyloft.open(url) as kv:
+        assert isinstance(kv.engine, MemoryEngine)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+aiosqlite:///:memory:"])
+async def test_sqlite_in_memory(url: str) -> None:
+    async with keyloft.open(url) as kv:
+        assert isinstance(kv.engine, SqliteEngine)
+        await kv.set(("k",), 1)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["app.db", Path("app.db"), "sqlite:///app.db", "sqlite+aiosqlite:///app.db", "SQLite:///app.db", "./app.db", "absolute"],
+)
+async def test_every_way_to_name_a_file(url: str | Path, tmp_path: Path) -> None:
+    for target in (f"sqlite:///{tmp_path}/app.db", str(tmp_path / "app.db")) if url == "absolute" else (url,):
+        async with keyloft.open(target) as kv:
+            await kv.set(("k",), 1)
+    assert (tmp_path / "app.db").exists()
+    async with keyloft.open("app.db") as kv:
+        assert (await kv.get(("k",))).value == 1
+
+
+async def test_a_file_stays_the_same_when_the_working_directory_changes(tmp_path: Path) -> None:
+    async with keyloft.open("app.db") as kv:
+        (tmp_path / "elsewhere").mkdir()
+        os.chdir("elsewhere")
+        await kv.set(("k",), 1)
+        assert await kv.count() == 1
+    assert [path.name for path in Path().iterdir()] == []
+
+
+async def test_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with keyloft.open("~/app.db"):
+        assert (tmp_path / "app.db").exists()
+
+
+async def test_await_opens_too() -> None:
+    kv = await keyloft.open("app.db")
+    await kv.set(("k",), 1)
+    await kv.aclose()
+    with pytest.raises(Closed, match="closed"):
+        await kv.get(("k",))
+
+
+async def test_an_opening_can_be_used_again() -> None:
+    opening = keyloft.open("app.db")
+    for _ in range(2):
+        async with opening as kv:
+            await kv.set(("k",), 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "says"),
+    [
+        ("redis://localhost", CannotOpen, "no engine for redis://…"),
+        ("mysql+driver://user:secret@host/db", CannotOpen, "no engine for mysql"),
+        ("sqlite://app.db", InvalidArgument, "sqlite:///app.db"),
+        ("sqlite:///app.db?mode=ro", InvalidArgument, r"after \? are not known"),
+        ("", InvalidArgument, "leave it out"),
+        ("a\x00b", InvalidArgument, "path or a URL"),
+        (b"app.db", InvalidArgument, "path or a URL"),
+        ("missing/app.db", CannotOpen, "the folder .*missing does not exist"),
+        (".", CannotOpen, "it is a folder"),
+    ],
+)
+async def test_a_wrong_name_is_explained(url: Any, error: type[KeyloftError], says: str) -> None:
+    with pytest.raises(error, match=says) as raised:
+        await keyloft.open(url)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"durability": "none"}, "full.*relaxed"),
+        ({"max_value_bytes": 0}, "max_value_bytes"),
+        ({"max_value_bytes": 2.5}, "max_value_bytes"),
+        ({"max_value_bytes": 2**31}, "max_value_bytes"),
+        ({"sweep_every": 0}, "sweep_every"),
+        ({"sweep_every": "60"}, "sweep_every"),
+    ],
+)
+async def test_a_wrong_option_is_explained(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        await keyloft.open("app.db", **options)
+    assert list(Path().iterdir()) == []
+
+
+async def test_the_value_limit_can_be_moved() -> None:
+    async with keyloft.open(max_value_bytes=10) as kv:
+        await kv.set(("k",), "x" * 8)
+        with pytest.raises(keyloft.ValueTooLarge, match="11 bytes as stored; the limit is 10"):
+            await kv.set(("k",), "x" * 9)

@@ -1,0 +1,84 @@
+"""The product around the code: its public names, its README, its error codes."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import keyloft
+from keyloft import errors
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(keyloft.__all__) == sorted(
+        """
+        Atomic Busy CannotOpen Clock Closed CommitResult DatabaseError DiskFull Entry InvalidArgument InvalidCursor
+        InvalidInput InvalidKey InvalidKeyType InvalidValue InvalidValueType KeyTooLarge KeyloftError Listing
+        ManualClock NotACounter NotADatabase Opening ReadOnly SchemaTooNew Store U64 Undecodable ValueTooLarge
+        Watching open
+        """.split()
+    )
+    assert all(hasattr(keyloft, name) for name in keyloft.__all__)
+
+
+def test_every_error_is_public_and_drawn_in_the_tree() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, keyloft.KeyloftError)]
+    assert {kind.__name__ for kind in kinds} <= set(keyloft.__all__)
+    for kind in kinds:
+        assert errors.__doc__ is not None
+        assert re.search(rf"\b{kind.__name__}\b", errors.__doc__)
+    for kind in kinds:
+        if not kind.__subclasses__():
+            assert re.search(rf"\b{kind.__name__}\b.*\b{kind.code}\b", errors.__doc__ or "")
+
+
+def test_the_embedded_library_needs_two_packages() -> None:
+    needed = [requirement for requirement in metadata.requires("keyloft") or [] if "extra ==" not in requirement]
+    assert [re.split(r"[<>=]", requirement)[0] for requirement in needed] == ["apsw", "msgspec"]
+
+
+README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", README_BLOCKS, ids=range(len(README_BLOCKS)))
+def test_the_readme_runs(block: str, tmp_path: Path) -> None:
+    """A block that awaits at top level is what one would type into `python -m asyncio`, with `kv` open."""
+    if "asyncio.run" not in block:
+        body = "\n".join(f"        {line}" for line in block.splitlines())
+        imports = "import asyncio, keyloft\nfrom keyloft import *\n"
+        opened = "async def main():\n    async with keyloft.open('app.db') as kv:\n"
+        block = f"{imports}{opened}{body}\nasyncio.run(main())\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_has_code() -> None:
+    assert len(README_BLOCKS) >= 3
+
+
+async def test_the_guard_notices_a_blocked_loop(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
+    pytester.makepyfile(
+        """
+        import time
+
+        async def test_blocks():
+            time.sleep(0.8)
+
+        async def test_does_not():
+            pass
+        """
+    )
+    result = await asyncio.to_thread(
+        pytester.runpytest_subprocess, "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"
+    )
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*the event loop was blocked for 0.8*"])

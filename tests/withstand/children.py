@@ -1,0 +1,61 @@
+"""Starts Python processes for tests that need more than their own, speaks with them in lines, and sees to their end."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_LONGEST_SECONDS = 30.0
+
+
+class Child:
+    """A process of ours. Whatever is awaited here takes half a minute at most."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def line(self) -> str:
+        """What it says next, without the newline; nothing once it has ended, nor for a line cut short by its end."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(_LONGEST_SECONDS):
+            line = await self._process.stdout.readline()
+        return line[:-1].decode() if line.endswith(b"\n") else ""
+
+    async def lines(self) -> AsyncIterator[str]:
+        while line := await self.line():
+            yield line
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+
+    def kill(self) -> None:
+        """SIGKILL: not one more instruction of its own."""
+        self._process.kill()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    async def ended(self) -> tuple[int, str]:
+        """Its exit code, and what it wrote to stderr."""
+        assert self._process.stderr is not None
+        async with asyncio.timeout(_LONGEST_SECONDS):
+            complaints = await self._process.stderr.read()
+            return await self._process.wait(), complaints.decode()
+
+
+@asynccontextmanager
+async def child(module: str, *arguments: str | Path) -> AsyncIterator[Child]:
+    """Run a module of this package in an interpreter of its own; it is killed if it outlives the block."""
+    command = [sys.executable, "-W", "error", "-m", f"{__package__}.{module}", *map(str, arguments)]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, cwd=_ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        yield Child(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        # Reads the pipes to their end, too: a transport left open would warn when it is collected.
+        await process.communicate()
