@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol, overload
 
 from keyloft import limits
-from keyloft.records import Ask, Batch, Change, Committed, Conflict, Count, Expired, Get, Record, Scan
+from keyloft.records import Ask, Batch, Change, Committed, Conflict, Count, Expired, Get, Latest, Record, Scan
 
 
 class Watch(Protocol):
@@ -29,7 +29,7 @@ class Engine(Protocol):
     @overload
     async def read(self, *asks: Scan | Expired) -> list[list[Record]]: ...
     @overload
-    async def read(self, *asks: Count) -> list[int]: ...
+    async def read(self, *asks: Count | Latest) -> list[int]: ...
     @overload
     async def read(self, *asks: Ask) -> list[Any]: ...
     async def read(self, *asks: Ask) -> list[Any]:

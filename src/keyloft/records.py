@@ -83,7 +83,11 @@ class Expired(Struct, frozen=True, gc=False):
     limit: int
 
 
-Ask: TypeAlias = Get | Scan | Count | Expired
+class Latest(Struct, frozen=True, gc=False):
+    """The version of the last commit, in whatever space. Answered by an int."""
+
+
+Ask: TypeAlias = Get | Scan | Count | Expired | Latest
 
 
 # What can be written

@@ -465,6 +465,20 @@ class EngineContract:
             assert isinstance(seen[0], list)
             assert values_of(seen[0]) == {b"k": b"%d" % number}
 
+    async def test_a_change_during_the_first_look_is_not_lost(self, engine: Engine) -> None:
+        """The first look may see a commit before this process has heard that it was made."""
+        for turns in range(40):
+            await write(engine, put(b"old"))
+            watch = engine.watch(Scan(A, START, END, 1))
+            writing = asyncio.create_task(write(engine, Delete(A, b"old"), put(b"new", b"%d" % turns)))
+            for _ in range(turns % 8):
+                await asyncio.sleep(0)
+            seen = values_of(await next_of(watch))
+            while len(seen) < 2:
+                seen.update(values_of(await next_of(watch)))
+            assert seen == {b"old": None, b"new": b"%d" % turns}
+            await writing
+
     async def test_closing_ends_watches(self, engine: Engine) -> None:
         watches = [engine.watch(Get(A, b"k")), engine.watch(Scan(A, START, END, 1))]
         await next_of(watches[0])

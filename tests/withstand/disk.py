@@ -43,7 +43,13 @@ class Sync(NamedTuple):
     with_folder: bool
 
 
-Request: TypeAlias = Create | Remove | Write | Truncate | Sync
+class Lose(NamedTuple):
+    """A sync failed: Linux then forgets what was to be written, and the next sync says that all is well."""
+
+    file: int
+
+
+Request: TypeAlias = Create | Remove | Write | Truncate | Sync | Lose
 Image: TypeAlias = dict[str, bytes]
 
 
@@ -84,6 +90,8 @@ class Disk:
                     self._settle_names()
             case Write(file) | Truncate(file):
                 self._files[file].unsafe.append(request)
+            case Lose(file):
+                self._files[file].unsafe.clear()
             case Sync(file, with_folder):
                 there = self._files[file]
                 for unsafe in there.unsafe:

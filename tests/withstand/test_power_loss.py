@@ -14,12 +14,13 @@ from pathlib import Path
 import apsw
 import pytest
 
+import keyloft
 from keyloft.clock import SystemClock
 from keyloft.engines.sqlite import SqliteEngine
 from keyloft.store import Store
 
 from .disk import Create, Disk, Image, Remove, Sync, Truncate, Write
-from .moves import Chain, Contents, Move, after, chains, contents_of, make
+from .moves import Chain, Contents, Move, after, chains, contents_of, made_in, make
 from .vfs import NotingVFS
 
 _NAME = "power.db"
@@ -36,6 +37,7 @@ class Run:
         self._path = folder / _NAME
         self._durability = durability
         self._acknowledged: list[tuple[int, int]] = []
+        self.refused = 0
         self._made = dict.fromkeys(_EVERYONE, 0)
 
     async def live(self, moves: Callable[[], int]) -> None:
@@ -51,7 +53,12 @@ class Run:
         for _ in range(moves):
             self._made[chain] += 1
             move = Move(chain, self._made[chain])
-            versionstamp = await make(kv, move)
+            while True:
+                try:
+                    versionstamp = await make(kv, move)
+                    break
+                except keyloft.DatabaseError:
+                    self.refused += 1
             self.history[versionstamp] = move
             self._acknowledged.append((len(self.vfs.requests), versionstamp))
 
@@ -203,6 +210,22 @@ async def test_a_disk_that_is_deaf_to_sync_would_be_noticed_by_these_tests(tmp_p
         else:
             harmed += newest < run.acknowledged_by(cut) or contents != run.contents_at(newest)
     assert harmed > 15
+
+
+async def test_failed_sync_refuses_the_write_and_a_power_cut_still_loses_nothing_acknowledged(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    run = Run(tmp_path / "before")
+    await run.live(lambda: 3)
+    run.vfs.failing_syncs = lambda: rng.random() < 0.2
+    await run.live(lambda: 40)
+    assert run.refused > 20
+    for cut, disk in run.disks(some(100, run, rng)):
+        for image in (disk.synced(), disk.torn(rng, 512, garbled=False)):
+            newest, contents = await left_of(image, tmp_path / "after")
+            assert newest >= run.acknowledged_by(cut), f"acknowledged writes are gone after a cut at {cut}"
+            made = made_in(contents, _EVERYONE)
+            assert contents == after(made), f"something is there in part after a cut at {cut}"
 
 
 async def test_power_cut_in_a_checkpoint_of_32_mebibytes_loses_nothing(tmp_path: Path, rng: random.Random) -> None:

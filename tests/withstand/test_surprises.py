@@ -18,15 +18,16 @@ from .moves import Chain, Contents, after, chains, contents_of, made_in
 class FailingClock(SystemClock):
     """Fails in the writer's thread as often as it is told; readers see the time."""
 
-    __slots__ = ("failures",)
+    __slots__ = ("_failure", "failures")
 
-    def __init__(self) -> None:
+    def __init__(self, failure: type[BaseException] = RuntimeError) -> None:
         self.failures = 0
+        self._failure = failure
 
     def now(self) -> int:
         if self.failures and threading.current_thread() is not threading.main_thread():
             self.failures -= 1
-            raise RuntimeError("the clock has stopped")
+            raise self._failure("the clock has stopped")
         return super().now()
 
 
@@ -44,6 +45,18 @@ async def test_unexpected_failure_of_the_writer_reaches_its_callers_and_the_writ
         assert refused == [0, 1]
         assert [entry.value async for entry in kv.list(prefix=("k",))] == [*range(2, 10)]
         assert await kv.set(("k",), 1) > max(result for result in results if isinstance(result, int))
+
+
+async def test_writer_that_is_told_to_exit_leaves_no_caller_waiting_for_ever(tmp_path: Path) -> None:
+    clock = FailingClock(SystemExit)
+    # Not `async with`: where this promise is broken, closing waits for ever, too.
+    kv = await keyloft.open(tmp_path / "failing.db", clock=clock, sweep_every=None)
+    clock.failures = 1
+    async with asyncio.timeout(3):
+        with pytest.raises(keyloft.DatabaseError, match=r"failing\.db.*SystemExit"):
+            await kv.set(("k",), 1)
+        await kv.set(("k",), 2)
+        await kv.aclose()
 
 
 async def test_batch_that_the_database_refuses_harms_no_other_batch_of_its_group(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ Both pass everything on to the real files, through which SQLite reads, locks and
 
 import itertools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import apsw
 
-from .disk import Create, Image, Remove, Request, Sync, Truncate, Write
+from .disk import Create, Image, Lose, Remove, Request, Sync, Truncate, Write
 
 _numbers = itertools.count(1000)
 # The unix VFS syncs the folder along with the first sync of a journal or log that it created, and never else.
@@ -24,6 +25,7 @@ class NotingVFS(apsw.VFS):
         self.vfs_name = f"noting-{next(_numbers)}"
         self.requests: list[Request] = []
         self.deaf_to_sync = deaf_to_sync
+        self.failing_syncs: Callable[[], bool] = lambda: False
         self.lock = threading.Lock()
         self._files: dict[str, int] = {}
         super().__init__(self.vfs_name, "")
@@ -73,6 +75,9 @@ class NotingFile(apsw.VFSFile):
     def xSync(self, flags: int) -> None:  # noqa: N802
         # Not passed on: the disk that counts here is the one in the notebook.
         with self._vfs.lock:
+            if self._vfs.failing_syncs():
+                self._vfs.requests.append(Lose(self._file))
+                raise apsw.IOError("the disk failed to sync")
             if not self._vfs.deaf_to_sync:
                 self._vfs.requests.append(Sync(self._file, self._syncs_folder))
             self._syncs_folder = False

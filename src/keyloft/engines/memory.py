@@ -12,7 +12,7 @@ from keyloft.engine import Watch
 from keyloft.engines.notify import Notifier
 from keyloft.engines.settle import Put, Remove, Write, deciding, settle
 from keyloft.errors import Closed, KeyloftError
-from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Key, Record, Scan, Space
+from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Key, Latest, Record, Scan, Space
 
 
 class MemoryEngine:
@@ -45,12 +45,12 @@ class MemoryEngine:
         self._version = settled.clock
         for (space, key), write in settled.writes.items():
             self._tables[space].apply(key, write, now)
-        self._notifier.committed(settled.writes)
+        self._notifier.committed(settled.writes, settled.clock)
         return verdict
 
     def watch(self, *asks: Get | Scan) -> Watch:
         self._check_open()
-        return self._notifier.watch(asks)
+        return self._notifier.watch(asks, self._version)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -61,6 +61,8 @@ class MemoryEngine:
             raise Closed("this store is closed: open it again to go on")
 
     def _answer(self, ask: Ask, now: int) -> Record | list[Record] | int | None:
+        if isinstance(ask, Latest):
+            return self._version
         table = self._tables[ask.space]
         match ask:
             case Get():

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from keyloft import limits
 from keyloft.clock import Clock, Timer
 from keyloft.engine import Engine, pages
-from keyloft.records import EVERYTHING, Address, Change, Get, Key, Record, Scan
+from keyloft.records import EVERYTHING, Address, Change, Get, Key, Latest, Record, Scan
 
 # A watch of a large range spends at most a tenth of the time on looking through it.
 _REST = 9.0
@@ -24,13 +24,13 @@ class Notifier:
         # Weak: a watch that its user dropped without closing it is gone.
         self._watches: weakref.WeakSet[KeyWatch | RangeWatch] = weakref.WeakSet()
 
-    def watch(self, asks: tuple[Get | Scan, ...]) -> "KeyWatch | RangeWatch":
-        """Make a watch that sees everything committed from now on."""
+    def watch(self, asks: tuple[Get | Scan, ...], latest: int) -> "KeyWatch | RangeWatch":
+        """Make a watch of what is committed after version `latest`."""
         scans = [ask for ask in asks if isinstance(ask, Scan)]
         gets = [ask for ask in asks if isinstance(ask, Get)]
         watch: KeyWatch | RangeWatch
         if len(scans) == 1 and not gets:
-            watch = RangeWatch(self._engine, self._clock, scans[0])
+            watch = RangeWatch(self._engine, self._clock, scans[0], latest)
         elif gets and not scans:
             watch = KeyWatch(self._engine, self._clock, gets)
         else:
@@ -42,12 +42,12 @@ class Notifier:
     def watched(self) -> bool:
         return bool(self._watches)
 
-    def committed(self, addresses: Iterable[Address]) -> None:
-        """This process wrote these keys."""
+    def committed(self, addresses: Iterable[Address], latest: int) -> None:
+        """This process wrote these keys, up to version `latest`."""
         if self._watches:
             touched = set(addresses)
             for watch in list(self._watches):
-                watch.touched(touched)
+                watch.touched(touched, latest)
 
     def committed_elsewhere(self) -> None:
         """Another process wrote something."""
@@ -116,7 +116,7 @@ class KeyWatch(_Waking):
         self._addresses = {(get.space, get.key) for get in gets}
         self._reported: list[int | None] | None = None
 
-    def touched(self, addresses: set[Address]) -> None:
+    def touched(self, addresses: set[Address], latest: int) -> None:
         if not self._addresses.isdisjoint(addresses):
             self._woken.set()
 
@@ -140,21 +140,26 @@ class RangeWatch(_Waking):
     memory, and compared with the whole range when another process committed something.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, scan: Scan) -> None:
+    def __init__(self, engine: Engine, clock: Clock, scan: Scan, made_at: int) -> None:
         super().__init__(engine, clock)
         self._scan = Scan(scan.space, scan.start, scan.end, EVERYTHING, keys_only=True)
+        self._made_at = made_at
+        self._first_look_at: int | None = None
         self._known: dict[Key, int] = {}
-        self._surveyed = False
         self._due: dict[Key, int] = {}
         self._due_next: list[tuple[int, Key]] = []
         self._touched: set[Key] = set()
+        self._unseen: set[Key] = set()
         self._suspicious = False
         self._rest_until = 0.0
 
-    def touched(self, addresses: set[Address]) -> None:
+    def touched(self, addresses: set[Address], latest: int) -> None:
         space, start, end = self._scan.space, self._scan.start, self._scan.end
         if keys := [key for at, key in addresses if at == space and start <= key < end]:
             self._touched.update(keys)
+            # The first look may see a commit before word of it gets here: a key deleted by it was never seen at all.
+            if self._first_look_at is None or latest <= self._first_look_at:
+                self._unseen.update(keys)
             self._woken.set()
 
     def suspect(self) -> None:
@@ -164,26 +169,32 @@ class RangeWatch(_Waking):
     async def _look(self) -> list[Change]:
         touched, self._touched = self._touched | self._overdue(), set()
         suspicious, self._suspicious = self._suspicious, False
-        first = not self._surveyed
+        doubtful = touched.copy()
         try:
-            if first:
-                self._remember({record.key: record for record in await self._survey()})
-                self._surveyed = True
-            doubtful = touched
-            if suspicious and self._may_survey():
+            if self._first_look_at is None:
+                doubtful |= await self._look_first()
+            elif suspicious and self._may_survey():
                 there = {record.key: record.version for record in await self._survey()}
-                doubtful = touched | (self._known.keys() - there.keys())
+                doubtful |= self._known.keys() - there.keys()
                 doubtful |= {key for key, version in there.items() if self._known.get(key) != version}
             records = await self._read(sorted(doubtful))
         except BaseException:
             self._touched |= touched
             self._suspicious |= suspicious
             raise
-        # What this process changed between watch() and the first look is news, though the first look shows it.
-        news = {k: r for k, r in records.items() if self._differs(k, r) or (first and k in touched)}
+        changes = [Change(key, record) for key, record in records.items() if self._is_news(key, record)]
         self._remember(records)
+        self._unseen -= records.keys()
         self._wake_at(self._due_next[0][0] if self._due_next else None)
-        return [Change(key, record) for key, record in news.items()]
+        return changes
+
+    async def _look_first(self) -> set[Key]:
+        """Learn what there is; returns what came after the watch was made, and so is news."""
+        records = await self._survey()
+        [latest] = await self._engine.read(Latest())
+        self._first_look_at = latest
+        self._remember({record.key: record for record in records if record.version <= self._made_at})
+        return {record.key for record in records if record.version > self._made_at}
 
     async def _survey(self) -> list[Record]:
         loop = asyncio.get_running_loop()
@@ -209,8 +220,10 @@ class RangeWatch(_Waking):
             records.update(zip(some, answers, strict=True))
         return records
 
-    def _differs(self, key: Key, record: Record | None) -> bool:
-        return self._known.get(key) != (None if record is None else record.version)
+    def _is_news(self, key: Key, record: Record | None) -> bool:
+        if record is None:
+            return key in self._known or key in self._unseen
+        return self._known.get(key) != record.version
 
     def _remember(self, records: Mapping[Key, Record | None]) -> None:
         for key, record in records.items():

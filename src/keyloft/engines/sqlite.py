@@ -23,7 +23,7 @@ from keyloft.engines.settle import Put, Remove, Retime, Verdict, Write, deciding
 from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.worker import Worker
 from keyloft.errors import Closed, DatabaseError
-from keyloft.records import Address, Ask, Batch, Committed, Conflict, Count, Expired, Get, Record, Scan
+from keyloft.records import Address, Ask, Batch, Committed, Conflict, Count, Expired, Get, Latest, Record, Scan
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class SqliteEngine:
     def watch(self, *asks: Get | Scan) -> Watch:
         if self._closing is not None:
             raise Closed("this store is closed: open it again to go on")
-        watch = self._notifier.watch(asks)
+        watch = self._notifier.watch(asks, self._latest())
         if not self._file.in_memory and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll())
         return watch
@@ -104,7 +104,7 @@ class SqliteEngine:
         # What these callers read next must show what they wrote.
         self._view.end()
         self._observe(outcome.clock_before, outcome.clock_after)
-        self._notifier.committed(outcome.touched)
+        self._notifier.committed(outcome.touched, outcome.clock_after)
         self._groups.finished(outcome.verdicts)
 
     def _observe(self, before: int, after: int) -> None:
@@ -120,11 +120,17 @@ class SqliteEngine:
             if not self._groups.idle:
                 continue  # our own group is under way, and will find out by itself
             try:
-                clock = _number(self._view.cursor(self._clock.now()), READ_CLOCK)
-            except apsw.Error as error:
-                logger.warning("looking for changes failed, trying again: %s", self._file.explain(error, self._reader))
+                latest = self._latest()
+            except DatabaseError as error:
+                logger.warning("looking for changes failed, trying again: %s", error)
             else:
-                self._observe(clock, clock)
+                self._observe(latest, latest)
+
+    def _latest(self) -> int:
+        try:
+            return _number(self._view.cursor(self._clock.now()), READ_CLOCK)
+        except apsw.Error as error:
+            raise self._file.explain(error, self._reader) from error
 
     async def _read_aside(self, asks: tuple[Ask, ...]) -> list[Any]:
         if self._long_reader is None:
@@ -155,6 +161,8 @@ def _is_long(ask: Ask) -> bool:
 
 def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | list[Record] | int | None:
     """Answer one ask. Rows are always fetched to the end: a statement left half-way keeps its lock."""
+    if isinstance(ask, Latest):
+        return _number(cursor, READ_CLOCK)
     layout = LAYOUTS[ask.space]
     if type(ask) is Get:
         rows = cursor.execute(layout.get, layout.bind_key(ask.key)).fetchall()
