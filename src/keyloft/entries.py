@@ -1,12 +1,13 @@
 """Entries as callers see them, made of the records that engines store."""
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
 
 from keyloft import keys, limits, values
-from keyloft.errors import InvalidArgument
+from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.keys import TupleKey
 from keyloft.records import Record
 
@@ -32,17 +33,29 @@ def entry_of(key: TupleKey, record: Record | None) -> Entry:
     if record is None:
         return Entry(key)
     due = record.expires_at
-    return Entry(
-        key,
-        values.decode(record.value, record.encoding),
-        record.version,
-        None if due is None else _EPOCH + timedelta(milliseconds=due),
-    )
+    try:
+        value = values.decode(record.value, record.encoding)
+    except Undecodable as error:
+        raise Undecodable(f"the entry at {key!r} is damaged: {error}") from error
+    return Entry(key, value, record.version, None if due is None else _EPOCH + timedelta(milliseconds=due))
 
 
-def entry_in(record: Record) -> Entry:
-    """The entry of a record whose key is not known yet."""
-    return entry_of(keys.decode(record.key), record)
+def entries_of(page: Sequence[Record]) -> Iterator[Entry]:
+    """The entries of a page of records."""
+    decode_key, decode_json = keys.decode, values.decode_json
+    try:
+        # The common case in one go: a call less per entry is a fifth of the time of a long list.
+        return iter(
+            [
+                Entry(decode_key(record.key), decode_json(record.value), record.version)
+                if record.encoding == 0 and record.expires_at is None
+                else entry_of(decode_key(record.key), record)
+                for record in page
+            ]
+        )
+    except Undecodable:
+        # One by one, so that those before the damaged one are still given.
+        return (entry_of(decode_key(record.key), record) for record in page)
 
 
 def milliseconds(expire_in: float | timedelta | None) -> int | None:

@@ -75,14 +75,20 @@ def below(prefix: bytes) -> tuple[bytes, bytes]:
     return prefix + FIRST, prefix + LAST
 
 
-def decode(encoded: bytes, start: int = 0) -> TupleKey:
-    """The parts of an encoded key, from the byte at `start` on.
+def decode(encoded: bytes) -> TupleKey:
+    """The parts of an encoded key.
 
     Raises:
         Undecodable: These bytes are no key.
     """
+    # Where 02 comes first and after every 00 but the last, all parts are text without NUL: a third of the time.
+    if encoded[:1] == b"\x02" and encoded.count(b"\x00\x02") + 1 == encoded.count(0) and encoded[-1] == 0:
+        try:
+            return tuple(encoded[1:-1].decode().split("\x00\x02"))
+        except UnicodeDecodeError as error:
+            raise _undecodable(encoded, error) from error
     parts: list[Part] = []
-    position, size = start, len(encoded)
+    position, size = 0, len(encoded)
     try:
         while position < size:
             code = encoded[position]
@@ -109,7 +115,7 @@ def decode(encoded: bytes, start: int = 0) -> TupleKey:
             else:
                 raise ValueError(f"no part begins with {code:#04x}")
     except (ValueError, IndexError, struct.error) as error:
-        raise Undecodable(f"stored key {encoded.hex()} is not a tuple key: {error}") from error
+        raise _undecodable(encoded, error) from error
     return tuple(parts)
 
 
@@ -184,6 +190,10 @@ def _wrong_key(key: object) -> str:
 
 def _lone_surrogate(key: KeyLike) -> InvalidKey:
     return InvalidKey(f"the key {key!a} holds a lone surrogate, which is no Unicode text")
+
+
+def _undecodable(encoded: bytes, error: Exception) -> Undecodable:
+    return Undecodable(f"stored key {encoded.hex()} is not a tuple key: {error}")
 
 
 def _position(part: object, key: KeyLike) -> int:

@@ -1,14 +1,14 @@
 """The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Generic, TypeAlias, TypeVar
 
 from keyloft import keys, limits, values
 from keyloft.atomic import Atomic
 from keyloft.engine import Engine, Watch, pages
-from keyloft.entries import Entry, entry_in, entry_of, milliseconds
+from keyloft.entries import Entry, entries_of, entry_of, milliseconds
 from keyloft.errors import InvalidArgument
 from keyloft.keys import KeyLike, TupleKey
 from keyloft.records import EVERYTHING, Batch, Committed, Count, Delete, Get, Mutation, Record, Set, Space, Touch
@@ -101,7 +101,7 @@ class Store:
                 print(entry.key, entry.value)
         """
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, _limit(limit), entry_in)
+        return Listing(self.engine, selector, _limit(limit), entries_of)
 
     def keys(
         self,
@@ -115,7 +115,7 @@ class Store:
     ) -> "Listing[TupleKey]":
         """Like `list`, but the keys alone; no value is read."""
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, _limit(limit), _key_of, keys_only=True)
+        return Listing(self.engine, selector, _limit(limit), _keys_of, keys_only=True)
 
     async def count(
         self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
@@ -188,31 +188,32 @@ class Listing(Generic[T]):
         engine: Engine,
         selector: Selector,
         limit: int,
-        shown: Callable[[Record], T],
+        shown: Callable[[Sequence[Record]], Iterator[T]],
         *,
         keys_only: bool = False,
     ) -> None:
         self._selector = selector
         self._pages = pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only))
-        self._page: Iterator[Record] = iter(())
         self._shown = shown
-        self._last: bytes | None = None
+        self._page: list[Record] = []
+        self._left: Iterator[T] = iter(())
+        self._given = 0
 
     @property
     def cursor(self) -> str | None:
         """Where to go on after the last entry that this iteration gave; None if it gave none."""
-        return None if self._last is None else self._selector.cursor_after(self._last)
+        return self._selector.cursor_after(self._page[self._given - 1].key) if self._given else None
 
     def __aiter__(self) -> "Listing[T]":
         return self
 
     async def __anext__(self) -> T:
-        record = next(self._page, None)
-        if record is None:
-            self._page = iter(await anext(self._pages))
-            record = next(self._page)
-        self._last = record.key
-        return self._shown(record)
+        for shown in self._left:
+            self._given += 1
+            return shown
+        page = await anext(self._pages)
+        self._page, self._left, self._given = page, self._shown(page), 1
+        return next(self._left)
 
 
 class Watching:
@@ -231,8 +232,8 @@ class Watching:
         await self._watch.aclose()
 
 
-def _key_of(record: Record) -> TupleKey:
-    return keys.decode(record.key)
+def _keys_of(page: Sequence[Record]) -> Iterator[TupleKey]:
+    return (keys.decode(record.key) for record in page)
 
 
 def _limit(limit: int | None) -> int:
