@@ -69,7 +69,9 @@ def inline(stored: int) -> Callable[[Path], Inline]:
         rows = [(as_bytes(key_of(index)), _to_json(value_of(index)), 0, 0) for index in shuffled(stored)]
         with connection:
             connection.executemany(_PUT, rows)
-        return Inline(connection)
+        connection.close()
+        # Opened anew, as Keyloft is: the log that filling leaves behind makes commits cheaper, since it need not grow.
+        return Inline(_connected(folder))
 
     return set_up
 

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from keyloft import InvalidKey, InvalidKeyType, KeyTooLarge, Undecodable, keys
 from keyloft.keys import Part, TupleKey
 
-ints = st.integers() | st.integers(-(2**70), 2**70) | st.sampled_from([2**k + d for k in range(0, 80, 8) for d in (-1, 0, 1)])
+ints = (
+    st.integers()
+    | st.integers(-(2**70), 2**70)
+    | st.sampled_from([2**k + d for k in range(0, 80, 8) for d in (-1, 0, 1)])
+)
 parts = st.text() | st.binary() | ints | ints.map(lambda n: -n) | st.floats(allow_nan=False) | st.booleans()
 tuples = st.lists(parts, min_size=1, max_size=5).map(tuple)
 

@@ -34,7 +34,15 @@ async def test_sqlite_in_memory(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["app.db", Path("app.db"), "sqlite:///app.db", "sqlite+aiosqlite:///app.db", "SQLite:///app.db", "./app.db", "absolute"],
+    [
+        "app.db",
+        Path("app.db"),
+        "sqlite:///app.db",
+        "sqlite+aiosqlite:///app.db",
+        "SQLite:///app.db",
+        "./app.db",
+        "absolute",
+    ],
 )
 async def test_every_way_to_name_a_file(url: str | Path, tmp_path: Path) -> None:
     for target in (f"sqlite:///{tmp_path}/app.db", str(tmp_path / "app.db")) if url == "absolute" else (url,):

@@ -28,7 +28,9 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_every_error_is_public_and_drawn_in_the_tree() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, keyloft.KeyloftError)]
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, keyloft.KeyloftError)
+    ]
     assert {kind.__name__ for kind in kinds} <= set(keyloft.__all__)
     for kind in kinds:
         assert errors.__doc__ is not None

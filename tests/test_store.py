@@ -23,6 +23,7 @@ from keyloft import (
     Store,
     ValueTooLarge,
 )
+from keyloft.keys import TupleKey
 from keyloft.records import Batch, Expired, Set, Space
 
 
@@ -57,7 +58,7 @@ class TestGetAndSet:
         assert entry.exists
 
     async def test_one_key_per_type(self, kv: Store) -> None:
-        many = [(1,), (1.0,), (True,), ("1",), (b"1",)]
+        many: list[TupleKey] = [(1,), (1.0,), (True,), ("1",), (b"1",)]
         for key in many:
             await kv.set(key, repr(key))
         assert [entry.value for entry in await kv.get_many(many)] == [repr(key) for key in many]
@@ -226,7 +227,11 @@ class TestBadInput:
             (lambda kv: kv.atomic().set(("k",), 1).sum(("n",), 1.5).commit(), InvalidValue, "not float"),
             (lambda kv: kv.atomic().set(("k",), 1).sum(("n",), True).commit(), InvalidValue, "not bool"),
             (lambda kv: kv.atomic().set(("k",), 1).sum(("n",), 2**64).commit(), InvalidArgument, "sum takes an int"),
-            (lambda kv: kv.atomic().set(("k",), 1).max(("n",), -1).commit(), InvalidArgument, "max takes an int from 0"),
+            (
+                lambda kv: kv.atomic().set(("k",), 1).max(("n",), -1).commit(),
+                InvalidArgument,
+                "max takes an int from 0",
+            ),
             (lambda kv: kv.atomic().check(("k",)).set(("k",), 1).commit(), InvalidArgument, "a key and a versionstamp"),
             (lambda kv: kv.atomic().check(("k",), "1").set(("k",), 1).commit(), InvalidArgument, "not str"),
             (lambda kv: kv.atomic().check(Entry(("k",)), 1).commit(), InvalidArgument, "an entry alone"),
@@ -335,7 +340,9 @@ class TestExpiry:
         clock.advance(0.001)
         assert not (await kv.get(("k",))).exists
 
-    @pytest.mark.parametrize(("seconds", "milliseconds"), [(0.1, 100), (0.0011, 2), (1e6, 10**9), (0.3, 300), (4.35, 4350)])
+    @pytest.mark.parametrize(
+        ("seconds", "milliseconds"), [(0.1, 100), (0.0011, 2), (1e6, 10**9), (0.3, 300), (4.35, 4350)]
+    )
     async def test_fractions_are_rounded_up_to_the_millisecond(
         self, kv: Store, clock: ManualClock, seconds: float, milliseconds: int
     ) -> None:

@@ -131,7 +131,14 @@ class StoreMachine(RuleBasedStateMachine):
         if held is not None:
             self.model.set(key, held.value, held.stamp, expire_in)
 
-    @rule(checked=tuple_keys, right=st.booleans(), key=tuple_keys, value=stored_values, counter=tuple_keys, gone=tuple_keys)
+    @rule(
+        checked=tuple_keys,
+        right=st.booleans(),
+        key=tuple_keys,
+        value=stored_values,
+        counter=tuple_keys,
+        gone=tuple_keys,
+    )
     def atomic(
         self, checked: TupleKey, right: bool, key: TupleKey, value: Any, counter: TupleKey, gone: TupleKey
     ) -> None:

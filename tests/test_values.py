@@ -67,7 +67,9 @@ def test_a_counter_comes_back_as_a_counter(number: int) -> None:
     assert type(back) is U64
 
 
-@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 2**64, 10**30, -(10**4300), 10**5000, 7**9999], ids=int.bit_length)
+@pytest.mark.parametrize(
+    "number", [2**63, -(2**63) - 1, 2**64, 10**30, -(10**4300), 10**5000, 7**9999], ids=int.bit_length
+)
 def test_integers_of_any_size_come_back(number: int) -> None:
     assert round_trip([number, {"n": number}]) == [number, {"n": number}]
 
@@ -103,7 +105,15 @@ class Size(enum.IntEnum):
 
 @pytest.mark.parametrize(
     "value",
-    [Text("x"), Ratio(0.5), Colour.RED, Size.LARGE, {Text("k"): Text("v")}, collections.OrderedDict(a=1), {"n": U64(5)}],
+    [
+        Text("x"),
+        Ratio(0.5),
+        Colour.RED,
+        Size.LARGE,
+        {Text("k"): Text("v")},
+        collections.OrderedDict(a=1),
+        {"n": U64(5)},
+    ],
 )
 def test_subclasses_that_stay_equal_are_taken(value: object) -> None:
     assert round_trip(value) == value
@@ -224,8 +234,20 @@ def test_a_counter_looks_like_one() -> None:
 
 @pytest.mark.parametrize(
     ("data", "encoding"),
-    [(b"", 0), (b"{", 0), (b"NaN", 0), (b"1e999", 0), (b'"\xff"', 0), (b'"\\ud800"', 0), (b"1 2", 0), (b"1234567", 2)]
-    + [(b"x", 9), (b"[" * 5000, 0), (b"[NaN," + b"1" * 5000 + b"]", 0), (b"[1e999," + b"1" * 5000 + b"]", 0)],
+    [
+        (b"", 0),
+        (b"{", 0),
+        (b"NaN", 0),
+        (b"1e999", 0),
+        (b'"\xff"', 0),
+        (b'"\\ud800"', 0),
+        (b"1 2", 0),
+        (b"1234567", 2),
+        (b"x", 9),
+        (b"[" * 5000, 0),
+        (b"[NaN," + b"1" * 5000 + b"]", 0),
+        (b"[1e999," + b"1" * 5000 + b"]", 0),
+    ],
 )
 def test_damaged_values_are_named_by_size_and_never_shown(data: bytes, encoding: int) -> None:
     with pytest.raises(Undecodable, match=f"{len(data):,} bytes"):

@@ -34,6 +34,9 @@ SWEEP_EVERY: Final = 60.0
 GROUP_OPERATIONS: Final = 4096
 """A group commit takes no further batch once it holds this many checks and mutations."""
 
+GROUP_BYTES: Final = 16 * 1024 * 1024
+"""A group commit takes no further batch once its values weigh this much."""
+
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for other processes that hold the database before it fails with BUSY."""
 

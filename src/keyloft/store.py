@@ -16,6 +16,7 @@ from keyloft.selector import Selector
 from keyloft.sweeper import sweep, sweep_regularly
 
 T = TypeVar("T")
+K = TypeVar("K", bound=TupleKey)
 
 _TUPLES = Space.TUPLES
 # Inside Store, `list` is the method.
@@ -53,12 +54,12 @@ class Store:
 
     async def set_many(
         self,
-        entries: Mapping[TupleKey, object] | Iterable[tuple[KeyLike, object]],
+        entries: Mapping[K, object] | Iterable[tuple[KeyLike, object]],
         *,
         expire_in: float | timedelta | None = None,
     ) -> int:
         """Store several values, all or none, under one versionstamp, which is returned."""
-        pairs = entries.items() if isinstance(entries, Mapping) else entries
+        pairs: Iterable[tuple[KeyLike, object]] = entries.items() if isinstance(entries, Mapping) else entries
         due = milliseconds(expire_in)
         encoded = [(keys.encode(key), *values.encode(value, self._max_value_bytes)) for key, value in pairs]
         done = await self._commit(*[Set(_TUPLES, key, data, encoding, due) for key, data, encoding in encoded])
@@ -242,4 +243,3 @@ def _limit(limit: int | None) -> int:
     if type(limit) is not int or limit < 1:
         raise InvalidArgument("limit is an int of at least 1; leave it out for no limit")
     return limit
-

@@ -19,10 +19,12 @@ async def sweep(engine: Engine, space: Space) -> int:
     removed = 0
     while True:
         [due] = await engine.read(Expired(space, limits.SWEEP_SLICE))
-        if due:
-            done = await engine.commit(Batch(tuple(Purge(space, record.key, record.version) for record in due)))
-            removed += sum(done.found) if isinstance(done, Committed) else 0
-        if len(due) < limits.SWEEP_SLICE:
+        if not due:
+            return removed
+        done = await engine.commit(Batch(tuple(Purge(space, record.key, record.version) for record in due)))
+        purged = sum(done.found) if isinstance(done, Committed) else 0
+        removed += purged
+        if len(due) < limits.SWEEP_SLICE or not purged:
             return removed
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from keyloft import Closed, ManualClock, NotACounter
-from keyloft.engine import Engine, pages
+from keyloft.engine import Engine, Watch, pages
 from keyloft.records import (
     Batch,
     Change,
@@ -56,7 +56,9 @@ async def stored(engine: Engine, key: bytes) -> Record:
     return record
 
 
-async def scan(engine: Engine, start: bytes = START, end: bytes = END, limit: int = 100, **options: bool) -> list[bytes]:
+async def scan(
+    engine: Engine, start: bytes = START, end: bytes = END, limit: int = 100, **options: bool
+) -> list[bytes]:
     [records] = await engine.read(Scan(A, start, end, limit, **options))
     return [record.key for record in records]
 
@@ -459,11 +461,9 @@ class EngineContract:
                 await asyncio.sleep(0)
             await write(engine, put(b"k", b"%d" % number))
             waiting.cancel()
-            seen = await asyncio.gather(waiting, return_exceptions=True)
-            if isinstance(seen[0], BaseException):
-                seen = [await next_of(watch)]
-            assert isinstance(seen[0], list)
-            assert values_of(seen[0]) == {b"k": b"%d" % number}
+            [seen] = await asyncio.gather(waiting, return_exceptions=True)
+            changes = await next_of(watch) if isinstance(seen, BaseException) else seen
+            assert values_of(changes) == {b"k": b"%d" % number}
 
     async def test_a_change_during_the_first_look_is_not_lost(self, engine: Engine) -> None:
         """The first look may see a commit before this process has heard that it was made."""
@@ -506,13 +506,12 @@ class EngineContract:
             engine.watch(Get(A, b"k"))
 
 
-async def next_of(watch: AsyncIterator[list[Change]] | object) -> list[Change]:
-    changes: list[Change] = await asyncio.wait_for(anext(watch), 10)  # type: ignore[call-overload]
-    return changes
+async def next_of(watch: Watch) -> list[Change]:
+    return await asyncio.wait_for(watch.__anext__(), 10)
 
 
-async def collect(watch: object) -> list[list[Change]]:
-    return [changes async for changes in watch]  # type: ignore[attr-defined]
+async def collect(watch: Watch) -> list[list[Change]]:
+    return [changes async for changes in watch]
 
 
 def values_of(changes: list[Change]) -> dict[bytes, bytes | None]:

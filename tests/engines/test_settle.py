@@ -31,7 +31,7 @@ operands = st.integers(0, 5)
 payloads = st.sampled_from([(b"1", Encoding.JSON), (b"x", Encoding.BYTES), (pack_counter(3), Encoding.U64)])
 
 mutations = st.one_of(
-    st.builds(lambda s, k, p, e: Set(s, k, *p, e), spaces, names, payloads, expiries),
+    st.builds(lambda s, k, p, e: Set(s, k, p[0], p[1], e), spaces, names, payloads, expiries),
     st.builds(Delete, spaces, names),
     st.builds(Sum, spaces, names, operands),
     st.builds(Min, spaces, names, operands),
@@ -45,14 +45,17 @@ batches = st.builds(
     st.lists(st.builds(Check, spaces, names, st.none() | versions), max_size=2),
 )
 records = st.builds(
-    lambda k, p, v, e: Record(k, *p, v, e, NOW - 50, NOW - 20),
+    lambda k, p, v, e: Record(k, p[0], p[1], v, e, NOW - 50, NOW - 20),
     names,
     payloads,
     versions,
     st.none() | st.sampled_from([NOW - 1, NOW, NOW + 1]),
 )
 databases = st.dictionaries(st.tuples(spaces, names), records).map(
-    lambda rows: {(s, k): Record(k, r.value, r.encoding, r.version, r.expires_at, r.created_at, r.updated_at) for (s, k), r in rows.items()}
+    lambda rows: {
+        (s, k): Record(k, r.value, r.encoding, r.version, r.expires_at, r.created_at, r.updated_at)
+        for (s, k), r in rows.items()
+    }
 )
 
 

@@ -1,6 +1,7 @@
 """Closing decides every write, ends every watch and lets go of the file; a process that forgets it loses nothing."""
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -18,32 +19,38 @@ async def test_writes_in_flight_at_aclose_are_kept_or_refused(tmp_path: Path, rn
     for turn in range(20):
         path = tmp_path / f"{turn}.db"
         kv = await keyloft.open(path)
-        acknowledged: set[tuple[int, int]] = set()
-        enough = asyncio.Event()
-        count = rng.randrange(1, 300)
-
-        async def write(kv: keyloft.Store, number: int, made: set[tuple[int, int]], enough: asyncio.Event) -> int:
-            """Write until refused; returns which write that was."""
-            again = 0
-            while True:
-                try:
-                    await kv.atomic().set(("a", number, again), 1).set(("b", number, again), 1).commit()
-                except keyloft.Closed:
-                    return again
-                made.add((number, again))
-                again += 1
-                if len(made) >= count:  # noqa: B023
-                    enough.set()
-
-        tasks = [asyncio.create_task(write(kv, number, acknowledged, enough)) for number in range(30)]
-        await enough.wait()
+        writing = Writing(kv, enough_after=rng.randrange(1, 300))
+        tasks = [asyncio.create_task(writing.until_refused(number)) for number in range(30)]
+        await writing.enough.wait()
         await kv.aclose()
         async with asyncio.timeout(5):
             refused = set(enumerate(await asyncio.gather(*tasks)))
         async with keyloft.open(path) as kv:
             kept = [{entry.key[1:] async for entry in kv.list(prefix=(side,))} for side in ("a", "b")]
-        assert kept == [acknowledged, acknowledged]
-        assert refused.isdisjoint(acknowledged)
+        assert kept == [writing.acknowledged, writing.acknowledged]
+        assert refused.isdisjoint(writing.acknowledged)
+
+
+class Writing:
+    """Several callers that write pairs, and what was acknowledged to them."""
+
+    def __init__(self, kv: keyloft.Store, enough_after: int) -> None:
+        self.acknowledged: set[tuple[int, int]] = set()
+        self.enough = asyncio.Event()
+        self._kv = kv
+        self._enough_after = enough_after
+
+    async def until_refused(self, caller: int) -> int:
+        """Write on and on; returns which write was refused because the store is closed."""
+        for again in itertools.count():
+            try:
+                await self._kv.atomic().set(("a", caller, again), 1).set(("b", caller, again), 1).commit()
+            except keyloft.Closed:
+                break
+            self.acknowledged.add((caller, again))
+            if len(self.acknowledged) >= self._enough_after:
+                self.enough.set()
+        return again
 
 
 _USES: dict[str, Callable[[keyloft.Store], Awaitable[object]]] = {

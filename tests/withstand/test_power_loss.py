@@ -9,6 +9,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -131,11 +132,11 @@ def _frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keyloft.engines.sqlite_file._CHECKPOINT_PAGES", 12)
 
 
-async def lives(folder: Path, rng: random.Random, **how: object) -> Run:
+async def lives(folder: Path, rng: random.Random, *, durability: str = "full", deaf_to_sync: bool = False) -> Run:
     """Three lives of a store, with groups of all sizes."""
-    run = Run(folder, **how)  # type: ignore[arg-type]
+    run = Run(folder, durability=durability, deaf_to_sync=deaf_to_sync)
     for longest in (3, 80, 25):
-        await run.live(lambda longest=longest: rng.randint(0, longest))  # type: ignore[misc]
+        await run.live(partial(rng.randint, 0, longest))
     return run
 
 

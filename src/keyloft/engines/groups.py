@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from keyloft import limits
 from keyloft.engines.settle import Verdict
 from keyloft.errors import Closed
-from keyloft.records import Batch, Committed, Conflict
+from keyloft.records import Batch, Committed, Conflict, Set
 
 
 class Groups:
@@ -61,13 +61,14 @@ class Groups:
 
     def _hand_over(self) -> None:
         group: list[Batch] = []
-        operations = 0
-        while self._waiting and operations < limits.GROUP_OPERATIONS:
+        operations = size = 0
+        while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             batch, future = self._waiting.popleft()
             if not future.done():
                 group.append(batch)
                 self._under_way.append(future)
                 operations += len(batch.mutations) + len(batch.checks)
+                size += sum([len(mutation.value) for mutation in batch.mutations if type(mutation) is Set])
         if group:
             self._start(group)
         else:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from keyloft import limits
 from keyloft.clock import Clock, Timer
 from keyloft.engine import Engine, pages
+from keyloft.errors import Closed
 from keyloft.records import EVERYTHING, Address, Change, Get, Key, Latest, Record, Scan
 
 # A watch of a large range spends at most a tenth of the time on looking through it.
@@ -82,6 +83,10 @@ class _Waking(ABC):
             self._woken.clear()
             try:
                 changes = await self._look()
+            except Closed:
+                # The store began to close while this watch was looking: for a watch, that is the end.
+                self.end()
+                raise StopAsyncIteration from None
             except BaseException:
                 self._woken.set()
                 raise
@@ -174,9 +179,7 @@ class RangeWatch(_Waking):
             if self._first_look_at is None:
                 doubtful |= await self._look_first()
             elif suspicious and self._may_survey():
-                there = {record.key: record.version for record in await self._survey()}
-                doubtful |= self._known.keys() - there.keys()
-                doubtful |= {key for key, version in there.items() if self._known.get(key) != version}
+                doubtful |= self._differing(await self._survey())
             records = await self._read(sorted(doubtful))
         except BaseException:
             self._touched |= touched
@@ -211,6 +214,13 @@ class RangeWatch(_Waking):
         self._suspicious = True
         loop.call_at(self._rest_until, self._woken.set)
         return False
+
+    def _differing(self, records: list[Record]) -> set[Key]:
+        """Where what is stored is not what is remembered."""
+        changed = {
+            r.key for r in records if self._known.get(r.key) != r.version or self._due.get(r.key) != r.expires_at
+        }
+        return changed | (self._known.keys() - {record.key for record in records})
 
     async def _read(self, keys: list[Key]) -> dict[Key, Record | None]:
         records: dict[Key, Record | None] = {}

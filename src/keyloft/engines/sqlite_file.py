@@ -1,6 +1,8 @@
 """Opens SQLite files: pragmas, the schema of a fresh one, and what SQLite's errors mean to a user."""
 
+import ctypes
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -21,6 +23,8 @@ from keyloft.errors import (
     ReadOnly,
     SchemaTooNew,
 )
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -46,6 +50,14 @@ class SqliteFile:
     def open_reader(self) -> apsw.Connection:
         """A connection that only reads."""
         return self.translated(self._open_reader)
+
+    def close(self, connection: apsw.Connection) -> None:
+        """Let go of a connection; the last one takes the log into the file."""
+        try:
+            connection.close()
+        except apsw.Error as error:
+            # The log stays beside the file, and the next opening takes it in: nothing is lost.
+            logger.warning("closing failed: %s", self.explain(error))
 
     def translated(self, work: Callable[[], T]) -> T:
         """Do something with a connection; let its errors name the file and the reason."""
@@ -80,6 +92,21 @@ class SqliteFile:
         reason = f"{error} ({os.strerror(cause)})" if cause else str(error)
         return DatabaseError(f"{where}: {type(error).__name__}: {reason}")
 
+    def check_in_place(self, connection: apsw.Connection) -> None:
+        """Refuse to write a file that nobody would find again; in WAL mode SQLite itself does not look (1.5 µs).
+
+        Raises:
+            DatabaseError: The path no longer leads to the file that is open.
+        """
+        if self.in_memory:
+            return
+        moved = ctypes.c_int(0)
+        known = connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved))
+        if known and moved.value:
+            raise DatabaseError(
+                f"{self.path} was moved, removed or replaced while it was open; nothing was written: open it again"
+            )
+
     def _open_writer(self) -> apsw.Connection:
         connection = self._connect()
         try:
@@ -92,7 +119,8 @@ class SqliteFile:
                 self._create_schema(connection)
             else:
                 raise SchemaTooNew(
-                    f"{self.path} has schema {stamp}; this version of Keyloft knows {layouts.REVISION}: upgrade keyloft"
+                    f"{self.path} has schema {stamp}, which this version of Keyloft does not know (it has "
+                    f"{layouts.REVISION}): upgrade keyloft; the file was left as it is"
                 )
         except apsw.Error as error:
             explained = self.explain(error, connection)
@@ -116,13 +144,17 @@ class SqliteFile:
         deadline = time.monotonic() + limits.BUSY_SECONDS
         while True:
             try:
-                connection.execute("PRAGMA journal_mode = WAL").fetchall()
+                [[mode]] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
                 break
             except apsw.BusyError:
                 # SQLite asks no busy handler here: another process is switching the same fresh file to WAL.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.002)
+        if mode != "wal" and not self.in_memory:
+            raise CannotOpen(
+                f"{self.path} can't be opened: its file system has no shared memory for SQLite's log; use a local disk"
+            )
         for pragma in (
             f"synchronous = {_SYNCHRONOUS[self._durability]}",
             "fullfsync = 1",
@@ -157,10 +189,15 @@ class SqliteFile:
 
     def _why_not(self) -> str:
         path = Path(self.path)
-        if path.is_dir():
-            return "it is a folder"
-        if not path.parent.is_dir():
-            return f"the folder {path.parent} does not exist"
+        try:
+            if path.is_dir():
+                return "it is a folder"
+            if path.parent.is_file():
+                return f"{path.parent} is no folder"
+            if not path.parent.is_dir():
+                return f"the folder {path.parent} does not exist"
+        except PermissionError:
+            return f"this user may not enter the folder {path.parent}"
         if not os.access(path.parent, os.W_OK):
             return f"this user may not write to the folder {path.parent}"
         return "this user may not read and write it"

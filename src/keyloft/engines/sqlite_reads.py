@@ -1,0 +1,114 @@
+"""Answers what an SQLite file is asked: inline on the event loop, or on a thread for what takes long."""
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import Any
+
+import apsw
+
+from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, Row
+from keyloft.engines.sqlite_file import SqliteFile
+from keyloft.engines.worker import Worker
+from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan
+
+
+def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | list[Record] | int | None:
+    """Answer one ask. Rows are always fetched to the end: a statement left half-way keeps its lock."""
+    if isinstance(ask, Latest):
+        return number(cursor, READ_CLOCK)
+    layout = LAYOUTS[ask.space]
+    if type(ask) is Get:
+        rows = cursor.execute(layout.get, layout.bind_key(ask.key)).fetchall()
+        if not rows:
+            return None
+        record = layout.record(*rows[0])
+        return record if record.expires_at is None or ask.include_expired or now < record.expires_at else None
+    match ask:
+        case Scan():
+            bindings = (*layout.bind_key(ask.start), *layout.bind_key(ask.end), now, ask.limit)
+            return [layout.record(*row) for row in cursor.execute(layout.scan(ask), bindings).fetchall()]
+        case Count():
+            bindings = (*layout.bind_key(ask.start), *layout.bind_key(ask.end), now)
+            return number(cursor, layout.count, bindings)
+        case Expired():
+            return [layout.record(*row) for row in cursor.execute(layout.expired, (now, ask.limit)).fetchall()]
+    raise TypeError(f"an engine can't answer {type(ask).__name__}")
+
+
+def number(cursor: apsw.Cursor, statement: str, bindings: Row = ()) -> int:
+    rows: list[tuple[Any, ...]] = cursor.execute(statement, bindings).fetchall()
+    number: int = rows[0][0]
+    return number
+
+
+class View:
+    """One read transaction per turn of the event loop, which halves the cost of a read.
+
+    All that a task can know of other processes' commits reached it before the turn began, so it never reads less than
+    it knows. A task that reads on and on without ever waiting gets a new view each millisecond.
+    """
+
+    def __init__(self, connection: apsw.Connection, *, own_transaction: bool) -> None:
+        self._connection = connection
+        self._cursor = connection.cursor()
+        self._own_transaction = own_transaction
+        self._loop = asyncio.get_running_loop()
+        self._at: int | None = None
+        self._end_is_due = False
+
+    def cursor(self, now: int) -> apsw.Cursor:
+        if self._at != now and self._own_transaction:
+            self._renew(now)
+        return self._cursor
+
+    def end(self) -> None:
+        self._end_is_due = False
+        if self._at is not None:
+            self._at = None
+            with contextlib.suppress(apsw.Error):  # a failed disk has ended it already
+                if self._connection.in_transaction:
+                    self._cursor.execute("ROLLBACK")
+
+    def _renew(self, now: int) -> None:
+        due = self._end_is_due
+        self.end()
+        self._cursor.execute("BEGIN")
+        self._at = now
+        if not due:
+            self._loop.call_soon(self.end)
+        self._end_is_due = True
+
+
+class LongReader:
+    """A connection and a thread for what would hold up the event loop."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+        self._worker = Worker(f"keyloft reader of {file.path}")
+        self._connection: apsw.Connection | None = None
+
+    async def read(self, asks: tuple[Ask, ...], now: int) -> list[Any]:
+        return await self._worker.call(partial(self._read, asks, now))
+
+    async def aclose(self) -> None:
+        # On the worker, after the reads under way: the first of them may still be opening the connection.
+        await self._worker.call(self._let_go)
+        self._worker.stop()
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._file.close(self._connection)
+
+    def _read(self, asks: tuple[Ask, ...], now: int) -> list[Any]:
+        if self._connection is None:
+            self._connection = self._file.open_reader()
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute("BEGIN")
+            return [answer(cursor, ask, now) for ask in asks]
+        except apsw.Error as error:
+            raise self._file.explain(error, self._connection) from error
+        finally:
+            if self._connection.in_transaction:
+                cursor.execute("ROLLBACK")

@@ -1,0 +1,127 @@
+"""Commits groups of batches to an SQLite file, each group in one transaction."""
+
+import logging
+from collections.abc import Iterable
+
+import apsw
+from msgspec import Struct
+
+from keyloft.clock import Clock
+from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, WRITE_CLOCK
+from keyloft.engines.settle import Put, Remove, Retime, Verdict, Write, deciding, settle
+from keyloft.engines.sqlite_file import SqliteFile
+from keyloft.engines.sqlite_reads import number
+from keyloft.errors import DatabaseError
+from keyloft.records import Address, Batch
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(Struct, frozen=True):
+    """What became of a group, and between which clocks it stands."""
+
+    verdicts: list[Verdict]
+    clock_before: int
+    clock_after: int
+    touched: Iterable[Address] = ()
+
+
+# The disk, the file or a lock refused: asking again, batch by batch, would get the same answer 64 times.
+_HOPELESS = (
+    apsw.FullError,
+    apsw.IOError,
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.ReadOnlyError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.CantOpenError,
+)
+
+
+def _copy(error: DatabaseError) -> DatabaseError:
+    copied = type(error)(*error.args)
+    copied.__cause__ = error.__cause__
+    return copied
+
+
+def _address(write: tuple[Address, Write]) -> Address:
+    return write[0]
+
+
+class Writer:
+    """Commits groups on the writing connection; runs on the worker's thread."""
+
+    def __init__(self, file: SqliteFile, clock: Clock, connection: apsw.Connection) -> None:
+        self._file = file
+        self._clock = clock
+        self.connection = connection
+        self._cursor = connection.cursor()
+        self._last_clock = 0
+
+    def commit(self, group: list[Batch]) -> Outcome:
+        """Decide a group; never raises, whatever becomes of it."""
+        try:
+            return self._commit(group)
+        except apsw.Error as error:
+            failure = self._file.explain(error, self.connection)
+            failure.__cause__ = error
+            hopeless = isinstance(error, _HOPELESS)
+        except DatabaseError as error:
+            failure, hopeless = error, True
+        except BaseException as error:  # on this thread nobody else would hear of it, and all callers would wait
+            failure = DatabaseError(f"{self._file.path}: a write failed unexpectedly: {type(error).__name__}")
+            failure.__cause__ = error
+            hopeless = False
+        self._roll_back()
+        if hopeless or len(group) == 1:
+            # A copy each: an exception that is raised in many tasks would collect all their tracebacks.
+            return Outcome([_copy(failure) for _ in group], self._last_clock, self._last_clock)
+        outcomes = [self.commit([batch]) for batch in group]
+        return Outcome(
+            [verdict for outcome in outcomes for verdict in outcome.verdicts],
+            outcomes[0].clock_before,
+            outcomes[-1].clock_after,
+            [address for outcome in outcomes for address in outcome.touched],
+        )
+
+    def _commit(self, group: list[Batch]) -> Outcome:
+        execute = self._cursor.execute
+        execute("BEGIN IMMEDIATE")
+        clock = number(self._cursor, READ_CLOCK)
+        now = self._clock.now()
+        current = {}
+        for space, key in deciding(group):
+            layout = LAYOUTS[space]
+            for row in execute(layout.get, layout.bind_key(key)).fetchall():
+                current[space, key] = layout.record(*row)
+        settled = settle(group, current, clock, now)
+        if settled.clock != clock:
+            self._file.check_in_place(self.connection)
+            self._apply(settled.writes)
+            execute(WRITE_CLOCK, (settled.clock,))
+            execute("COMMIT")
+        else:
+            execute("ROLLBACK")
+        self._last_clock = settled.clock
+        return Outcome(settled.verdicts, clock, settled.clock, settled.writes)
+
+    def _apply(self, writes: dict[Address, Write]) -> None:
+        execute = self._cursor.execute
+        # In the order of the keys, so that neighbours on one page are written together.
+        for (space, key), write in sorted(writes.items(), key=_address):
+            layout = LAYOUTS[space]
+            match write:
+                case Put():
+                    execute(layout.put, layout.bind_put(write.record, write.anew))
+                case Remove():
+                    execute(layout.remove, layout.bind_key(key))
+                case Retime():
+                    execute(layout.retime, (write.expires_at, *layout.bind_key(key)))
+
+    def _roll_back(self) -> None:
+        try:
+            if self.connection.in_transaction:
+                self._cursor.execute("ROLLBACK")
+        except apsw.Error as error:
+            logger.error("rolling back failed: %s", self._file.explain(error, self.connection))
