@@ -20,7 +20,7 @@ def waiting(folder: Path, stored: int, operations: int, rounds: int) -> Row:
 
 
 async def _waiting(folder: Path, stored: int, operations: int, rounds: int) -> Row:
-    kv = await ours.opened(stored)(folder)
+    kv = await ours.opened_to_write(stored)(folder)
     plan = plans.writes(stored, plans.as_tuple)
     chances = random.Random(2)
     p50, p99 = [], []

@@ -16,6 +16,7 @@ import msgspec
 from bench import plans
 from bench.data import Value, group_of, joined, key_of, shuffled, value_of
 from bench.harness import Arm
+from bench.ours import CHUNK
 from bench.plans import Listed, Reads, Writes, as_bytes, as_text, same
 
 _to_json = msgspec.json.Encoder().encode
@@ -63,15 +64,19 @@ class Inline:
         self.connection.close()
 
 
-def inline(stored: int) -> Callable[[Path], Inline]:
+def inline(stored: int, *, reopened: bool) -> Callable[[Path], Inline]:
+    """Filled in the same steps as Keyloft, so that both have a log of the same length; reopened, both have none."""
+
     def set_up(folder: Path) -> Inline:
         connection = _connected(folder, _TABLE, _TABLE_INDEX)
         rows = [(as_bytes(key_of(index)), _to_json(value_of(index)), 0, 0) for index in shuffled(stored)]
-        with connection:
-            connection.executemany(_PUT, rows)
-        connection.close()
-        # Opened anew, as Keyloft is: the log that filling leaves behind makes commits cheaper, since it need not grow.
-        return Inline(_connected(folder))
+        for first in range(0, stored, CHUNK):
+            with connection:
+                connection.executemany(_PUT, rows[first : first + CHUNK])
+        if reopened:
+            connection.close()
+            connection = _connected(folder)
+        return Inline(connection)
 
     return set_up
 
@@ -80,7 +85,7 @@ def getting_inline(stored: int, operations: int) -> Arm[Inline, Reads[bytes], li
     return Arm(
         name="apsw in a tight loop (the limit)",
         operations=operations,
-        set_up=inline(stored),
+        set_up=inline(stored, reopened=True),
         plan=plans.reads(stored, as_bytes),
         run=lambda peer, plan: [peer.get(key) for key in plan.keys],
         check=lambda _, plan, found: same(found, plan.expected),
@@ -96,7 +101,7 @@ def setting_inline(stored: int, operations: int) -> Arm[Inline, Writes[bytes], N
     return Arm(
         name="apsw inline",
         operations=operations,
-        set_up=inline(stored),
+        set_up=inline(stored, reopened=False),
         plan=plans.writes(stored, as_bytes),
         run=run,
         check=lambda peer, plan, _: same([peer.get(key) for key, _ in plan], [value for _, value in plan]),

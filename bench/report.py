@@ -3,6 +3,7 @@
 import os
 import platform
 import sqlite3
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def machine(folder: Path) -> dict[str, str]:
         "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
         "disk": f"{folder} on {_file_system(folder)}",
         "python": platform.python_version(),
-        "keyloft": keyloft.__version__,
+        "keyloft": f"{keyloft.__version__}, {_revision()}",
         "apsw": f"{apsw.apsw_version()} with SQLite {apsw.sqlite_lib_version()}",
         "sqlite3": f"SQLite {sqlite3.sqlite_version}",
         "msgspec": msgspec.__version__,
@@ -69,6 +70,15 @@ def _number(number: float) -> str:
 
 def _spread(rounds: tuple[float, ...]) -> str:
     return f"({_number(min(rounds))} … {_number(max(rounds))})" if len(rounds) > 1 else ""
+
+
+def _revision() -> str:
+    """Which source was measured; «dirty» if it was not the committed one."""
+    command = ["git", "-C", str(Path(keyloft.__file__).parent), "describe", "--always", "--dirty", "--abbrev=7"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "revision unknown"
 
 
 def _cpu_model() -> str:

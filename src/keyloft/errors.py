@@ -110,6 +110,9 @@ class Closed(KeyloftError):
 
     code = "CLOSED"
 
+    def __init__(self) -> None:
+        super().__init__("this store is closed: open it again to go on")
+
 
 class DatabaseError(KeyloftError):
     """The database below failed; what was acknowledged before is safe."""

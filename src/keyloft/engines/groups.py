@@ -32,7 +32,7 @@ class Groups:
     async def commit(self, batch: Batch) -> Committed | Conflict:
         """Wait for the verdict on a batch. A caller that is cancelled while its batch waits takes it back."""
         if self._closed:
-            raise Closed("this store is closed: open it again to go on")
+            raise Closed
         future: asyncio.Future[Committed | Conflict] = self._loop.create_future()
         self._waiting.append((batch, future))
         if self._idle.is_set():

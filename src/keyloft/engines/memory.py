@@ -58,7 +58,7 @@ class MemoryEngine:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("this store is closed: open it again to go on")
+            raise Closed
 
     def _answer(self, ask: Ask, now: int) -> Record | list[Record] | int | None:
         if isinstance(ask, Latest):

@@ -172,9 +172,8 @@ class RangeWatch(_Waking):
         self._woken.set()
 
     async def _look(self) -> list[Change]:
-        touched, self._touched = self._touched | self._overdue(), set()
+        doubtful, self._touched = self._touched | self._overdue(), set()
         suspicious, self._suspicious = self._suspicious, False
-        doubtful = touched.copy()
         try:
             if self._first_look_at is None:
                 doubtful |= await self._look_first()
@@ -182,7 +181,7 @@ class RangeWatch(_Waking):
                 doubtful |= self._differing(await self._survey())
             records = await self._read(sorted(doubtful))
         except BaseException:
-            self._touched |= touched
+            self._touched |= doubtful
             self._suspicious |= suspicious
             raise
         changes = [Change(key, record) for key, record in records.items() if self._is_news(key, record)]

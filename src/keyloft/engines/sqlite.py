@@ -69,7 +69,7 @@ class SqliteEngine:
 
     async def read(self, *asks: Ask) -> list[Any]:
         if self._closing is not None:
-            raise Closed("this store is closed: open it again to go on")
+            raise Closed
         for ask in asks:
             if type(ask) is not Get and _is_long(ask) and not self._file.in_memory:
                 return await self._read_aside(asks)
@@ -85,7 +85,7 @@ class SqliteEngine:
 
     def watch(self, *asks: Get | Scan) -> Watch:
         if self._closing is not None:
-            raise Closed("this store is closed: open it again to go on")
+            raise Closed
         watch = self._notifier.watch(asks, self._latest())
         if not self._file.in_memory and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll())
