@@ -39,6 +39,14 @@ def test_a_key_comes_back_with_its_types(key: TupleKey) -> None:
     assert [type(part) for part in decoded] == [type(part) for part in key]
 
 
+@given(st.lists(st.tuples(st.sampled_from(["a", "b\x00", b"\x00\x02", 2, ""]), parts) | tuples))
+def test_many_keys_decode_as_each_alone(many: list[TupleKey]) -> None:
+    encoded = sorted(keys.encode_prefix(key) for key in many)
+    decoded = keys.decode_many(encoded)
+    assert decoded == [keys.decode(each) for each in encoded]
+    assert [keys.encode_prefix(key) for key in decoded] == encoded
+
+
 @given(tuples, tuples)
 def test_a_prefix_covers_what_extends_it_and_nothing_else(prefix: TupleKey, key: TupleKey) -> None:
     start, end = keys.below(keys.encode_prefix(prefix))

@@ -78,7 +78,7 @@ async def pages(engine: Engine, scan: Scan) -> AsyncIterator[list[Record]]:
         else:
             start, after = page[-1].key, True
         weight = sum([len(record.value) for record in page]) // len(page)
-        size = min(limits.SCAN_ROWS, 4 * size, max(1, limits.SCAN_BYTES // max(1, weight)))
+        size = min(limits.SCAN_ROWS, 16 * size, max(1, limits.SCAN_BYTES // max(1, weight)))
 
 
 _FIRST_PAGE = 64

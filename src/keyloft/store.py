@@ -1,7 +1,7 @@
 """The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Generic, TypeAlias, TypeVar
 
@@ -189,32 +189,35 @@ class Listing(Generic[T]):
         engine: Engine,
         selector: Selector,
         limit: int,
-        shown: Callable[[Sequence[Record]], Iterator[T]],
+        shown: Callable[[Sequence[Record]], Iterable[T]],
         *,
         keys_only: bool = False,
     ) -> None:
         self._selector = selector
-        self._pages = pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only))
-        self._shown = shown
-        self._page: list[Record] = []
-        self._left: Iterator[T] = iter(())
+        self._page: Sequence[Record] = ()
         self._given = 0
+        self._items = self._iterate(pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only)), shown)
 
     @property
     def cursor(self) -> str | None:
         """Where to go on after the last entry that this iteration gave; None if it gave none."""
         return self._selector.cursor_after(self._page[self._given - 1].key) if self._given else None
 
-    def __aiter__(self) -> "Listing[T]":
-        return self
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._items
 
     async def __anext__(self) -> T:
-        for shown in self._left:
-            self._given += 1
-            return shown
-        page = await anext(self._pages)
-        self._page, self._left, self._given = page, self._shown(page), 1
-        return next(self._left)
+        return await anext(self._items)
+
+    async def _iterate(
+        self, found: AsyncIterator[list[Record]], shown: Callable[[Sequence[Record]], Iterable[T]]
+    ) -> AsyncIterator[T]:
+        async for page in found:
+            self._page = page
+            self._given = 0
+            for item in shown(page):
+                self._given += 1
+                yield item
 
 
 class Watching:
@@ -233,8 +236,8 @@ class Watching:
         await self._watch.aclose()
 
 
-def _keys_of(page: Sequence[Record]) -> Iterator[TupleKey]:
-    return (keys.decode(record.key) for record in page)
+def _keys_of(page: Sequence[Record]) -> Iterable[TupleKey]:
+    return keys.decode_many([record.key for record in page])
 
 
 def _limit(limit: int | None) -> int:
