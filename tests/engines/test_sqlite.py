@@ -1,5 +1,6 @@
 """The SQLite engine keeps the rules, on a file and in memory."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 from keyloft import ManualClock
 from keyloft.engine import Engine
 from keyloft.engines.sqlite import SqliteEngine
-from tests.engines.contract import EngineContract
+from keyloft.records import Get, Space
+from tests.engines.contract import EngineContract, put, write
 
 
 class TestSqliteFile(EngineContract):
@@ -25,3 +27,44 @@ class TestSqliteInMemory(EngineContract):
         engine = await SqliteEngine.open(":memory:", clock)
         yield engine
         await engine.aclose()
+
+
+PAGE = 4096 + 24
+
+
+async def test_the_log_goes_into_the_file_in_a_quiet_moment(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keyloft.engines.sqlite_writes._WORTH_A_CHECKPOINT", 20)
+    path = tmp_path / "app.db"
+    engine = await SqliteEngine.open(str(path), clock)
+    before = path.stat().st_size
+    await write(engine, *[put(b"%d" % number, b"1" * 1000) for number in range(100)])
+    async with asyncio.timeout(10):
+        while path.stat().st_size == before:
+            await asyncio.sleep(0.005)
+    await engine.aclose()
+
+
+async def test_the_log_does_not_outgrow_its_limit_without_a_quiet_moment(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keyloft.engines.sqlite_writes._DUE_FOR_A_CHECKPOINT", 50)
+    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    for number in range(300):
+        await write(engine, put(b"k", b"%d" % number))
+    assert (tmp_path / "app.db-wal").stat().st_size < 60 * PAGE
+    await engine.aclose()
+
+
+async def test_views_end_with_their_turn_so_that_the_log_can_be_reused(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that never let go would make the log grow for ever."""
+    monkeypatch.setattr("keyloft.engines.sqlite_writes._DUE_FOR_A_CHECKPOINT", 50)
+    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    for number in range(300):
+        await write(engine, put(b"k", b"%d" % number))
+        await engine.read(Get(Space.TUPLES, b"k"), Get(Space.TUPLES, b"other"))
+    assert (tmp_path / "app.db-wal").stat().st_size < 120 * PAGE
+    await engine.aclose()

@@ -129,7 +129,7 @@ def some(count: int, run: Run, rng: random.Random) -> list[int]:
 
 @pytest.fixture
 def _frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keyloft.engines.sqlite_file._CHECKPOINT_PAGES", 12)
+    monkeypatch.setattr("keyloft.engines.sqlite_writes._DUE_FOR_A_CHECKPOINT", 12)
 
 
 async def lives(folder: Path, rng: random.Random, *, durability: str = "full", deaf_to_sync: bool = False) -> Run:
@@ -239,11 +239,18 @@ async def test_power_cut_in_a_checkpoint_of_32_mebibytes_loses_nothing(tmp_path:
         await kv.set_many({("large", part): number.to_bytes(1) * (512 * 1024) for part in range(2)})
         acknowledged.append(len(vfs.requests))
     [main] = [request.file for request in vfs.requests if isinstance(request, Create) and request.name == _NAME]
-    checkpoint = [
-        at
-        for at, request in enumerate(vfs.requests)
-        if isinstance(request, Write | Sync) and request.file == main and at > acknowledged[0]
-    ]
+
+    def of_checkpoints() -> list[int]:
+        return [
+            at
+            for at, request in enumerate(vfs.requests)
+            if isinstance(request, Write | Sync) and request.file == main and at > acknowledged[0]
+        ]
+
+    # The log goes into the file in the first quiet moment; its end is a sync of the file.
+    async with asyncio.timeout(30):
+        while not ((checkpoint := of_checkpoints()) and isinstance(vfs.requests[checkpoint[-1]], Sync)):
+            await asyncio.sleep(0.02)
     assert len(checkpoint) > 100, "the log grew past its limit"
     cuts = {*rng.sample(checkpoint, 6), checkpoint[-1], checkpoint[-1] + 1}
     disk = Disk()

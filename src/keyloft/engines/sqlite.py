@@ -58,6 +58,8 @@ class SqliteEngine:
         self._clock = clock
         self._worker = worker
         self._writer = Writer(file, clock, writer)
+        if not file.in_memory:
+            worker.chore = self._writer.checkpoint
         self._reader = reader
         self._view = View(reader, own_transaction=not file.in_memory)
         self._long_reader: LongReader | None = None

@@ -4,10 +4,12 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import TypeVar
+from queue import Empty, SimpleQueue
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+_QUIET_SECONDS: Final = 0.02
 
 
 class Worker:
@@ -15,6 +17,8 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
+        self.chore: Callable[[bool], bool] | None = None
+        """Called after each job, with False; if it returns True, again in the next quiet moment, with True."""
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -42,8 +46,17 @@ class Worker:
         self._jobs.put(None)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        wanted = False
+        while True:
+            try:
+                job = self._jobs.get(timeout=_QUIET_SECONDS if wanted else None)
+            except Empty:
+                wanted = self.chore is not None and self.chore(True)
+                continue
+            if job is None:
+                return
             job()
+            wanted = self.chore is not None and self.chore(False)
 
     def _report(self, done: Callable[[T], None], result: T) -> None:
         try:
