@@ -1,5 +1,6 @@
 """Opening a store: which URL leads where, and what is said when it leads nowhere."""
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 import keyloft
-from keyloft import CannotOpen, Closed, InvalidArgument, KeyloftError
+from keyloft import CannotOpen, Closed, InvalidArgument, KeyloftError, Store, WrongLoop
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite import SqliteEngine
 
@@ -76,11 +77,42 @@ async def test_await_opens_too() -> None:
         await kv.get(("k",))
 
 
-async def test_an_opening_can_be_used_again() -> None:
+async def test_an_open_store_can_be_entered() -> None:
+    kv = await keyloft.open("app.db")
+    async with kv as same:
+        assert same is kv
+    with pytest.raises(Closed):
+        await kv.get(("k",))
+
+
+async def test_an_opening_can_be_used_again_but_not_twice_at_once() -> None:
     opening = keyloft.open("app.db")
     for _ in range(2):
         async with opening as kv:
             await kv.set(("k",), 1)
+            with pytest.raises(InvalidArgument, match="is in use"):
+                await opening.__aenter__()
+
+
+def test_a_forgotten_await_is_explained() -> None:
+    with pytest.raises(AttributeError, match="no set yet: the store opens with `async with"):
+        keyloft.open().set(("k",), 1)
+
+
+@pytest.mark.parametrize("url", ["app.db", None])
+def test_a_store_belongs_to_its_event_loop(url: str | None) -> None:
+    async def opened() -> Store:
+        return await keyloft.open(url, sweep_every=None)
+
+    with asyncio.Runner() as own:
+        kv = own.run(opened())
+        own.run(kv.set(("k",), 1))
+        for work in (kv.get(("k",)), kv.set(("k",), 2), kv.count()):
+            with pytest.raises(WrongLoop, match="open it in the one that uses it") as raised:
+                asyncio.run(work)
+            assert isinstance(raised.value, RuntimeError)
+        assert own.run(kv.get(("k",))).value == 1
+        own.run(kv.aclose())
 
 
 @pytest.mark.parametrize(
@@ -93,6 +125,13 @@ async def test_an_opening_can_be_used_again() -> None:
         ("", InvalidArgument, "leave it out"),
         ("a\x00b", InvalidArgument, "path or a URL"),
         (b"app.db", InvalidArgument, "path or a URL"),
+        (5, InvalidArgument, "path or a URL"),
+        ("app\ud800.db", InvalidArgument, "path or a URL"),
+        ("sqlite:///", InvalidArgument, "names no file"),
+        ("sqlite:app.db", InvalidArgument, "as in sqlite:///app.db"),
+        ("file:app.db", InvalidArgument, "a path has no scheme"),
+        ("~nosuchuser/app.db", CannotOpen, "no such user"),
+        ("a" * 300, CannotOpen, "File name too long"),
         ("missing/app.db", CannotOpen, "the folder .*missing does not exist"),
         (".", CannotOpen, "it is a folder"),
     ],
@@ -112,6 +151,7 @@ async def test_a_wrong_name_is_explained(url: Any, error: type[KeyloftError], sa
         ({"max_value_bytes": 2**31}, "max_value_bytes"),
         ({"sweep_every": 0}, "sweep_every"),
         ({"sweep_every": "60"}, "sweep_every"),
+        ({"sweep_every": True}, "sweep_every"),
     ],
 )
 async def test_a_wrong_option_is_explained(options: dict[str, Any], says: str) -> None:

@@ -21,9 +21,13 @@ from keyloft import (
     ManualClock,
     NotACounter,
     Store,
+    Undecodable,
     ValueTooLarge,
 )
-from keyloft.keys import TupleKey
+from keyloft.clock import SystemClock
+from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.sqlite import SqliteEngine
+from keyloft.keys import TupleKey, encode
 from keyloft.records import Batch, Expired, Set, Space
 
 
@@ -50,12 +54,28 @@ class TestGetAndSet:
         entry = await kv.get(["users", "bob"])
         assert entry == Entry(("users", "bob"), None, None, None)
         assert not entry.exists
+        assert not entry
 
     async def test_a_stored_none_exists(self, kv: Store) -> None:
         await kv.set(("k",), None)
         entry = await kv.get(("k",))
         assert entry.value is None
         assert entry.exists
+        assert entry
+
+    async def test_reading_on_and_on_starves_nobody(self, kv: Store) -> None:
+        if isinstance(kv.engine, MemoryEngine | SqliteEngine):
+            kv.engine._clock = SystemClock()
+        setting = asyncio.create_task(kv.set(("flag",), 1))
+
+        async def read_on_and_on() -> None:
+            while True:
+                await kv.get(("flag",))
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(read_on_and_on(), 0.05)
+        assert (await kv.get(("flag",))).exists
+        await setting
 
     async def test_one_key_per_type(self, kv: Store) -> None:
         many: list[TupleKey] = [(1,), (1.0,), (True,), ("1",), (b"1",)]
@@ -170,6 +190,39 @@ class TestList:
                 await kv.set(("many", -1), "behind")
         assert seen == list(range(2000))
 
+    async def test_a_cancelled_step_loses_nothing(self, kv: Store) -> None:
+        await kv.set_many({("many", n): n for n in range(3000)})
+        listing = kv.list(("many",))
+        seen: list[int] = []
+        while True:
+            step = asyncio.create_task(anext(listing))
+            await asyncio.sleep(0)
+            step.cancel()
+            try:
+                seen.append((await step).value)
+            except asyncio.CancelledError:
+                seen.append((await anext(listing)).value)
+            except StopAsyncIteration:
+                break
+            if len(seen) == 3000:
+                break
+        assert seen == list(range(3000))
+
+    async def test_a_damaged_entry_hides_no_other(self, kv: Store) -> None:
+        damaged = Set(Space.TUPLES, encode(("a", 2)), b"{", 0)
+        await kv.engine.commit(Batch((damaged,)))
+        listing = kv.list()
+        seen: list[Any] = []
+        cursors = []
+        while len(seen) < 7:
+            try:
+                seen.append((await anext(listing)).value)
+            except Undecodable as error:
+                seen.append(str(error))
+            cursors.append(listing.cursor)
+        assert seen == [0, 1, "the entry at ('a', 2) is damaged: a stored value of 1 bytes is not JSON", 3, 4, 5, 6]
+        assert [entry.value async for entry in kv.list(cursor=cursors[2])] == [3, 4, 5, 6]
+
     async def test_large_values_come_in_small_pages(self, kv: Store) -> None:
         value = "x" * 900_000
         for n in range(20):
@@ -210,6 +263,9 @@ class TestBadInput:
             (lambda kv: kv.set_many({("k",): 1, ("l",): {1}}), InvalidValue, "type set"),
             (lambda kv: kv.set_many({("k",): 1, (): 2}), InvalidKey, "at least one part"),
             (lambda kv: kv.get_many([("k",), "l"]), InvalidKey, "bare str"),
+            (lambda kv: kv.get_many(("users", "alice")), InvalidKey, "several keys"),
+            (lambda kv: kv.delete_many(("users", "alice")), InvalidKey, "several keys"),
+            (lambda kv: anext(kv.list(reverse="yes")), InvalidArgument, "True or False"),
             (lambda kv: kv.delete(()), InvalidKey, "at least one part"),
             (lambda kv: kv.count("k"), InvalidKey, "bare str"),
             (lambda kv: kv.count(start=("b",), end=("a",)), InvalidArgument, "start comes after end"),
@@ -246,6 +302,11 @@ class TestBadInput:
         assert isinstance(raised.value, KeyloftError)
         assert isinstance(raised.value, (ValueError, TypeError))
         assert await everything(kv) == {}
+
+    async def test_set_many_says_which_value(self, kv: Store) -> None:
+        with pytest.raises(InvalidValue) as raised:
+            await kv.set_many({("a",): 1, ("b",): {1}})
+        assert raised.value.__notes__ == ["this is the value for ('b',); nothing was written"]
 
     async def test_values_never_appear_in_errors(self, kv: Store) -> None:
         for value in ({"password": {"hunter2"}}, ["hunter2", math.nan], "hunter2" * 2**20, {("hunter2",): 1}):
@@ -301,6 +362,26 @@ class TestAtomic:
             await kv.atomic().set(("new",), 1).delete(("kept",)).sum(("int",), 1).commit()
         assert raised.value.code == "NOT_A_COUNTER"
         assert await everything(kv) == {("int",): 5, ("kept",): 1}
+
+    async def test_a_new_counter_gets_an_expiry_and_an_old_one_keeps_its_own(
+        self, kv: Store, clock: ManualClock
+    ) -> None:
+        """A rate limiter: so many in a window that begins with the first."""
+        for _ in range(3):
+            await kv.atomic().sum(("n",), 1, expire_in=60).max(("m",), 5, expire_in=60).commit()
+            clock.advance(20)
+        assert not await kv.get(("n",))
+        assert not await kv.get(("m",))
+        await kv.atomic().sum(("n",), 1, expire_in=60).commit()
+        clock.advance(59.999)
+        assert (await kv.get(("n",))).value == 1
+
+    async def test_touch_joins_other_writes(self, kv: Store, clock: ManualClock) -> None:
+        await kv.set_many({("session",): 1, ("index",): 1}, expire_in=10)
+        done = await kv.atomic().touch(("session",), expire_in=100).touch(("index",), expire_in=None).commit()
+        assert done.ok
+        clock.advance(99)
+        assert await everything(kv) == {("index",): 1, ("session",): 1}
 
     async def test_an_empty_atomic_commits(self, kv: Store) -> None:
         assert (await kv.atomic().commit()).ok

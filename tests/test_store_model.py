@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import keyloft
-from keyloft import U64, Entry, ManualClock, NotACounter, Store, keys
+from keyloft import U64, Entry, ManualClock, NotACounter, Store, Watching, keys
 from keyloft.keys import TupleKey, encode
 
 T = TypeVar("T")
@@ -21,6 +21,7 @@ parts = st.sampled_from(["a", "b", "", 1, 2, -1, 1.5, True, b"x", "a\x00"])
 tuple_keys = st.lists(parts, min_size=1, max_size=3).map(tuple)
 prefixes = st.lists(parts, max_size=2).map(tuple)
 stored_values = st.sampled_from([None, 0, 1.5, "text", [1, {"a": None}], b"raw", U64(3), U64(2**64 - 1)])
+WATCHED: list[TupleKey] = [("a",), ("b", 1), ("a", "b")]
 expiries = st.none() | st.sampled_from([0.001, 1, 2.5])
 
 
@@ -60,15 +61,6 @@ class Model:
             del self.entries[encode(key)]
 
 
-def as_held(entry: Entry) -> Held:
-    assert entry.versionstamp is not None
-    return Held(entry.key, entry.value, entry.versionstamp)
-
-
-def without_due(held: list[Held]) -> list[Held]:
-    return [each._replace(due=None) for each in held]
-
-
 class StoreMachine(RuleBasedStateMachine):
     """Subclasses say which database to open."""
 
@@ -78,8 +70,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
         self.model = Model()
+        self.began = self.clock.now()
         self.kv: Store = self.run(self.opened())
         self.stamp = 0
+        self.watch_anew()
 
     def url(self) -> str | None:
         return None
@@ -94,6 +88,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.kv.aclose())
         self.runner.close()
         shutil.rmtree(self.folder)
+
+    def held(self, entry: Entry) -> Held:
+        assert entry.versionstamp is not None
+        due = None if entry.expires_at is None else round(entry.expires_at.timestamp() * 1000) - self.began
+        return Held(entry.key, entry.value, entry.versionstamp, due)
+
+    def watch_anew(self) -> None:
+        async def made() -> tuple[Watching, Watching]:
+            return self.kv.watch(prefix=("a",)), self.kv.watch(*WATCHED)
+
+        self.below_a, self.some_keys = self.run(made())
+        self.seen_below_a = {encode(held.key): held for held in self.model.below(("a",))}
 
     def grew(self, stamp: int | None) -> int:
         assert stamp is not None
@@ -111,6 +117,13 @@ class StoreMachine(RuleBasedStateMachine):
         stamp = self.grew(self.run(self.kv.set_many(pairs, expire_in=expire_in)))
         for key, value in pairs:
             self.model.set(key, value, stamp, expire_in)
+
+    @rule(many=st.lists(tuple_keys, max_size=4))
+    def delete_many(self, many: list[TupleKey]) -> None:
+        doomed = {encode(key) for key in many if self.model.get(key)}
+        assert self.run(self.kv.delete_many(many)) == len(doomed)
+        for key in many:
+            self.model.delete(key)
 
     @rule(key=tuple_keys)
     def delete(self, key: TupleKey) -> None:
@@ -145,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
         known = self.model.get(checked)
         stamp = None if known is None else known.stamp
         batch = self.kv.atomic().check(checked, stamp if right else (stamp or 0) + 1)
-        batch.set(key, value).sum(counter, 2).delete(gone)
+        batch.set(key, value).sum(counter, 2).min(counter, 2**40).max(counter, 4).delete(gone)
         counted = Held(key, value, 0) if encode(counter) == encode(key) else self.model.get(counter)
         countable = counted is None or type(counted.value) is U64
         try:
@@ -163,7 +176,7 @@ class StoreMachine(RuleBasedStateMachine):
         new = self.grew(done.versionstamp)
         self.model.set(key, value, new, None)
         number, due = (counted.value, counted.due) if counted else (0, None)
-        self.model.entries[encode(counter)] = Held(counter, U64((number + 2) % 2**64), new, due)
+        self.model.entries[encode(counter)] = Held(counter, U64(max(min((number + 2) % 2**64, 2**40), 4)), new, due)
         self.model.delete(gone)
 
     @rule(seconds=st.sampled_from([0.001, 0.5, 2]))
@@ -182,10 +195,39 @@ class StoreMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.run(self.kv.aclose())
         self.kv = self.run(self.opened())
+        self.watch_anew()
+
+    @rule()
+    def watches_catch_up(self) -> None:
+        for entry in self.run(self.news(self.below_a)):
+            if entry.exists:
+                self.seen_below_a[encode(entry.key)] = self.held(entry)
+            else:
+                self.seen_below_a.pop(encode(entry.key), None)
+        # A touch is no news, so what was seen may show an older expiry.
+        seen = [held[:3] for _, held in sorted(self.seen_below_a.items())]
+        assert seen == [held[:3] for held in self.model.below(("a",))]
+        if entries := self.run(self.news(self.some_keys))[-len(WATCHED) :]:
+            assert [entry.key for entry in entries] == WATCHED
+            expected = [self.model.get(key) for key in WATCHED]
+            assert [e.versionstamp for e in entries] == [None if held is None else held.stamp for held in expected]
+
+    async def news(self, watching: Watching) -> list[Entry]:
+        """Everything a watch has to say, without waiting for more."""
+        entries: list[Entry] = []
+        while True:
+            step = asyncio.ensure_future(anext(watching))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if not step.done():
+                step.cancel()
+                await asyncio.wait([step])
+                return entries
+            entries += step.result()
 
     @rule(prefix=prefixes, reverse=st.booleans(), limit=st.integers(1, 4))
     def list_in_pages(self, prefix: TupleKey, reverse: bool, limit: int) -> None:
-        expected = without_due(self.model.below(prefix))
+        expected = self.model.below(prefix)
         assert self.run(self.paged(prefix, reverse, limit)) == (expected[::-1] if reverse else expected)
 
     async def paged(self, prefix: TupleKey, reverse: bool, limit: int) -> list[Held]:
@@ -193,7 +235,7 @@ class StoreMachine(RuleBasedStateMachine):
         cursor = None
         while True:
             page = self.kv.list(prefix, reverse=reverse, limit=limit, cursor=cursor)
-            found += [as_held(entry) async for entry in page]
+            found += [self.held(entry) async for entry in page]
             cursor = page.cursor
             if cursor is None:
                 return found
@@ -206,6 +248,14 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.run(self.all_keys(start, end)) == expected
         assert self.run(self.kv.count(start=start, end=end)) == len(expected)
 
+    @rule(prefix=prefixes, one=tuple_keys, other=tuple_keys)
+    def ranges_within_a_prefix(self, prefix: TupleKey, one: TupleKey, other: TupleKey) -> None:
+        start, end = sorted([prefix + one, prefix + other], key=encode)
+        [low, high] = [encode(start), encode(end)]
+        below = [held for held in self.model.below(prefix) if low <= encode(held.key)]
+        assert self.run(self.kv.count(prefix, start=start)) == len(below)
+        assert self.run(self.kv.count(prefix, start=start, end=end)) == len([h for h in below if encode(h.key) < high])
+
     async def all_keys(self, start: TupleKey, end: TupleKey) -> list[TupleKey]:
         return [key async for key in self.kv.keys(start=start, end=end)]
 
@@ -213,7 +263,7 @@ class StoreMachine(RuleBasedStateMachine):
     def holds_what_the_model_holds(self) -> None:
         live = self.model.live()
         entries = self.run(self.kv.get_many([held.key for held in live]))
-        assert [as_held(entry) for entry in entries] == without_due(live)
+        assert [self.held(entry) for entry in entries] == live
         assert self.run(self.kv.count()) == len(live)
 
 

@@ -1,21 +1,23 @@
 """Values: what is stored comes back equal, and what would not is refused."""
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import decimal
 import enum
 import json
 import math
+import re
 import sys
 import uuid
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from keyloft import U64, InvalidValue, InvalidValueType, Undecodable, ValueTooLarge, limits, values
+from keyloft import U64, InvalidValue, InvalidValueType, Undecodable, ValueTooLarge, limits, longints, values
 from keyloft.values import Encoding
 
 MEBIBYTE = 1024 * 1024
@@ -48,11 +50,60 @@ def test_json_comes_back_as_it_was(value: Any) -> None:
 
 
 @given(json_values)
+@example(1e-05)
 def test_stored_json_is_compact_and_not_escaped(value: Any) -> None:
     data, encoding = values.encode(value, MEBIBYTE)
     assert encoding == Encoding.JSON
+    # Not to the byte for floats, which have several shortest texts.
+    floats = re.compile(rb"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+    expected = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     assert same(json.loads(data), value)
-    assert len(data) <= len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    assert floats.sub(b"0", data).lower() == floats.sub(b"0", expected).lower()
+
+
+@given(st.integers(1900, 60_000), st.integers(-5, 5), st.booleans())
+def test_long_integers_are_written_and_parsed_like_short_ones(bits: int, offset: int, negative: bool) -> None:
+    number = (2**bits + offset) * (-1 if negative else 1)
+    text = longints.write(number)
+    assert longints.parse(text) == number
+    assert 0 <= len(text.lstrip("-")) - longints.digits_at_least(number) <= 1
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        assert text == str(number)
+    finally:
+        sys.set_int_max_str_digits(limit)
+
+
+def test_an_integer_over_the_limit_is_refused_before_it_is_written_out() -> None:
+    with pytest.raises(ValueTooLarge, match="30,103,000 bytes"):
+        values.encode(1 << 100_000_000, MEBIBYTE)
+
+
+def test_a_value_that_fails_to_compare_is_refused_without_a_word_of_it() -> None:
+    class Secret(dict[str, Any]):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("hunter2")
+
+    assert round_trip(Secret(a=1)) == {"a": 1}
+    with pytest.raises(InvalidValue, match="is nan"):
+        values.encode([Secret(a=math.nan)], MEBIBYTE)
+
+
+def test_a_caller_deep_in_its_own_stack_is_told_so_and_not_that_data_is_damaged() -> None:
+    data, encoding = values.encode(nested(120), MEBIBYTE)
+
+    def descend() -> Any:
+        try:
+            return descend()
+        except RecursionError:
+            return values.decode(data, encoding)
+
+    # A RecursionError is the truth, too; what it must not say is Undecodable.
+    with contextlib.suppress(RecursionError):
+        assert descend() == nested(120)
 
 
 @given(st.binary())
@@ -229,6 +280,7 @@ def test_a_counter_is_made_of_an_int(number: Any) -> None:
 
 def test_a_counter_looks_like_one() -> None:
     assert repr(U64(5)) == "U64(5)"
+    assert f"{U64(5)} visits, {U64(5)!s}" == "5 visits, 5"
     assert U64(5) + 1 == 6
 
 

@@ -11,7 +11,7 @@
 import os
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Literal
+from typing import Literal, NoReturn
 
 from keyloft import limits
 from keyloft.atomic import Atomic, CommitResult
@@ -39,6 +39,7 @@ from keyloft.errors import (
     SchemaTooNew,
     Undecodable,
     ValueTooLarge,
+    WrongLoop,
 )
 from keyloft.store import Listing, Store, Watching
 from keyloft.values import U64
@@ -76,6 +77,7 @@ __all__ = [
     "Undecodable",
     "ValueTooLarge",
     "Watching",
+    "WrongLoop",
     "open",
 ]
 
@@ -117,10 +119,15 @@ class Opening:
         self._opened = opened
         self._store: Store | None = None
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"no {name} yet: the store opens with `async with keyloft.open(…) as kv` or with `await`")
+
     def __await__(self) -> Generator[object, None, Store]:
         return self._opened().__await__()
 
     async def __aenter__(self) -> Store:
+        if self._store is not None:
+            raise InvalidArgument("this opening is in use: call keyloft.open again for a second store")
         self._store = await self._opened()
         return self._store
 
@@ -128,11 +135,12 @@ class Opening:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._store is not None:
-            await self._store.aclose()
+            store, self._store = self._store, None
+            await store.aclose()
 
 
 def _check_options(max_value_bytes: int, sweep_every: float | None) -> None:
     if type(max_value_bytes) is not int or not 1 <= max_value_bytes <= limits.LARGEST_VALUE_BYTES:
         raise InvalidArgument(f"max_value_bytes is an int from 1 to {limits.LARGEST_VALUE_BYTES:,}")
-    if sweep_every is not None and not (isinstance(sweep_every, (int, float)) and sweep_every > 0):
+    if sweep_every is not None and not (type(sweep_every) in (int, float) and sweep_every > 0):
         raise InvalidArgument("sweep_every is a number of seconds above 0, or None")

@@ -10,7 +10,7 @@ from keyloft.engine import Engine
 from keyloft.entries import Entry, entry_of, milliseconds
 from keyloft.errors import InvalidArgument, InvalidValueType, NotACounter
 from keyloft.keys import KeyLike
-from keyloft.records import Batch, Check, Committed, Delete, Max, Min, Mutation, Set, Space, Sum
+from keyloft.records import Batch, Check, Committed, Delete, Max, Min, Mutation, Set, Space, Sum, Touch
 
 _MISSING: Any = object()
 
@@ -72,23 +72,30 @@ class Atomic:
         """Remove an entry, if there is one."""
         return self._add(Delete(Space.TUPLES, keys.encode(key)))
 
-    def sum(self, key: KeyLike, operand: int) -> "Atomic":
+    def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> "Atomic":
+        """Give an entry another expiry, or with None no expiry; nothing happens where there is none."""
+        return self._add(Touch(Space.TUPLES, keys.encode(key), milliseconds(expire_in)))
+
+    def sum(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "Atomic":
         """Add to a U64 counter, or subtract: the result wraps around at 0 and 2**64.
 
-        An absent counter begins at 0 and never expires; one that exists keeps its expiry.
+        An absent counter begins at 0 and expires after `expire_in`; one that exists keeps the expiry it has.
         """
-        return self._add(Sum(Space.TUPLES, keys.encode(key), _operand("sum", operand, lowest=-limits.U64_MAX)))
+        number = _operand("sum", operand, lowest=-limits.U64_MAX)
+        return self._add(Sum(Space.TUPLES, keys.encode(key), number, milliseconds(expire_in)))
 
-    def min(self, key: KeyLike, operand: int) -> "Atomic":
-        """Lower a U64 counter to the operand; an absent one becomes the operand. The expiry is kept."""
-        return self._add(Min(Space.TUPLES, keys.encode(key), _operand("min", operand)))
+    def min(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "Atomic":
+        """Lower a U64 counter to the operand; an absent one becomes the operand. Expiry as with `sum`."""
+        return self._add(Min(Space.TUPLES, keys.encode(key), _operand("min", operand), milliseconds(expire_in)))
 
-    def max(self, key: KeyLike, operand: int) -> "Atomic":
-        """Raise a U64 counter to the operand; an absent one becomes the operand. The expiry is kept."""
-        return self._add(Max(Space.TUPLES, keys.encode(key), _operand("max", operand)))
+    def max(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "Atomic":
+        """Raise a U64 counter to the operand; an absent one becomes the operand. Expiry as with `sum`."""
+        return self._add(Max(Space.TUPLES, keys.encode(key), _operand("max", operand), milliseconds(expire_in)))
 
     async def commit(self) -> CommitResult:
         """Make it all, or nothing: then `ok` is False, and `conflicts` are the entries at the failed checks.
+
+        Committing again makes it all again.
 
         Raises:
             NotACounter: A sum, min or max met a value that is not a U64; nothing was written.

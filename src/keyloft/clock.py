@@ -5,6 +5,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Protocol
 
 # A wall clock can jump while a timer runs on the monotonic one: look again at least this often.
@@ -58,15 +59,19 @@ class ManualClock:
     def now(self) -> int:
         return self._now
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: float | timedelta) -> None:
         """Move on and call back whatever became due."""
-        self._now += round(seconds * 1000)
+        elapsed = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        self._now += round(elapsed * 1000)
         while self._timers and self._timers[0][0] <= self._now:
             heapq.heappop(self._timers)[2].fire()
 
     def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
         timer = _ManualTimer(callback)
-        heapq.heappush(self._timers, (moment, next(self._order), timer))
+        if moment <= self._now:
+            timer.fire()
+        else:
+            heapq.heappush(self._timers, (moment, next(self._order), timer))
         return timer
 
 

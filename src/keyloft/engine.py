@@ -1,11 +1,13 @@
 """The contract between the faces of Keyloft and what stores their data: three verbs.
 
-The rules that every engine keeps are the tests of `tests/contract.py`.
+The rules that every engine keeps are the tests of `tests/engines/contract.py`.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol, overload
+
+from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.records import Ask, Batch, Change, Committed, Conflict, Count, Expired, Get, Latest, Record, Scan
@@ -55,30 +57,41 @@ class Engine(Protocol):
         """Finish or refuse what is under way, end the watches, let go of the database."""
 
 
-async def pages(engine: Engine, scan: Scan) -> AsyncIterator[list[Record]]:
+class Pages:
     """The records of a scan of any length, a page at a time; each page is consistent in itself.
 
-    Pages start small and grow with what their values weigh, so that none holds up the event loop.
+    Pages start small and grow with what their values weigh, so that none holds up the event loop. A page whose reading
+    failed or was cancelled is read again by the next step.
     """
-    left, size = scan.limit, _FIRST_PAGE
-    start, end, after = scan.start, scan.end, scan.after
-    while left > 0:
-        wanted = min(left, size)
-        [page] = await engine.read(
-            Scan(scan.space, start, end, wanted, scan.reverse, scan.keys_only, after),
-        )
-        if page:
-            yield page
-        if len(page) < wanted:
-            return
-        left -= wanted
-        await asyncio.sleep(0)  # reads don't wait for anything: without this, a long scan would starve other tasks
-        if scan.reverse:
-            end = page[-1].key
+
+    def __init__(self, engine: Engine, scan: Scan) -> None:
+        self._engine = engine
+        self._rest = scan
+        self._size = _FIRST_PAGE
+        self._began = False
+
+    def __aiter__(self) -> "Pages":
+        return self
+
+    async def __anext__(self) -> list[Record]:
+        rest = self._rest
+        if rest.limit < 1:
+            raise StopAsyncIteration
+        if self._began:
+            await asyncio.sleep(0)  # reads don't wait for anything: without this, a long scan would starve other tasks
+        wanted = min(rest.limit, self._size)
+        [page] = await self._engine.read(replace(rest, limit=wanted))
+        self._began = True
+        self._rest = replace(rest, limit=rest.limit - wanted if len(page) == wanted else 0)
+        if not page:
+            raise StopAsyncIteration
+        if rest.reverse:
+            self._rest = replace(self._rest, end=page[-1].key)
         else:
-            start, after = page[-1].key, True
+            self._rest = replace(self._rest, start=page[-1].key, after=True)
         weight = sum([len(record.value) for record in page]) // len(page)
-        size = min(limits.SCAN_ROWS, 16 * size, max(1, limits.SCAN_BYTES // max(1, weight)))
+        self._size = min(limits.SCAN_ROWS, 16 * self._size, max(1, limits.SCAN_BYTES // max(1, weight)))
+        return page
 
 
 _FIRST_PAGE = 64

@@ -27,6 +27,9 @@ class Entry(Struct, frozen=True):
         """Whether there is an entry. A stored None exists, too."""
         return self.versionstamp is not None
 
+    def __bool__(self) -> bool:
+        return self.exists
+
 
 def entry_of(key: TupleKey, record: Record | None) -> Entry:
     """The entry at a key, decoded."""
@@ -52,8 +55,12 @@ def entries_of(page: Sequence[Record]) -> Iterable[Entry]:
             for key, record in zip(keys.decode_many([record.key for record in page]), page, strict=True)
         ]
     except Undecodable:
-        # One by one, so that those before the damaged one are still given.
-        return (entry_of(keys.decode(record.key), record) for record in page)
+        # One by one, so that the others are still given.
+        return map(_entry_in, page)
+
+
+def _entry_in(record: Record) -> Entry:
+    return entry_of(keys.decode(record.key), record)
 
 
 def milliseconds(expire_in: float | timedelta | None) -> int | None:
@@ -73,7 +80,7 @@ def milliseconds(expire_in: float | timedelta | None) -> int | None:
     if not 0 < seconds <= limits.LONGEST_EXPIRY_SECONDS:
         raise InvalidArgument(
             f"expire_in is more than 0 and at most {limits.LONGEST_EXPIRY_SECONDS:,} seconds; "
-            "leave it out for an entry that never expires"
+            "None stands for an entry that never expires"
         )
     # Rounded first: 0.1 s is not 100.00000000000001 ms.
     return max(1, -int(-round(seconds * 1000, 6) // 1))

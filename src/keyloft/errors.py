@@ -13,6 +13,7 @@
     ├── NotACounter (TypeError)          NOT_A_COUNTER      sum, min or max met a value that is not a U64
     ├── Undecodable                      UNDECODABLE        what is stored is no key or value of ours
     ├── Closed                           CLOSED             used after aclose()
+    ├── WrongLoop (RuntimeError)         WRONG_LOOP         used from another event loop or thread
     └── DatabaseError                    DATABASE_ERROR     the storage below failed
         ├── CannotOpen                   CANNOT_OPEN
         ├── NotADatabase                 NOT_A_DATABASE
@@ -21,10 +22,11 @@
         ├── DiskFull                     DISK_FULL
         └── Busy                         BUSY               retry later
 
-Messages name keys, sizes, files and limits, never a value.
+Messages name keys, sizes, files, limits and, to say where in a value something is wrong, its dicts' field names; never
+a value.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class KeyloftError(Exception):
@@ -85,6 +87,9 @@ class ValueTooLarge(InvalidValue):
         self.size = size
         self.limit = limit
 
+    def __reduce__(self) -> tuple[type[Self], tuple[int, int]]:
+        return type(self), (self.size, self.limit)
+
 
 class NotACounter(KeyloftError, TypeError):
     """`sum`, `min` or `max` met a stored value that is not a U64; nothing of its batch was written."""
@@ -98,6 +103,9 @@ class NotACounter(KeyloftError, TypeError):
         )
         self.key = key
 
+    def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
+        return type(self), (self.key,)
+
 
 class Undecodable(KeyloftError):
     """Stored bytes are no key or value that Keyloft wrote."""
@@ -110,8 +118,19 @@ class Closed(KeyloftError):
 
     code = "CLOSED"
 
-    def __init__(self) -> None:
-        super().__init__("this store is closed: open it again to go on")
+    def __init__(self, message: str = "this store is closed: open it again to go on") -> None:
+        super().__init__(message)
+
+
+class WrongLoop(KeyloftError, RuntimeError):
+    """The store was used from another event loop, or another thread, than the one it was opened in."""
+
+    code = "WRONG_LOOP"
+
+    def __init__(
+        self, message: str = "this store belongs to another event loop: open it in the one that uses it"
+    ) -> None:
+        super().__init__(message)
 
 
 class DatabaseError(KeyloftError):

@@ -33,7 +33,6 @@ LAST: Final = b"\xff"
 
 _BYTES, _STR, _FLOAT, _FALSE, _TRUE = 0x01, 0x02, 0x21, 0x26, 0x27
 _ZERO, _LONG_NEGATIVE, _LONG_POSITIVE = 0x14, 0x0B, 0x1D
-_LONGEST_INT_BYTES = 255
 _NAN = b"\x21\xff\xf8\x00\x00\x00\x00\x00\x00"
 _pack_double = struct.Struct(">d")
 _INVERT = bytes(255 - byte for byte in range(256))
@@ -168,8 +167,8 @@ def _encode_int(number: int) -> bytes:
         return b"\x14"
     magnitude = abs(number)
     size = (magnitude.bit_length() + 7) // 8
-    if size > _LONGEST_INT_BYTES:
-        raise InvalidKey(f"an int in a key takes at most {_LONGEST_INT_BYTES} bytes; this one takes {size:,}")
+    if size > limits.KEY_INT_BYTES:
+        raise InvalidKey(f"an int in a key takes at most {limits.KEY_INT_BYTES} bytes; this one takes {size:,}")
     data = magnitude.to_bytes(size, "big")
     if number > 0:
         return (bytes((_ZERO + size,)) if size <= 8 else bytes((_LONG_POSITIVE, size))) + data

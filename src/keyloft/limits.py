@@ -5,6 +5,9 @@ from typing import Final
 KEY_BYTES: Final = 2048
 """The longest key, counted in its byte encoding."""
 
+KEY_INT_BYTES: Final = 255
+"""The longest int in a key: its length is one byte of the encoding."""
+
 VALUE_BYTES: Final = 1024 * 1024
 """The largest value of the tuple store, as stored; `keyloft.open(max_value_bytes=…)` changes it."""
 
@@ -12,7 +15,7 @@ LARGEST_VALUE_BYTES: Final = 512 * 1024 * 1024
 """How far `max_value_bytes` can be raised: SQLite holds a row of up to a billion bytes."""
 
 VALUE_DEPTH: Final = 128
-"""How deep lists and dicts may nest: whatever is stored can be read back from any depth of the caller's stack."""
+"""How deep lists and dicts may nest, so that what one caller stored another can read, with less of the stack left."""
 
 U64_MAX: Final = 2**64 - 1
 

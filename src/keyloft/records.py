@@ -119,27 +119,30 @@ class Delete(Struct, frozen=True, gc=False):
 
 
 class Sum(Struct, frozen=True, gc=False):
-    """Add to a U64, modulo 2^64. An absent one counts as 0; a present one keeps its expiry."""
+    """Add to a U64, modulo 2^64. An absent one begins at 0 and gets the expiry; a present one keeps its own."""
 
     space: Space
     key: Key
     operand: int
+    expire_in: int | None = None
 
 
 class Min(Struct, frozen=True, gc=False):
-    """Lower a U64 to the operand. An absent one becomes the operand; a present one keeps its expiry."""
+    """Lower a U64 to the operand. An absent one becomes it and gets the expiry; a present one keeps its own."""
 
     space: Space
     key: Key
     operand: int
+    expire_in: int | None = None
 
 
 class Max(Struct, frozen=True, gc=False):
-    """Raise a U64 to the operand. An absent one becomes the operand; a present one keeps its expiry."""
+    """Raise a U64 to the operand. An absent one becomes it and gets the expiry; a present one keeps its own."""
 
     space: Space
     key: Key
     operand: int
+    expire_in: int | None = None
 
 
 class Touch(Struct, frozen=True, gc=False):

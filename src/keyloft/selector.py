@@ -39,6 +39,8 @@ class Selector(Struct, frozen=True):
             InvalidArgument: The parts contradict each other.
             InvalidCursor: The cursor belongs to another selector.
         """
+        if type(reverse) is not bool:
+            raise InvalidArgument(f"reverse is True or False, not {type(reverse).__name__}")
         within = keys.encode_prefix(prefix if prefix is not None else ())
         low, high = keys.below(within)
         if start is not None:
@@ -66,7 +68,9 @@ class Selector(Struct, frozen=True):
         try:
             raw = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError, AttributeError):
-            raise InvalidCursor("this is no cursor: pass the .cursor of an earlier list, unchanged") from None
+            raw = b""
+        if len(raw) <= _DIGEST_BYTES:
+            raise InvalidCursor("this is no cursor: pass the .cursor of an earlier list, or None to begin at the start")
         digest, key = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
         if digest != self._digest() or not self.start <= key < self.end:
             raise InvalidCursor(
@@ -82,5 +86,7 @@ class Selector(Struct, frozen=True):
 def _bound(name: str, key: KeyLike, within: bytes) -> bytes:
     encoded = keys.encode(key)
     if not encoded.startswith(within) or encoded == within:
-        raise InvalidArgument(f"{name} lies outside the prefix: it must begin with the prefix and go on")
+        raise InvalidArgument(
+            f"{name} lies outside the prefix: it is a whole key, which begins with the prefix and goes on"
+        )
     return encoded

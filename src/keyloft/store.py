@@ -1,15 +1,16 @@
 """The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
 
 from keyloft import keys, limits, values
 from keyloft.atomic import Atomic
-from keyloft.engine import Engine, Watch, pages
+from keyloft.engine import Engine, Pages, Watch
 from keyloft.entries import Entry, entries_of, entry_of, milliseconds
-from keyloft.errors import InvalidArgument
+from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue
 from keyloft.keys import KeyLike, TupleKey
 from keyloft.records import EVERYTHING, Batch, Committed, Count, Delete, Get, Mutation, Record, Set, Space, Touch
 from keyloft.selector import Selector
@@ -35,6 +36,14 @@ class Store:
         if sweep_every is not None:
             self._sweeper = asyncio.create_task(sweep_regularly(engine, _TUPLES, sweep_every))
 
+    async def __aenter__(self) -> "Store":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
     async def get(self, key: KeyLike) -> Entry:
         """The entry at a key; `exists` is False where there is none."""
         [record] = await self.engine.read(Get(_TUPLES, keys.encode(key)))
@@ -43,7 +52,7 @@ class Store:
     async def get_many(self, many: Iterable[KeyLike]) -> Entries:
         """The entries at several keys, in their order, all as of one moment."""
         wanted = [*many]
-        records = await self.engine.read(*[Get(_TUPLES, keys.encode(key)) for key in wanted])
+        records = await self.engine.read(*[Get(_TUPLES, encoded) for encoded in _encode_each(wanted)])
         return [entry_of(tuple(key), record) for key, record in zip(wanted, records, strict=True)]
 
     async def set(self, key: KeyLike, value: object, *, expire_in: float | timedelta | None = None) -> int:
@@ -61,8 +70,16 @@ class Store:
         """Store several values, all or none, under one versionstamp, which is returned."""
         pairs: Iterable[tuple[KeyLike, object]] = entries.items() if isinstance(entries, Mapping) else entries
         due = milliseconds(expire_in)
-        encoded = [(keys.encode(key), *values.encode(value, self._max_value_bytes)) for key, value in pairs]
-        done = await self._commit(*[Set(_TUPLES, key, data, encoding, due) for key, data, encoding in encoded])
+        sets = []
+        for key, value in pairs:
+            encoded = keys.encode(key)
+            try:
+                data, encoding = values.encode(value, self._max_value_bytes)
+            except InvalidValue as error:
+                error.add_note(f"this is the value for {key!r}; nothing was written")
+                raise
+            sets.append(Set(_TUPLES, encoded, data, encoding, due))
+        done = await self._commit(*sets)
         return done.version
 
     async def delete(self, key: KeyLike) -> bool:
@@ -72,7 +89,7 @@ class Store:
 
     async def delete_many(self, many: Iterable[KeyLike]) -> int:
         """Remove several entries, all or none; returns how many there were."""
-        done = await self._commit(*[Delete(_TUPLES, keys.encode(key)) for key in many])
+        done = await self._commit(*[Delete(_TUPLES, encoded) for encoded in _encode_each(many)])
         return sum(done.found)
 
     async def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> bool:
@@ -138,7 +155,7 @@ class Store:
             raise InvalidArgument("delete_range needs a prefix, a start or an end; prefix=() stands for everything")
         selector = Selector.of(prefix, start, end)
         removed = 0
-        async for page in pages(self.engine, selector.scan(_TUPLES, keys_only=True)):
+        async for page in Pages(self.engine, selector.scan(_TUPLES, keys_only=True)):
             done = await self._commit(*[Delete(_TUPLES, record.key) for record in page])
             removed += sum(done.found)
         return removed
@@ -194,30 +211,27 @@ class Listing(Generic[T]):
         keys_only: bool = False,
     ) -> None:
         self._selector = selector
+        self._pages = Pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only))
+        self._shown = shown
         self._page: Sequence[Record] = ()
+        self._items: Iterator[T] = iter(())
         self._given = 0
-        self._items = self._iterate(pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only)), shown)
 
     @property
     def cursor(self) -> str | None:
         """Where to go on after the last entry that this iteration gave; None if it gave none."""
         return self._selector.cursor_after(self._page[self._given - 1].key) if self._given else None
 
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._items
+    def __aiter__(self) -> "Listing[T]":
+        return self
 
     async def __anext__(self) -> T:
-        return await anext(self._items)
-
-    async def _iterate(
-        self, found: AsyncIterator[list[Record]], shown: Callable[[Sequence[Record]], Iterable[T]]
-    ) -> AsyncIterator[T]:
-        async for page in found:
-            self._page = page
-            self._given = 0
-            for item in shown(page):
-                self._given += 1
-                yield item
+        if self._given == len(self._page):
+            page = await anext(self._pages)
+            self._page, self._items, self._given = page, iter(self._shown(page)), 0
+        # Counted before it is shown: a damaged entry is passed over by whoever goes on after its error.
+        self._given += 1
+        return next(self._items)
 
 
 class Watching:
@@ -234,6 +248,13 @@ class Watching:
 
     async def aclose(self) -> None:
         await self._watch.aclose()
+
+
+def _encode_each(many: Iterable[KeyLike]) -> list[bytes]:
+    several = [*many]
+    if several and not isinstance(several[0], (tuple, list)):
+        raise InvalidKeyType("this takes several keys, as in get_many([key, other]); each of them is a tuple")
+    return [keys.encode(key) for key in several]
 
 
 def _keys_of(page: Sequence[Record]) -> Iterable[TupleKey]:

@@ -9,14 +9,12 @@ import contextlib
 import json
 import math
 import re
-import sys
-from decimal import Decimal
 from enum import IntEnum
 from typing import Any
 
 import msgspec
 
-from keyloft import limits
+from keyloft import limits, longints
 from keyloft.errors import InvalidValue, InvalidValueType, Undecodable, ValueTooLarge
 
 
@@ -43,6 +41,8 @@ class U64(int):
     def __repr__(self) -> str:
         return f"U64({int(self)})"
 
+    __str__ = int.__repr__
+
 
 JSON, BYTES, COUNTER = Encoding.JSON, Encoding.BYTES, Encoding.U64
 
@@ -64,7 +64,7 @@ def encode(value: object, limit: int) -> tuple[bytes, Encoding]:
     elif type(value) is U64:
         data, encoding = pack_counter(value), COUNTER
     else:
-        data, encoding = encode_json(value), JSON
+        data, encoding = encode_json(value, limit), JSON
     if len(data) > limit:
         raise ValueTooLarge(len(data), limit)
     return data, encoding
@@ -85,16 +85,16 @@ def decode(data: bytes, encoding: int) -> Any:
     raise Undecodable(f"a stored value of {len(data):,} bytes is marked with encoding {encoding}, which it is not")
 
 
-def encode_json(value: object) -> bytes:
+def encode_json(value: object, limit: int) -> bytes:
     """Compact JSON in UTF-8, from which an equal value can be read again."""
     try:
         data = _to_json(value)
         faithful = _from_json(data) == value
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
+    except Exception:  # whatever a value's own __eq__ may raise, too
         faithful = False
     if not faithful:
         # Slow and exact: allows what is allowed after all (tuples, very long ints), explains what is not.
-        data = _to_json(_plain(value, "the value", ()))
+        data = _to_json(_plain(value, "the value", (), limit))
     # Each level has an opening bracket: few brackets are proof enough, and spare the walk.
     if data.count(b"[") + data.count(b"{") > limits.VALUE_DEPTH:
         _check_depth(value)
@@ -109,12 +109,19 @@ def decode_json(data: bytes) -> Any:
     """
     try:
         return _from_json(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except RecursionError:
+        if data.count(b"[") + data.count(b"{") <= limits.VALUE_DEPTH:
+            raise  # the caller's own stack is nearly used up
+        reason = "nests too deep"
+    except (msgspec.MsgspecError, ValueError):
         if _long_digits(data):
             # msgspec keeps to Python's limit on the digits of an int (640 at the lowest); ours is the value's size.
             with contextlib.suppress(ValueError, RecursionError):
-                return json.loads(data.decode(), parse_int=_long_int, parse_float=_finite, parse_constant=_no_constant)
-        raise Undecodable(f"a stored value of {len(data):,} bytes is not JSON") from error
+                return json.loads(
+                    data.decode(), parse_int=longints.parse, parse_float=_finite, parse_constant=_no_constant
+                )
+        reason = "is not JSON"
+    raise Undecodable(f"a stored value of {len(data):,} bytes {reason}")
 
 
 def pack_counter(number: int) -> bytes:
@@ -125,14 +132,14 @@ def unpack_counter(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-def _plain(value: object, where: str, parents: tuple[int, ...]) -> object:
+def _plain(value: object, where: str, parents: tuple[int, ...], limit: int) -> object:
     """A copy made of what JSON can hold, or the error that names the place of what it can't."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return _plain_text(value, where)
     if isinstance(value, int):
-        return _plain_int(int(value))
+        return _plain_int(int(value), limit)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidValue(f"{where} is {float(value)}, which JSON does not have")
@@ -143,21 +150,24 @@ def _plain(value: object, where: str, parents: tuple[int, ...]) -> object:
         raise InvalidValue(_TOO_DEEP)
     parents = (*parents, id(value))
     if isinstance(value, dict):
-        return {_plain_name(name, where): _plain(item, _inside(where, name), parents) for name, item in value.items()}
+        return {
+            _plain_name(name, where): _plain(item, _inside(where, name), parents, limit) for name, item in value.items()
+        }
     if isinstance(value, list) or type(value) is tuple:
-        return [_plain(item, f"{where}[{index}]", parents) for index, item in enumerate(value)]
+        return [_plain(item, f"{where}[{index}]", parents, limit) for index, item in enumerate(value)]
     raise InvalidValueType(
         f"{where} is of type {type(value).__name__} and would not come back equal; store JSON "
-        "(None, bool, int, float, str, list, dict with str keys), or bytes or a U64 as the whole value"
+        "(None, bool, int, float, str, list, dict with str keys), or bytes or a U64 as the whole value; "
+        "a datetime goes as .isoformat(), a set as a list, a dataclass as dataclasses.asdict(…)"
     )
 
 
-def _plain_int(number: int) -> object:
-    digits = sys.get_int_max_str_digits()
-    # A decimal digit is worth more than three bits: below this, the limit is out of reach.
-    if not digits or number.bit_length() < 3 * digits:
+def _plain_int(number: int, limit: int) -> object:
+    if number.bit_length() <= longints.SHORT_BITS:
         return number
-    return msgspec.Raw(str(Decimal(number)).encode())
+    if (digits := longints.digits_at_least(number)) > limit:
+        raise ValueTooLarge(digits, limit)  # before it is written out, which takes long
+    return msgspec.Raw(longints.write(number).encode())
 
 
 def _plain_name(name: object, where: str) -> str:
@@ -190,10 +200,6 @@ def _check_depth(value: object) -> None:
 def _inside(where: str, name: object) -> str:
     shown = ascii(name)
     return f"{where}[{shown if len(shown) <= 40 else shown[:37] + '…'}]"
-
-
-def _long_int(digits: str) -> int:
-    return int(Decimal(digits))
 
 
 def _finite(text: str) -> float:

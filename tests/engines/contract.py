@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from keyloft import Closed, ManualClock, NotACounter
-from keyloft.engine import Engine, Watch, pages
+from keyloft.engine import Engine, Pages, Watch
 from keyloft.records import (
     Batch,
     Change,
@@ -374,7 +374,7 @@ class EngineContract:
     async def test_pages_give_the_whole_range_once(self, engine: Engine, reverse: bool) -> None:
         keys = [b"%05d" % n for n in range(2500)]
         await write(engine, *[put(key) for key in keys])
-        found = [r.key async for page in pages(engine, Scan(A, START, END, 2400, reverse)) for r in page]
+        found = [r.key async for page in Pages(engine, Scan(A, START, END, 2400, reverse)) for r in page]
         assert found == (keys[::-1] if reverse else keys)[:2400]
 
     async def test_a_very_long_scan_in_one_read(self, engine: Engine) -> None:
@@ -478,6 +478,13 @@ class EngineContract:
                 seen.update(values_of(await next_of(watch)))
             assert seen == {b"old": None, b"new": b"%d" % turns}
             await writing
+
+    async def test_an_expiry_between_watch_and_first_step_is_seen(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, put(b"k", expire_in=1000))
+        watch = engine.watch(Scan(A, START, END, 1))
+        await asyncio.sleep(0)
+        clock.advance(1)
+        assert values_of(await next_of(watch)) == {b"k": None}
 
     async def test_closing_ends_watches(self, engine: Engine) -> None:
         watches = [engine.watch(Get(A, b"k")), engine.watch(Scan(A, START, END, 1))]

@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import apsw
 import pytest
 
 from keyloft import ManualClock
 from keyloft.engine import Engine
 from keyloft.engines.sqlite import SqliteEngine
-from keyloft.records import Get, Space
-from tests.engines.contract import EngineContract, put, write
+from keyloft.engines.sqlite_file import SqliteFile
+from keyloft.engines.sqlite_writes import Outcome, Writer
+from keyloft.records import Batch, Get, Space
+from tests.engines.contract import EngineContract, next_of, put, values_of, write
 
 
 class TestSqliteFile(EngineContract):
@@ -68,3 +71,29 @@ async def test_views_end_with_their_turn_so_that_the_log_can_be_reused(
         await engine.read(Get(Space.TUPLES, b"k"), Get(Space.TUPLES, b"other"))
     assert (tmp_path / "app.db-wal").stat().st_size < 120 * PAGE
     await engine.aclose()
+
+
+async def test_a_commit_of_another_process_between_retried_batches_is_noticed(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that the database refuses goes again batch by batch, and others may come between."""
+    here = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    there = SqliteFile(str(tmp_path / "app.db"), "full")
+    rival = Writer(there, clock, there.open_writer())
+    watch = here.watch(Get(Space.TUPLES, b"k"))
+    await next_of(watch)
+    commit = Writer._commit
+
+    def refusing(writer: Writer, group: list[Batch]) -> Outcome:
+        if len(group) > 1:
+            raise apsw.SQLError("refused")
+        outcome = commit(writer, group)
+        if writer is not rival and rival._last_clock == 0:
+            rival.commit([Batch((put(b"k", b"9"),))])
+        return outcome
+
+    monkeypatch.setattr(Writer, "_commit", refusing)
+    await asyncio.gather(write(here, put(b"a")), write(here, put(b"b")))
+    assert values_of(await next_of(watch)) == {b"k": b"9"}
+    await here.aclose()
+    rival.connection.close()

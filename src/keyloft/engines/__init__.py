@@ -19,11 +19,15 @@ async def open_engine(url: str | os.PathLike[str] | None, clock: Clock, *, durab
     """
     if durability not in ("full", "relaxed"):
         raise InvalidArgument('durability is "full" or "relaxed"')
-    target = ":memory:" if url is None else os.fspath(url)
-    if not isinstance(target, str) or not target or "\x00" in target:
+    target = ":memory:" if url is None else os.fspath(url) if isinstance(url, (str, os.PathLike)) else ""
+    if not isinstance(target, str) or not target or "\x00" in target or not _is_text(target):
         raise InvalidArgument("a database is named by a path or a URL; leave it out for one in memory")
     if target == ":memory:":
         return MemoryEngine(clock)
+    if target.lower().startswith(("sqlite:", "file:", "postgresql:", "memory:")) and "://" not in target:
+        raise InvalidArgument(
+            f"{target}: a URL has slashes after its scheme, as in sqlite:///app.db; a path has no scheme"
+        )
     if "://" not in target:
         return await SqliteEngine.open(_absolute(target), clock, durability=durability)
     scheme, _, rest = target.partition("://")
@@ -40,8 +44,10 @@ def _sqlite_path(rest: str, url: str) -> str:
     path, _, query = rest.partition("?")
     if query:
         raise InvalidArgument(f"{url}: options after ? are not known to Keyloft")
-    if not path or path in ("/", "/:memory:"):
+    if path in ("", "/:memory:"):
         return ":memory:"
+    if path == "/":
+        raise InvalidArgument("sqlite:/// names no file; sqlite:// is a database in memory")
     if not path.startswith("/"):
         raise InvalidArgument(f"{url}: a relative path takes three slashes, as in sqlite:///{path}")
     return _absolute(path[1:])
@@ -49,4 +55,15 @@ def _sqlite_path(rest: str, url: str) -> str:
 
 def _absolute(path: str) -> str:
     """Fixed at opening, so that a later change of the working directory does not lead elsewhere."""
-    return str(Path(path).expanduser().absolute())
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError as error:
+        raise CannotOpen(f"{path} can't be opened: there is no such user on this machine") from error
+
+
+def _is_text(target: str) -> bool:
+    try:
+        os.fsencode(target)
+    except UnicodeEncodeError:
+        return False
+    return True

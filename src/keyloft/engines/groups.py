@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from keyloft import limits
 from keyloft.engines.settle import Verdict
-from keyloft.errors import Closed
+from keyloft.errors import Closed, WrongLoop
 from keyloft.records import Batch, Committed, Conflict, Set
 
 
@@ -33,6 +33,8 @@ class Groups:
         """Wait for the verdict on a batch. A caller that is cancelled while its batch waits takes it back."""
         if self._closed:
             raise Closed
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop
         future: asyncio.Future[Committed | Conflict] = self._loop.create_future()
         self._waiting.append((batch, future))
         if self._idle.is_set():

@@ -1,5 +1,6 @@
 """Keeps everything in memory: for caches, for tests, and as the plainest example of an engine."""
 
+import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from itertools import islice
@@ -11,6 +12,7 @@ from keyloft.clock import Clock
 from keyloft.engine import Watch
 from keyloft.engines.notify import Notifier
 from keyloft.engines.settle import Put, Remove, Write, deciding, settle
+from keyloft.engines.turns import Turn
 from keyloft.errors import Closed, KeyloftError
 from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Key, Latest, Record, Scan, Space
 
@@ -24,20 +26,21 @@ class MemoryEngine:
         self._version = 0
         self._notifier = Notifier(self, clock)
         self._closed = False
+        self._turn = Turn()
 
     async def read(self, *asks: Ask) -> list[Any]:
         self._check_open()
-        now = self._clock.now()
+        now = await self._now()
         return [self._answer(ask, now) for ask in asks]
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
         self._check_open()
+        now = await self._now()
         current = {
             address: record
             for address in deciding([batch])
             if (record := self._tables[address[0]].records.get(address[1])) is not None
         }
-        now = self._clock.now()
         settled = settle([batch], current, self._version, now)
         [verdict] = settled.verdicts
         if isinstance(verdict, KeyloftError):
@@ -55,6 +58,15 @@ class MemoryEngine:
     async def aclose(self) -> None:
         self._closed = True
         self._notifier.close()
+
+    async def _now(self) -> int:
+        now = self._clock.now()
+        if self._turn.is_long(now):
+            await asyncio.sleep(0)
+            self._check_open()
+            now = self._clock.now()
+        self._turn.enter(now)
+        return now
 
     def _check_open(self) -> None:
         if self._closed:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 
 from keyloft import limits
 from keyloft.clock import Clock, Timer
-from keyloft.engine import Engine, pages
+from keyloft.engine import Engine, Pages
 from keyloft.errors import Closed
 from keyloft.records import EVERYTHING, Address, Change, Get, Key, Latest, Record, Scan
 
@@ -157,6 +157,10 @@ class RangeWatch(_Waking):
         self._unseen: set[Key] = set()
         self._suspicious = False
         self._rest_until = 0.0
+        # At once, not with the first step: until then, others may delete what was there when the watch was made.
+        self._first_survey: asyncio.Future[tuple[list[Record], int]] | None
+        self._first_survey = asyncio.ensure_future(self._survey_first())
+        self._first_survey.add_done_callback(lambda survey: survey.cancelled() or survey.exception())
 
     def touched(self, addresses: set[Address], latest: int) -> None:
         space, start, end = self._scan.space, self._scan.start, self._scan.end
@@ -192,16 +196,24 @@ class RangeWatch(_Waking):
 
     async def _look_first(self) -> set[Key]:
         """Learn what there is; returns what came after the watch was made, and so is news."""
-        records = await self._survey()
-        [latest] = await self._engine.read(Latest())
-        self._first_look_at = latest
+        if self._first_survey is None:
+            self._first_survey = asyncio.ensure_future(self._survey_first())
+        survey = self._first_survey
+        await asyncio.wait([survey])  # which a cancelled caller leaves running
+        self._first_survey = None
+        records, self._first_look_at = survey.result()
         self._remember({record.key: record for record in records if record.version <= self._made_at})
         return {record.key for record in records if record.version > self._made_at}
+
+    async def _survey_first(self) -> tuple[list[Record], int]:
+        records = await self._survey()
+        [latest] = await self._engine.read(Latest())
+        return records, latest
 
     async def _survey(self) -> list[Record]:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        found = [record async for page in pages(self._engine, self._scan) for record in page]
+        found = [record async for page in Pages(self._engine, self._scan) for record in page]
         self._rest_until = loop.time() + _REST * (loop.time() - began)
         return found
 

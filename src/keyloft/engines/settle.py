@@ -153,6 +153,9 @@ class _State:
     def _alive(self, record: Record | None) -> Record | None:
         return record if record is not None and record.is_alive(self._now) else None
 
+    def _due(self, expire_in: int | None) -> int | None:
+        return None if expire_in is None else self._now + expire_in
+
     def _put(self, mutation: Set, record: Record | None, write: Write | None, version: int) -> tuple[Record, Put]:
         now = self._now
         new = Record(
@@ -160,14 +163,14 @@ class _State:
             mutation.value,
             mutation.encoding,
             version,
-            None if mutation.expire_in is None else now + mutation.expire_in,
+            self._due(mutation.expire_in),
             now if record is None else record.created_at,
             now,
         )
         return new, Put(new, _begins_anew(write))
 
     def _retime(self, mutation: Touch, record: Record, write: Write | None) -> tuple[Record, Write]:
-        expires_at = None if mutation.expire_in is None else self._now + mutation.expire_in
+        expires_at = self._due(mutation.expire_in)
         new = replace(record, expires_at=expires_at)
         return new, Put(new, write.anew) if isinstance(write, Put) else Retime(expires_at)
 
@@ -176,7 +179,7 @@ class _State:
     ) -> tuple[Record, Put]:
         operand = mutation.operand
         if record is None:
-            number, expires_at, created_at = operand, None, self._now
+            number, expires_at, created_at = operand, self._due(mutation.expire_in), self._now
         else:
             if record.encoding != Encoding.U64:
                 raise NotACounter(mutation.key)

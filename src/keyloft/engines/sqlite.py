@@ -76,6 +76,9 @@ class SqliteEngine:
             if type(ask) is not Get and _is_long(ask) and not self._file.in_memory:
                 return await self._read_aside(asks)
         now = self._clock.now()
+        if self._view.turn.is_long(now):
+            await asyncio.sleep(0)
+            return await self.read(*asks)
         try:
             cursor = self._view.cursor(now)
             return [answer(cursor, ask, now) for ask in asks]
@@ -138,6 +141,7 @@ class SqliteEngine:
             raise self._file.explain(error, self._reader) from error
 
     async def _read_aside(self, asks: tuple[Ask, ...]) -> list[Any]:
+        self._view.turn.check_loop()
         if self._long_reader is None:
             self._long_reader = LongReader(self._file)
         return await self._long_reader.read(asks, self._clock.now())

@@ -199,6 +199,8 @@ class SqliteFile:
                 return f"the folder {path.parent} does not exist"
         except PermissionError:
             return f"this user may not enter the folder {path.parent}"
+        except OSError as error:
+            return str(error.strerror)
         if not os.access(path.parent, os.W_OK):
             return f"this user may not write to the folder {path.parent}"
         return "this user may not read and write it"

@@ -1,6 +1,5 @@
 """Answers what an SQLite file is asked: inline on the event loop, or on a thread for what takes long."""
 
-import asyncio
 import contextlib
 from functools import partial
 from typing import Any
@@ -9,6 +8,7 @@ import apsw
 
 from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, Row
 from keyloft.engines.sqlite_file import SqliteFile
+from keyloft.engines.turns import Turn
 from keyloft.engines.worker import Worker
 from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan
 
@@ -46,38 +46,30 @@ class View:
     """One read transaction per turn of the event loop, which halves the cost of a read.
 
     All that a task can know of other processes' commits reached it before the turn began, so it never reads less than
-    it knows. A task that reads on and on without ever waiting gets a new view each millisecond.
+    it knows.
     """
 
     def __init__(self, connection: apsw.Connection, *, own_transaction: bool) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
         self._own_transaction = own_transaction
-        self._loop = asyncio.get_running_loop()
-        self._at: int | None = None
-        self._end_is_due = False
+        self.turn = Turn(at_end=self.end)
+        self._is_open = False
 
     def cursor(self, now: int) -> apsw.Cursor:
-        if self._at != now and self._own_transaction:
-            self._renew(now)
+        if not self._is_open:
+            self.turn.enter(now)
+            if self._own_transaction:
+                self._cursor.execute("BEGIN")
+            self._is_open = True
         return self._cursor
 
     def end(self) -> None:
-        self._end_is_due = False
-        if self._at is not None:
-            self._at = None
+        if self._is_open:
+            self._is_open = False
             with contextlib.suppress(apsw.Error):  # a failed disk has ended it already
-                if self._connection.in_transaction:
+                if self._own_transaction and self._connection.in_transaction:
                     self._cursor.execute("ROLLBACK")
-
-    def _renew(self, now: int) -> None:
-        due = self._end_is_due
-        self.end()
-        self._cursor.execute("BEGIN")
-        self._at = now
-        if not due:
-            self._loop.call_soon(self.end)
-        self._end_is_due = True
 
 
 class LongReader:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
 import apsw
@@ -20,6 +21,9 @@ logger = logging.getLogger(__name__)
 # The log goes into the file when nothing is to be written and it has 32 MiB, or at the latest when it has 128 MiB.
 _WORTH_A_CHECKPOINT: Final = 8_000
 _DUE_FOR_A_CHECKPOINT: Final = 32_000
+
+
+_SOMEBODY_CAME_BETWEEN: Final = -1
 
 
 class Outcome(Struct, frozen=True):
@@ -85,15 +89,16 @@ class Writer:
             # A copy each: an exception that is raised in many tasks would collect all their tracebacks.
             return Outcome([_copy(failure) for _ in group], self._last_clock, self._last_clock)
         outcomes = [self.commit([batch]) for batch in group]
+        alone = all(one.clock_after == other.clock_before for one, other in pairwise(outcomes))
         return Outcome(
             [verdict for outcome in outcomes for verdict in outcome.verdicts],
-            outcomes[0].clock_before,
+            outcomes[0].clock_before if alone else _SOMEBODY_CAME_BETWEEN,
             outcomes[-1].clock_after,
             [address for outcome in outcomes for address in outcome.touched],
         )
 
     def checkpoint(self, quiet: bool) -> bool:
-        """Take the log into the file if it is time, between two groups; returns whether a quiet moment would be welcome.
+        """Take the log into the file if it is time, between two groups; returns whether a quiet moment is wanted.
 
         SQLite would do it within a commit, and the callers of that commit would wait for it: 80 ms for 32 MiB.
         """
