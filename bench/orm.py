@@ -1,4 +1,4 @@
-"""The design of mission 1b as an arm: SQLAlchemy's ORM over aiosqlite, a session per call."""
+"""The ordinary way as an arm: SQLAlchemy's ORM over aiosqlite, a session per call."""
 
 import json
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ class Base(DeclarativeBase):
 
 
 class PluginKVStorage(Base):
-    """The model of mission 1a."""
+    """A table for the keys and values of many plugins."""
 
     __tablename__ = "plugin_kv_storage"
 
@@ -48,7 +48,7 @@ class PluginKVStorage(Base):
 
 
 class Database:
-    """`kv_get` as mission 1b writes it: one engine, the default pool, a session per call."""
+    """A get as most services write it: one engine, the default pool, a session per call."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine

@@ -1,4 +1,4 @@
-"""The arms that Keyloft is held against: SQLite through apsw and aiosqlite, diskcache, and the LIKE of mission 3.
+"""The arms that Keyloft is held against: SQLite through apsw and aiosqlite, diskcache, and a list by LIKE.
 
 Each has a file of its own: two SQLite libraries on one file in one process would drop each other's locks.
 """
@@ -184,7 +184,7 @@ def getting_diskcache(stored: int, operations: int) -> Arm[Any, Reads[str], list
 
 
 def listing_by_like(stored: int, operations: int) -> Arm[apsw.Connection, list[int], Listed[Any]]:
-    """The list of mission 3: keys joined by a zero byte, found by LIKE."""
+    """A list as one would write it first: keys joined by a zero byte, found by LIKE."""
 
     def set_up(folder: Path) -> apsw.Connection:
         connection = _connected(folder, _PLAN_TABLE, _PLAN_INDEX)

@@ -39,12 +39,17 @@ def test_a_key_comes_back_with_its_types(key: TupleKey) -> None:
     assert [type(part) for part in decoded] == [type(part) for part in key]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["a", "b\x00", b"\x00\x02", 2, ""]), parts) | tuples))
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b\x00", b"\x00\x02", 2, ""]), parts) | tuples)
+    | st.lists(st.tuples(st.just("a"), st.text() | st.just("x\x00")))
+    | st.lists(st.lists(st.just("a") | st.integers(0, 2**16), min_size=1, max_size=3).map(tuple))
+)
 def test_many_keys_decode_as_each_alone(many: list[TupleKey]) -> None:
     encoded = sorted(keys.encode_prefix(key) for key in many)
-    decoded = keys.decode_many(encoded)
-    assert decoded == [keys.decode(each) for each in encoded]
-    assert [keys.encode_prefix(key) for key in decoded] == encoded
+    for ordered in (encoded, encoded[::-1]):
+        decoded = keys.decode_many(ordered)
+        assert decoded == [keys.decode(each) for each in ordered]
+        assert [keys.encode_prefix(key) for key in decoded] == ordered
 
 
 @given(tuples, tuples)

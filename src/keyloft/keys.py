@@ -13,9 +13,10 @@ tuple sorts before every tuple that extends it, and all extensions of a tuple ar
 So bytes < str < int < float < bool. `0.0` and `-0.0` are two keys, and so are `1`, `1.0` and `True`.
 """
 
+import contextlib
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from keyloft import limits
@@ -122,24 +123,18 @@ def decode(encoded: bytes) -> TupleKey:
     return tuple(parts)
 
 
-def decode_many(many: Iterable[bytes]) -> list[TupleKey]:
-    """The keys of a list. Neighbours mostly differ in a text at their end: what comes before it is decoded once."""
-    decoded: list[TupleKey] = []
-    head, size = LAST, 1
-    parts: TupleKey = ()
-    for encoded in many:
-        if encoded.startswith(head) and encoded[-1] == 0:
-            tail = encoded[size:-1]
-            if b"\x00" not in tail and tail.isascii():
-                decoded.append((*parts, tail.decode()))
-                continue
-        key = decode(encoded)
-        decoded.append(key)
-        last = key[-1]
-        if type(last) is str and last.isascii() and "\x00" not in last:
-            size = len(encoded) - len(last) - 1
-            head, parts = encoded[:size], key[:-1]
-    return decoded
+def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
+    """The keys of a sorted list. Where they differ in a text at their end only, all are decoded at once."""
+    if many and many[0][-1:] == b"\x00":
+        *parts, last = decode(many[0])
+        head = many[0][: -len(str(last).encode()) - 1]
+        # Sorted: what the first and the last have in common, all have. One 00 each, at the end: one text each.
+        if type(last) is str and many[-1].startswith(head) and all([encoded[-1] == 0 for encoded in many]):
+            tails = b"".join([encoded[len(head) :] for encoded in many])
+            if tails.count(0) == len(many):
+                with contextlib.suppress(UnicodeDecodeError):
+                    return [(*parts, text) for text in tails[:-1].decode().split("\x00")]
+    return [decode(encoded) for encoded in many]
 
 
 def _encode_part(part: object, key: KeyLike) -> bytes:

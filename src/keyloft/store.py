@@ -1,7 +1,7 @@
 """The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
@@ -9,8 +9,8 @@ from typing import Generic, TypeAlias, TypeVar
 from keyloft import keys, limits, values
 from keyloft.atomic import Atomic
 from keyloft.engine import Engine, Pages, Watch
-from keyloft.entries import Entry, entries_of, entry_of, milliseconds
-from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue
+from keyloft.entries import Entry, entries_of, entry_in, entry_of, milliseconds
+from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue, Undecodable
 from keyloft.keys import KeyLike, TupleKey
 from keyloft.records import EVERYTHING, Batch, Committed, Count, Delete, Get, Mutation, Record, Set, Space, Touch
 from keyloft.selector import Selector
@@ -119,7 +119,7 @@ class Store:
                 print(entry.key, entry.value)
         """
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, _limit(limit), entries_of)
+        return Listing(self.engine, selector, _limit(limit), entries_of, entry_in)
 
     def keys(
         self,
@@ -133,7 +133,7 @@ class Store:
     ) -> "Listing[TupleKey]":
         """Like `list`, but the keys alone; no value is read."""
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, _limit(limit), _keys_of, keys_only=True)
+        return Listing(self.engine, selector, _limit(limit), _keys_of, _key_of, keys_only=True)
 
     async def count(
         self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
@@ -206,15 +206,17 @@ class Listing(Generic[T]):
         engine: Engine,
         selector: Selector,
         limit: int,
-        shown: Callable[[Sequence[Record]], Iterable[T]],
+        show_page: Callable[[Sequence[Record]], list[T] | None],
+        show: Callable[[Record], T],
         *,
         keys_only: bool = False,
     ) -> None:
         self._selector = selector
         self._pages = Pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only))
-        self._shown = shown
+        self._show_page = show_page
+        self._show = show
         self._page: Sequence[Record] = ()
-        self._items: Iterator[T] = iter(())
+        self._shown: list[T] | None = []
         self._given = 0
 
     @property
@@ -222,16 +224,26 @@ class Listing(Generic[T]):
         """Where to go on after the last entry that this iteration gave; None if it gave none."""
         return self._selector.cursor_after(self._page[self._given - 1].key) if self._given else None
 
-    def __aiter__(self) -> "Listing[T]":
-        return self
+    async def __aiter__(self) -> AsyncIterator[T]:
+        # All state is in the list itself: a loop that was left or cancelled can be taken up by another.
+        while True:
+            while self._shown is not None and self._given < len(self._shown):
+                self._given += 1
+                yield self._shown[self._given - 1]
+            try:
+                item = await self.__anext__()
+            except StopAsyncIteration:
+                return
+            yield item
 
     async def __anext__(self) -> T:
         if self._given == len(self._page):
             page = await anext(self._pages)
-            self._page, self._items, self._given = page, iter(self._shown(page)), 0
+            self._page, self._shown, self._given = page, self._show_page(page), 0
         # Counted before it is shown: a damaged entry is passed over by whoever goes on after its error.
         self._given += 1
-        return next(self._items)
+        at = self._given - 1
+        return self._shown[at] if self._shown is not None else self._show(self._page[at])
 
 
 class Watching:
@@ -257,8 +269,15 @@ def _encode_each(many: Iterable[KeyLike]) -> list[bytes]:
     return [keys.encode(key) for key in several]
 
 
-def _keys_of(page: Sequence[Record]) -> Iterable[TupleKey]:
-    return keys.decode_many([record.key for record in page])
+def _key_of(record: Record) -> TupleKey:
+    return keys.decode(record.key)
+
+
+def _keys_of(page: Sequence[Record]) -> list[TupleKey] | None:
+    try:
+        return keys.decode_many([record.key for record in page])
+    except Undecodable:
+        return None
 
 
 def _limit(limit: int | None) -> int:

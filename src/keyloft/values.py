@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import re
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
@@ -122,6 +123,14 @@ def decode_json(data: bytes) -> Any:
                 )
         reason = "is not JSON"
     raise Undecodable(f"a stored value of {len(data):,} bytes {reason}")
+
+
+def decode_json_many(many: Iterable[bytes]) -> list[Any]:
+    """The values of several JSON texts."""
+    try:
+        return [_from_json(data) for data in many]
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return [decode_json(data) for data in many]
 
 
 def pack_counter(number: int) -> bytes:
