@@ -28,7 +28,7 @@ SCAN_ROWS: Final = 1000
 SCAN_BYTES: Final = 1024 * 1024
 """A page aims at no more value bytes than this, so that large values don't hold up the event loop."""
 
-SWEEP_SLICE: Final = 96
+SWEEP_SLICE: Final = 48
 """How many expired entries one commit of the sweeper removes: other writers wait for one slice at most."""
 
 SWEEP_EVERY: Final = 60.0

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 # The pages of some 100,000 small entries: a get in 5.7 µs instead of 7.3 with SQLite's 2 MiB.
 _READER_CACHE_KIB: Final = 16 * 1024
+# The inner pages of some millions of entries: scattered deletes in 2.2 ms per 64 instead of 2.5.
+_WRITER_CACHE_KIB: Final = 8 * 1024
 _SYNCHRONOUS: Final = {"full": "FULL", "relaxed": "NORMAL"}
 _OUT_OF_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -160,6 +162,7 @@ class SqliteFile:
             f"synchronous = {_SYNCHRONOUS[self._durability]}",
             "fullfsync = 1",
             "wal_autocheckpoint = 0",
+            f"cache_size = -{_WRITER_CACHE_KIB}",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
 
