@@ -19,7 +19,7 @@ def machine(folder: Path) -> dict[str, str]:
     return {
         "cpu": f"{os.cpu_count()} x {_cpu_model()}",
         "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
-        "disk": f"{folder} on {_file_system(folder)}",
+        "disk": _file_system(folder),
         "python": platform.python_version(),
         "keyloft": f"{keyloft.__version__}, {_revision()}",
         "apsw": f"{apsw.apsw_version()} with SQLite {apsw.sqlite_lib_version()}",

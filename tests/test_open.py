@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +167,37 @@ async def test_the_value_limit_can_be_moved() -> None:
         await kv.set(("k",), "x" * 8)
         with pytest.raises(keyloft.ValueTooLarge, match="11 bytes as stored; the limit is 10"):
             await kv.set(("k",), "x" * 9)
+
+
+def test_a_forked_process_is_told_to_open_its_own(tmp_path: Path) -> None:
+    script = """
+import asyncio, os, sys, keyloft
+
+async def use(kv):
+    for call in (lambda: kv.get(("k",)), lambda: kv.set(("k",), 2), kv.count):
+        try:
+            await call()
+        except keyloft.Closed as error:
+            assert "before a fork" in str(error)
+        else:
+            os._exit(1)
+    await kv.aclose()
+    async with keyloft.open("app.db") as own:
+        await own.set(("child",), 1)
+
+async def main():
+    async with keyloft.open("app.db") as kv:
+        await kv.set(("k",), 1)
+        child = os.fork()
+        if not child:
+            asyncio.events._set_running_loop(None)
+            asyncio.run(use(kv))
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert (await kv.get(("child",))).value == 1
+        await kv.set(("k",), 3)
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -65,10 +65,11 @@ def test_the_readme_runs(block: str, tmp_path: Path) -> None:
         imports = "import asyncio, keyloft\nfrom keyloft import *\n"
         opened = "async def main():\n    async with keyloft.open('app.db') as kv:\n"
         block = f"{imports}{opened}{body}\nasyncio.run(main())\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    for _ in range(2):  # whoever follows it will run it again, with the file of the first time
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_has_code() -> None:

@@ -26,7 +26,9 @@ Messages name keys, sizes, files, limits and, to say where in a value something 
 a value.
 """
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
+
+CLOSED: Final = "this store is closed: open it again to go on"
 
 
 class KeyloftError(Exception):
@@ -118,7 +120,7 @@ class Closed(KeyloftError):
 
     code = "CLOSED"
 
-    def __init__(self, message: str = "this store is closed: open it again to go on") -> None:
+    def __init__(self, message: str = CLOSED) -> None:
         super().__init__(message)
 
 

@@ -6,6 +6,8 @@ takes a disk's time, so it never happens on the event loop.
 
 import asyncio
 import logging
+import os
+import weakref
 from functools import partial
 from typing import Any
 
@@ -21,7 +23,7 @@ from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.sqlite_reads import LongReader, View, answer, number
 from keyloft.engines.sqlite_writes import Outcome, Writer
 from keyloft.engines.worker import Worker
-from keyloft.errors import Closed, DatabaseError
+from keyloft.errors import CLOSED, Closed, DatabaseError
 from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan
 
 logger = logging.getLogger(__name__)
@@ -68,10 +70,12 @@ class SqliteEngine:
         self._seen_clock: int | None = None
         self._poller: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._refusal: str | None = None
+        _engines.add(self)
 
     async def read(self, *asks: Ask) -> list[Any]:
-        if self._closing is not None:
-            raise Closed
+        if self._refusal is not None:
+            raise Closed(self._refusal)
         for ask in asks:
             if type(ask) is not Get and _is_long(ask) and not self._file.in_memory:
                 return await self._read_aside(asks)
@@ -86,11 +90,13 @@ class SqliteEngine:
             raise self._file.explain(error, self._reader) from error
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
+        if self._refusal is not None:
+            raise Closed(self._refusal)
         return await self._groups.commit(batch)
 
     def watch(self, *asks: Get | Scan) -> Watch:
-        if self._closing is not None:
-            raise Closed
+        if self._refusal is not None:
+            raise Closed(self._refusal)
         watch = self._notifier.watch(asks, self._latest())
         if not self._file.in_memory and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll())
@@ -98,6 +104,9 @@ class SqliteEngine:
 
     async def aclose(self) -> None:
         if self._closing is None:
+            if self._refusal is not None:
+                return  # the parent's, not ours to close
+            self._refusal = CLOSED
             self._closing = asyncio.create_task(self._close())
         # Closing goes on even if the caller is cancelled: half closed is no state to be left in.
         await asyncio.shield(self._closing)
@@ -158,6 +167,19 @@ class SqliteEngine:
             self._file.close(self._reader)
         await self._worker.call(partial(self._file.close, self._writer.connection))
         self._worker.stop()
+
+
+_engines: "weakref.WeakSet[SqliteEngine]" = weakref.WeakSet()
+
+
+def _forget_after_fork() -> None:
+    """A connection must not be used by two processes: SQLite's locks would not hold between them."""
+    for engine in _engines:
+        engine._refusal = "this store was opened before a fork: open it again in this process"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def _is_long(ask: Ask) -> bool:
