@@ -227,9 +227,10 @@ class Listing(Generic[T]):
     async def __aiter__(self) -> AsyncIterator[T]:
         # All state is in the list itself: a loop that was left or cancelled can be taken up by another.
         while True:
-            while self._shown is not None and self._given < len(self._shown):
-                self._given += 1
-                yield self._shown[self._given - 1]
+            given = self._given
+            for item in (self._shown or [])[given:]:
+                self._given = given = given + 1
+                yield item
             try:
                 item = await self.__anext__()
             except StopAsyncIteration:

@@ -2,6 +2,7 @@
 
 import contextlib
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import apsw
@@ -27,12 +28,12 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | list[Record] | i
     match ask:
         case Scan():
             bindings = (*layout.bind_key(ask.start), *layout.bind_key(ask.end), now, ask.limit)
-            return [layout.record(*row) for row in cursor.execute(layout.scan(ask), bindings).fetchall()]
+            return list(starmap(layout.record, cursor.execute(layout.scan(ask), bindings).fetchall()))
         case Count():
             bindings = (*layout.bind_key(ask.start), *layout.bind_key(ask.end), now)
             return number(cursor, layout.count, bindings)
         case Expired():
-            return [layout.record(*row) for row in cursor.execute(layout.expired, (now, ask.limit)).fetchall()]
+            return list(starmap(layout.record, cursor.execute(layout.expired, (now, ask.limit)).fetchall()))
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
 
 
