@@ -1,8 +1,9 @@
 """Entries as callers see them, made of the records that engines store."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from operator import length_hint
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -10,6 +11,8 @@ from keyloft import keys, limits, values
 from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.keys import TupleKey
 from keyloft.records import Record
+
+T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -43,23 +46,40 @@ def entry_of(key: TupleKey, record: Record | None) -> Entry:
     return Entry(key, value, record.version, None if due is None else _EPOCH + timedelta(milliseconds=due))
 
 
-def entries_of(page: Sequence[Record]) -> list[Entry] | None:
-    """The entries of a page of records; None if one of them is damaged, and each is to be looked at alone."""
+def entries_of(page: Sequence[Record]) -> Iterator[Entry]:
+    """The entries of a page of records; a damaged one raises in its place, and the others are given all the same."""
     try:
         found = keys.decode_many([record.key for record in page])
         # Most pages are JSON that never expires: a call less per entry is a fifth of the time of a long list.
         if not any([record.encoding or record.expires_at for record in page]):
             contents = values.decode_json_many([record.value for record in page])
             versions = [record.version for record in page]
-            return list(map(Entry, found, contents, versions))
-        return list(map(entry_of, found, page))
+            return iter(list(map(Entry, found, contents, versions)))
+        return iter(list(map(entry_of, found, page)))
     except Undecodable:
-        return None
+        return _OneByOne(page, lambda record: entry_of(keys.decode(record.key), record))
 
 
-def entry_in(record: Record) -> Entry:
-    """The entry of a record."""
-    return entry_of(keys.decode(record.key), record)
+def keys_of(page: Sequence[Record]) -> Iterator[TupleKey]:
+    """The keys of a page of records; a damaged one raises in its place."""
+    try:
+        return iter(keys.decode_many([record.key for record in page]))
+    except Undecodable:
+        return _OneByOne(page, lambda record: keys.decode(record.key))
+
+
+class _OneByOne(Iterator[T]):
+    """Shows records one at a time, and goes on after an error; like the iterator of a list, it knows what is left."""
+
+    def __init__(self, page: Sequence[Record], show: Callable[[Record], T]) -> None:
+        self._left = iter(page)
+        self._show = show
+
+    def __next__(self) -> T:
+        return self._show(next(self._left))
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._left)
 
 
 def milliseconds(expire_in: float | timedelta | None) -> int | None:

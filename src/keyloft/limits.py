@@ -29,7 +29,10 @@ SCAN_BYTES: Final = 1024 * 1024
 """A page aims at no more value bytes than this, so that large values don't hold up the event loop."""
 
 SWEEP_SLICE: Final = 48
-"""How many expired entries one commit of the sweeper removes: other writers wait for one slice at most."""
+"""How many expired entries one commit of the sweeper removes while others write: they wait for one slice at most."""
+
+SWEEP_SLICE_ALONE: Final = 256
+"""The same while nobody else writes; whoever comes then waits some 10 ms, once."""
 
 SWEEP_EVERY: Final = 60.0
 """Seconds between two sweeps of an open store, unless `keyloft.open(sweep_every=…)` says otherwise."""

@@ -1,16 +1,17 @@
 """The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from operator import length_hint
 from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
 
 from keyloft import keys, limits, values
 from keyloft.atomic import Atomic
 from keyloft.engine import Engine, Pages, Watch
-from keyloft.entries import Entry, entries_of, entry_in, entry_of, milliseconds
-from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue, Undecodable
+from keyloft.entries import Entry, entries_of, entry_of, keys_of, milliseconds
+from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue
 from keyloft.keys import KeyLike, TupleKey
 from keyloft.records import EVERYTHING, Batch, Committed, Count, Delete, Get, Mutation, Record, Set, Space, Touch
 from keyloft.selector import Selector
@@ -119,7 +120,7 @@ class Store:
                 print(entry.key, entry.value)
         """
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, _limit(limit), entries_of, entry_in)
+        return Listing(self.engine, selector, _limit(limit), entries_of)
 
     def keys(
         self,
@@ -133,7 +134,7 @@ class Store:
     ) -> "Listing[TupleKey]":
         """Like `list`, but the keys alone; no value is read."""
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, _limit(limit), _keys_of, _key_of, keys_only=True)
+        return Listing(self.engine, selector, _limit(limit), keys_of, keys_only=True)
 
     async def count(
         self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
@@ -206,45 +207,40 @@ class Listing(Generic[T]):
         engine: Engine,
         selector: Selector,
         limit: int,
-        show_page: Callable[[Sequence[Record]], list[T] | None],
-        show: Callable[[Record], T],
+        show: Callable[[Sequence[Record]], Iterator[T]],
         *,
         keys_only: bool = False,
     ) -> None:
         self._selector = selector
         self._pages = Pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only))
-        self._show_page = show_page
         self._show = show
         self._page: Sequence[Record] = ()
-        self._shown: list[T] | None = []
-        self._given = 0
+        self._items: Iterator[T] = iter(())
 
     @property
     def cursor(self) -> str | None:
         """Where to go on after the last entry that this iteration gave; None if it gave none."""
-        return self._selector.cursor_after(self._page[self._given - 1].key) if self._given else None
+        given = len(self._page) - length_hint(self._items)
+        return self._selector.cursor_after(self._page[given - 1].key) if given else None
 
     async def __aiter__(self) -> AsyncIterator[T]:
         # All state is in the list itself: a loop that was left or cancelled can be taken up by another.
         while True:
-            given = self._given
-            for item in (self._shown or [])[given:]:
-                self._given = given = given + 1
+            for item in self._items:
                 yield item
             try:
-                item = await self.__anext__()
+                await self._turn_page()
             except StopAsyncIteration:
                 return
-            yield item
 
     async def __anext__(self) -> T:
-        if self._given == len(self._page):
-            page = await anext(self._pages)
-            self._page, self._shown, self._given = page, self._show_page(page), 0
-        # Counted before it is shown: a damaged entry is passed over by whoever goes on after its error.
-        self._given += 1
-        at = self._given - 1
-        return self._shown[at] if self._shown is not None else self._show(self._page[at])
+        if not length_hint(self._items):
+            await self._turn_page()
+        return next(self._items)
+
+    async def _turn_page(self) -> None:
+        page = await anext(self._pages)
+        self._page, self._items = page, self._show(page)
 
 
 class Watching:
@@ -268,17 +264,6 @@ def _encode_each(many: Iterable[KeyLike]) -> list[bytes]:
     if several and not isinstance(several[0], (tuple, list)):
         raise InvalidKeyType("this takes several keys, as in get_many([key, other]); each of them is a tuple")
     return [keys.encode(key) for key in several]
-
-
-def _key_of(record: Record) -> TupleKey:
-    return keys.decode(record.key)
-
-
-def _keys_of(page: Sequence[Record]) -> list[TupleKey] | None:
-    try:
-        return keys.decode_many([record.key for record in page])
-    except Undecodable:
-        return None
 
 
 def _limit(limit: int | None) -> int:
