@@ -68,7 +68,7 @@ class Pages:
         self._engine = engine
         self._rest = scan
         self._size = _FIRST_PAGE
-        self._began = False
+        self._pages = 0
 
     def __aiter__(self) -> "Pages":
         return self
@@ -77,11 +77,11 @@ class Pages:
         rest = self._rest
         if rest.limit < 1:
             raise StopAsyncIteration
-        if self._began:
+        if self._pages > 1:
             await asyncio.sleep(0)  # reads don't wait for anything: without this, a long scan would starve other tasks
         wanted = min(rest.limit, self._size)
         [page] = await self._engine.read(replace(rest, limit=wanted))
-        self._began = True
+        self._pages += 1
         self._rest = replace(rest, limit=rest.limit - wanted if len(page) == wanted else 0)
         if not page:
             raise StopAsyncIteration
