@@ -1,6 +1,7 @@
 """The store as its users meet it, on every engine."""
 
 import asyncio
+import gc
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -24,9 +25,6 @@ from keyloft import (
     Undecodable,
     ValueTooLarge,
 )
-from keyloft.clock import SystemClock
-from keyloft.engines.memory import MemoryEngine
-from keyloft.engines.sqlite import SqliteEngine
 from keyloft.keys import TupleKey, encode
 from keyloft.records import Batch, Expired, Set, Space
 
@@ -64,14 +62,18 @@ class TestGetAndSet:
         assert entry
 
     async def test_reading_on_and_on_starves_nobody(self, kv: Store) -> None:
-        if isinstance(kv.engine, MemoryEngine | SqliteEngine):
-            kv.engine._clock = SystemClock()
         setting = asyncio.create_task(kv.set(("flag",), 1))
 
         async def read_on_and_on() -> None:
             while True:
                 await kv.get(("flag",))
 
+        greedy = [asyncio.create_task(read_on_and_on()) for _ in range(3)]
+        for _ in range(100):
+            assert (await kv.get(("absent",))).exists is False
+        for reader in greedy:
+            reader.cancel()
+        await asyncio.wait(greedy)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(read_on_and_on(), 0.05)
         assert (await kv.get(("flag",))).exists
@@ -207,6 +209,29 @@ class TestList:
             if len(seen) == 3000:
                 break
         assert seen == list(range(3000))
+
+    async def test_several_loops_share_one_list(self, kv: Store) -> None:
+        await kv.set_many({("many", n): n for n in range(3000)})
+        listing = kv.list(("many",))
+        seen = [(await anext(listing)).value]
+        async for entry in listing:
+            seen.append(entry.value)
+            seen += [(await anext(listing)).value] if len(seen) < 2999 else []
+            if len(seen) in (500, 501):
+                break
+        async for entry in listing:
+            seen.append(entry.value)
+        assert seen == list(range(3000))
+
+    async def test_tasks_that_share_a_list_get_each_entry_once(self, kv: Store) -> None:
+        await kv.set_many({("many", n): n for n in range(3000)})
+        listing = kv.list(("many",))
+
+        async def take() -> list[int]:
+            return [entry.value async for entry in listing]
+
+        shares = await asyncio.gather(take(), take(), take())
+        assert sorted(n for share in shares for n in share) == list(range(3000))
 
     async def test_a_damaged_entry_hides_no_other(self, kv: Store) -> None:
         damaged = Set(Space.TUPLES, encode(("a", 2)), b"{", 0)
@@ -486,6 +511,28 @@ class TestWatch:
         await kv.delete(("users", "old"))
         [entry] = await anext(watch)
         assert entry == Entry(("users", "old"))
+
+    async def test_a_damaged_entry_hides_no_other_change(self, kv: Store) -> None:
+        watch = kv.watch(prefix=("a",))
+        good = [Set(Space.TUPLES, encode(("a", n)), b"1", 0) for n in (1, 3)]
+        await kv.engine.commit(Batch((*good, Set(Space.TUPLES, encode(("a", 2)), b"{", 0))))
+        assert [entry.key for entry in await anext(watch)] == [("a", 1)]
+        with pytest.raises(Undecodable, match=r"\('a', 2\) is damaged"):
+            await anext(watch)
+        assert [entry.key for entry in await anext(watch)] == [("a", 3)]
+
+    async def test_a_waiting_watch_is_kept_alive(self, kv: Store) -> None:
+        seen = asyncio.Queue[Any]()
+
+        async def follow() -> None:
+            async for [entry] in kv.watch(("k",)):
+                seen.put_nowait(entry.value)
+
+        asyncio.create_task(follow())  # noqa: RUF006  # nobody but its own watch holds it: that is the point
+        assert await seen.get() is None
+        gc.collect()
+        await kv.set(("k",), 1)
+        assert await asyncio.wait_for(seen.get(), 10) == 1
 
     async def test_closing_the_store_ends_it(self, kv: Store) -> None:
         async def watched() -> int:

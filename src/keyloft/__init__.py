@@ -118,6 +118,7 @@ class Opening:
     def __init__(self, opened: Callable[[], Coroutine[object, None, Store]]) -> None:
         self._opened = opened
         self._store: Store | None = None
+        self._in_use = False
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"no {name} yet: the store opens with `async with keyloft.open(…) as kv` or with `await`")
@@ -126,9 +127,14 @@ class Opening:
         return self._opened().__await__()
 
     async def __aenter__(self) -> Store:
-        if self._store is not None:
+        if self._in_use:
             raise InvalidArgument("this opening is in use: call keyloft.open again for a second store")
-        self._store = await self._opened()
+        self._in_use = True
+        try:
+            self._store = await self._opened()
+        except BaseException:
+            self._in_use = False
+            raise
         return self._store
 
     async def __aexit__(
@@ -136,6 +142,7 @@ class Opening:
     ) -> None:
         if self._store is not None:
             store, self._store = self._store, None
+            self._in_use = False
             await store.aclose()
 
 

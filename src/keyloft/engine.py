@@ -60,8 +60,8 @@ class Engine(Protocol):
 class Pages:
     """The records of a scan of any length, a page at a time; each page is consistent in itself.
 
-    Pages start small and grow with what their values weigh, so that none holds up the event loop. A page whose reading
-    failed or was cancelled is read again by the next step.
+    Pages start small and grow; where the values of one page were large, the next holds fewer. Before the third page and
+    each after it, other tasks get their turn. A page that failed or was cancelled is read again by the next step.
     """
 
     def __init__(self, engine: Engine, scan: Scan) -> None:

@@ -41,9 +41,10 @@ def entry_of(key: TupleKey, record: Record | None) -> Entry:
     due = record.expires_at
     try:
         value = values.decode(record.value, record.encoding)
-    except Undecodable as error:
+        expires_at = None if due is None else _EPOCH + timedelta(milliseconds=due)
+    except (Undecodable, OverflowError, TypeError) as error:
         raise Undecodable(f"the entry at {key!r} is damaged: {error}") from error
-    return Entry(key, value, record.version, None if due is None else _EPOCH + timedelta(milliseconds=due))
+    return Entry(key, value, record.version, expires_at)
 
 
 def entries_of(page: Sequence[Record]) -> Iterator[Entry]:
@@ -56,7 +57,7 @@ def entries_of(page: Sequence[Record]) -> Iterator[Entry]:
             versions = [record.version for record in page]
             return iter(list(map(Entry, found, contents, versions)))
         return iter(list(map(entry_of, found, page)))
-    except Undecodable:
+    except (Undecodable, TypeError, RecursionError):
         return _OneByOne(page, lambda record: entry_of(keys.decode(record.key), record))
 
 

@@ -127,9 +127,9 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
     """The keys of a sorted list. Where they differ in a text at their end only, all are decoded at once."""
     if many and many[0][-1:] == b"\x00":
         *parts, last = decode(many[0])
-        head = many[0][: -len(str(last).encode()) - 1]
+        head = many[0][: -len(last.encode()) - 1] if type(last) is str else LAST
         # Sorted: what the first and the last have in common, all have. One 00 each, at the end: one text each.
-        if type(last) is str and many[-1].startswith(head) and all([encoded[-1] == 0 for encoded in many]):
+        if many[-1].startswith(head) and all([encoded[-1] == 0 for encoded in many]):
             tails = b"".join([encoded[len(head) :] for encoded in many])
             if tails.count(0) == len(many):
                 with contextlib.suppress(UnicodeDecodeError):

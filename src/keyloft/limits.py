@@ -23,10 +23,10 @@ LONGEST_EXPIRY_SECONDS: Final = 1000 * 366 * 86_400
 """The longest `expire_in`: about a thousand years, which a `datetime` can still show."""
 
 SCAN_ROWS: Final = 1000
-"""The most entries that one page of a list, a count or a range delete holds."""
+"""The most entries that one page of a list or of a range delete holds; pages grow up to it from 64."""
 
 SCAN_BYTES: Final = 1024 * 1024
-"""A page aims at no more value bytes than this, so that large values don't hold up the event loop."""
+"""A page aims at no more value bytes than this, going by what the page before it weighed."""
 
 SWEEP_SLICE: Final = 48
 """How many expired entries one commit of the sweeper removes while others write: they wait for one slice at most."""

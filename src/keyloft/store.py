@@ -11,9 +11,22 @@ from keyloft import keys, limits, values
 from keyloft.atomic import Atomic
 from keyloft.engine import Engine, Pages, Watch
 from keyloft.entries import Entry, entries_of, entry_of, keys_of, milliseconds
-from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue
+from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue, Undecodable
 from keyloft.keys import KeyLike, TupleKey
-from keyloft.records import EVERYTHING, Batch, Committed, Count, Delete, Get, Mutation, Record, Set, Space, Touch
+from keyloft.records import (
+    EVERYTHING,
+    Batch,
+    Change,
+    Committed,
+    Count,
+    Delete,
+    Get,
+    Mutation,
+    Record,
+    Set,
+    Space,
+    Touch,
+)
 from keyloft.selector import Selector
 from keyloft.sweeper import sweep, sweep_regularly
 
@@ -149,8 +162,8 @@ class Store:
     ) -> int:
         """Remove all entries of a range; returns how many there were.
 
-        Entries go in slices of a thousand, so that other writers are not held up. Each slice is removed as a whole; an
-        entry that is written into the range meanwhile may stay.
+        Entries go in slices of up to a thousand, so that other writers are not held up. Each slice is removed as a
+        whole; an entry that is written into the range meanwhile may stay.
         """
         if prefix is None and start is None and end is None:
             raise InvalidArgument("delete_range needs a prefix, a start or an end; prefix=() stands for everything")
@@ -180,8 +193,8 @@ class Store:
             raise InvalidArgument("watch takes keys or a prefix: watch(key, …) or watch(prefix=…)")
         if prefix is not None:
             selector = Selector.of(prefix, None, None)
-            return Watching(self.engine.watch(selector.scan(_TUPLES)))
-        return Watching(self.engine.watch(*[Get(_TUPLES, keys.encode(key)) for key in watched]))
+            return Watching(self.engine.watch(selector.scan(_TUPLES)), whole=False)
+        return Watching(self.engine.watch(*[Get(_TUPLES, keys.encode(key)) for key in watched]), whole=True)
 
     async def sweep(self) -> int:
         """Remove what has expired from the database; returns how many entries. Readers never see them either way."""
@@ -216,6 +229,7 @@ class Listing(Generic[T]):
         self._show = show
         self._page: Sequence[Record] = ()
         self._items: Iterator[T] = iter(())
+        self._turning = asyncio.Lock()
 
     @property
     def cursor(self) -> str | None:
@@ -229,31 +243,56 @@ class Listing(Generic[T]):
             for item in self._items:
                 yield item
             try:
-                await self._turn_page()
+                await self._find_more()
             except StopAsyncIteration:
                 return
 
     async def __anext__(self) -> T:
-        if not length_hint(self._items):
-            await self._turn_page()
+        while not length_hint(self._items):
+            await self._find_more()
         return next(self._items)
 
-    async def _turn_page(self) -> None:
-        page = await anext(self._pages)
-        self._page, self._items = page, self._show(page)
+    async def _find_more(self) -> None:
+        """Turn the page, unless another loop over this list was faster."""
+        async with self._turning:
+            if not length_hint(self._items):
+                page = await anext(self._pages)
+                self._page, self._items = page, self._show(page)
 
 
 class Watching:
     """A watch in progress: iterate it with `async for`; closing it, or the store, ends the iteration."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, *, whole: bool) -> None:
         self._watch = watch
+        self._whole = whole
+        self._left: Sequence[Change] = ()
+
+    async def __aenter__(self) -> "Watching":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
     def __aiter__(self) -> "Watching":
         return self
 
     async def __anext__(self) -> Entries:
-        return [entry_of(keys.decode(change.key), change.record) for change in await self._watch.__anext__()]
+        changes, self._left = self._left or await self._watch.__anext__(), ()
+        entries: Entries = []
+        for at, change in enumerate(changes):
+            try:
+                entries.append(entry_of(keys.decode(change.key), change.record))
+            except Undecodable:
+                if not self._whole:
+                    # A damaged entry raises in its place, after those before it, and those behind it still come.
+                    self._left = changes[at:] if entries else changes[at + 1 :]
+                if self._whole or not entries:
+                    raise
+                break
+        return entries
 
     async def aclose(self) -> None:
         await self._watch.aclose()

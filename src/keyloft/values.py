@@ -95,7 +95,7 @@ def encode_json(value: object, limit: int) -> bytes:
         faithful = False
     if not faithful:
         # Slow and exact: allows what is allowed after all (tuples, very long ints), explains what is not.
-        data = _to_json(_plain(value, "the value", (), limit))
+        data = _to_json(_plain(value, "the value", (), _Budget(limit)))
     # Each level has an opening bracket: few brackets are proof enough, and spare the walk.
     if data.count(b"[") + data.count(b"{") > limits.VALUE_DEPTH:
         _check_depth(value)
@@ -141,14 +141,14 @@ def unpack_counter(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-def _plain(value: object, where: str, parents: tuple[int, ...], limit: int) -> object:
+def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget") -> object:
     """A copy made of what JSON can hold, or the error that names the place of what it can't."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return _plain_text(value, where)
     if isinstance(value, int):
-        return _plain_int(int(value), limit)
+        return _plain_int(int(value), budget)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidValue(f"{where} is {float(value)}, which JSON does not have")
@@ -160,10 +160,11 @@ def _plain(value: object, where: str, parents: tuple[int, ...], limit: int) -> o
     parents = (*parents, id(value))
     if isinstance(value, dict):
         return {
-            _plain_name(name, where): _plain(item, _inside(where, name), parents, limit) for name, item in value.items()
+            _plain_name(name, where): _plain(item, _inside(where, name), parents, budget)
+            for name, item in value.items()
         }
     if isinstance(value, list) or type(value) is tuple:
-        return [_plain(item, f"{where}[{index}]", parents, limit) for index, item in enumerate(value)]
+        return [_plain(item, f"{where}[{index}]", parents, budget) for index, item in enumerate(value)]
     raise InvalidValueType(
         f"{where} is of type {type(value).__name__} and would not come back equal; store JSON "
         "(None, bool, int, float, str, list, dict with str keys), or bytes or a U64 as the whole value; "
@@ -171,12 +172,24 @@ def _plain(value: object, where: str, parents: tuple[int, ...], limit: int) -> o
     )
 
 
-def _plain_int(number: int, limit: int) -> object:
+def _plain_int(number: int, budget: "_Budget") -> object:
     if number.bit_length() <= longints.SHORT_BITS:
         return number
-    if (digits := longints.digits_at_least(number)) > limit:
-        raise ValueTooLarge(digits, limit)  # before it is written out, which takes long
+    budget.spend(longints.digits_at_least(number))  # before it is written out, which takes long
     return msgspec.Raw(longints.write(number).encode())
+
+
+class _Budget:
+    """How many digits of long ints a value may have before it is over the limit for that alone."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._spent = 0
+
+    def spend(self, digits: int) -> None:
+        self._spent += digits
+        if self._spent > self._limit:
+            raise ValueTooLarge(self._spent, self._limit)
 
 
 def _plain_name(name: object, where: str) -> str:

@@ -12,7 +12,8 @@ from keyloft.engine import Engine
 from keyloft.engines.sqlite import SqliteEngine
 from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.sqlite_writes import Outcome, Writer
-from keyloft.records import Batch, Get, Space
+from keyloft.engines.worker import Worker
+from keyloft.records import Batch, Delete, Get, Scan, Space
 from tests.engines.contract import EngineContract, next_of, put, values_of, write
 
 
@@ -62,6 +63,36 @@ async def test_the_log_does_not_outgrow_its_limit_without_a_quiet_moment(
             await engine.read(Get(Space.TUPLES, b"k"), Get(Space.TUPLES, b"other"))
     assert (tmp_path / "app.db-wal").stat().st_size < 120 * PAGE
     await engine.aclose()
+
+
+async def test_changes_of_others_between_watch_and_first_step_are_seen(clock: ManualClock, tmp_path: Path) -> None:
+    here = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    there = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    await write(here, put(b"old"))
+    watch = here.watch(Scan(Space.TUPLES, b"\x00", b"\xff", 1))
+    poller = here._poller
+    assert poller is not None
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await write(there, Delete(Space.TUPLES, b"old"), put(b"new", b"1"))
+    seen = values_of(await next_of(watch))
+    while len(seen) < 2:
+        seen.update(values_of(await next_of(watch)))
+    assert seen == {b"old": None, b"new": b"1"}
+    await there.aclose()
+    await here.aclose()
+
+
+async def test_a_failing_chore_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    worker = Worker("test")
+
+    def fail(quiet: bool) -> bool:
+        raise OSError("no")
+
+    worker.chore = fail
+    assert [await worker.call(lambda: 1), await worker.call(lambda: 2)] == [1, 2]
+    worker.stop()
+    assert "a chore of the thread test failed" in caplog.text
 
 
 async def test_a_commit_of_another_process_between_retried_batches_is_noticed(

@@ -29,12 +29,10 @@ class MemoryEngine:
         self._turn = Turn()
 
     async def read(self, *asks: Ask) -> list[Any]:
-        self._check_open()
         now = await self._now()
         return [self._answer(ask, now) for ask in asks]
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
-        self._check_open()
         now = await self._now()
         current = {
             address: record
@@ -60,13 +58,12 @@ class MemoryEngine:
         self._notifier.close()
 
     async def _now(self) -> int:
-        now = self._clock.now()
-        if self._turn.is_long(now):
+        self._check_open()
+        if self._turn.enter():
             await asyncio.sleep(0)
+            self._turn.enter()
             self._check_open()
-            now = self._clock.now()
-        self._turn.enter(now)
-        return now
+        return self._clock.now()
 
     def _check_open(self) -> None:
         if self._closed:

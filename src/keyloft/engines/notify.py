@@ -24,6 +24,8 @@ class Notifier:
         self._clock = clock
         # Weak: a watch that its user dropped without closing it is gone.
         self._watches: weakref.WeakSet[KeyWatch | RangeWatch] = weakref.WeakSet()
+        # Strong while somebody waits: a task that nobody but its own watch refers to must not be collected.
+        self._awaited: set[object] = set()
 
     def watch(self, asks: tuple[Get | Scan, ...], latest: int) -> "KeyWatch | RangeWatch":
         """Make a watch of what is committed after version `latest`."""
@@ -31,9 +33,9 @@ class Notifier:
         gets = [ask for ask in asks if isinstance(ask, Get)]
         watch: KeyWatch | RangeWatch
         if len(scans) == 1 and not gets:
-            watch = RangeWatch(self._engine, self._clock, scans[0], latest)
+            watch = RangeWatch(self._engine, self._clock, self._awaited, scans[0], latest)
         elif gets and not scans:
-            watch = KeyWatch(self._engine, self._clock, gets)
+            watch = KeyWatch(self._engine, self._clock, self._awaited, gets)
         else:
             raise ValueError("watch takes Gets, or one Scan")
         self._watches.add(watch)
@@ -63,9 +65,10 @@ class Notifier:
 class _Waking(ABC):
     """An async iterator that sleeps until it is woken, by a commit or by an entry's expiry."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Engine, clock: Clock, awaited: set[object]) -> None:
         self._engine = engine
         self._clock = clock
+        self._awaited = awaited
         self._ended = False
         self._timer: Timer | None = None
         self._woken = asyncio.Event()
@@ -76,7 +79,11 @@ class _Waking(ABC):
 
     async def __anext__(self) -> list[Change]:
         while True:
-            await self._woken.wait()
+            self._awaited.add(self)
+            try:
+                await self._woken.wait()
+            finally:
+                self._awaited.discard(self)
             if self._ended:
                 raise StopAsyncIteration
             # Cleared before looking: whatever happens from here on wakes again.
@@ -115,8 +122,8 @@ class _Waking(ABC):
 class KeyWatch(_Waking):
     """The state of some keys: once at first, then whenever one of them changed."""
 
-    def __init__(self, engine: Engine, clock: Clock, gets: list[Get]) -> None:
-        super().__init__(engine, clock)
+    def __init__(self, engine: Engine, clock: Clock, awaited: set[object], gets: list[Get]) -> None:
+        super().__init__(engine, clock, awaited)
         self._gets = gets
         self._addresses = {(get.space, get.key) for get in gets}
         self._reported: list[int | None] | None = None
@@ -145,8 +152,8 @@ class RangeWatch(_Waking):
     memory, and compared with the whole range when another process committed something.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, scan: Scan, made_at: int) -> None:
-        super().__init__(engine, clock)
+    def __init__(self, engine: Engine, clock: Clock, awaited: set[object], scan: Scan, made_at: int) -> None:
+        super().__init__(engine, clock, awaited)
         self._scan = Scan(scan.space, scan.start, scan.end, EVERYTHING, keys_only=True)
         self._made_at = made_at
         self._first_look_at: int | None = None
@@ -157,6 +164,7 @@ class RangeWatch(_Waking):
         self._unseen: set[Key] = set()
         self._suspicious = False
         self._rest_until = 0.0
+        self._rested: asyncio.TimerHandle | None = None
         # At once, not with the first step: until then, others may delete what was there when the watch was made.
         self._first_survey: asyncio.Future[tuple[list[Record], int]] | None
         self._first_survey = asyncio.ensure_future(self._survey_first())
@@ -175,12 +183,23 @@ class RangeWatch(_Waking):
         self._suspicious = True
         self._woken.set()
 
+    def end(self) -> None:
+        super().end()
+        if self._first_survey is not None:
+            self._first_survey.cancel()
+        if self._rested is not None:
+            self._rested.cancel()
+
     async def _look(self) -> list[Change]:
         doubtful, self._touched = self._touched | self._overdue(), set()
         suspicious, self._suspicious = self._suspicious, False
         try:
             if self._first_look_at is None:
                 doubtful |= await self._look_first()
+                # The first survey may be long done: what others committed since then is for the next look.
+                self._suspicious |= suspicious
+                if self._suspicious:
+                    self._woken.set()
             elif suspicious and self._may_survey():
                 doubtful |= self._differing(await self._survey())
             records = await self._read(sorted(doubtful))
@@ -200,6 +219,8 @@ class RangeWatch(_Waking):
             self._first_survey = asyncio.ensure_future(self._survey_first())
         survey = self._first_survey
         await asyncio.wait([survey])  # which a cancelled caller leaves running
+        if survey.cancelled():
+            raise Closed
         self._first_survey = None
         records, self._first_look_at = survey.result()
         self._remember({record.key: record for record in records if record.version <= self._made_at})
@@ -223,8 +244,13 @@ class RangeWatch(_Waking):
         if loop.time() >= self._rest_until:
             return True
         self._suspicious = True
-        loop.call_at(self._rest_until, self._woken.set)
+        if not self._rested:
+            self._rested = loop.call_at(self._rest_until, self._end_rest)
         return False
+
+    def _end_rest(self) -> None:
+        self._rested = None
+        self._woken.set()
 
     def _differing(self, records: list[Record]) -> set[Key]:
         """Where what is stored is not what is remembered."""

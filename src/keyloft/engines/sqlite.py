@@ -76,15 +76,18 @@ class SqliteEngine:
     async def read(self, *asks: Ask) -> list[Any]:
         if self._refusal is not None:
             raise Closed(self._refusal)
+        if self._view.turn.enter():
+            # Once, not until a turn is short: another task may use up the next one, too.
+            await asyncio.sleep(0)
+            self._view.turn.enter()
+            if self._refusal is not None:
+                raise Closed(self._refusal)
         for ask in asks:
             if type(ask) is not Get and _is_long(ask) and not self._file.in_memory:
                 return await self._read_aside(asks)
         now = self._clock.now()
-        if self._view.turn.is_long(now):
-            await asyncio.sleep(0)
-            return await self.read(*asks)
         try:
-            cursor = self._view.cursor(now)
+            cursor = self._view.cursor()
             return [answer(cursor, ask, now) for ask in asks]
         except apsw.Error as error:
             raise self._file.explain(error, self._reader) from error
@@ -97,15 +100,17 @@ class SqliteEngine:
     def watch(self, *asks: Get | Scan) -> Watch:
         if self._refusal is not None:
             raise Closed(self._refusal)
+        self._view.turn.check_loop()
         watch = self._notifier.watch(asks, self._latest())
         if not self._file.in_memory and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll())
         return watch
 
     async def aclose(self) -> None:
+        if self._closing is None and self._refusal is not None:
+            return  # the parent's, not ours to close
+        self._view.turn.check_loop()
         if self._closing is None:
-            if self._refusal is not None:
-                return  # the parent's, not ours to close
             self._refusal = CLOSED
             self._closing = asyncio.create_task(self._close())
         # Closing goes on even if the caller is cancelled: half closed is no state to be left in.
@@ -145,12 +150,11 @@ class SqliteEngine:
 
     def _latest(self) -> int:
         try:
-            return number(self._view.cursor(self._clock.now()), READ_CLOCK)
+            return number(self._reader.cursor(), READ_CLOCK)
         except apsw.Error as error:
             raise self._file.explain(error, self._reader) from error
 
     async def _read_aside(self, asks: tuple[Ask, ...]) -> list[Any]:
-        self._view.turn.check_loop()
         if self._long_reader is None:
             self._long_reader = LongReader(self._file)
         return await self._long_reader.read(asks, self._clock.now())
@@ -165,6 +169,7 @@ class SqliteEngine:
             await self._long_reader.aclose()
         if self._reader is not self._writer.connection:
             self._file.close(self._reader)
+        self._worker.chore = None
         await self._worker.call(partial(self._file.close, self._writer.connection))
         self._worker.stop()
 

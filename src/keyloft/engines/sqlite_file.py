@@ -1,5 +1,6 @@
 """Opens SQLite files: pragmas, the schema of a fresh one, and what SQLite's errors mean to a user."""
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -71,7 +72,9 @@ class SqliteFile:
     def explain(self, error: apsw.Error, connection: apsw.Connection | None = None) -> DatabaseError:
         """The error that tells a user what is wrong with which file."""
         where = self.path
-        cause = connection.system_errno if connection is not None else 0
+        cause = 0
+        with contextlib.suppress(apsw.ConnectionClosedError):
+            cause = connection.system_errno if connection is not None else 0
         match error:
             case apsw.FullError():
                 return DiskFull(_FULL.format(where))

@@ -57,9 +57,9 @@ class View:
         self.turn = Turn(at_end=self.end)
         self._is_open = False
 
-    def cursor(self, now: int) -> apsw.Cursor:
+    def cursor(self) -> apsw.Cursor:
+        """Within a turn that was entered."""
         if not self._is_open:
-            self.turn.enter(now)
             if self._own_transaction:
                 self._cursor.execute("BEGIN")
             self._is_open = True

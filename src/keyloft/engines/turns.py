@@ -1,9 +1,13 @@
 """Knows the turns of the event loop, for reads that run inline and wait for nothing."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from typing import Final
 
 from keyloft.errors import WrongLoop
+
+_LONG_SECONDS: Final = 0.001
 
 
 class Turn:
@@ -12,28 +16,26 @@ class Turn:
     def __init__(self, at_end: Callable[[], None] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._at_end = at_end
-        self._began: int | None = None
+        self._began: float | None = None
 
-    def is_long(self, now: int) -> bool:
-        """Whether it has lasted over a millisecond: without a pause now, other tasks and time-outs would starve."""
-        return self._began is not None and self._began != now
-
-    def enter(self, now: int) -> None:
-        """Read in this turn.
+    def enter(self) -> bool:
+        """Read in this turn; returns whether it has lasted long, and other tasks and time-outs are to come first.
 
         Raises:
             WrongLoop: It is the turn of another event loop.
         """
+        self.check_loop()
         if self._began is None:
-            self.check_loop()
-            self._began = now
+            self._began = time.monotonic()
             self._loop.call_soon(self._end)
+            return False
+        return time.monotonic() - self._began > _LONG_SECONDS
 
     def check_loop(self) -> None:
         """Refuse to work for another event loop.
 
         Raises:
-            WrongLoop: This is not the loop of the one who made this.
+            WrongLoop: This is not the loop in which this was made.
         """
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoop

@@ -1,11 +1,14 @@
 """One thread that does blocking work for an event loop, a job at a time, in the order given."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -51,12 +54,20 @@ class Worker:
             try:
                 job = self._jobs.get(timeout=_QUIET_SECONDS if wanted else None)
             except Empty:
-                wanted = self.chore is not None and self.chore(True)
+                wanted = self._do_chore(quiet=True)
                 continue
             if job is None:
                 return
             job()
-            wanted = self.chore is not None and self.chore(False)
+            wanted = self._do_chore(quiet=False)
+
+    def _do_chore(self, *, quiet: bool) -> bool:
+        try:
+            return self.chore is not None and self.chore(quiet)
+        except Exception:
+            # Without this thread all later jobs would wait for ever; a chore can wait for the next time.
+            logger.exception("a chore of the thread %s failed", threading.current_thread().name)
+            return False
 
     def _report(self, done: Callable[[T], None], result: T) -> None:
         try:
