@@ -16,15 +16,15 @@ from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan
 
 def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | list[Record] | int | None:
     """Answer one ask. Rows are always fetched to the end: a statement left half-way keeps its lock."""
+    if type(ask) is Get:
+        layout = LAYOUTS[ask.space]
+        for row in cursor.execute(layout.get, layout.bind_key(ask.key)).fetchall():
+            record = layout.record(*row)
+            return record if record.expires_at is None or ask.include_expired or now < record.expires_at else None
+        return None
     if isinstance(ask, Latest):
         return number(cursor, READ_CLOCK)
     layout = LAYOUTS[ask.space]
-    if type(ask) is Get:
-        rows = cursor.execute(layout.get, layout.bind_key(ask.key)).fetchall()
-        if not rows:
-            return None
-        record = layout.record(*rows[0])
-        return record if record.expires_at is None or ask.include_expired or now < record.expires_at else None
     match ask:
         case Scan():
             bindings = (*layout.bind_key(ask.start), *layout.bind_key(ask.end), now, ask.limit)

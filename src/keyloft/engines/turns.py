@@ -24,12 +24,13 @@ class Turn:
         Raises:
             WrongLoop: It is the turn of another event loop.
         """
-        self.check_loop()
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop
+        now = time.monotonic()
         if self._began is None:
-            self._began = time.monotonic()
+            self._began = now
             self._loop.call_soon(self._end)
-            return False
-        return time.monotonic() - self._began > _LONG_SECONDS
+        return now - self._began > _LONG_SECONDS
 
     def check_loop(self) -> None:
         """Refuse to work for another event loop.
