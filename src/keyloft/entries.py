@@ -40,7 +40,7 @@ def entry_of(key: TupleKey, record: Record | None) -> Entry:
         return Entry(key)
     due = record.expires_at
     try:
-        value = values.decode(record.value, record.encoding)
+        value = values.decode(record.value, record.encoding) if record.encoding else values.decode_json(record.value)
         expires_at = None if due is None else _EPOCH + timedelta(milliseconds=due)
     except (Undecodable, OverflowError, TypeError) as error:
         raise Undecodable(f"the entry at {key!r} is damaged: {error}") from error

@@ -14,14 +14,19 @@ from keyloft.engines.worker import Worker
 from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan
 
 
+def point(cursor: apsw.Cursor, ask: Get) -> Record | None:
+    """The stored entry at a key, whether expired or not."""
+    layout = LAYOUTS[ask.space]
+    for row in cursor.execute(layout.get, layout.bind_key(ask.key)).fetchall():
+        return layout.record(*row)
+    return None
+
+
 def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | list[Record] | int | None:
     """Answer one ask. Rows are always fetched to the end: a statement left half-way keeps its lock."""
     if type(ask) is Get:
-        layout = LAYOUTS[ask.space]
-        for row in cursor.execute(layout.get, layout.bind_key(ask.key)).fetchall():
-            record = layout.record(*row)
-            return record if record.expires_at is None or ask.include_expired or now < record.expires_at else None
-        return None
+        record = point(cursor, ask)
+        return record if record is None or ask.include_expired or record.is_alive(now) else None
     if isinstance(ask, Latest):
         return number(cursor, READ_CLOCK)
     layout = LAYOUTS[ask.space]
