@@ -95,7 +95,7 @@ def open(
     Args:
         url: A path, `sqlite:///relative.db`, `sqlite:////absolute.db`; nothing or `:memory:` for one in memory.
         durability: "full": a write that returned survives a power cut. "relaxed": it survives the end of the process,
-            and is several times as fast one by one, but the last writes before a power cut may be gone.
+            and is about twice as fast one by one, but the last writes before a power cut may be gone.
         max_value_bytes: The largest value that is taken, as stored.
         sweep_every: Seconds between two removals of expired entries; None leaves them to `sweep()`.
         clock: Another clock, for tests of whatever expires.

@@ -59,7 +59,7 @@ def encode_prefix(prefix: KeyLike) -> bytes:
         raise InvalidKeyType(_wrong_key(prefix))
     parts = []
     for part in prefix:
-        # The common case stays here: a call per part is a third of the cost of a short key.
+        # The common case stays here, to spare it a call per part.
         if type(part) is str and "\x00" not in part:
             try:
                 parts.append(b"\x02%b\x00" % part.encode())

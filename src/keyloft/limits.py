@@ -32,7 +32,7 @@ SWEEP_SLICE: Final = 48
 """How many expired entries one commit of the sweeper removes while others write: they wait for one slice at most."""
 
 SWEEP_SLICE_ALONE: Final = 256
-"""The same while nobody else writes; whoever comes then waits some 10 ms, once."""
+"""The same while nobody else writes; whoever comes then waits for one such slice."""
 
 SWEEP_EVERY: Final = 60.0
 """Seconds between two sweeps of an open store, unless `keyloft.open(sweep_every=…)` says otherwise."""

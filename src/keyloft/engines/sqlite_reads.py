@@ -49,7 +49,7 @@ def number(cursor: apsw.Cursor, statement: str, bindings: Row = ()) -> int:
 
 
 class View:
-    """One read transaction per turn of the event loop, which halves the cost of a read.
+    """One read transaction per turn of the event loop: 3.7 µs for a point read instead of 5.7.
 
     All that a task can know of other processes' commits reached it before the turn began, so it never reads less than
     it knows.
