@@ -14,6 +14,7 @@ from bench.plans import same
 
 WRITERS = 16
 _CHUNK = 2000
+_A_WHILE = 1.0
 
 
 def sweeping(folder: Path, stored: int, expired: int, rounds: int) -> Row:
@@ -70,6 +71,8 @@ class _Trial:
 
     async def swept_alone(self) -> float:
         await self._let_expire()
+        # What the burst above left to do in the background is not the sweep's: with nothing else going on, it is over.
+        await asyncio.sleep(_A_WHILE)
         began = time.perf_counter()
         same(await self._kv.sweep(), self._expired)
         seconds = time.perf_counter() - began

@@ -10,7 +10,7 @@ from typing import Any, Protocol, overload
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.records import Ask, Batch, Change, Committed, Conflict, Count, Expired, Get, Latest, Record, Scan
+from keyloft.records import Ask, Batch, Change, Committed, Conflict, Count, Expired, Get, Latest, Page, Record, Scan
 
 
 class Watch(Protocol):
@@ -29,7 +29,9 @@ class Engine(Protocol):
     @overload
     async def read(self, *asks: Get) -> list[Record | None]: ...
     @overload
-    async def read(self, *asks: Scan | Expired) -> list[list[Record]]: ...
+    async def read(self, *asks: Scan) -> list[Page]: ...
+    @overload
+    async def read(self, *asks: Expired) -> list[list[Record]]: ...
     @overload
     async def read(self, *asks: Count | Latest) -> list[int]: ...
     @overload
@@ -73,7 +75,7 @@ class Pages:
     def __aiter__(self) -> "Pages":
         return self
 
-    async def __anext__(self) -> list[Record]:
+    async def __anext__(self) -> Page:
         rest = self._rest
         if rest.limit < 1:
             raise StopAsyncIteration
@@ -86,10 +88,10 @@ class Pages:
         if not page:
             raise StopAsyncIteration
         if rest.reverse:
-            self._rest = replace(self._rest, end=page[-1].key)
+            self._rest = replace(self._rest, end=page.keys[-1])
         else:
-            self._rest = replace(self._rest, start=page[-1].key, after=True)
-        weight = sum([len(record.value) for record in page]) // len(page)
+            self._rest = replace(self._rest, start=page.keys[-1], after=True)
+        weight = sum(map(len, page.values)) // len(page)
         self._size = min(limits.SCAN_ROWS, 16 * self._size, max(1, limits.SCAN_BYTES // max(1, weight)))
         return page
 

@@ -1,6 +1,6 @@
 """Entries as callers see them, made of the records that engines store."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from operator import length_hint
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from msgspec import Struct
 from keyloft import keys, limits, values
 from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.keys import TupleKey
-from keyloft.records import Record
+from keyloft.records import Page, Record
 
 T = TypeVar("T")
 
@@ -47,24 +47,22 @@ def entry_of(key: TupleKey, record: Record | None) -> Entry:
     return Entry(key, value, record.version, expires_at)
 
 
-def entries_of(page: Sequence[Record]) -> Iterator[Entry]:
+def entries_of(page: Page) -> Iterator[Entry]:
     """The entries of a page of records; a damaged one raises in its place, and the others are given all the same."""
     try:
-        found = keys.decode_many([record.key for record in page])
+        found = keys.decode_many(page.keys)
         # Most pages are JSON that never expires: they are made without a call per entry.
-        if not any([record.encoding or record.expires_at for record in page]):
-            contents = values.decode_json_many([record.value for record in page])
-            versions = [record.version for record in page]
-            return iter(list(map(Entry, found, contents, versions)))
+        if not any(page.encodings) and not any(page.expiries):
+            return iter(list(map(Entry, found, values.decode_json_many(page.values), page.versions)))
         return iter(list(map(entry_of, found, page)))
     except (Undecodable, TypeError, RecursionError):
         return _OneByOne(page, lambda record: entry_of(keys.decode(record.key), record))
 
 
-def keys_of(page: Sequence[Record]) -> Iterator[TupleKey]:
+def keys_of(page: Page) -> Iterator[TupleKey]:
     """The keys of a page of records; a damaged one raises in its place."""
     try:
-        return iter(keys.decode_many([record.key for record in page]))
+        return iter(keys.decode_many(page.keys))
     except Undecodable:
         return _OneByOne(page, lambda record: keys.decode(record.key))
 
@@ -72,8 +70,8 @@ def keys_of(page: Sequence[Record]) -> Iterator[TupleKey]:
 class _OneByOne(Iterator[T]):
     """Shows records one at a time, and goes on after an error; like the iterator of a list, it knows what is left."""
 
-    def __init__(self, page: Sequence[Record], show: Callable[[Record], T]) -> None:
-        self._left = iter(page)
+    def __init__(self, page: Page, show: Callable[[Record], T]) -> None:
+        self._left = iter(list(page))
         self._show = show
 
     def __next__(self) -> T:

@@ -4,8 +4,9 @@ A transaction is a `Batch`: a value, complete when it is handed over. Nothing st
 They are msgspec structs because one is made per operation: 0.06 µs each, against 0.48 µs for a frozen dataclass.
 """
 
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, overload
 
 from msgspec import Struct
 
@@ -21,18 +22,51 @@ class Space(StrEnum):
 
 
 class Record(Struct, frozen=True, gc=False):
-    """One stored entry, undecoded. Times are milliseconds since 1970."""
+    """One stored entry, undecoded. Times are milliseconds since 1970; only a Get tells the last two."""
 
     key: Key
     value: bytes
     encoding: int
     version: int
     expires_at: int | None
-    created_at: int
-    updated_at: int
+    created_at: int = 0
+    updated_at: int = 0
 
     def is_alive(self, now: int) -> bool:
         return self.expires_at is None or now < self.expires_at
+
+
+class Page(Sequence[Record]):
+    """The records of a scan, held by column: whoever shows a thousand of them is done a tenth sooner than by record."""
+
+    __slots__ = ("encodings", "expiries", "keys", "values", "versions")
+
+    def __init__(
+        self,
+        keys: Sequence[Key] = (),
+        values: Sequence[bytes] = (),
+        encodings: Sequence[int] = (),
+        versions: Sequence[int] = (),
+        expiries: Sequence[int | None] = (),
+    ) -> None:
+        self.keys = keys
+        self.values = values
+        self.encodings = encodings
+        self.versions = versions
+        self.expiries = expiries
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(Record, self.keys, self.values, self.encodings, self.versions, self.expiries)
+
+    @overload
+    def __getitem__(self, at: int) -> Record: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Record]: ...
+    def __getitem__(self, at: int | slice) -> Record | list[Record]:
+        return list(self)[at]
 
 
 Address: TypeAlias = tuple[Space, Key]
@@ -50,7 +84,7 @@ class Get(Struct, frozen=True, gc=False):
 
 
 class Scan(Struct, frozen=True, gc=False):
-    """The live entries in `[start, end)`, in the order of their keys. Answered by a list of Records.
+    """The live entries in `[start, end)`, in the order of their keys. Answered by a Page.
 
     `after` leaves `start` itself out; `keys_only` leaves the values empty.
     """

@@ -22,7 +22,7 @@ from keyloft.records import (
     Delete,
     Get,
     Mutation,
-    Record,
+    Page,
     Set,
     Space,
     Touch,
@@ -170,7 +170,7 @@ class Store:
         selector = Selector.of(prefix, start, end)
         removed = 0
         async for page in Pages(self.engine, selector.scan(_TUPLES, keys_only=True)):
-            done = await self._commit(*[Delete(_TUPLES, record.key) for record in page])
+            done = await self._commit(*[Delete(_TUPLES, key) for key in page.keys])
             removed += sum(done.found)
         return removed
 
@@ -220,14 +220,14 @@ class Listing(Generic[T]):
         engine: Engine,
         selector: Selector,
         limit: int,
-        show: Callable[[Sequence[Record]], Iterator[T]],
+        show: Callable[[Page], Iterator[T]],
         *,
         keys_only: bool = False,
     ) -> None:
         self._selector = selector
         self._pages = Pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only))
         self._show = show
-        self._page: Sequence[Record] = ()
+        self._page = Page()
         self._items: Iterator[T] = iter(())
         self._turning = asyncio.Lock()
 
@@ -235,7 +235,7 @@ class Listing(Generic[T]):
     def cursor(self) -> str | None:
         """Where to go on after the last entry that this iteration gave; None if it gave none."""
         given = len(self._page) - length_hint(self._items)
-        return self._selector.cursor_after(self._page[given - 1].key) if given else None
+        return self._selector.cursor_after(self._page.keys[given - 1]) if given else None
 
     async def __aiter__(self) -> AsyncIterator[T]:
         # All state is in the list itself: a loop that was left or cancelled can be taken up by another.

@@ -14,7 +14,7 @@ from keyloft.engines.notify import Notifier
 from keyloft.engines.settle import Put, Remove, Write, deciding, settle
 from keyloft.engines.turns import Turn
 from keyloft.errors import Closed, KeyloftError
-from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Key, Latest, Record, Scan, Space
+from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Key, Latest, Page, Record, Scan, Space
 
 
 class MemoryEngine:
@@ -69,7 +69,7 @@ class MemoryEngine:
         if self._closed:
             raise Closed
 
-    def _answer(self, ask: Ask, now: int) -> Record | list[Record] | int | None:
+    def _answer(self, ask: Ask, now: int) -> Record | Page | list[Record] | int | None:
         if isinstance(ask, Latest):
             return self._version
         table = self._tables[ask.space]
@@ -99,10 +99,16 @@ class _Table:
         positions = range(first, bisect_left(self._keys, end))
         return (self.records[self._keys[at]] for at in (reversed(positions) if reverse else positions))
 
-    def scan(self, ask: Scan, now: int) -> list[Record]:
+    def scan(self, ask: Scan, now: int) -> Page:
         records = self.between(ask.start, ask.end, after=ask.after, reverse=ask.reverse)
         found = list(islice((record for record in records if record.is_alive(now)), ask.limit))
-        return [replace(record, value=b"") for record in found] if ask.keys_only else found
+        return Page(
+            [record.key for record in found],
+            [b"" if ask.keys_only else record.value for record in found],
+            [record.encoding for record in found],
+            [record.version for record in found],
+            [record.expires_at for record in found],
+        )
 
     def apply(self, key: Key, write: Write, now: int) -> None:
         old = self.records.get(key)

@@ -11,7 +11,7 @@ from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, Row
 from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.turns import Turn
 from keyloft.engines.worker import Worker
-from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan
+from keyloft.records import Ask, Count, Expired, Get, Latest, Page, Record, Scan
 
 
 def point(cursor: apsw.Cursor, ask: Get) -> Record | None:
@@ -22,7 +22,7 @@ def point(cursor: apsw.Cursor, ask: Get) -> Record | None:
     return None
 
 
-def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | list[Record] | int | None:
+def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Record] | int | None:
     """Answer one ask. Rows are always fetched to the end: a statement left half-way keeps its lock."""
     if type(ask) is Get:
         record = point(cursor, ask)
@@ -33,7 +33,7 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | list[Record] | i
     match ask:
         case Scan():
             bindings = (*layout.bind_key(ask.start), *layout.bind_key(ask.end), now, ask.limit)
-            return list(starmap(layout.record, cursor.execute(layout.scan(ask), bindings).fetchall()))
+            return Page(*zip(*cursor.execute(layout.scan(ask), bindings).fetchall(), strict=True))
         case Count():
             bindings = (*layout.bind_key(ask.start), *layout.bind_key(ask.end), now)
             return number(cursor, layout.count, bindings)

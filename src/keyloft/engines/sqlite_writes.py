@@ -18,8 +18,8 @@ from keyloft.records import Address, Batch
 
 logger = logging.getLogger(__name__)
 
-# The log goes into the file when nothing is to be written and it has 32 MiB, or at the latest when it has 128 MiB.
-_WORTH_A_CHECKPOINT: Final = 8_000
+# The log goes into the file when nothing is to be written and it has 8 MiB, or at the latest when it has 128 MiB.
+_WORTH_A_CHECKPOINT: Final = 2_000
 _DUE_FOR_A_CHECKPOINT: Final = 32_000
 
 
