@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from keyloft import ManualClock
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "tests.nats"]
 
 # A busy machine is no reason to fail: how fast something is belongs in the benchmarks.
 settings.register_profile("keyloft", deadline=None)

@@ -10,7 +10,22 @@ from typing import Any, Protocol, overload
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.records import Ask, Batch, Change, Committed, Conflict, Count, Expired, Get, Latest, Page, Record, Scan
+from keyloft.records import (
+    Ask,
+    Batch,
+    Change,
+    Committed,
+    Conflict,
+    Count,
+    Expired,
+    Get,
+    Latest,
+    Page,
+    Record,
+    Scan,
+    Usage,
+    Used,
+)
 
 
 class Watch(Protocol):
@@ -34,6 +49,8 @@ class Engine(Protocol):
     async def read(self, *asks: Expired) -> list[list[Record]]: ...
     @overload
     async def read(self, *asks: Count | Latest) -> list[int]: ...
+    @overload
+    async def read(self, *asks: Usage) -> list[list[Used]]: ...
     @overload
     async def read(self, *asks: Ask) -> list[Any]: ...
     async def read(self, *asks: Ask) -> list[Any]:

@@ -4,6 +4,10 @@
     ├── InvalidInput (ValueError)        refused before anything was written
     │   ├── InvalidArgument              VALIDATION_ERROR   an option is out of range, or two contradict each other
     │   │   └── InvalidCursor            INVALID_CURSOR     a cursor of another list, or no cursor at all
+    │   ├── InvalidJson                  INVALID_JSON       a request is not JSON
+    │   ├── MissingField                 MISSING_FIELD      a request lacks a field that it needs
+    │   ├── InvalidPluginName            INVALID_PLUGIN_NAME
+    │   ├── InvalidSubject               INVALID_SUBJECT    a request went to a subject that means nothing
     │   ├── InvalidKey                   INVALID_KEY
     │   │   ├── InvalidKeyType           INVALID_KEY        (also a TypeError)
     │   │   └── KeyTooLarge              KEY_TOO_LARGE
@@ -14,10 +18,15 @@
     ├── Undecodable                      UNDECODABLE        what is stored is no key or value of ours
     ├── Closed                           CLOSED             used after aclose()
     ├── WrongLoop (RuntimeError)         WRONG_LOOP         used from another event loop or thread
+    ├── Unanswered (ConnectionError)     UNANSWERED         a request over the bus got no answer
+    │   ├── NoService                    NO_SERVICE         nobody serves this subject
+    │   ├── NotPermitted                 NOT_PERMITTED      the bus refused the request
+    │   └── TimedOut (TimeoutError)      TIMED_OUT          it may have been carried out, or not
     └── DatabaseError                    DATABASE_ERROR     the storage below failed
         ├── CannotOpen                   CANNOT_OPEN
         ├── NotADatabase                 NOT_A_DATABASE
         ├── SchemaTooNew                 SCHEMA_TOO_NEW
+        ├── SchemaTooOld                 SCHEMA_TOO_OLD     to be migrated
         ├── ReadOnly                     READ_ONLY
         ├── DiskFull                     DISK_FULL
         └── Busy                         BUSY               retry later
@@ -53,6 +62,30 @@ class InvalidCursor(InvalidArgument):
     code = "INVALID_CURSOR"
 
 
+class InvalidJson(InvalidInput):
+    """A request is not JSON."""
+
+    code = "INVALID_JSON"
+
+
+class MissingField(InvalidInput):
+    """A request lacks a field that it needs."""
+
+    code = "MISSING_FIELD"
+
+
+class InvalidPluginName(InvalidInput):
+    """No plugin can have this name."""
+
+    code = "INVALID_PLUGIN_NAME"
+
+
+class InvalidSubject(InvalidInput):
+    """A request went to a subject that means nothing."""
+
+    code = "INVALID_SUBJECT"
+
+
 class InvalidKey(InvalidInput):
     """The key can't be stored."""
 
@@ -84,13 +117,23 @@ class ValueTooLarge(InvalidValue):
 
     code = "VALUE_TOO_LARGE"
 
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"the value takes {size:,} bytes as stored; the limit is {limit:,} bytes")
+    def __init__(self, size: int | None, limit: int | None, message: str | None = None) -> None:
+        """A service tells of both numbers in its message only."""
+        if message is None and limit is not None:
+            message = f"the value's size ({size} bytes as stored) exceeds {_short(limit)} ({limit} bytes)"
+        super().__init__(message)
         self.size = size
         self.limit = limit
 
-    def __reduce__(self) -> tuple[type[Self], tuple[int, int]]:
-        return type(self), (self.size, self.limit)
+    def __reduce__(self) -> tuple[type[Self], tuple[int | None, int | None, str]]:
+        return type(self), (self.size, self.limit, str(self))
+
+
+def _short(size: int) -> str:
+    for unit, power in (("MB", 2**20), ("KB", 2**10)):
+        if size % power == 0:
+            return f"{size // power}{unit} limit"
+    return "the limit"
 
 
 class NotACounter(KeyloftError, TypeError):
@@ -135,6 +178,30 @@ class WrongLoop(KeyloftError, RuntimeError):
         super().__init__(message)
 
 
+class Unanswered(KeyloftError, ConnectionError):
+    """A request over the bus got no answer."""
+
+    code = "UNANSWERED"
+
+
+class NoService(Unanswered):
+    """Nobody serves the subject of the request."""
+
+    code = "NO_SERVICE"
+
+
+class NotPermitted(Unanswered):
+    """The bus refused the request, or to deliver its answer."""
+
+    code = "NOT_PERMITTED"
+
+
+class TimedOut(Unanswered, TimeoutError):
+    """No answer came in time; the request may have been carried out, or not."""
+
+    code = "TIMED_OUT"
+
+
 class DatabaseError(KeyloftError):
     """The database below failed; what was acknowledged before is safe."""
 
@@ -157,6 +224,12 @@ class SchemaTooNew(DatabaseError):
     """A later version of Keyloft wrote this database."""
 
     code = "SCHEMA_TOO_NEW"
+
+
+class SchemaTooOld(DatabaseError):
+    """An earlier version of Keyloft wrote this database: it is to be migrated."""
+
+    code = "SCHEMA_TOO_OLD"
 
 
 class ReadOnly(DatabaseError):

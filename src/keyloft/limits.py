@@ -48,3 +48,42 @@ BUSY_SECONDS: Final = 30.0
 
 WATCH_POLL_SECONDS: Final = 0.025
 """How often an open watch looks for commits of other processes, where nothing announces them."""
+
+PLUGIN_NAME_CHARACTERS: Final = 100
+"""The longest name of a plugin."""
+
+PLUGIN_KEY_CHARACTERS: Final = 255
+"""The longest key of a plugin."""
+
+PLUGIN_VALUE_BYTES: Final = 64 * 1024
+"""The largest value of a plugin, as stored: compact JSON in UTF-8."""
+
+LONGEST_TTL_SECONDS: Final = 2**31 - 1
+"""The longest TTL of a plugin's entry: about 68 years."""
+
+LISTED_KEYS: Final = 1000
+"""How many keys a plugin's list shows unless asked for another number."""
+
+MOST_LISTED_KEYS: Final = 10_000
+"""The most keys that one list of a plugin shows; `after` goes on behind them."""
+
+REQUESTS_PER_PLUGIN: Final = 1000
+"""How many requests of one plugin a service takes before it answers BUSY: at most 64 MiB of values."""
+
+REQUESTS: Final = 10_000
+"""How many requests of all plugins a service takes before it answers BUSY."""
+
+ROUTES: Final = 10_000
+"""How many subjects a service remembers the meaning of; beyond that it works them out anew."""
+
+DEADLINE_SECONDS: Final = 5.0
+"""How long a request waits for the database before it is answered with an error."""
+
+CLEANUP_SECONDS: Final = 300.0
+"""Seconds between two sweeps of a plugin service, unless configured otherwise."""
+
+SLOW_SECONDS: Final = 0.1
+"""A request that takes longer is logged as slow."""
+
+PLUGIN_LABELS: Final = 1000
+"""How many plugins have metrics of their own; the rest are counted together as `other`."""

@@ -6,19 +6,26 @@ They are msgspec structs because one is made per operation: 0.06 µs each, again
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Final, TypeAlias, overload
+from typing import Any, Final, TypeAlias, overload
 
 from msgspec import Struct
 
-Key: TypeAlias = bytes
-"""A key as the engine orders it. Each face encodes its own."""
+Key: TypeAlias = Any
+"""A key as the engine orders it, by the rule of its space; within a space all keys are of one type."""
+
+PluginKey: TypeAlias = tuple[str, str]
+"""A key of a plugin: whose it is, and its name. Both are texts that SQL can hold: no NUL, no lone surrogate."""
 
 
 class Space(StrEnum):
     """Whose keys: each face has a key space of its own, and no key of one is ever seen by another."""
 
     TUPLES = "tuples"
+    """Keys are bytes."""
     SEMANTIC = "semantic"
+    """Keys are bytes."""
+    PLUGINS = "plugins"
+    """Keys are a PluginKey; a Scan or Count stays with one plugin. Values are JSON."""
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -121,7 +128,19 @@ class Latest(Struct, frozen=True, gc=False):
     """The version of the last commit, in whatever space. Answered by an int."""
 
 
-Ask: TypeAlias = Get | Scan | Count | Expired | Latest
+class Usage(Struct, frozen=True, gc=False):
+    """What each plugin stores. Answered by a list of Used, in the order of the plugins' names."""
+
+
+class Used(Struct, frozen=True, gc=False):
+    """How many live entries a plugin has, and how many bytes their values take."""
+
+    plugin: str
+    entries: int
+    value_bytes: int
+
+
+Ask: TypeAlias = Get | Scan | Count | Expired | Latest | Usage
 
 
 # What can be written

@@ -17,6 +17,7 @@ from keyloft.records import (
     Delete,
     Expired,
     Get,
+    Key,
     Max,
     Min,
     Mutation,
@@ -27,11 +28,14 @@ from keyloft.records import (
     Space,
     Sum,
     Touch,
+    Usage,
+    Used,
 )
 from keyloft.values import Encoding, pack_counter, unpack_counter
 
 A = Space.TUPLES
 B = Space.SEMANTIC
+P = Space.PLUGINS
 START, END = b"\x00", b"\xff"
 
 
@@ -45,7 +49,7 @@ async def write(engine: Engine, *mutations: Mutation) -> Committed:
     return done
 
 
-async def get(engine: Engine, key: bytes, space: Space = A) -> Record | None:
+async def get(engine: Engine, key: Key, space: Space = A) -> Record | None:
     [record] = await engine.read(Get(space, key))
     return record
 
@@ -397,6 +401,79 @@ class EngineContract:
         assert isinstance(result, Conflict)
         assert await get(engine, b"k", A) is None
         assert await get(engine, b"k", B) is None
+
+    # The plugins' space: keys of two texts, in a table that people read
+
+    async def test_a_plugins_entry_is_written_read_and_removed(self, engine: Engine) -> None:
+        done = await write(engine, Set(P, ("trivia", "score"), b'{"a":1}', Encoding.JSON, 5000))
+        record = await get(engine, ("trivia", "score"), P)
+        assert record is not None
+        assert (record.key, record.value, record.encoding) == (("trivia", "score"), b'{"a":1}', Encoding.JSON)
+        assert record.version == done.version
+        assert await get(engine, ("quotes", "score"), P) is None
+        assert (await write(engine, Delete(P, ("quotes", "score")), Delete(P, ("trivia", "score")))).found == (
+            False,
+            True,
+        )
+        assert await get(engine, ("trivia", "score"), P) is None
+
+    async def test_plugins_keys_come_in_the_order_of_unicode(self, engine: Engine) -> None:
+        names = ["", "\x01", "A", "_", "a", "aa", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff"]
+        await write(engine, *[Set(P, ("p", name + "!"), b"1", Encoding.JSON) for name in reversed(names)])
+        await write(engine, *[Set(P, (other, "x"), b"1", Encoding.JSON) for other in ("o", "p-", "p0", "q")])
+        beyond = "\U0010ffff" * 256
+        for reverse in (False, True):
+            [page] = await engine.read(Scan(P, ("p", ""), ("p", beyond), 100, reverse=reverse))
+            wanted = sorted([name + "!" for name in names], reverse=reverse)
+            assert [key for _, key in page.keys] == wanted
+            assert {plugin for plugin, _ in page.keys} == {"p"}
+        assert await engine.read(Count(P, ("p", ""), ("p", beyond))) == [len(names)]
+
+    async def test_a_plugins_entry_expires_to_the_millisecond(self, engine: Engine, clock: ManualClock) -> None:
+        put = Set(P, ("p", "k"), b"1", Encoding.JSON, 1001)
+        await write(engine, put, Set(P, ("p", "l"), b"2", Encoding.JSON))
+        clock.advance(1)
+        record = await get(engine, ("p", "k"), P)
+        assert record is not None
+        assert record.expires_at == clock.now() + 1
+        clock.advance(0.001)
+        assert await get(engine, ("p", "k"), P) is None
+        assert await engine.read(Count(P, ("p", ""), ("p", "z"))) == [1]
+        [page] = await engine.read(Scan(P, ("p", ""), ("p", "z"), 10))
+        assert page.keys[0] == ("p", "l")
+        [due] = await engine.read(Expired(P, 10))
+        assert [(record.key, record.value) for record in due] == [(("p", "k"), b"")]
+        purged = await write(engine, Purge(P, ("p", "k"), due[0].version), Purge(P, ("p", "l"), due[0].version))
+        assert purged.found == (True, False)
+
+    async def test_touch_changes_the_expiry_of_a_plugins_entry(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, Set(P, ("p", "k"), b"1", Encoding.JSON, 1000))
+        assert (await write(engine, Touch(P, ("p", "k"), None), Touch(P, ("p", "none"), 5))).found == (True, False)
+        clock.advance(2)
+        assert await get(engine, ("p", "k"), P) is not None
+
+    async def test_usage_counts_what_lives_by_plugin(self, engine: Engine, clock: ManualClock) -> None:
+        assert await engine.read(Usage()) == [[]]
+        await write(
+            engine,
+            Set(P, ("b", "1"), '"é"'.encode(), Encoding.JSON),
+            Set(P, ("b", "2"), b"22", Encoding.JSON),
+            Set(P, ("a", "1"), b"1", Encoding.JSON, 1000),
+            Set(P, ("a", "2"), b"333", Encoding.JSON, 2000),
+            put(b"not a plugin's"),
+        )
+        clock.advance(1)
+        assert await engine.read(Usage()) == [[Used("a", 1, 3), Used("b", 2, 6)]]
+
+    async def test_one_batch_spans_spaces_or_fails_in_all(self, engine: Engine) -> None:
+        key = ("p", "k")
+        done = await engine.commit(Batch((Set(P, key, b"1", Encoding.JSON), put(b"k")), (Check(P, key, None),)))
+        assert isinstance(done, Committed)
+        again = await engine.commit(Batch((Delete(P, key), put(b"other")), (Check(P, key, None),)))
+        assert isinstance(again, Conflict)
+        assert again.failed[0].current is not None
+        assert again.failed[0].current.version == done.version
+        assert await get(engine, b"other") is None
 
     # Watching
 

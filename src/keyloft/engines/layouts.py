@@ -3,12 +3,15 @@
 The commit path, the clock, watches and expiry are the same for all spaces; a layout is all that sets them apart.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
-from keyloft.records import Key, Record, Scan, Space
+from keyloft.records import Key, Page, PluginKey, Record, Scan, Space
+from keyloft.values import Encoding
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -19,8 +22,13 @@ class Layout(Struct, frozen=True):
     table: str
     create: tuple[str, ...]
     record: Callable[..., Record]
-    """Makes a record of the columns that `get`, `scan` and `expired` select."""
+    """Makes a record of a key and the columns that `get` selects."""
+    page: Callable[[Sequence[Row]], Page]
+    """Makes a page of the rows that `scan` and `expired` select."""
     bind_key: Callable[[Key], Row]
+    bind_range: Callable[[Key, Key], Row]
+    bind_time: Callable[[int | None], Any]
+    """A moment in milliseconds as the columns hold it."""
     get: str
     """key"""
     scans: Mapping[tuple[bool, bool, bool], str]
@@ -68,8 +76,11 @@ def bytes_layout(table: str) -> Layout:
             f"CREATE INDEX {table}_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
         ),
         record=Record,
+        page=lambda rows: Page(*zip(*rows, strict=True)),
         bind_key=lambda key: (key,),
-        get=f"SELECT {columns} FROM {table} WHERE key = ?1",
+        bind_range=lambda start, end: (start, end),
+        bind_time=lambda moment: moment,
+        get=f"SELECT value, encoding, version, expires_at, created_at, updated_at FROM {table} WHERE key = ?1",
         scans={(r, k, a): scan(r, k, a) for r in flags for k in flags for a in flags},
         # The key index alone tells how many there are; only what has expired and is not yet swept needs its rows.
         count=(
@@ -97,12 +108,129 @@ def bytes_layout(table: str) -> Layout:
     )
 
 
+def _plugin_layout() -> Layout:
+    """The plugins' table, made to be read by people: texts, JSON, and times that any SQL shell can compare.
+
+    A row that somebody inserted by hand is as good as ours: it has version 0.
+    """
+    table = "plugin_kv_storage"
+    columns = "plugin_name, key, CAST(value_json AS BLOB), version, expires_at"
+    no_value = "plugin_name, key, x'', version, expires_at"
+
+    def scan(reverse: bool, keys_only: bool, after: bool) -> str:
+        return (
+            f"SELECT {no_value if keys_only else columns} FROM {table} "
+            f"WHERE plugin_name = ?1 AND key {'>' if after else '>='} ?2 AND key < ?3 "
+            f"AND (expires_at IS NULL OR expires_at > ?4) ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?5"
+        )
+
+    def record(key: PluginKey, value: bytes, version: int, expires_at: object) -> Record:
+        return Record(key, value, Encoding.JSON, version, None if expires_at is None else _milliseconds(expires_at))
+
+    def page(rows: Sequence[Row]) -> Page:
+        if not rows:
+            return Page()
+        plugins, keys, values, versions, expiries = zip(*rows, strict=True)
+        return Page(
+            list(zip(plugins, keys, strict=True)),
+            values,
+            [Encoding.JSON] * len(rows),
+            versions,
+            list(map(_milliseconds, expiries)) if any(expiries) else expiries,
+        )
+
+    def bind_range(start: PluginKey, end: PluginKey) -> Row:
+        return start[0], start[1], end[1]
+
+    flags = (False, True)
+    now = "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+    return Layout(
+        table=table,
+        create=(
+            f"CREATE TABLE {table} (plugin_name VARCHAR(100) NOT NULL, key VARCHAR(255) NOT NULL, "
+            f"value_json TEXT NOT NULL, expires_at DATETIME, created_at DATETIME DEFAULT ({now}) NOT NULL, "
+            f"updated_at DATETIME DEFAULT ({now}) NOT NULL, version BIGINT DEFAULT 0 NOT NULL, "
+            f"CONSTRAINT pk_{table} PRIMARY KEY (plugin_name, key))",
+            f"CREATE INDEX idx_plugin_kv_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
+            f"CREATE INDEX idx_plugin_kv_prefix ON {table} (plugin_name, key)",
+        ),
+        record=record,
+        page=page,
+        bind_key=lambda key: key,
+        bind_range=bind_range,
+        bind_time=lambda moment: None if moment is None else time_text(moment),
+        get=(
+            f"SELECT CAST(value_json AS BLOB), version, expires_at FROM {table} WHERE plugin_name = ?1 AND key = ?2"
+        ),
+        scans={(r, k, a): scan(r, k, a) for r in flags for k in flags for a in flags},
+        count=(
+            f"SELECT (SELECT count(*) FROM {table} WHERE plugin_name = ?1 AND key >= ?2 AND key < ?3) - "
+            f"(SELECT count(*) FROM {table} WHERE expires_at <= ?4 AND +plugin_name = ?1 AND +key >= ?2 AND +key < ?3)"
+        ),
+        expired=f"SELECT {no_value} FROM {table} WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
+        bind_put=lambda record, anew: (
+            *record.key,
+            record.value.decode(),
+            record.version,
+            None if record.expires_at is None else time_text(record.expires_at),
+            time_text(record.created_at),
+            time_text(record.updated_at),
+            anew,
+        ),
+        put=(
+            f"INSERT INTO {table} (plugin_name, key, value_json, version, expires_at, created_at, updated_at) "
+            "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (plugin_name, key) DO UPDATE SET "
+            "value_json = ?3, version = ?4, expires_at = ?5, updated_at = ?7, "
+            "created_at = CASE WHEN ?8 OR expires_at <= ?7 THEN ?6 ELSE created_at END"
+        ),
+        retime=f"UPDATE {table} SET expires_at = ?1 WHERE plugin_name = ?2 AND key = ?3",
+        remove=f"DELETE FROM {table} WHERE plugin_name = ?1 AND key = ?2",
+    )
+
+
+_EPOCH: Final = datetime(1970, 1, 1)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_NEVER: Final = 2**62
+
+
+@lru_cache(maxsize=256)  # a group has one time, and expiries come in few lengths
+def time_text(moment: int) -> str:
+    """A time as SQLite and SQLAlchemy write it, in UTC and always of one width, so that texts sort as times."""
+    return (_EPOCH + moment * _MILLISECOND).isoformat(" ", "microseconds")
+
+
+def _milliseconds(text: object) -> int | None:
+    """The time of a text, rounded up to a whole millisecond.
+
+    Somebody may have written it by hand. What is no time compares in SQL like this: a number before all texts, another
+    text after them.
+    """
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        return 0
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is not None:
+            moment = moment.astimezone(UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        return _NEVER
+    return -((_EPOCH - moment) // _MILLISECOND)
+
+
 LAYOUTS: Final[Mapping[Space, Layout]] = {
     Space.TUPLES: bytes_layout("keyloft_tuples"),
     Space.SEMANTIC: bytes_layout("keyloft_semantic"),
+    Space.PLUGINS: _plugin_layout(),
 }
 
-REVISION: Final = "0001"
+PLUGIN_USAGE: Final = (
+    "SELECT plugin_name, count(*), sum(octet_length(value_json)) FROM plugin_kv_storage "
+    "WHERE expires_at IS NULL OR expires_at > ?1 GROUP BY plugin_name ORDER BY plugin_name"
+)
+"""now"""
+
+REVISION: Final = "0002"
 """The schema that this version reads and writes. A later revision is a larger string."""
 
 VERSION_TABLE: Final = "keyloft_version"

@@ -14,7 +14,23 @@ from keyloft.engines.notify import Notifier
 from keyloft.engines.settle import Put, Remove, Write, deciding, settle
 from keyloft.engines.turns import Turn
 from keyloft.errors import Closed, KeyloftError
-from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Key, Latest, Page, Record, Scan, Space
+from keyloft.records import (
+    Ask,
+    Batch,
+    Committed,
+    Conflict,
+    Count,
+    Expired,
+    Get,
+    Key,
+    Latest,
+    Page,
+    Record,
+    Scan,
+    Space,
+    Usage,
+    Used,
+)
 
 
 class MemoryEngine:
@@ -69,9 +85,11 @@ class MemoryEngine:
         if self._closed:
             raise Closed
 
-    def _answer(self, ask: Ask, now: int) -> Record | Page | list[Record] | int | None:
+    def _answer(self, ask: Ask, now: int) -> Record | Page | list[Record] | list[Used] | int | None:
         if isinstance(ask, Latest):
             return self._version
+        if isinstance(ask, Usage):
+            return _usage(self._tables[Space.PLUGINS].records.values(), now)
         table = self._tables[ask.space]
         match ask:
             case Get():
@@ -85,6 +103,14 @@ class MemoryEngine:
                 due = [record for record in table.records.values() if not record.is_alive(now)]
                 due.sort(key=lambda record: record.expires_at or 0)
                 return [replace(record, value=b"") for record in due[: ask.limit]]
+
+
+def _usage(records: Iterable[Record], now: int) -> list[Used]:
+    sizes: dict[str, list[int]] = {}
+    for record in records:
+        if record.is_alive(now):
+            sizes.setdefault(record.key[0], []).append(len(record.value))
+    return [Used(plugin, len(found), sum(found)) for plugin, found in sorted(sizes.items())]
 
 
 class _Table:

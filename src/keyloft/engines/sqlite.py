@@ -24,7 +24,7 @@ from keyloft.engines.sqlite_reads import LongReader, View, answer, number, point
 from keyloft.engines.sqlite_writes import Outcome, Writer
 from keyloft.engines.worker import Worker
 from keyloft.errors import CLOSED, Closed, DatabaseError
-from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan
+from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -191,4 +191,4 @@ if hasattr(os, "register_at_fork"):
 
 
 def _is_long(ask: Ask) -> bool:
-    return isinstance(ask, Count) or (isinstance(ask, (Scan, Expired)) and ask.limit > limits.SCAN_ROWS)
+    return isinstance(ask, (Count, Usage)) or (isinstance(ask, (Scan, Expired)) and ask.limit > limits.SCAN_ROWS + 1)

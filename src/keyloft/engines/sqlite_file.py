@@ -23,6 +23,7 @@ from keyloft.errors import (
     NotADatabase,
     ReadOnly,
     SchemaTooNew,
+    SchemaTooOld,
 )
 
 logger = logging.getLogger(__name__)
@@ -122,6 +123,11 @@ class SqliteFile:
             if stamp is None or stamp == layouts.REVISION:
                 self._set_up(connection)
                 self._create_schema(connection)
+            elif stamp < layouts.REVISION:
+                raise SchemaTooOld(
+                    f"{self.path} has schema {stamp}, this version of Keyloft has {layouts.REVISION}: run "
+                    f"`keyloft migrate --database {self.path}`; the file was left as it is"
+                )
             else:
                 raise SchemaTooNew(
                     f"{self.path} has schema {stamp}, which this version of Keyloft does not know (it has "

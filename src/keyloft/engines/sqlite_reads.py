@@ -7,38 +7,40 @@ from typing import Any
 
 import apsw
 
-from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, Row
+from keyloft.engines.layouts import LAYOUTS, PLUGIN_USAGE, READ_CLOCK, Row, time_text
 from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.turns import Turn
 from keyloft.engines.worker import Worker
-from keyloft.records import Ask, Count, Expired, Get, Latest, Page, Record, Scan
+from keyloft.records import Ask, Count, Expired, Get, Latest, Page, Record, Scan, Usage, Used
 
 
 def point(cursor: apsw.Cursor, ask: Get) -> Record | None:
     """The stored entry at a key, whether expired or not."""
     layout = LAYOUTS[ask.space]
     for row in cursor.execute(layout.get, layout.bind_key(ask.key)).fetchall():
-        return layout.record(*row)
+        return layout.record(ask.key, *row)
     return None
 
 
-def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Record] | int | None:
+def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Record] | list[Used] | int | None:
     """Answer one ask. Rows are always fetched to the end: a statement left half-way keeps its lock."""
     if type(ask) is Get:
         record = point(cursor, ask)
         return record if record is None or ask.include_expired or record.is_alive(now) else None
     if isinstance(ask, Latest):
         return number(cursor, READ_CLOCK)
+    if isinstance(ask, Usage):
+        return list(starmap(Used, cursor.execute(PLUGIN_USAGE, (time_text(now),)).fetchall()))
     layout = LAYOUTS[ask.space]
+    moment = layout.bind_time(now)
     match ask:
         case Scan():
-            bindings = (*layout.bind_key(ask.start), *layout.bind_key(ask.end), now, ask.limit)
-            return Page(*zip(*cursor.execute(layout.scan(ask), bindings).fetchall(), strict=True))
+            bindings = (*layout.bind_range(ask.start, ask.end), moment, ask.limit)
+            return layout.page(cursor.execute(layout.scan(ask), bindings).fetchall())
         case Count():
-            bindings = (*layout.bind_key(ask.start), *layout.bind_key(ask.end), now)
-            return number(cursor, layout.count, bindings)
+            return number(cursor, layout.count, (*layout.bind_range(ask.start, ask.end), moment))
         case Expired():
-            return list(starmap(layout.record, cursor.execute(layout.expired, (now, ask.limit)).fetchall()))
+            return list(layout.page(cursor.execute(layout.expired, (moment, ask.limit)).fetchall()))
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
 
 

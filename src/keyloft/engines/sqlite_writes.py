@@ -124,7 +124,7 @@ class Writer:
         for space, key in deciding(group):
             layout = LAYOUTS[space]
             for row in execute(layout.get, layout.bind_key(key)).fetchall():
-                current[space, key] = layout.record(*row)
+                current[space, key] = layout.record(key, *row)
         settled = settle(group, current, clock, now)
         if settled.clock != clock:
             self._file.check_in_place(self.connection)
@@ -147,7 +147,7 @@ class Writer:
                 case Remove():
                     execute(layout.remove, layout.bind_key(key))
                 case Retime():
-                    execute(layout.retime, (write.expires_at, *layout.bind_key(key)))
+                    execute(layout.retime, (layout.bind_time(write.expires_at), *layout.bind_key(key)))
 
     def _roll_back(self) -> None:
         try:

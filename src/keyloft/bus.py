@@ -1,0 +1,206 @@
+"""What services and clients on NATS share: the connection, errors as they travel, and the NATS services API."""
+
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from nats.aio.client import Client as Nats
+from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConfig, ServiceInfo, ServiceStats
+
+from keyloft.errors import (
+    Busy,
+    DatabaseError,
+    InvalidArgument,
+    InvalidJson,
+    InvalidPluginName,
+    InvalidSubject,
+    KeyloftError,
+    MissingField,
+    ValueTooLarge,
+)
+
+logger = logging.getLogger(__name__)
+
+# Errors as they travel
+
+WIRE_ERRORS: Final[Mapping[str, type[KeyloftError]]] = {
+    "INVALID_JSON": InvalidJson,
+    "MISSING_FIELD": MissingField,
+    "VALIDATION_ERROR": InvalidArgument,
+    "VALUE_TOO_LARGE": ValueTooLarge,
+    "INVALID_PLUGIN_NAME": InvalidPluginName,
+    "INVALID_SUBJECT": InvalidSubject,
+    "BUSY": Busy,
+    "DATABASE_ERROR": DatabaseError,
+    "INTERNAL_ERROR": KeyloftError,
+}
+"""All codes that a service answers with, and what a client raises for them."""
+
+_FAILED: Final = "the database failed, and this request was not carried out; the service's log says why"
+_UNEXPECTED: Final = "the service failed unexpectedly; its log says why"
+
+
+def wire_code(error: BaseException) -> str:
+    """The code under which an error travels: its own, or that of the nearest kind of error that has one on the wire."""
+    for kind in type(error).__mro__:
+        code = kind.__dict__.get("code")
+        if code in WIRE_ERRORS:
+            return str(code)
+    return KeyloftError.code
+
+
+def refusal(error: BaseException) -> bytes:
+    """The reply that tells of an error. What a database or a bug says stays in the service's log."""
+    code = wire_code(error)
+    told = str(error)
+    if code == DatabaseError.code and not isinstance(error, Overdue):
+        told = _FAILED
+    elif code == KeyloftError.code:
+        told = _UNEXPECTED
+    return _to_json({"success": False, "error_code": code, "message": told})
+
+
+class Overdue(DatabaseError):
+    """The database took longer than a request may wait."""
+
+
+def refused(reply: Mapping[str, Any]) -> KeyloftError:
+    """The error that a reply tells of."""
+    code, told = str(reply.get("error_code")), str(reply.get("message"))
+    kind = WIRE_ERRORS.get(code, KeyloftError)
+    return ValueTooLarge(None, None, told) if kind is ValueTooLarge else kind(told)
+
+
+_to_json = msgspec.json.Encoder().encode
+
+
+# The connection
+
+
+class Login(Struct, frozen=True):
+    """How to get into a NATS server; empty where anybody may."""
+
+    credentials: Path | None = None
+    """A credentials file, as `nsc` makes it."""
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    ca: Path | None = None
+    """The authority that signed the server's certificate, where the system does not know it."""
+    certificate: Path | None = None
+    """Our own certificate, where the server asks for one; with `key`."""
+    key: Path | None = None
+
+    def options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self.credentials is not None:
+            options["user_credentials"] = str(self.credentials)
+        for name in ("user", "password", "token"):
+            if (secret := getattr(self, name)) is not None:
+                options[name] = secret
+        if self.ca is not None or self.certificate is not None:
+            context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key)
+            options["tls"] = context
+        return options
+
+
+async def connect(
+    servers: str | list[str],
+    *,
+    name: str,
+    login: Login | None = None,
+    on_error: Callable[[Exception], None] | None = None,
+    **options: Any,
+) -> Nats:
+    """A connection that is kept up for as long as it takes: a server that went away is asked again for ever."""
+
+    async def failed(error: Exception) -> None:
+        if on_error is not None:
+            on_error(error)
+        # nats-py tells of every failed attempt to come back; the first one was news.
+        level = logging.DEBUG if connection.is_reconnecting else logging.WARNING
+        logger.log(level, "NATS: %s", error or type(error).__name__)
+
+    async def lost() -> None:
+        if not connection.is_closed:
+            logger.warning("NATS: the connection is lost; trying to get it back")
+
+    async def back() -> None:
+        logger.info("NATS: connected again")
+
+    connection = Nats()
+    await connection.connect(
+        servers,
+        name=name,
+        error_cb=failed,
+        disconnected_cb=lost,
+        reconnected_cb=back,
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=1,
+        **(login or Login()).options(),
+        **options,
+    )
+    return connection
+
+
+# The NATS services API
+
+
+class Endpoint(Struct):
+    """One kind of request, as `$SRV.STATS` shows it."""
+
+    name: str
+    subject: str
+    requests: int = 0
+    errors: int = 0
+    last_error: str = ""
+    seconds: float = 0.0
+
+
+class Listed(Service):
+    """Answers `$SRV.PING`, `.INFO` and `.STATS` for a service that takes its requests itself."""
+
+    def __init__(
+        self,
+        connection: Nats,
+        *,
+        name: str,
+        version: str,
+        description: str,
+        queue: str,
+        endpoints: Callable[[], Iterable[Endpoint]],
+    ) -> None:
+        super().__init__(connection, ServiceConfig(name=name, version=version, description=description))
+        self._queue = queue
+        self._current = endpoints
+
+    def info(self) -> ServiceInfo:
+        info = super().info()
+        info.endpoints = [
+            EndpointInfo(name=endpoint.name, subject=endpoint.subject, queue_group=self._queue)
+            for endpoint in self._current()
+        ]
+        return info
+
+    def stats(self) -> ServiceStats:
+        stats = super().stats()
+        stats.endpoints = [
+            EndpointStats(
+                name=endpoint.name,
+                subject=endpoint.subject,
+                queue_group=self._queue,
+                num_requests=endpoint.requests,
+                num_errors=endpoint.errors,
+                last_error=endpoint.last_error,
+                processing_time=int(endpoint.seconds * 1e9),
+                average_processing_time=int(endpoint.seconds * 1e9 / endpoint.requests) if endpoint.requests else 0,
+            )
+            for endpoint in self._current()
+        ]
+        return stats

@@ -1,0 +1,84 @@
+"""Tells the log what a plugin service does: each operation, or a sample when there are many. Never a value."""
+
+import logging
+import time
+from typing import Any, Final
+
+from keyloft import limits
+
+_BUSY_PER_SECOND: Final = 1000
+_SAMPLE: Final = 100
+_ERRORS_PER_SECOND: Final = 20
+
+
+class OperationLog:
+    """Writes lines like `[KV] get: plugin=trivia key='score' hit=true`, with the same as fields of the record."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._second = 0.0
+        self._operations = 0
+        self._before = 0
+        self._errors = 0
+        self._unsaid = 0
+
+    def operation(self, name: str, plugin: str, key: str, seconds: float, details: dict[str, Any]) -> None:
+        """An operation is done. Above 1000 a second, one in a hundred is told; a slow one always is."""
+        slow = seconds > limits.SLOW_SECONDS
+        if not slow and not self._logger.isEnabledFor(logging.DEBUG):
+            return
+        self._turn()
+        self._operations += 1
+        busy = max(self._operations, self._before) > _BUSY_PER_SECOND
+        if not slow and busy and self._operations % _SAMPLE:
+            return
+        told = " ".join(f"{detail}={_shown(value)}" for detail, value in details.items())
+        self._logger.log(
+            logging.WARNING if slow else logging.DEBUG,
+            "[KV] %s%s: plugin=%s key=%r %s latency_ms=%.1f",
+            "slow " if slow else "",
+            name,
+            plugin,
+            key,
+            told,
+            seconds * 1000,
+            extra={
+                "operation": f"kv_{name}",
+                "plugin": plugin,
+                "key": key,
+                **details,
+                "latency_ms": round(seconds * 1000, 2),
+            },
+        )
+
+    def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, level: int) -> None:
+        """A request was refused or failed. A flood of these must not become a flood of lines: 20 a second are told."""
+        self._turn()
+        self._errors += 1
+        if self._errors > _ERRORS_PER_SECOND:
+            self._unsaid += 1
+            return
+        self._logger.log(
+            level,
+            "[KV] %s failed: plugin=%s error=%s %s",
+            name or "request",
+            plugin,
+            code,
+            message,
+            extra={"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code},
+        )
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if now - self._second < 1.0:
+            return
+        # What was counted long ago says nothing of now.
+        self._before = self._operations if now - self._second < 2.0 else 0
+        self._second, self._operations, self._errors = now, 0, 0
+        if self._unsaid:
+            self._logger.warning("[KV] %d more requests failed within a second", self._unsaid)
+            self._unsaid = 0
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

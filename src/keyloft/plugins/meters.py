@@ -1,0 +1,59 @@
+"""Counts what a plugin service does, cheaply enough to do it for every request."""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from typing import Final
+
+from keyloft import limits
+
+BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+"""The upper bounds of a histogram's buckets, in seconds; the PRD's targets are among them."""
+
+OTHER: Final = "other"
+
+
+class Histogram:
+    """How long something took, how often; the last bucket has no upper bound."""
+
+    __slots__ = ("buckets", "seconds")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
+
+
+class Meter:
+    """What one plugin asked for: how often and how long by operation, and its errors by code."""
+
+    __slots__ = ("durations", "errors")
+
+    def __init__(self) -> None:
+        self.durations: dict[str, Histogram] = defaultdict(Histogram)
+        self.errors: Counter[str] = Counter()
+
+
+class Meters:
+    """What a service did since it started. Plugins beyond the first thousand are counted together."""
+
+    def __init__(self) -> None:
+        self.plugins: dict[str, Meter] = {}
+        self.cleanups = Histogram()
+        self.cleaned = 0
+        self.under_way = 0
+        """Requests that were taken and are not yet answered."""
+
+    def of(self, plugin: str) -> Meter:
+        meter = self.plugins.get(plugin)
+        if meter is None:
+            if len(self.plugins) >= limits.PLUGIN_LABELS:
+                plugin = OTHER
+            meter = self.plugins.setdefault(plugin, Meter())
+        return meter

@@ -1,0 +1,128 @@
+"""What a plugin may store and ask for: the same rules for names, keys, values, TTLs and lists at every door."""
+
+import re
+from typing import Final
+
+from keyloft import limits, values
+from keyloft.errors import InvalidArgument, InvalidKey, InvalidPluginName, InvalidValue, ValueTooLarge
+from keyloft.records import PluginKey, Scan, Set, Space
+from keyloft.values import Encoding
+
+_NAME: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
+# No key has more than 255 characters, so this comes after whatever can follow a prefix.
+_BEYOND: Final = "\U0010ffff" * (limits.PLUGIN_KEY_CHARACTERS + 1)
+
+
+def plugin_name(name: object) -> str:
+    """A plugin's name, if it can be one.
+
+    Raises:
+        InvalidPluginName: It can't.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidPluginName("plugin_name must be a non-empty string")
+    if len(name) > limits.PLUGIN_NAME_CHARACTERS:
+        raise InvalidPluginName(f"plugin_name must be ≤{limits.PLUGIN_NAME_CHARACTERS} characters, not {len(name)}")
+    if _NAME.fullmatch(name) is None:
+        raise InvalidPluginName(
+            "plugin_name must contain only lowercase letters, numbers, hyphens, and underscores (a-z 0-9 - _)"
+        )
+    return name
+
+
+def key(name: object) -> str:
+    """A key, if it can be one.
+
+    Raises:
+        InvalidKey: It can't.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidKey("key must be a non-empty string")
+    return _storable(name, "key")
+
+
+def value(content: object) -> bytes:
+    """The stored form of a value.
+
+    Raises:
+        InvalidValue: It is not JSON, or would not come back equal; a TypeError, too, where a type is at fault.
+        ValueTooLarge: Its stored form is over 64 KB.
+    """
+    try:
+        data = values.encode_json(content, limits.PLUGIN_VALUE_BYTES)
+    except ValueTooLarge:
+        raise
+    except InvalidValue as error:
+        raise type(error)(f"value is not JSON-serializable: {error}") from error
+    if len(data) > limits.PLUGIN_VALUE_BYTES:
+        raise ValueTooLarge(len(data), limits.PLUGIN_VALUE_BYTES)
+    return data
+
+
+def ttl(seconds: object) -> int | None:
+    """A TTL in milliseconds; None for none.
+
+    Raises:
+        InvalidArgument: It is not a whole number of seconds in range.
+    """
+    if seconds is None:
+        return None
+    if type(seconds) is not int or not 1 <= seconds <= limits.LONGEST_TTL_SECONDS:
+        raise InvalidArgument(
+            f"ttl must be a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS}, "
+            "or null for an entry that never expires"
+        )
+    return seconds * 1000
+
+
+def limit(keys: object) -> int:
+    """How many keys a list may show; None for the usual number.
+
+    Raises:
+        InvalidArgument: It is not a whole number in range.
+    """
+    if keys is None:
+        return limits.LISTED_KEYS
+    if type(keys) is not int or not 1 <= keys <= limits.MOST_LISTED_KEYS:
+        raise InvalidArgument(f"limit must be a whole number from 1 to {limits.MOST_LISTED_KEYS}")
+    return keys
+
+
+def text(content: object, field: str) -> str:
+    """The prefix of a list, or the key that it goes on after; None for none, which is the empty text.
+
+    Raises:
+        InvalidArgument: It is not a text that a key could begin with.
+    """
+    if content is None:
+        return ""
+    if not isinstance(content, str):
+        raise InvalidArgument(f"{field} must be a string")
+    return _storable(content, field, InvalidArgument)
+
+
+def setting(plugin: str, name: object, content: object, ttl_seconds: object) -> Set:
+    """The write that stores a value."""
+    return Set(Space.PLUGINS, (plugin, key(name)), value(content), Encoding.JSON, ttl(ttl_seconds))
+
+
+def listing(plugin: str, prefix: object, keys: object, after: object) -> Scan:
+    """The scan that lists keys: one more than wanted, so that it shows whether there are more."""
+    begins = text(prefix, "prefix")
+    behind = text(after, "after")
+    goes_on = behind >= begins and behind != ""
+    start: PluginKey = (plugin, behind if goes_on else begins)
+    return Scan(Space.PLUGINS, start, (plugin, begins + _BEYOND), limit(keys) + 1, keys_only=True, after=goes_on)
+
+
+def _storable(name: str, field: str, error: type[InvalidKey] | type[InvalidArgument] = InvalidKey) -> str:
+    if len(name) > limits.PLUGIN_KEY_CHARACTERS:
+        raise error(f"{field} must be ≤{limits.PLUGIN_KEY_CHARACTERS} characters, not {len(name)}")
+    if not name.isascii() or "\x00" in name:
+        if "\x00" in name:
+            raise error(f"{field} must not contain the character NUL: no SQL database holds it")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise error(f"{field} must be Unicode text, without lone surrogates") from None
+    return name

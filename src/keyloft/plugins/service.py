@@ -1,0 +1,489 @@
+"""Serves the plugins' storage on NATS: `db.kv.<plugin>.<operation>`.
+
+A message takes this way: `_receive` reads it, or refuses it; gets gather for `_answer_reads`, which asks the database
+once for all that came in one turn of the event loop; writes gather for `_write`, which commits them together. A get
+whose key has a write under way waits for that write, so that a plugin reads what it published. `_receive` never awaits:
+nats-py does not deliver the next message before the handler of the last one has returned.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from time import perf_counter
+from typing import Any, Final, TypeAlias
+
+from nats.aio.client import Client as Nats
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+import keyloft
+from keyloft import bus, limits
+from keyloft.bus import Overdue
+from keyloft.engine import Engine
+from keyloft.errors import Busy, DatabaseError, InvalidSubject, KeyloftError
+from keyloft.plugins import rules, wire
+from keyloft.plugins.logs import OperationLog
+from keyloft.plugins.meters import OTHER, Meter, Meters
+from keyloft.plugins.store import BotDatabase, listed
+from keyloft.records import Batch, Committed, Delete, Get, Scan, Set
+
+logger = logging.getLogger(__name__)
+
+PREFIXES: Final = ("db.kv", "rosey.db.kv")
+QUEUE: Final = "keyloft"
+
+_SLOW_CLEANUP_SECONDS: Final = 1.0
+_NOT_CARRIED_OUT: Final = "it was not carried out"
+
+
+class _Plugin:
+    """A plugin that has sent something: what it has under way."""
+
+    __slots__ = ("meter", "name", "taken", "writing")
+
+    def __init__(self, name: str, meter: Meter) -> None:
+        self.name = name
+        self.meter = meter
+        self.taken = 0
+        """Requests that are not yet answered."""
+        self.writing: dict[str, int] = {}
+        """The keys with a write under way, and the number of the last one."""
+
+
+class _Request:
+    """A message that was taken in."""
+
+    __slots__ = ("came", "key", "operation", "plugin", "reply")
+
+    def __init__(self, plugin: _Plugin, operation: str, reply: str, key: str, came: float) -> None:
+        self.plugin = plugin
+        self.operation = operation
+        self.reply = reply
+        self.key = key
+        self.came = came
+
+
+_Write: TypeAlias = tuple[_Request, Set | Delete, int]
+"""What was asked for, what it writes, and its number among all writes."""
+
+_Read: TypeAlias = tuple[_Request, Get | Scan]
+
+
+class DatabaseService:
+    """Lets plugins store JSON by sending NATS messages.
+
+    Example:
+        service = DatabaseService(nats, BotDatabase("sqlite:///bot.db"))
+        await service.start()
+        …
+        await service.stop()      # after this the connection and the database can be closed
+    """
+
+    def __init__(
+        self,
+        nats: Nats,
+        db: BotDatabase,
+        *,
+        prefixes: Sequence[str] = PREFIXES,
+        queue: str = QUEUE,
+        requests_per_plugin: int = limits.REQUESTS_PER_PLUGIN,
+        requests_in_all: int = limits.REQUESTS,
+        deadline: float = limits.DEADLINE_SECONDS,
+        cleanup_every: float = limits.CLEANUP_SECONDS,
+        meters: Meters | None = None,
+    ) -> None:
+        """Args:
+        nats: A connected client; it stays the caller's to close.
+        db: It stays the caller's to close, too.
+        prefixes: The subjects before `.<plugin>.<operation>`.
+        queue: Services of one queue group share the requests.
+        requests_per_plugin: How many of one plugin are taken before one is answered BUSY.
+        requests_in_all: How many of all plugins are taken before one is answered BUSY.
+        deadline: Seconds after which a request is answered with an error if the database has not answered.
+        cleanup_every: Seconds between two removals of what has expired.
+        meters: Where to count what is done.
+        """
+        self.nats = nats
+        self.db = db
+        self.meters = meters or Meters()
+        self._prefixes = tuple([f"{prefix}." for prefix in prefixes])
+        self._queue = queue
+        self._per_plugin = requests_per_plugin
+        self._in_all = requests_in_all
+        self._deadline = deadline
+        self._cleanup_every = cleanup_every
+        self._engine: Engine
+        self._log = OperationLog(logger)
+        self._subscriptions: list[Subscription] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._asides: set[asyncio.Task[None]] = set()
+        self._plugins: dict[str, _Plugin] = {}
+        self._routes: dict[str, tuple[_Plugin, str]] = {}
+        self._taken = 0
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
+        self._refusals: list[tuple[str, bytes]] = []
+        self._reads: list[_Read] = []
+        self._something_to_answer = asyncio.Event()
+        self._writes: deque[_Write] = deque()
+        self._something_to_write = asyncio.Event()
+        self._number = 0
+        self._parked: dict[int, list[_Read]] = {}
+        self._errors: Counter[str] = Counter()
+        self._last_errors: dict[str, str] = {}
+        self._listed = bus.Listed(
+            nats,
+            name="keyloft-plugins",
+            version=keyloft.__version__,
+            description="JSON storage for the plugins of a bot",
+            queue=queue,
+            endpoints=self._endpoints,
+        )
+
+    async def start(self) -> None:
+        """Begin to serve. The database is opened if it is not yet open.
+
+        Raises:
+            DatabaseError: The database can't be opened.
+        """
+        self._engine = await self.db.engine()
+        self._tasks = [
+            asyncio.create_task(self._forever(job), name=f"keyloft plugins: {job.__name__}")
+            for job in (self._answer, self._write, self._clean_up)
+        ]
+        for prefix in self._prefixes:
+            # No bounds in nats-py, which would drop what is over them in silence: ours are counted in `_receive`.
+            self._subscriptions.append(
+                await self.nats.subscribe(
+                    f"{prefix}>", queue=self._queue, cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
+                )
+            )
+        await self._listed.start()
+        # Twice: nats-py's first ping may overtake the subscriptions that are still in its buffer.
+        await self.nats.flush()
+        await self.nats.flush()
+        logger.info("[KV] serving %s", ", ".join(f"{prefix}<plugin>.<operation>" for prefix in self._prefixes))
+
+    async def stop(self) -> None:
+        """Take no more requests, answer those that were taken, then return. A second call does nothing."""
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            # Without a server there is nothing to drain: what it had for us it gives to another instance, or to none.
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(_drained(subscription), self._deadline)
+        await self._all_answered.wait()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._asides, return_exceptions=True)
+        if subscriptions:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._listed.stop(), self._deadline)
+                await asyncio.wait_for(self.nats.flush(), self._deadline)
+            logger.info("[KV] stopped; everything that was taken is answered")
+
+    # Taking requests in
+
+    async def _receive(self, message: Msg) -> None:
+        came = perf_counter()
+        reply, plugin, operation = message.reply, None, ""
+        try:
+            if reply.startswith(self._prefixes):
+                # Answering, be it with a refusal, would be a request in our name, to any plugin's keys.
+                reply = ""
+                raise InvalidSubject("a reply subject under the service's own prefixes is refused")
+            plugin, operation = self._routes.get(message.subject) or self._route(message.subject)
+            if plugin.taken >= self._per_plugin or self._taken >= self._in_all:
+                raise Busy("too many requests are under way, and this one was not carried out: try again later")
+            self._take(plugin, operation, reply, message.data, came)
+        except Exception as error:
+            if not isinstance(error, KeyloftError):
+                logger.exception("[KV] reading a request failed unexpectedly")
+            self._note_error(OTHER if plugin is None else plugin.name, operation, error)
+            if reply:
+                self._refusals.append((reply, bus.refusal(error)))
+                self._something_to_answer.set()
+
+    def _take(self, plugin: _Plugin, operation: str, reply: str, data: bytes, came: float) -> None:
+        if operation == "get":
+            get = wire.getting(plugin.name, data)
+            request = _Request(plugin, operation, reply, get.key[1], came)
+            self._read(request, get, plugin.writing.get(request.key) if plugin.writing else None)
+        elif operation == "list":
+            request = _Request(plugin, operation, reply, "", came)
+            self._read(request, wire.listing(plugin.name, data), max(plugin.writing.values(), default=None))
+        else:
+            mutation = wire.setting(plugin.name, data) if operation == "set" else wire.deleting(plugin.name, data)
+            request = _Request(plugin, operation, reply, mutation.key[1], came)
+            self._number += 1
+            plugin.writing[request.key] = self._number
+            self._writes.append((request, mutation, self._number))
+            self._something_to_write.set()
+        plugin.taken += 1
+        self._taken += 1
+        if self._taken == 1:
+            self._all_answered.clear()
+
+    def _read(self, request: _Request, ask: Get | Scan, after: int | None) -> None:
+        """Let a request be answered, at once or after a write."""
+        if after is not None:
+            self._parked.setdefault(after, []).append((request, ask))
+        else:
+            self._reads.append((request, ask))
+            self._something_to_answer.set()
+
+    def _route(self, subject: str) -> tuple[_Plugin, str]:
+        """Whose request this is and what it asks for: both come from the subject alone."""
+        prefix = next((prefix for prefix in self._prefixes if subject.startswith(prefix)), "")
+        name, dot, operation = subject[len(prefix) :].partition(".")
+        if not dot or "." in operation or operation not in wire.OPERATIONS:
+            raise InvalidSubject(
+                f"a subject is <prefix>.<plugin>.<operation>, the operation one of {', '.join(wire.OPERATIONS)}"
+            )
+        rules.plugin_name(name)
+        if len(self._routes) > limits.ROUTES:
+            # Names cost their sender nothing. Whoever has something under way is still known by it.
+            self._routes.clear()
+            self._plugins = {name: plugin for name, plugin in self._plugins.items() if plugin.taken}
+        if (plugin := self._plugins.get(name)) is None:
+            plugin = self._plugins[name] = _Plugin(name, self.meters.of(name))
+        self._routes[subject] = plugin, operation
+        return plugin, operation
+
+    # Reading
+
+    async def _answer(self) -> None:
+        """Send refusals, and ask the database for what came since the last turn."""
+        while True:
+            await self._something_to_answer.wait()
+            self._something_to_answer.clear()
+            refusals, self._refusals = self._refusals, []
+            reads, self._reads = self._reads, []
+            for reply, data in refusals:
+                await self._publish(reply, data)
+            if reads:
+                await self._answer_reads(reads)
+
+    async def _answer_reads(self, reads: list[_Read]) -> None:
+        gets = reads
+        if any([request.operation == "list" for request, _ in reads]):
+            # A list may take long, and gets are not to wait for it.
+            gets = [read for read in reads if read[0].operation == "get"]
+            for request, ask in reads:
+                if request.operation == "list":
+                    self._aside(self._answer_list(request, ask))
+        if not gets:
+            return
+        try:
+            async with asyncio.timeout(self._deadline):
+                records = await self._engine.read(*[ask for _, ask in gets])
+        except Exception as error:
+            await self._fail([request for request, _ in gets], self._overdue(error))
+            return
+        for (request, _), record in zip(gets, records, strict=True):
+            self._done(request, hit=record is not None)
+            if request.reply:
+                await self._publish(request.reply, wire.got(record))
+
+    async def _answer_list(self, request: _Request, scan: Any) -> None:
+        try:
+            async with asyncio.timeout(self._deadline):
+                [page] = await self._engine.read(scan)
+        except Exception as error:
+            await self._fail([request], self._overdue(error))
+            return
+        keys, truncated = listed(page, scan.limit - 1)
+        self._done(request, count=len(keys))
+        if request.reply:
+            await self._publish(request.reply, wire.listed(keys, truncated, self.nats.max_payload))
+
+    def _overdue(self, error: Exception) -> Exception:
+        if isinstance(error, TimeoutError):
+            return Overdue(f"the database has not answered within {self._deadline:g} s")
+        return error
+
+    # Writing
+
+    async def _write(self) -> None:
+        while True:
+            await self._something_to_write.wait()
+            group = self._gather()
+            if not self._writes:
+                self._something_to_write.clear()
+            if not group:
+                continue  # what was to be written was overdue, and is answered
+            try:
+                await self._commit(group)
+            finally:
+                self._reads += self._settle(group)
+                self._something_to_answer.set()
+
+    def _gather(self) -> list[_Write]:
+        group: list[_Write] = []
+        size = 0
+        while self._writes and len(group) < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
+            write = self._writes.popleft()
+            group.append(write)
+            size += len(write[1].value) if type(write[1]) is Set else 0
+        return group
+
+    async def _commit(self, group: list[_Write]) -> None:
+        """Commit writes together. None of them has a condition, so they fail together or not at all."""
+        batch = Batch(tuple([mutation for _, mutation, _ in group]))
+        committing = asyncio.create_task(self._engine.commit(batch))
+        await asyncio.wait([committing], timeout=self._deadline)
+        if not committing.done():
+            await self._wait_for_stalled(committing, group)
+            return
+        try:
+            done = committing.result()
+        except Exception as error:
+            await self._fail([request for request, _, _ in group], error)
+            return
+        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
+        found = iter(done.found)
+        for request, mutation, _ in group:
+            if type(mutation) is Set:
+                data = wire.STORED
+                self._done(request, ttl=mutation.expire_in, size=len(mutation.value))
+            else:
+                existed = next(found)
+                data = wire.DELETED if existed else wire.NOT_DELETED
+                self._done(request, deleted=existed)
+            if request.reply:
+                await self._publish(request.reply, data)
+
+    async def _wait_for_stalled(self, committing: asyncio.Future[Any], group: list[_Write]) -> None:
+        """Nobody waits longer than the deadline, but the next group can't begin before this one has an end."""
+        stalled = f"the database has not answered within {self._deadline:g} s"
+        await self._fail([request for request, _, _ in group], Overdue(f"{stalled}; it may still be carried out"))
+        while not committing.done():
+            late = perf_counter() - self._deadline
+            overdue: list[_Write] = []
+            while self._writes and self._writes[0][0].came <= late:
+                overdue.append(self._writes.popleft())
+            waited = self._settle(overdue) + self._unpark(late)
+            error = Overdue(f"{stalled}; {_NOT_CARRIED_OUT}")
+            await self._fail([request for request, _, _ in overdue] + [request for request, _ in waited], error)
+            await asyncio.wait([committing], timeout=self._deadline / 4)
+        with contextlib.suppress(Exception):
+            committing.result()
+
+    def _settle(self, group: Iterable[_Write]) -> list[_Read]:
+        """Writes have come to an end, good or bad; returns what waited for them."""
+        waited: list[_Read] = []
+        for request, _, number in group:
+            if request.plugin.writing.get(request.key) == number:
+                del request.plugin.writing[request.key]
+            if self._parked:
+                waited += self._parked.pop(number, ())
+        return waited
+
+    def _unpark(self, late: float) -> list[_Read]:
+        """What has waited too long for a write."""
+        overdue: list[_Read] = []
+        for number, reads in list(self._parked.items()):
+            overdue += [read for read in reads if read[0].came <= late]
+            self._parked[number] = [read for read in reads if read[0].came > late]
+        return overdue
+
+    # Answering
+
+    def _done(self, request: _Request, **details: Any) -> None:
+        """A request is carried out: count it, and tell the log."""
+        plugin, operation = request.plugin, request.operation
+        seconds = perf_counter() - request.came
+        plugin.meter.durations[operation].add(seconds)
+        self._log.operation(operation, plugin.name, request.key, seconds, details)
+        self._release(plugin)
+
+    async def _fail(self, requests: list[_Request], error: Exception) -> None:
+        """Requests came to nothing, all for one reason."""
+        if not requests:
+            return
+        if isinstance(error, KeyloftError):
+            logger.error("[KV] %d requests failed (%s): %s", len(requests), error.code, error, exc_info=error)
+        else:
+            logger.error("[KV] %d requests failed unexpectedly", len(requests), exc_info=error)
+        data = bus.refusal(error)
+        for request in requests:
+            self._note_error(request.plugin.name, request.operation, error, request.key)
+            self._release(request.plugin)
+            if request.reply:
+                await self._publish(request.reply, data)
+
+    def _release(self, plugin: _Plugin) -> None:
+        plugin.taken -= 1
+        self._taken -= 1
+        if not self._taken:
+            self._all_answered.set()
+
+    async def _publish(self, reply: str, data: bytes) -> None:
+        try:
+            await self.nats.publish(reply, data)
+        except Exception as error:
+            # Whoever asked will run into their time-out; the others' replies still have to go out.
+            logger.error("[KV] a reply could not be sent: %s", error or type(error).__name__)
+
+    def _note_error(self, plugin: str, operation: str, error: Exception, key: str = "") -> None:
+        code = bus.wire_code(error)
+        self.meters.of(plugin).errors[code] += 1
+        self._errors[operation] += 1
+        self._last_errors[operation] = code
+        ours = code in (DatabaseError.code, KeyloftError.code)
+        told = str(error) if isinstance(error, KeyloftError) else type(error).__name__
+        self._log.refusal(operation, plugin, key, code, told, level=logging.ERROR if ours else logging.WARNING)
+
+    # What goes on beside
+
+    def _aside(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(job)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
+
+    async def _forever(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Without one of these jobs the service would be deaf: an error is logged, and the job goes on."""
+        while True:
+            try:
+                await job()
+            except Exception:
+                logger.exception("[KV] a task of the service failed and goes on")
+                await asyncio.sleep(0.1)
+
+    async def _clean_up(self) -> None:
+        while True:
+            await asyncio.sleep(self._cleanup_every)
+            began = perf_counter()
+            try:
+                removed = await self.db.kv_cleanup_expired()
+            except KeyloftError as error:
+                logger.error("[KV] Cleanup error (%s): %s", error.code, error, exc_info=True)
+                continue
+            seconds = perf_counter() - began
+            self.meters.cleanups.add(seconds)
+            self.meters.cleaned += removed
+            fields = {"operation": "kv_cleanup", "removed": removed, "latency_ms": round(seconds * 1000, 1)}
+            if removed:
+                logger.info("[KV] Cleanup: removed %d expired keys in %.2fs", removed, seconds, extra=fields)
+            if seconds > _SLOW_CLEANUP_SECONDS:
+                logger.warning("[KV] Cleanup slow: %.2fs for %d keys", seconds, removed, extra=fields)
+
+    def _endpoints(self) -> list[bus.Endpoint]:
+        found = []
+        for operation in wire.OPERATIONS:
+            endpoint = bus.Endpoint(operation, f"{self._prefixes[0]}*.{operation}")
+            endpoint.errors = self._errors[operation]
+            endpoint.last_error = self._last_errors.get(operation, "")
+            endpoint.requests = endpoint.errors
+            for meter in self.meters.plugins.values():
+                if operation in meter.durations:
+                    endpoint.requests += meter.durations[operation].count
+                    endpoint.seconds += meter.durations[operation].seconds
+            found.append(endpoint)
+        return found
+
+
+async def _drained(subscription: Subscription) -> None:
+    await subscription.drain()  # type: ignore[no-untyped-call]

@@ -1,0 +1,582 @@
+"""The plugin service, asked over a real NATS by a stock client."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import nats
+import pytest
+from nats.aio.client import Client as Nats
+from nats.errors import NoRespondersError
+
+from keyloft import DiskFull, ManualClock
+from keyloft.bus import WIRE_ERRORS
+from keyloft.engine import Engine
+from keyloft.plugins import BotDatabase, DatabaseService
+from keyloft.records import Batch, Committed, Conflict
+from tests.nats import private_server, settled
+
+Ask: TypeAlias = Callable[..., Any]
+
+
+@pytest.fixture
+async def client(nats_url: str) -> AsyncIterator[Nats]:
+    connection = await nats.connect(nats_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def db(tmp_path: Path, clock: ManualClock) -> AsyncIterator[BotDatabase]:
+    db = BotDatabase(tmp_path / "bot.db", clock=clock)
+    yield db
+    await db.close()
+
+
+@pytest.fixture
+async def service(nats_url: str, db: BotDatabase) -> AsyncIterator[DatabaseService]:
+    connection = await nats.connect(nats_url)
+    service = DatabaseService(connection, db)
+    await service.start()
+    yield service
+    await service.stop()
+    await connection.close()
+
+
+async def ask(client: Nats, subject: str, payload: Any = None, prefix: str = "db.kv") -> dict[str, Any]:
+    """Bytes are sent as they are, everything else as JSON."""
+    data = payload if isinstance(payload, bytes) else json.dumps({} if payload is None else payload).encode()
+    answer = await client.request(f"{prefix}.{subject}", data, timeout=20)
+    reply: dict[str, Any] = json.loads(answer.data)
+    return reply
+
+
+async def refused(client: Nats, subject: str, payload: Any) -> tuple[str, str]:
+    reply = await ask(client, subject, payload)
+    assert reply.keys() == {"success", "error_code", "message"}
+    assert reply["success"] is False
+    assert reply["error_code"] in WIRE_ERRORS
+    assert reply["message"]
+    # Whatever it was, the next one is served.
+    assert (await ask(client, "alive.list"))["success"] is True
+    return reply["error_code"], reply["message"]
+
+
+@pytest.mark.usefixtures("service")
+class TestOperations:
+    async def test_replies_have_these_fields_and_no_others(self, client: Nats) -> None:
+        assert await ask(client, "trivia.get", {"key": "k"}) == {"success": True, "exists": False}
+        assert await ask(client, "trivia.set", {"key": "k", "value": None}) == {"success": True}
+        assert await ask(client, "trivia.get", {"key": "k"}) == {"success": True, "exists": True, "value": None}
+        assert await ask(client, "trivia.list") == {"success": True, "keys": ["k"], "count": 1, "truncated": False}
+        assert await ask(client, "trivia.delete", {"key": "k"}) == {"success": True, "deleted": True}
+        assert await ask(client, "trivia.delete", {"key": "k"}) == {"success": True, "deleted": False}
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "dark",
+            "",
+            42,
+            -1.5,
+            10**30,
+            True,
+            None,
+            [],
+            {},
+            ["a", {"b": [1, 2.0, None]}],
+            'é\u0000\n"\\ \U0001f600',
+            1e300,
+        ],
+        ids=repr,
+    )
+    async def test_values_come_back_as_they_were(self, client: Nats, value: Any) -> None:
+        for data in (
+            json.dumps({"key": "k", "value": value}).encode(),
+            json.dumps({"value": value, "ttl": None, "key": "k"}, ensure_ascii=False, indent=2).encode(),
+            json.dumps({"key": "k", "value": value, "ttl": 5, "unknown": {"field": "\\"}}).encode(),
+        ):
+            assert await ask(client, "trivia.set", data) == {"success": True}
+            back = (await ask(client, "trivia.get", {"key": "k"}))["value"]
+            assert back == value
+            assert type(back) is type(value)
+
+    async def test_both_prefixes_lead_to_the_same_entries(self, client: Nats) -> None:
+        await ask(client, "trivia.set", {"key": "k", "value": 1}, prefix="rosey.db.kv")
+        assert (await ask(client, "trivia.get", {"key": "k"}))["value"] == 1
+
+    async def test_a_plugin_sees_its_own_entries_only(self, client: Nats) -> None:
+        await ask(client, "a.set", {"key": "k", "value": "a", "plugin_name": "b", "plugin": "b"})
+        assert await ask(client, "b.get", {"key": "k"}) == {"success": True, "exists": False}
+        assert (await ask(client, "b.delete", {"key": "k"}))["deleted"] is False
+        assert (await ask(client, "b.list"))["keys"] == []
+        assert (await ask(client, "a.get", {"key": "k"}))["value"] == "a"
+
+    async def test_an_entry_ends_with_its_ttl(self, client: Nats, clock: ManualClock) -> None:
+        await ask(client, "trivia.set", {"key": "ttl", "value": 1, "ttl": 10})
+        await ask(client, "trivia.set", {"key": "alias", "value": 1, "ttl_seconds": 10})
+        await ask(client, "trivia.set", {"key": "longest", "value": 1, "ttl": 2147483647})
+        await ask(client, "trivia.set", {"key": "replaced", "value": 1, "ttl": 10})
+        await ask(client, "trivia.set", {"key": "replaced", "value": 2})
+        clock.advance(9.999)
+        assert (await ask(client, "trivia.list"))["count"] == 4
+        clock.advance(0.001)
+        assert await ask(client, "trivia.get", {"key": "ttl"}) == {"success": True, "exists": False}
+        assert (await ask(client, "trivia.list"))["keys"] == ["longest", "replaced"]
+
+    async def test_a_list_is_literal_ordered_and_continued(self, client: Nats) -> None:
+        for key in ("user_2", "user_1", "userX1", "USER_1", "user%", "other", "user_é"):
+            await ask(client, "trivia.set", {"key": key, "value": 1})
+        assert (await ask(client, "trivia.list", {"prefix": "user_"}))["keys"] == ["user_1", "user_2", "user_é"]
+        assert (await ask(client, "trivia.list", {"prefix": "user%"}))["keys"] == ["user%"]
+        assert (await ask(client, "trivia.list", {"prefix": None, "limit": None}))["count"] == 7
+        first = await ask(client, "trivia.list", {"prefix": "user_", "limit": 2})
+        assert (first["keys"], first["count"], first["truncated"]) == (["user_1", "user_2"], 2, True)
+        rest = await ask(client, "trivia.list", {"prefix": "user_", "limit": 2, "after": first["keys"][-1]})
+        assert (rest["keys"], rest["truncated"]) == (["user_é"], False)
+        assert (await ask(client, "trivia.list", {"prefix": "user_", "after": "a"}))["count"] == 3
+
+    async def test_a_list_that_is_too_large_for_a_message_is_cut_and_says_so(
+        self, client: Nats, db: BotDatabase
+    ) -> None:
+        keys = [f"{number:05d}" + "x" * 250 for number in range(6000)]
+        await asyncio.gather(*[db.kv_set("trivia", key, 1) for key in keys])
+        found: list[str] = []
+        pages = 0
+        after = None
+        while True:
+            reply = await ask(client, "trivia.list", {"limit": 10_000, "after": after})
+            found += reply["keys"]
+            pages += 1
+            assert reply["count"] == len(reply["keys"])
+            if not reply["truncated"]:
+                break
+            after = found[-1]
+        assert found == keys
+        assert pages == 2
+
+    async def test_what_is_no_json_in_the_table_does_not_exist(
+        self, client: Nats, db: BotDatabase, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine: Any = await db.engine()
+        rows = [("bad", "no json {"), ("good", '{"a": [1, 2]}'), ("latin", b'"\xe9"'), ("nan", "NaN")]
+        engine._writer.connection.executemany(
+            "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', ?, CAST(? AS TEXT))", rows
+        )
+        for key in ("bad", "latin", "nan"):
+            assert await ask(client, "trivia.get", {"key": key}) == {"success": True, "exists": False}
+        assert (await ask(client, "trivia.get", {"key": "good"}))["value"] == {"a": [1, 2]}
+        assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3
+        assert "no json {" not in caplog.text
+
+
+LIMIT = 65_536
+
+REFUSED: list[tuple[str, Any, str, str]] = [
+    ("trivia.get", b"not json", "INVALID_JSON", "not JSON"),
+    ("trivia.get", b"", "INVALID_JSON", "empty"),
+    ("trivia.list", b"  ", "INVALID_JSON", "empty"),
+    ("trivia.get", b'{"key": "\xff"}', "INVALID_JSON", "UTF-8"),
+    ("trivia.get", b"x" * (1024 * 1024 - 100), "INVALID_JSON", "not JSON"),
+    ("trivia.set", b'{"key": "k", "value": NaN}', "INVALID_JSON", "NaN"),
+    ("trivia.set", b'{"key": "k", "value": [Infinity]}', "INVALID_JSON", "Infinity"),
+    ("trivia.set", b'{"key": "k", "value": -Infinity}', "INVALID_JSON", "Infinity"),
+    ("trivia.get", b'{"key": "k", "key": "l"}', "INVALID_JSON", "twice"),
+    ("trivia.set", b'{"key": "k", "value": {"a": 1, "a": 2}}', "INVALID_JSON", "twice"),
+    ("trivia.set", b'{"key": "k", "value": 1, "value": 2}', "INVALID_JSON", "twice"),
+    ("trivia.set", b'{"key": "k", "value": {"a": "\\n", "\\u0061": 2}}', "INVALID_JSON", "twice"),
+    ("trivia.get", b'{"key": "k"} {"key": "l"}', "INVALID_JSON", "not JSON"),
+    ("trivia.get", {}, "MISSING_FIELD", "key"),
+    ("trivia.delete", {"Key": "k"}, "MISSING_FIELD", "key"),
+    ("trivia.set", {"value": 1}, "MISSING_FIELD", "key"),
+    ("trivia.set", {"key": "k"}, "MISSING_FIELD", "value"),
+    ("trivia.get", {"key": None}, "VALIDATION_ERROR", "key"),
+    ("trivia.get", {"key": ""}, "VALIDATION_ERROR", "key"),
+    ("trivia.get", {"key": 7}, "VALIDATION_ERROR", "key"),
+    ("trivia.get", {"key": ["k"]}, "VALIDATION_ERROR", "key"),
+    ("trivia.get", {"key": "k" * 256}, "VALIDATION_ERROR", "255"),
+    ("trivia.set", {"key": "a\u0000b", "value": 1}, "VALIDATION_ERROR", "NUL"),
+    ("trivia.set", {"key": "a\ud800", "value": 1}, "VALIDATION_ERROR", "surrogate"),
+    ("trivia.set", {"key": "k", "value": "\ud800"}, "VALIDATION_ERROR", "value"),
+    ("trivia.set", b'{"key": "k", "value": 1e999}', "VALIDATION_ERROR", "value"),
+    ("trivia.get", [1, 2], "VALIDATION_ERROR", "object"),
+    ("trivia.get", "key", "VALIDATION_ERROR", "object"),
+    ("trivia.list", b"null", "VALIDATION_ERROR", "object"),
+    ("trivia.set", {"key": "k", "value": 1, "ttl": "5"}, "VALIDATION_ERROR", "ttl"),
+    ("trivia.set", {"key": "k", "value": 1, "ttl": True}, "VALIDATION_ERROR", "ttl"),
+    ("trivia.set", {"key": "k", "value": 1, "ttl": 1.0}, "VALIDATION_ERROR", "ttl"),
+    ("trivia.set", {"key": "k", "value": 1, "ttl": 0}, "VALIDATION_ERROR", "ttl"),
+    ("trivia.set", {"key": "k", "value": 1, "ttl": -1}, "VALIDATION_ERROR", "ttl"),
+    ("trivia.set", {"key": "k", "value": 1, "ttl": 2147483648}, "VALIDATION_ERROR", "2147483647"),
+    ("trivia.set", {"key": "k", "value": 1, "ttl": 1, "ttl_seconds": 2}, "VALIDATION_ERROR", "ttl"),
+    ("trivia.list", {"limit": 0}, "VALIDATION_ERROR", "limit"),
+    ("trivia.list", {"limit": -1}, "VALIDATION_ERROR", "limit"),
+    ("trivia.list", {"limit": 10_001}, "VALIDATION_ERROR", "10000"),
+    ("trivia.list", {"limit": "10"}, "VALIDATION_ERROR", "limit"),
+    ("trivia.list", {"limit": True}, "VALIDATION_ERROR", "limit"),
+    ("trivia.list", {"prefix": 5}, "VALIDATION_ERROR", "prefix"),
+    ("trivia.list", {"after": 5}, "VALIDATION_ERROR", "after"),
+    ("trivia.set", b'{"key": "k", "value": ' + b"[" * 129 + b"]" * 129 + b"}", "VALIDATION_ERROR", "128"),
+    ("trivia.set", b'{"key": "k", "value": ' + b"[" * 90_000 + b"]" * 90_000 + b"}", "VALIDATION_ERROR", "128"),
+    ("trivia.set", {"key": "k", "value": "x" * (LIMIT - 1)}, "VALUE_TOO_LARGE", "65537"),
+    ("trivia.set", {"key": "k", "value": "x" * (LIMIT - 1)}, "VALUE_TOO_LARGE", "65536"),
+    ("trivia.set", b'{"key": "k", "value": ' + b"9" * 70_000 + b"}", "VALUE_TOO_LARGE", "70000"),
+    ("Trivia.get", {"key": "k"}, "INVALID_PLUGIN_NAME", "lowercase"),
+    ("tri$via.get", {"key": "k"}, "INVALID_PLUGIN_NAME", "lowercase"),
+    ("x" * 101 + ".get", {"key": "k"}, "INVALID_PLUGIN_NAME", "100"),
+    ("trivia", {"key": "k"}, "INVALID_SUBJECT", "operation"),
+    ("trivia.get.more", {"key": "k"}, "INVALID_SUBJECT", "operation"),
+    ("trivia.drop", {"key": "k"}, "INVALID_SUBJECT", "set, get, delete, list"),
+    ("trivia.GET", {"key": "k"}, "INVALID_SUBJECT", "operation"),
+]
+
+
+@pytest.mark.usefixtures("service")
+class TestRefusals:
+    @pytest.mark.parametrize(("subject", "payload", "code", "told"), REFUSED, ids=lambda part: str(part)[:40])
+    async def test_each_mistake_has_its_code_and_a_reason(
+        self, client: Nats, subject: str, payload: Any, code: str, told: str
+    ) -> None:
+        found, message = await refused(client, subject, payload)
+        assert found == code
+        assert told in message
+        assert (await ask(client, "trivia.list"))["count"] == 0
+
+    async def test_a_value_of_the_very_limit_is_stored(self, client: Nats) -> None:
+        value = "x" * (LIMIT - 2)
+        assert await ask(client, "trivia.set", {"key": "k", "value": value}) == {"success": True}
+        assert (await ask(client, "trivia.get", {"key": "k"}))["value"] == value
+
+    async def test_sizes_are_those_of_utf8_not_of_escapes(self, client: Nats) -> None:
+        assert await ask(client, "trivia.set", {"key": "k", "value": "é" * 12_000}) == {"success": True}
+
+    async def test_the_longest_key_and_name_are_allowed(self, client: Nats) -> None:
+        name = "x" * 100
+        assert await ask(client, f"{name}.set", {"key": "é" * 255, "value": 1}) == {"success": True}
+        assert (await ask(client, f"{name}.list"))["keys"] == ["é" * 255]
+
+    async def test_a_refused_publish_is_told_to_the_log(self, client: Nats, caplog: pytest.LogCaptureFixture) -> None:
+        await client.publish("db.kv.trivia.set", json.dumps({"key": "k", "value": "secret" * 20_000}).encode())
+        await ask(client, "trivia.get", {"key": "k"})
+        [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert "VALUE_TOO_LARGE" in record.getMessage()
+        assert record.__dict__["plugin"] == "trivia"
+        assert "secret" not in caplog.text
+
+    async def test_the_service_is_nobodys_messenger(
+        self, client: Nats, db: BotDatabase, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A get whose reply subject is a set would store the reply, in whatever plugin's name."""
+        overheard = await client.subscribe("db.kv.victim.set")
+        await settled(client)
+        for prefix in ("db.kv", "rosey.db.kv"):
+            for operation in ("get", "set", "drop"):
+                await client.publish(
+                    f"{prefix}.rogue.{operation}", b'{"key": "k", "value": 1}', reply="db.kv.victim.set"
+                )
+        assert (await ask(client, "victim.list"))["count"] == 0
+        assert (await ask(client, "rogue.list"))["count"] == 0, "it was not carried out either"
+        assert overheard.pending_msgs == 0
+        assert "reply subject" in caplog.text
+
+
+@pytest.mark.usefixtures("service")
+class TestOrder:
+    async def test_a_get_sees_the_set_that_was_published_before_it(self, nats_url: str) -> None:
+        """Ten thousand times out of ten thousand, with nothing between the two."""
+
+        async def play(plugin: str) -> int:
+            seen = 0
+            client = await nats.connect(nats_url)
+            for number in range(1000):
+                await client.publish(f"db.kv.{plugin}.set", b'{"key":"k%d","value":%d}' % (number % 7, number))
+                answer = await client.request(f"db.kv.{plugin}.get", b'{"key":"k%d"}' % (number % 7), timeout=20)
+                seen += json.loads(answer.data).get("value") == number
+            await client.close()
+            return seen
+
+        assert sum(await asyncio.gather(*[play(f"p{number}") for number in range(10)])) == 10_000
+
+    async def test_the_same_with_many_at_once(self, client: Nats) -> None:
+        async def play(plugin: str) -> int:
+            stale = 0
+            for number in range(150):
+                await client.publish(f"db.kv.{plugin}.set", b'{"key":"k","value":%d}' % number)
+                await client.publish(f"db.kv.{plugin}.set", b'{"key":"other%d","value":1}' % number)
+                answer = await client.request(f"db.kv.{plugin}.get", b'{"key":"k"}', timeout=20)
+                stale += json.loads(answer.data).get("value") != number
+                listed = await ask(client, f"{plugin}.list", {"prefix": "other", "limit": 10_000})
+                stale += listed["count"] != number + 1
+            return stale
+
+        assert sum(await asyncio.gather(*[play(f"p{number}") for number in range(20)])) == 0
+
+    async def test_a_delete_and_a_set_keep_their_order(self, client: Nats) -> None:
+        for number in range(300):
+            await client.publish("db.kv.trivia.set", b'{"key":"k","value":%d}' % number)
+            await client.publish("db.kv.trivia.delete", b'{"key":"k"}')
+            if number % 2:
+                await client.publish("db.kv.trivia.set", b'{"key":"k","value":"again"}')
+            reply = await ask(client, "trivia.get", {"key": "k"})
+            assert reply["exists"] is bool(number % 2)
+
+
+class Faulty:
+    """An engine whose commits wait, or fail, at a test's command."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.may_commit = asyncio.Event()
+        self.may_commit.set()
+        self.failure: Exception | None = None
+        self.commits = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def commit(self, batch: Batch) -> Committed | Conflict:
+        await self.may_commit.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.commits += 1
+        return await self._engine.commit(batch)
+
+
+@pytest.fixture
+async def faulty(db: BotDatabase) -> Faulty:
+    faulty = Faulty(await db.engine())
+    db._engine = faulty  # type: ignore[assignment]
+    return faulty
+
+
+async def started(nats_url: str, db: BotDatabase, **options: Any) -> DatabaseService:
+    service = DatabaseService(await nats.connect(nats_url), db, **options)
+    await service.start()
+    return service
+
+
+async def stopped(service: DatabaseService) -> None:
+    await service.stop()
+    await service.nats.close()
+
+
+class TestTrouble:
+    async def test_a_flood_is_answered_busy_and_the_others_are_served(
+        self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
+    ) -> None:
+        service = await started(nats_url, db)
+        faulty.may_commit.clear()
+        flood = [
+            asyncio.create_task(ask(client, "flood.set", {"key": f"{number}", "value": 1})) for number in range(3000)
+        ]
+        async with asyncio.timeout(20):
+            while sum(task.done() for task in flood) < 2000:
+                await asyncio.sleep(0.01)
+            other = asyncio.create_task(ask(client, "other.set", {"key": "k", "value": 1}))
+            assert (await ask(client, "other.get", {"key": "absent"}))["exists"] is False
+            faulty.may_commit.set()
+            replies = await asyncio.gather(*flood)
+            assert await other == {"success": True}
+        taken = [reply for reply in replies if reply["success"]]
+        busy = [reply for reply in replies if not reply["success"]]
+        assert (len(taken), len(busy)) == (1000, 2000)
+        assert {reply["error_code"] for reply in busy} == {"BUSY"}
+        assert (await ask(client, "flood.list", {"limit": 10_000}))["count"] == 1000
+        await stopped(service)
+
+    async def test_ten_thousand_are_taken_in_all(
+        self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
+    ) -> None:
+        service = await started(nats_url, db)
+        faulty.may_commit.clear()
+        asked = [
+            asyncio.create_task(ask(client, f"p{number % 11}.set", {"key": f"{number}", "value": 1}))
+            for number in range(10_500)
+        ]
+        async with asyncio.timeout(30):
+            while sum(task.done() for task in asked) < 500:
+                await asyncio.sleep(0.01)
+            faulty.may_commit.set()
+            replies = await asyncio.gather(*asked)
+        assert sum(reply["success"] for reply in replies) == 10_000
+        assert {reply["error_code"] for reply in replies if not reply["success"]} == {"BUSY"}
+        await stopped(service)
+
+    async def test_a_failing_database_is_told_and_used_again_when_it_is_back(
+        self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        service = await started(nats_url, db)
+        faulty.failure = DiskFull("no space is left for /secret/place.db")
+        parked = client.publish("db.kv.trivia.set", b'{"key":"k","value":1}')
+        await parked
+        assert (await ask(client, "trivia.get", {"key": "k"}))["exists"] is False
+        reply = await ask(client, "trivia.set", {"key": "k", "value": 1})
+        assert reply["error_code"] == "DATABASE_ERROR"
+        assert "secret" not in reply["message"]
+        assert "no space is left" in caplog.text
+        faulty.failure = ZeroDivisionError("surprise")
+        assert (await ask(client, "trivia.set", {"key": "k", "value": 1}))["error_code"] == "INTERNAL_ERROR"
+        faulty.failure = None
+        assert await ask(client, "trivia.set", {"key": "k", "value": 1}) == {"success": True}
+        await stopped(service)
+
+    async def test_a_stalled_database_is_waited_for_no_longer_than_the_deadline(
+        self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
+    ) -> None:
+        service = await started(nats_url, db, deadline=0.3)
+        faulty.may_commit.clear()
+        begun = asyncio.create_task(ask(client, "trivia.set", {"key": "begun", "value": 1}))
+        async with asyncio.timeout(10):
+            while not service._taken:
+                await asyncio.sleep(0.001)
+            queued = asyncio.create_task(ask(client, "trivia.set", {"key": "queued", "value": 1}))
+            parked = asyncio.create_task(ask(client, "trivia.get", {"key": "begun"}))
+            replies = await asyncio.gather(begun, queued, parked)
+        assert [reply["error_code"] for reply in replies] == ["DATABASE_ERROR"] * 3
+        assert "may still be carried out" in replies[0]["message"]
+        assert "not carried out" in replies[1]["message"]
+        faulty.may_commit.set()
+        # The write that had begun was made in the end, the one behind it was not.
+        async with asyncio.timeout(10):
+            while not (await ask(client, "trivia.list"))["count"]:
+                await asyncio.sleep(0.01)
+        assert (await ask(client, "trivia.list"))["keys"] == ["begun"]
+        await stopped(service)
+
+    async def test_stopping_answers_what_was_taken(
+        self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
+    ) -> None:
+        service = await started(nats_url, db)
+        faulty.may_commit.clear()
+        asked = [
+            asyncio.create_task(ask(client, "trivia.set", {"key": f"{number}", "value": 1})) for number in range(500)
+        ]
+        async with asyncio.timeout(20):
+            while service._taken < 500:
+                await asyncio.sleep(0.001)
+            stopping = asyncio.create_task(stopped(service))
+            await asyncio.sleep(0)
+            faulty.may_commit.set()
+            replies = await asyncio.gather(*asked)
+            await stopping
+        assert all(reply == {"success": True} for reply in replies)
+        assert (await db.kv_list("trivia"))["count"] == 500
+        with pytest.raises(NoRespondersError):
+            await ask(client, "trivia.list")
+
+    async def test_a_leftover_instance_does_not_double_answers(
+        self, nats_url: str, client: Nats, db: BotDatabase
+    ) -> None:
+        services = [await started(nats_url, db) for _ in range(3)]
+        inbox = client.new_inbox()
+        replies = await client.subscribe(inbox)
+        await settled(client)
+        for _ in range(50):
+            await client.publish("db.kv.trivia.set", b'{"key":"k","value":1}', reply=inbox)
+        async with asyncio.timeout(10):
+            while replies.delivered + replies.pending_msgs < 50:
+                await asyncio.sleep(0.01)
+        for service in services:
+            await stopped(service)
+        await settled(client)
+        assert replies.pending_msgs == 50
+        served = [
+            service.meters.plugins["trivia"].durations["set"].count
+            for service in services
+            if "trivia" in service.meters.plugins
+        ]
+        assert sum(served) == 50
+
+    async def test_a_lost_server_is_reconnected_to(self, db: BotDatabase) -> None:
+        async with private_server() as server:
+            service = await started(server.url, db)
+            client = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0)
+            assert await ask(client, "trivia.set", {"key": "k", "value": 1}) == {"success": True}
+            await server.stop()
+            await server.start()
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        assert (await ask(client, "trivia.get", {"key": "k"}))["value"] == 1
+                        break
+                    except (TimeoutError, nats.errors.Error):
+                        await asyncio.sleep(0.05)
+            await stopped(service)
+            await client.close()
+
+
+class TestOperation:
+    async def test_expired_entries_are_cleaned_up_again_and_again(
+        self, nats_url: str, client: Nats, db: BotDatabase, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        service = await started(nats_url, db, cleanup_every=0.02)
+        engine: Any = await db.engine()
+        for round_ in range(2):
+            for number in range(5):
+                await ask(client, "trivia.set", {"key": f"{round_}.{number}", "value": 1, "ttl": 1})
+            clock.advance(1)
+            async with asyncio.timeout(10):
+                while engine._reader.execute("SELECT count(*) FROM plugin_kv_storage").fetchall() != [(0,)]:
+                    await asyncio.sleep(0.01)
+        await stopped(service)
+        assert service.meters.cleaned == 10
+        assert "[KV] Cleanup: removed 5 expired keys in 0." in caplog.text
+
+    async def test_a_failed_clean_up_waits_and_goes_on(
+        self, nats_url: str, db: BotDatabase, clock: ManualClock, faulty: Faulty, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await db.kv_set("trivia", "k", 1, ttl_seconds=1)
+        clock.advance(1)
+        faulty.failure = DiskFull("no space is left")
+        service = await started(nats_url, db, cleanup_every=0.02)
+        async with asyncio.timeout(10):
+            while "Cleanup error" not in caplog.text:
+                await asyncio.sleep(0.01)
+            faulty.failure = None
+            while not service.meters.cleaned:
+                await asyncio.sleep(0.01)
+        await stopped(service)
+
+    async def test_operations_are_logged_without_values(
+        self, service: DatabaseService, client: Nats, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG, "keyloft.plugins")
+        await ask(client, "trivia.set", {"key": "k", "value": "confidential", "ttl": 5})
+        await ask(client, "trivia.get", {"key": "k"})
+        await ask(client, "trivia.get", {"key": "none"})
+        lines = [record for record in caplog.records if record.name == "keyloft.plugins.service"]
+        assert [record.__dict__["operation"] for record in lines] == ["kv_set", "kv_get", "kv_get"]
+        assert [record.__dict__.get("hit") for record in lines] == [None, True, False]
+        assert all(record.__dict__["plugin"] == "trivia" and record.__dict__["latency_ms"] >= 0 for record in lines)
+        assert "confidential" not in caplog.text
+
+    async def test_the_services_api_lists_it(self, service: DatabaseService, client: Nats) -> None:
+        await ask(client, "trivia.set", {"key": "k", "value": 1})
+        await ask(client, "trivia.set", {"key": "k"})
+        ping = json.loads((await client.request("$SRV.PING.keyloft-plugins", b"")).data)
+        assert ping["type"] == "io.nats.micro.v1.ping_response"
+        info = json.loads((await client.request(f"$SRV.INFO.keyloft-plugins.{ping['id']}", b"")).data)
+        assert [endpoint["subject"] for endpoint in info["endpoints"]] == [
+            "db.kv.*.set",
+            "db.kv.*.get",
+            "db.kv.*.delete",
+            "db.kv.*.list",
+        ]
+        stats = json.loads((await client.request("$SRV.STATS.keyloft-plugins", b"")).data)
+        assert stats["endpoints"][0]["num_requests"] == 2
+        assert stats["endpoints"][0]["num_errors"] == 1
+        assert stats["endpoints"][0]["last_error"] == "MISSING_FIELD"
+        assert stats["endpoints"][0]["processing_time"] > 0
+
+    async def test_names_that_cost_nothing_cost_no_memory(self, service: DatabaseService, client: Nats) -> None:
+        for number in range(12_000):
+            await client.publish(f"db.kv.p{number}.get", b'{"key":"k"}')
+        await ask(client, "last.get", {"key": "k"})
+        assert len(service._routes) <= 10_001
+        assert len(service._plugins) <= 10_001
+        assert len(service.meters.plugins) <= 1001
+        assert "other" in service.meters.plugins
