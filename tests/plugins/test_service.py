@@ -348,7 +348,7 @@ class Faulty:
 @pytest.fixture
 async def faulty(db: BotDatabase) -> Faulty:
     faulty = Faulty(await db.engine())
-    db._engine = faulty  # type: ignore[assignment]
+    db._engine = faulty
     return faulty
 
 

@@ -1,0 +1,208 @@
+"""The client of the plugin service: values in and out, and an error for whatever stands between."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.msg import Msg
+
+import keyloft
+from keyloft import bus
+from keyloft.bus import WIRE_ERRORS
+from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
+from keyloft.plugins.isolation import Isolation, isolate
+from tests.nats import private_server, settled
+
+
+@pytest.fixture
+async def client(nats_url: str, tmp_path: Path) -> AsyncIterator[DatabaseClient]:
+    db = BotDatabase(tmp_path / "bot.db")
+    connection = await nats.connect(nats_url)
+    service = DatabaseService(connection, db)
+    await service.start()
+    async with await DatabaseClient.connect(nats_url, plugin_name="trivia") as client:
+        yield client
+    await service.stop()
+    await connection.close()
+    await db.close()
+
+
+class TestCalls:
+    async def test_values_are_set_got_and_deleted(self, client: DatabaseClient) -> None:
+        kv = client.kv
+        assert await kv.get("score") is None
+        assert await kv.get("score", default=7) == 7
+        await kv.set("score", {"points": [1, 2.5, None, "é"]}, ttl=60)
+        assert await kv.get("score", default=7) == {"points": [1, 2.5, None, "é"]}
+        await kv.set("score", None)
+        assert await kv.get("score", default=7) is None, "a stored null is no absent key"
+        assert await kv.delete("score") is True
+        assert await kv.delete("score") is False
+
+    async def test_lists_of_any_length_are_iterated_or_awaited(self, client: DatabaseClient) -> None:
+        keys = [f"user:{number:05d}" for number in range(2500)]
+        await asyncio.gather(*[client.kv.set(key, 1) for key in keys[:900]])
+        await asyncio.gather(*[client.kv.set(key, 1) for key in keys[900:1800]])
+        await asyncio.gather(*[client.kv.set(key, 1) for key in [*keys[1800:], "other"]])
+        assert await client.kv.list("user:") == keys
+        assert [key async for key in client.kv.list("user:", limit=1700)] == keys[:1700]
+        assert await client.kv.list("user:", limit=1000) == keys[:1000]
+        assert await client.kv.list("none") == []
+        assert len(await client.kv.list()) == 2501
+
+    async def test_it_works_on_a_connection_of_the_callers(self, client: DatabaseClient, nats_url: str) -> None:
+        connection = await nats.connect(nats_url)
+        other = DatabaseClient(connection, "trivia", prefix="rosey.db.kv")
+        await client.kv.set("k", 1)
+        assert await other.kv.get("k") == 1
+        await other.close()
+        assert connection.is_connected
+        await connection.close()
+
+    async def test_bad_input_is_refused_before_it_is_sent(self, client: DatabaseClient) -> None:
+        calls: list[tuple[Any, type[Exception]]] = [
+            (client.kv.set("k", "x" * 70_000), keyloft.ValueTooLarge),
+            (client.kv.set("k", object()), TypeError),
+            (client.kv.set("k", float("nan")), ValueError),
+            (client.kv.set("k", 1, ttl=0), keyloft.InvalidArgument),
+            (client.kv.set("", 1), keyloft.InvalidKey),
+            (client.kv.get(7), keyloft.InvalidKey),  # type: ignore[arg-type]
+        ]
+        for call, kind in calls:
+            with pytest.raises(kind):
+                await call
+        with pytest.raises(keyloft.InvalidArgument):
+            client.kv.list(limit=0)
+        with pytest.raises(keyloft.InvalidPluginName):
+            await DatabaseClient.connect("nats://127.0.0.1:1", plugin_name="Trivia")
+
+    @pytest.mark.parametrize("code", WIRE_ERRORS)
+    async def test_each_code_is_an_error_of_its_own(self, nats_url: str, code: str) -> None:
+        other = await nats.connect(nats_url)
+
+        async def refuse(message: Msg) -> None:
+            error = keyloft.ValueTooLarge(7, 5) if code == "VALUE_TOO_LARGE" else WIRE_ERRORS[code]("because")
+            await message.respond(bus.refusal(error))
+
+        await other.subscribe("refusing.>", cb=refuse)
+        await settled(other)
+        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="refusing") as client:
+            with pytest.raises(WIRE_ERRORS[code]) as raised:
+                await client.kv.get("k")
+        assert raised.value.code == code
+        assert str(raised.value)
+        await other.close()
+
+
+class TestNoAnswer:
+    async def test_a_missing_service_is_told_at_once(self, nats_url: str) -> None:
+        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="nobody.here") as client:
+            began = time.monotonic()
+            with pytest.raises(keyloft.NoService, match="keyloft serve"):
+                await client.kv.get("k")
+            assert time.monotonic() - began < client._timeout / 2
+
+    async def test_a_deaf_service_times_out(self, nats_url: str) -> None:
+        other = await nats.connect(nats_url)
+        await other.subscribe("deaf.>")
+        await settled(other)
+        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="deaf", timeout=0.5) as client:
+            with pytest.raises(keyloft.TimedOut, match="may have been carried out"):
+                await client.kv.set("k", 1)
+            with pytest.raises(TimeoutError):
+                await client.kv.get("k")
+        await other.close()
+
+    @pytest.mark.parametrize("data", [b"", b"rubbish", b"[]", b'{"exists": true}'])
+    async def test_somebody_elses_answer_is_not_taken_for_ours(self, nats_url: str, data: bytes) -> None:
+        other = await nats.connect(nats_url)
+
+        async def answer(message: Msg) -> None:
+            await message.respond(data)
+
+        await other.subscribe("stranger.>", cb=answer)
+        await settled(other)
+        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="stranger") as client:
+            with pytest.raises(keyloft.Unanswered, match="somebody else"):
+                await client.kv.get("k")
+        await other.close()
+
+    async def test_a_server_that_is_not_there_is_told(self) -> None:
+        with pytest.raises(keyloft.Unanswered, match="is it running"):
+            await DatabaseClient.connect("nats://127.0.0.1:1", plugin_name="trivia", timeout=0.5)
+
+    async def test_a_server_that_goes_away_is_told_and_come_back_to(self, tmp_path: Path) -> None:
+        async with private_server() as server:
+            db = BotDatabase(tmp_path / "bot.db")
+            connection = await bus.connect(server.url, name="service")
+            service = DatabaseService(connection, db)
+            await service.start()
+            async with await DatabaseClient.connect(server.url, plugin_name="trivia", timeout=1) as client:
+                await client.kv.set("k", 1)
+                await server.stop()
+                with pytest.raises(keyloft.Unanswered):
+                    await client.kv.get("k")
+                await server.start()
+                async with asyncio.timeout(20):
+                    while True:
+                        try:
+                            assert await client.kv.get("k") == 1
+                            break
+                        except keyloft.Unanswered:
+                            await asyncio.sleep(0.05)
+            with pytest.raises(keyloft.Unanswered, match="not connected"):
+                await client.kv.get("k")
+            await service.stop()
+            await connection.close()
+            await db.close()
+
+
+class TestPermissions:
+    """With the configuration that `keyloft nats-config` writes, on a real server, with the real service."""
+
+    @pytest.fixture
+    def isolation(self) -> Isolation:
+        return isolate(["trivia", "quote-db"])
+
+    async def test_plugins_reach_their_own_and_are_told_of_the_rest(self, isolation: Isolation, tmp_path: Path) -> None:
+        isolation.write(tmp_path / "nats.conf")
+        async with private_server(tmp_path / "nats.conf") as server:
+            db = BotDatabase(tmp_path / "bot.db")
+            connection = await nats.connect(server.url, **isolation.service.options())
+            service = DatabaseService(connection, db)
+            await service.start()
+            trivia = isolation.plugins["trivia"]
+            login = bus.Login(user=trivia.name, password=trivia.password)
+            async with await DatabaseClient.connect(server.url, plugin_name="trivia", login=login) as client:
+                await client.kv.set("score", 100)
+                assert await client.kv.get("score") == 100
+                assert await client.kv.list() == ["score"]
+            await db.kv_set("quote-db", "secret", "of the other")
+            async with await DatabaseClient.connect(
+                server.url, plugin_name="quote-db", login=login, inbox_prefix=trivia.inbox_prefix
+            ) as rogue:
+                began = time.monotonic()
+                for call in (rogue.kv.get("secret"), rogue.kv.set("secret", 1), rogue.kv.delete("secret")):
+                    with pytest.raises(keyloft.NotPermitted, match=r"db\.kv\.quote-db\."):
+                        await call
+                with pytest.raises(keyloft.NotPermitted):
+                    await rogue.kv.list()
+                assert time.monotonic() - began < rogue._timeout / 2
+            async with await DatabaseClient.connect(
+                server.url, plugin_name="trivia", login=login, inbox_prefix="_INBOX_quote-db"
+            ) as eavesdropper:
+                with pytest.raises(keyloft.NotPermitted, match="receive replies"):
+                    await eavesdropper.kv.get("score")
+            # Nobody's replies reach another plugin's subjects: the service itself refuses to be a messenger.
+            raw = await nats.connect(server.url, **trivia.options())
+            await raw.publish("db.kv.trivia.get", b'{"key": "score"}', reply="db.kv.quote-db.set")
+            await settled(raw)
+            assert await db.kv_list("quote-db") == {"keys": ["secret"], "count": 1, "truncated": False}
+            await raw.close()
+            await service.stop()
+            await connection.close()
+            await db.close()
