@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import keyloft
-from keyloft import errors
+from keyloft import errors, plugins
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,12 +20,30 @@ def test_the_public_names_are_these() -> None:
     assert sorted(keyloft.__all__) == sorted(
         """
         Atomic Busy CannotOpen Clock Closed CommitResult DatabaseError DiskFull Entry InvalidArgument InvalidCursor
-        InvalidInput InvalidKey InvalidKeyType InvalidValue InvalidValueType KeyTooLarge KeyloftError Listing
-        ManualClock NotACounter NotADatabase Opening ReadOnly SchemaTooNew Store U64 Undecodable ValueTooLarge
-        Watching WrongLoop open
+        InvalidInput InvalidJson InvalidKey InvalidKeyType InvalidPluginName InvalidSubject InvalidValue
+        InvalidValueType KeyTooLarge KeyloftError Listing ManualClock MissingField NatsServerFailed NoService
+        NotACounter NotADatabase NotPermitted Opening ReadOnly SchemaTooNew SchemaTooOld Stalled Store TimedOut U64
+        Unanswered Undecodable ValueTooLarge Watching WrongLoop open
         """.split()
     )
     assert all(hasattr(keyloft, name) for name in keyloft.__all__)
+
+
+def test_the_public_names_of_plugins_are_these() -> None:
+    assert sorted(plugins.__all__) == ["BotDatabase", "DatabaseClient", "DatabaseService", "PluginKVStorage"]
+    assert all(hasattr(plugins, name) for name in plugins.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        plugins.Nothing  # noqa: B018
+
+
+def test_a_service_does_not_load_sqlalchemy() -> None:
+    """It would take 19 MB of memory."""
+    code = (
+        "import sys, keyloft, keyloft.plugins, keyloft.server.app; "
+        "print([name for name in ('sqlalchemy', 'alembic', 'asyncpg') if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout == "[]\n"
 
 
 def test_every_error_is_public_and_drawn_in_the_tree() -> None:
@@ -90,7 +108,13 @@ async def test_the_guard_notices_a_blocked_loop(pytester: pytest.Pytester) -> No
         """
     )
     result = await asyncio.to_thread(
-        pytester.runpytest_subprocess, "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"
+        pytester.runpytest_subprocess,
+        "-o",
+        "asyncio_mode=auto",
+        "-o",
+        "asyncio_default_fixture_loop_scope=function",
+        "-o",
+        f"pythonpath={ROOT}",
     )
     result.assert_outcomes(passed=2, errors=1)
     result.stdout.fnmatch_lines(["*the event loop was blocked for * s by*"])

@@ -20,6 +20,7 @@ from keyloft.errors import (
     InvalidSubject,
     KeyloftError,
     MissingField,
+    Stalled,
     ValueTooLarge,
 )
 
@@ -57,15 +58,11 @@ def refusal(error: BaseException) -> bytes:
     """The reply that tells of an error. What a database or a bug says stays in the service's log."""
     code = wire_code(error)
     told = str(error)
-    if code == DatabaseError.code and not isinstance(error, Overdue):
+    if code == DatabaseError.code and not isinstance(error, Stalled):
         told = _FAILED
     elif code == KeyloftError.code:
         told = _UNEXPECTED
     return _to_json({"success": False, "error_code": code, "message": told})
-
-
-class Overdue(DatabaseError):
-    """The database took longer than a request may wait."""
 
 
 def refused(reply: Mapping[str, Any]) -> KeyloftError:

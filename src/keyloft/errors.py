@@ -18,6 +18,7 @@
     ├── Undecodable                      UNDECODABLE        what is stored is no key or value of ours
     ├── Closed                           CLOSED             used after aclose()
     ├── WrongLoop (RuntimeError)         WRONG_LOOP         used from another event loop or thread
+    ├── NatsServerFailed                 NATS_SERVER_FAILED our own nats-server does not run
     ├── Unanswered (ConnectionError)     UNANSWERED         a request over the bus got no answer
     │   ├── NoService                    NO_SERVICE         nobody serves this subject
     │   ├── NotPermitted                 NOT_PERMITTED      the bus refused the request
@@ -29,6 +30,7 @@
         ├── SchemaTooOld                 SCHEMA_TOO_OLD     to be migrated
         ├── ReadOnly                     READ_ONLY
         ├── DiskFull                     DISK_FULL
+        ├── Stalled                      STALLED            it has not answered in time
         └── Busy                         BUSY               retry later
 
 Messages name keys, sizes, files, limits and, to say where in a value something is wrong, its dicts' field names; never
@@ -178,6 +180,12 @@ class WrongLoop(KeyloftError, RuntimeError):
         super().__init__(message)
 
 
+class NatsServerFailed(KeyloftError):
+    """The nats-server that Keyloft runs itself could not be started, or did not do what it was told."""
+
+    code = "NATS_SERVER_FAILED"
+
+
 class Unanswered(KeyloftError, ConnectionError):
     """A request over the bus got no answer."""
 
@@ -242,6 +250,12 @@ class DiskFull(DatabaseError):
     """No space is left; writes work again once there is some."""
 
     code = "DISK_FULL"
+
+
+class Stalled(DatabaseError):
+    """The database has not answered in time; the message says whether the request may still be carried out."""
+
+    code = "STALLED"
 
 
 class Busy(DatabaseError):

@@ -13,9 +13,10 @@ import nats
 import pytest
 import uvloop
 
+from keyloft import NatsServerFailed
 from keyloft.errors import InvalidArgument, KeyloftError
 from keyloft.server import nats_server
-from keyloft.server.nats_server import NatsServer, NatsServerFailed
+from keyloft.server.nats_server import NatsServer
 from tests.nats import settled
 
 _LONGEST_SECONDS = 30.0

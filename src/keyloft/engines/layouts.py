@@ -159,9 +159,7 @@ def _plugin_layout() -> Layout:
         bind_key=lambda key: key,
         bind_range=bind_range,
         bind_time=lambda moment: None if moment is None else time_text(moment),
-        get=(
-            f"SELECT CAST(value_json AS BLOB), version, expires_at FROM {table} WHERE plugin_name = ?1 AND key = ?2"
-        ),
+        get=(f"SELECT CAST(value_json AS BLOB), version, expires_at FROM {table} WHERE plugin_name = ?1 AND key = ?2"),
         scans={(r, k, a): scan(r, k, a) for r in flags for k in flags for a in flags},
         count=(
             f"SELECT (SELECT count(*) FROM {table} WHERE plugin_name = ?1 AND key >= ?2 AND key < ?3) - "

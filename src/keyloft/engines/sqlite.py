@@ -88,7 +88,7 @@ class SqliteEngine:
                 record = point(self._view.cursor(), asks[0])
                 if record is None or record.expires_at is None:
                     return [record]
-            if any([_is_long(ask) for ask in asks]) and not self._file.in_memory:
+            if any([type(ask) is not Get and _is_long(ask) for ask in asks]) and not self._file.in_memory:
                 return await self._read_aside(asks)
             cursor, now = self._view.cursor(), self._clock.now()
             return [answer(cursor, ask, now) for ask in asks]

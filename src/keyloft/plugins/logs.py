@@ -2,13 +2,13 @@
 
 import logging
 import time
-from typing import Any, Final
+from typing import Final
 
 from keyloft import limits
 
 _BUSY_PER_SECOND: Final = 1000
 _SAMPLE: Final = 100
-_ERRORS_PER_SECOND: Final = 20
+_LINES_PER_SECOND: Final = 20
 
 
 class OperationLog:
@@ -19,44 +19,40 @@ class OperationLog:
         self._second = 0.0
         self._operations = 0
         self._before = 0
-        self._errors = 0
+        self._lines = 0
         self._unsaid = 0
 
-    def operation(self, name: str, plugin: str, key: str, seconds: float, details: dict[str, Any]) -> None:
-        """An operation is done. Above 1000 a second, one in a hundred is told; a slow one always is."""
+    def operation(self, name: str, plugin: str, key: str, seconds: float, detail: str, value: int) -> None:
+        """An operation is done. Above 1000 a second, one in a hundred is told. A slow one is a warning."""
         slow = seconds > limits.SLOW_SECONDS
-        if not slow and not self._logger.isEnabledFor(logging.DEBUG):
-            return
         self._turn()
         self._operations += 1
         busy = max(self._operations, self._before) > _BUSY_PER_SECOND
-        if not slow and busy and self._operations % _SAMPLE:
+        if not self._may_say() if slow else busy and self._operations % _SAMPLE:
             return
-        told = " ".join(f"{detail}={_shown(value)}" for detail, value in details.items())
         self._logger.log(
             logging.WARNING if slow else logging.DEBUG,
-            "[KV] %s%s: plugin=%s key=%r %s latency_ms=%.1f",
+            "[KV] %s%s: plugin=%s key=%r %s=%s latency_ms=%.1f",
             "slow " if slow else "",
             name,
             plugin,
             key,
-            told,
+            detail,
+            str(value).lower(),
             seconds * 1000,
             extra={
                 "operation": f"kv_{name}",
                 "plugin": plugin,
                 "key": key,
-                **details,
+                detail: value,
                 "latency_ms": round(seconds * 1000, 2),
             },
         )
 
     def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, level: int) -> None:
-        """A request was refused or failed. A flood of these must not become a flood of lines: 20 a second are told."""
+        """A request was refused or failed."""
         self._turn()
-        self._errors += 1
-        if self._errors > _ERRORS_PER_SECOND:
-            self._unsaid += 1
+        if not self._may_say():
             return
         self._logger.log(
             level,
@@ -68,17 +64,20 @@ class OperationLog:
             extra={"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code},
         )
 
+    def _may_say(self) -> bool:
+        """A flood of errors, or of slow operations, must not become a flood of lines: 20 a second are told."""
+        self._lines += 1
+        if self._lines > _LINES_PER_SECOND:
+            self._unsaid += 1
+        return self._lines <= _LINES_PER_SECOND
+
     def _turn(self) -> None:
         now = time.monotonic()
         if now - self._second < 1.0:
             return
         # What was counted long ago says nothing of now.
         self._before = self._operations if now - self._second < 2.0 else 0
-        self._second, self._operations, self._errors = now, 0, 0
+        self._second, self._operations, self._lines = now, 0, 0
         if self._unsaid:
-            self._logger.warning("[KV] %d more requests failed within a second", self._unsaid)
+            self._logger.warning("[KV] %d more requests failed or were slow within a second", self._unsaid)
             self._unsaid = 0
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,26 +14,27 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 
+from msgspec import Struct
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 import keyloft
 from keyloft import bus, limits
-from keyloft.bus import Overdue
 from keyloft.engine import Engine
-from keyloft.errors import Busy, DatabaseError, InvalidSubject, KeyloftError
+from keyloft.errors import Busy, DatabaseError, InvalidSubject, KeyloftError, Stalled
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
 from keyloft.plugins.meters import OTHER, Meter, Meters
 from keyloft.plugins.store import BotDatabase, listed
-from keyloft.records import Batch, Committed, Delete, Get, Scan, Set
+from keyloft.records import Batch, Committed, Delete, Get, Scan, Set, Space
 
 logger = logging.getLogger(__name__)
 
 PREFIXES: Final = ("db.kv", "rosey.db.kv")
 QUEUE: Final = "keyloft"
 
+_PLUGINS: Final = Space.PLUGINS
 _SLOW_CLEANUP_SECONDS: Final = 1.0
 _NOT_CARRIED_OUT: Final = "it was not carried out"
 
@@ -52,23 +53,21 @@ class _Plugin:
         """The keys with a write under way, and the number of the last one."""
 
 
-class _Request:
+class _Request(Struct, gc=False):
     """A message that was taken in."""
 
-    __slots__ = ("came", "key", "operation", "plugin", "reply")
-
-    def __init__(self, plugin: _Plugin, operation: str, reply: str, key: str, came: float) -> None:
-        self.plugin = plugin
-        self.operation = operation
-        self.reply = reply
-        self.key = key
-        self.came = came
+    plugin: _Plugin
+    operation: str
+    reply: str
+    key: str
+    came: float
 
 
 _Write: TypeAlias = tuple[_Request, Set | Delete, int]
 """What was asked for, what it writes, and its number among all writes."""
 
-_Read: TypeAlias = tuple[_Request, Get | Scan]
+_Read: TypeAlias = tuple[_Request, Scan | None]
+"""A list and what it scans, or a get."""
 
 
 class DatabaseService:
@@ -125,7 +124,7 @@ class DatabaseService:
         self._all_answered = asyncio.Event()
         self._all_answered.set()
         self._refusals: list[tuple[str, bytes]] = []
-        self._reads: list[_Read] = []
+        self._gets: list[_Request] = []
         self._something_to_answer = asyncio.Event()
         self._writes: deque[_Write] = deque()
         self._something_to_write = asyncio.Event()
@@ -197,7 +196,13 @@ class DatabaseService:
             plugin, operation = self._routes.get(message.subject) or self._route(message.subject)
             if plugin.taken >= self._per_plugin or self._taken >= self._in_all:
                 raise Busy("too many requests are under way, and this one was not carried out: try again later")
-            self._take(plugin, operation, reply, message.data, came)
+            if operation == "get":
+                self._take_get(_Request(plugin, operation, reply, wire.key(message.data), came))
+            elif operation == "list":
+                self._take_list(_Request(plugin, operation, reply, "", came), wire.listing(plugin.name, message.data))
+            else:
+                mutation = wire.MUTATIONS[operation](plugin.name, message.data)
+                self._take_write(_Request(plugin, operation, reply, mutation.key[1], came), mutation)
         except Exception as error:
             if not isinstance(error, KeyloftError):
                 logger.exception("[KV] reading a request failed unexpectedly")
@@ -205,34 +210,34 @@ class DatabaseService:
             if reply:
                 self._refusals.append((reply, bus.refusal(error)))
                 self._something_to_answer.set()
-
-    def _take(self, plugin: _Plugin, operation: str, reply: str, data: bytes, came: float) -> None:
-        if operation == "get":
-            get = wire.getting(plugin.name, data)
-            request = _Request(plugin, operation, reply, get.key[1], came)
-            self._read(request, get, plugin.writing.get(request.key) if plugin.writing else None)
-        elif operation == "list":
-            request = _Request(plugin, operation, reply, "", came)
-            self._read(request, wire.listing(plugin.name, data), max(plugin.writing.values(), default=None))
         else:
-            mutation = wire.setting(plugin.name, data) if operation == "set" else wire.deleting(plugin.name, data)
-            request = _Request(plugin, operation, reply, mutation.key[1], came)
-            self._number += 1
-            plugin.writing[request.key] = self._number
-            self._writes.append((request, mutation, self._number))
-            self._something_to_write.set()
-        plugin.taken += 1
-        self._taken += 1
-        if self._taken == 1:
-            self._all_answered.clear()
+            plugin.taken += 1
+            self._taken += 1
+            if self._taken == 1:
+                self._all_answered.clear()
 
-    def _read(self, request: _Request, ask: Get | Scan, after: int | None) -> None:
-        """Let a request be answered, at once or after a write."""
-        if after is not None:
-            self._parked.setdefault(after, []).append((request, ask))
+    def _take_get(self, request: _Request) -> None:
+        if (write := request.plugin.writing.get(request.key)) is not None:
+            self._park(write, request, None)
         else:
-            self._reads.append((request, ask))
+            self._gets.append(request)
             self._something_to_answer.set()
+
+    def _take_list(self, request: _Request, scan: Scan) -> None:
+        if request.plugin.writing:
+            self._park(max(request.plugin.writing.values()), request, scan)
+        else:
+            self._aside(self._answer_list(request, scan))
+
+    def _take_write(self, request: _Request, mutation: Set | Delete) -> None:
+        self._number += 1
+        request.plugin.writing[request.key] = self._number
+        self._writes.append((request, mutation, self._number))
+        self._something_to_write.set()
+
+    def _park(self, write: int, request: _Request, scan: Scan | None) -> None:
+        """Let a request wait until a write has come to an end."""
+        self._parked.setdefault(write, []).append((request, scan))
 
     def _route(self, subject: str) -> tuple[_Plugin, str]:
         """Whose request this is and what it asks for: both come from the subject alone."""
@@ -260,48 +265,39 @@ class DatabaseService:
             await self._something_to_answer.wait()
             self._something_to_answer.clear()
             refusals, self._refusals = self._refusals, []
-            reads, self._reads = self._reads, []
+            gets, self._gets = self._gets, []
             for reply, data in refusals:
                 await self._publish(reply, data)
-            if reads:
-                await self._answer_reads(reads)
+            if gets:
+                await self._answer_gets(gets)
 
-    async def _answer_reads(self, reads: list[_Read]) -> None:
-        gets = reads
-        if any([request.operation == "list" for request, _ in reads]):
-            # A list may take long, and gets are not to wait for it.
-            gets = [read for read in reads if read[0].operation == "get"]
-            for request, ask in reads:
-                if request.operation == "list":
-                    self._aside(self._answer_list(request, ask))
-        if not gets:
-            return
+    async def _answer_gets(self, gets: list[_Request]) -> None:
         try:
             async with asyncio.timeout(self._deadline):
-                records = await self._engine.read(*[ask for _, ask in gets])
+                records = await self._engine.read(*[Get(_PLUGINS, (get.plugin.name, get.key)) for get in gets])
         except Exception as error:
-            await self._fail([request for request, _ in gets], self._overdue(error))
+            await self._fail(gets, self._told(error))
             return
-        for (request, _), record in zip(gets, records, strict=True):
-            self._done(request, hit=record is not None)
-            if request.reply:
-                await self._publish(request.reply, wire.got(record))
+        for get, record in zip(gets, records, strict=True):
+            self._done(get, "hit", record is not None)
+            if get.reply:
+                await self._publish(get.reply, wire.got(record))
 
-    async def _answer_list(self, request: _Request, scan: Any) -> None:
+    async def _answer_list(self, request: _Request, scan: Scan) -> None:
         try:
             async with asyncio.timeout(self._deadline):
                 [page] = await self._engine.read(scan)
         except Exception as error:
-            await self._fail([request], self._overdue(error))
+            await self._fail([request], self._told(error))
             return
         keys, truncated = listed(page, scan.limit - 1)
-        self._done(request, count=len(keys))
+        self._done(request, "count", len(keys))
         if request.reply:
             await self._publish(request.reply, wire.listed(keys, truncated, self.nats.max_payload))
 
-    def _overdue(self, error: Exception) -> Exception:
+    def _told(self, error: Exception) -> Exception:
         if isinstance(error, TimeoutError):
-            return Overdue(f"the database has not answered within {self._deadline:g} s")
+            return Stalled(f"the database has not answered within {self._deadline:g} s")
         return error
 
     # Writing
@@ -317,8 +313,13 @@ class DatabaseService:
             try:
                 await self._commit(group)
             finally:
-                self._reads += self._settle(group)
-                self._something_to_answer.set()
+                for request, scan in self._settle(group):
+                    if scan is None:
+                        self._gets.append(request)
+                    else:
+                        self._aside(self._answer_list(request, scan))
+                if self._gets:
+                    self._something_to_answer.set()
 
     def _gather(self) -> list[_Write]:
         group: list[_Write] = []
@@ -347,25 +348,25 @@ class DatabaseService:
         for request, mutation, _ in group:
             if type(mutation) is Set:
                 data = wire.STORED
-                self._done(request, ttl=mutation.expire_in, size=len(mutation.value))
+                self._done(request, "size", len(mutation.value))
             else:
                 existed = next(found)
                 data = wire.DELETED if existed else wire.NOT_DELETED
-                self._done(request, deleted=existed)
+                self._done(request, "deleted", existed)
             if request.reply:
                 await self._publish(request.reply, data)
 
     async def _wait_for_stalled(self, committing: asyncio.Future[Any], group: list[_Write]) -> None:
         """Nobody waits longer than the deadline, but the next group can't begin before this one has an end."""
         stalled = f"the database has not answered within {self._deadline:g} s"
-        await self._fail([request for request, _, _ in group], Overdue(f"{stalled}; it may still be carried out"))
+        await self._fail([request for request, _, _ in group], Stalled(f"{stalled}; it may still be carried out"))
         while not committing.done():
             late = perf_counter() - self._deadline
             overdue: list[_Write] = []
             while self._writes and self._writes[0][0].came <= late:
                 overdue.append(self._writes.popleft())
             waited = self._settle(overdue) + self._unpark(late)
-            error = Overdue(f"{stalled}; {_NOT_CARRIED_OUT}")
+            error = Stalled(f"{stalled}; {_NOT_CARRIED_OUT}")
             await self._fail([request for request, _, _ in overdue] + [request for request, _ in waited], error)
             await asyncio.wait([committing], timeout=self._deadline / 4)
         with contextlib.suppress(Exception):
@@ -391,12 +392,13 @@ class DatabaseService:
 
     # Answering
 
-    def _done(self, request: _Request, **details: Any) -> None:
+    def _done(self, request: _Request, detail: str, value: int) -> None:
         """A request is carried out: count it, and tell the log."""
         plugin, operation = request.plugin, request.operation
         seconds = perf_counter() - request.came
         plugin.meter.durations[operation].add(seconds)
-        self._log.operation(operation, plugin.name, request.key, seconds, details)
+        if seconds > limits.SLOW_SECONDS or logger.isEnabledFor(logging.DEBUG):
+            self._log.operation(operation, plugin.name, request.key, seconds, detail, value)
         self._release(plugin)
 
     async def _fail(self, requests: list[_Request], error: Exception) -> None:

@@ -15,7 +15,7 @@ from keyloft import limits, longints
 from keyloft.errors import InvalidArgument, InvalidJson, MissingField, Undecodable, ValueTooLarge
 from keyloft.plugins import rules
 from keyloft.plugins.store import report_broken
-from keyloft.records import Delete, Get, Record, Scan, Set, Space
+from keyloft.records import Delete, Record, Scan, Set, Space
 from keyloft.values import Encoding, decode_json
 
 OPERATIONS: Final = ("set", "get", "delete", "list")
@@ -43,14 +43,9 @@ _to_json = msgspec.json.Encoder().encode
 _skim = msgspec.json.Decoder(msgspec.Raw).decode
 
 
-def getting(plugin: str, data: bytes) -> Get:
-    """The read that a get asks for."""
-    return Get(Space.PLUGINS, (plugin, _key(data)))
-
-
 def deleting(plugin: str, data: bytes) -> Delete:
     """The write that a delete asks for."""
-    return Delete(Space.PLUGINS, (plugin, _key(data)))
+    return Delete(Space.PLUGINS, (plugin, key(data)))
 
 
 def setting(plugin: str, data: bytes) -> Set:
@@ -78,6 +73,10 @@ def setting(plugin: str, data: bytes) -> Set:
         Encoding.JSON,
         None if ttl is UNSET else rules.ttl(ttl),
     )
+
+
+MUTATIONS: Final[Mapping[str, Callable[[str, bytes], Set | Delete]]] = {"set": setting, "delete": deleting}
+"""The write that a request asks for, by operation."""
 
 
 def listing(plugin: str, data: bytes) -> Scan:
@@ -113,7 +112,8 @@ def listed(keys: list[str], truncated: bool, most_bytes: int) -> bytes:
         truncated = True
 
 
-def _key(data: bytes) -> str:
+def key(data: bytes) -> str:
+    """The key that a get or delete is about."""
     try:
         name = _read_keyed(data).key
     except (msgspec.MsgspecError, ValueError, RecursionError):

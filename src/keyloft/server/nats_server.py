@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from keyloft.errors import InvalidArgument, KeyloftError
+from keyloft.errors import InvalidArgument, NatsServerFailed
 
 logger = logging.getLogger("keyloft.nats_server")
 
@@ -31,12 +31,6 @@ ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-
-
-class NatsServerFailed(KeyloftError):
-    """The nats-server of our own is not installed, can't start, or refused its configuration."""
-
-    code = "NATS_SERVER_FAILED"
 
 
 def find_binary() -> str:

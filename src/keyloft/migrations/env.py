@@ -1,0 +1,158 @@
+"""Connects Alembic to the database that is to be migrated, and runs a whole migration as one transaction.
+
+The URL comes from `keyloft.migrations`, from the option `sqlalchemy.url`, or from the environment: DATABASE_URL.
+"""
+
+import asyncio
+import contextlib
+import logging.config
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from alembic import context
+from alembic.util import CommandError
+from sqlalchemy import URL, Connection, create_engine, event, pool
+from sqlalchemy.exc import DBAPIError
+
+from keyloft import limits
+from keyloft.errors import CannotOpen
+
+VERSION_TABLE: Final = "keyloft_version"
+_ATTEMPTS: Final = 5
+# What PostgreSQL says to the slower of two that migrate the same database: unique violation, duplicate or undefined
+# table or object, serialization failure, deadlock.
+_SOMEBODY_WAS_FASTER: Final = {"23505", "42P07", "42710", "42P01", "42704", "40001", "40P01"}
+
+
+class CannotMigrate(CannotOpen, CommandError):
+    """No database to migrate; as a CommandError, Alembic's command line shows it without a traceback."""
+
+
+def migrate() -> None:
+    """Run what Alembic was asked for on the database that was named."""
+    if context.config.config_file_name is not None:
+        logging.config.fileConfig(context.config.config_file_name, disable_existing_loggers=False)
+    dialect, target = _database(_url())
+    if context.is_offline_mode():
+        _write_script(dialect)
+    elif dialect == "sqlite":
+        _migrate_sqlite(Path(target).expanduser().absolute())
+    else:
+        _migrate_postgres(target)
+
+
+def _url() -> str:
+    if "url" in context.config.attributes:
+        url = context.config.attributes["url"]
+    else:
+        url = context.config.get_main_option("sqlalchemy.url") or os.environ.get("DATABASE_URL")
+    if not url:
+        raise CannotMigrate(
+            "no database is named: set DATABASE_URL, to sqlite:///app.db or postgresql://user@host/database"
+        )
+    return str(url)
+
+
+def _database(url: str) -> tuple[str, str]:
+    """The dialect, and what its driver connects to, whatever driver the URL names."""
+    scheme, slashes, rest = url.partition("://")
+    if not slashes and url != ":memory:":
+        return "sqlite", url
+    match scheme.partition("+")[0].lower():
+        case "sqlite":
+            return "sqlite", _sqlite_path(url)
+        case "postgresql" | "postgres":
+            return "postgresql", f"postgresql://{rest}"
+    raise CannotMigrate(f"no migrations for {scheme}{slashes}…; use a path, sqlite:///path or postgresql://…")
+
+
+def _sqlite_path(url: str) -> str:
+    """SQLAlchemy's slash rules: three slashes and a relative path, four for an absolute one."""
+    path, _, options = url.partition("://")[2].partition("?")
+    if options:
+        raise CannotMigrate(f"{url}: options after ? are not known to Keyloft")
+    if not path.startswith("/") or path in ("/", "/:memory:"):
+        raise CannotMigrate(f"{url} names no file; a relative path takes three slashes, as in sqlite:///app.db")
+    return path[1:]
+
+
+def _migrate_sqlite(file: Path) -> None:
+    if _is_open_here(file):
+        raise CannotMigrate(
+            f"{file} is open in this process, and a second SQLite library would take its locks away: "
+            "close it first, or migrate in a process of its own"
+        )
+    engine = create_engine(
+        URL.create("sqlite", database=str(file)),
+        poolclass=pool.NullPool,
+        connect_args={"timeout": limits.BUSY_SECONDS, "isolation_level": None},
+    )
+    # Whoever comes second waits here, and then sees what the first one made. The driver itself would begin
+    # a transaction only after the first DDL.
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    try:
+        with engine.connect() as connection:
+            _run(connection)
+    except DBAPIError as error:
+        raise _failed(str(file), error.orig) from error
+
+
+def _is_open_here(file: Path) -> bool:
+    """Whether this process has the file open, where the system tells (Linux, macOS)."""
+    with contextlib.suppress(OSError):
+        wanted = file.stat()
+        for handle in Path("/dev/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(int(handle.name)), wanted):
+                    return True
+    return False
+
+
+def _migrate_postgres(dsn: str) -> None:
+    try:
+        import asyncpg  # type: ignore[import-untyped,unused-ignore]
+        from sqlalchemy.ext.asyncio import create_async_engine
+    except ImportError as error:
+        raise CannotMigrate('migrations on PostgreSQL need a driver: pip install "keyloft[sql,postgres]"') from error
+
+    async def attempt() -> None:
+        # asyncpg reads the URL itself, as it does for the engine: sslmode, several hosts, socket folders.
+        async def connect() -> Any:
+            return await asyncpg.connect(dsn)
+
+        engine = create_async_engine("postgresql+asyncpg://", poolclass=pool.NullPool, async_creator=connect)
+        async with engine.connect() as connection:
+            await connection.run_sync(_run)
+
+    for remaining in reversed(range(_ATTEMPTS)):
+        try:
+            asyncio.run(attempt())
+            return
+        except DBAPIError as error:
+            if not remaining or getattr(error.orig, "sqlstate", None) not in _SOMEBODY_WAS_FASTER:
+                raise _failed("PostgreSQL", error.orig) from error
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            raise _failed("PostgreSQL", error) from error
+
+
+def _failed(where: str, reason: BaseException | None) -> CommandError:
+    return CommandError(f"{where}: the migration failed, and nothing of it was kept: {reason}")
+
+
+def _run(connection: Connection) -> None:
+    context.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=True)
+    with context.begin_transaction():
+        context.run_migrations()
+        if not context.get_context().get_current_heads():
+            # An empty table of ours would be neither a fresh database nor a migrated one.
+            connection.exec_driver_sql(f"DROP TABLE IF EXISTS {VERSION_TABLE}")
+
+
+def _write_script(dialect: str) -> None:
+    context.configure(dialect_name=dialect, version_table=VERSION_TABLE, transactional_ddl=True, literal_binds=True)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+migrate()

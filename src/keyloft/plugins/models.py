@@ -1,0 +1,153 @@
+"""The plugins' table as an SQLAlchemy model, for programs that read and write it by themselves.
+
+Keyloft's own statements don't go through it; a test holds both to one schema.
+"""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, DateTime, Index, PrimaryKeyConstraint, String, Text, text
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, validates
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator
+
+from keyloft import limits, values
+from keyloft.errors import Undecodable
+from keyloft.plugins import rules
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment, aware and in UTC on the Python side; a naive one counts as UTC.
+
+    SQLite holds it as text of one width without a time zone, so that texts sort as times.
+    """
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return _in_utc(value)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return _in_utc(value)
+
+
+class _DatabaseNow(FunctionElement[datetime]):
+    """The database's own time, for rows that are inserted by hand."""
+
+    inherit_cache = True
+
+
+@compiles(_DatabaseNow)
+def _current_timestamp(element: _DatabaseNow, compiler: SQLCompiler, **options: Any) -> str:
+    return "CURRENT_TIMESTAMP"
+
+
+@compiles(_DatabaseNow, "sqlite")
+def _of_full_width(element: _DatabaseNow, compiler: SQLCompiler, **options: Any) -> str:
+    # CURRENT_TIMESTAMP ends with the seconds there, and would sort before any other time of the same second.
+    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+
+
+def _sorted_by_code_point(characters: int) -> String:
+    """Text that PostgreSQL, too, sorts as SQLite does, whatever the locale of its database."""
+    return String(characters).with_variant(String(characters, collation="C"), "postgresql")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    if not isinstance(moment, datetime):
+        return moment  # nothing, or an SQL expression; SQLAlchemy refuses what is neither
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    """What the models of Keyloft share; `Base.metadata` is for a program that makes its tables by itself."""
+
+
+class PluginKVStorage(Base):
+    """One entry of one plugin. An entry that has expired is absent for Keyloft, even while its row is still there.
+
+    Keyloft numbers its own writes in `version`; a row that comes from elsewhere has 0.
+
+    Example:
+        entry = PluginKVStorage(plugin_name="trivia", key="score")
+        entry.set_value({"alice": 3})
+        session.add(entry)
+    """
+
+    __tablename__ = "plugin_kv_storage"
+
+    plugin_name: Mapped[str] = mapped_column(_sorted_by_code_point(limits.PLUGIN_NAME_CHARACTERS))
+    key: Mapped[str] = mapped_column(_sorted_by_code_point(limits.PLUGIN_KEY_CHARACTERS))
+    value_json: Mapped[str] = mapped_column(Text)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=_now, server_default=_DatabaseNow())
+    updated_at: Mapped[datetime] = mapped_column(
+        UtcDateTime, default=_now, onupdate=_now, server_default=_DatabaseNow()
+    )
+    version: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+
+    __table_args__ = (
+        PrimaryKeyConstraint("plugin_name", "key", name="pk_plugin_kv_storage"),
+        Index(
+            "idx_plugin_kv_expires",
+            "expires_at",
+            sqlite_where=text("expires_at IS NOT NULL"),
+            postgresql_where=text("expires_at IS NOT NULL"),
+        ),
+        Index("idx_plugin_kv_prefix", "plugin_name", "key"),
+    )
+
+    def __init__(self, **columns: Any) -> None:
+        now = _now()
+        super().__init__(**{"created_at": now, "updated_at": now, "version": 0, **columns})
+
+    def __repr__(self) -> str:
+        expired = " [EXPIRED]" if self.is_expired else ""
+        return f"<PluginKVStorage(plugin={self.plugin_name}, key={self.key}{expired})>"
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether its time has come; an entry without `expires_at` never expires."""
+        return self.expires_at is not None and _now() >= self.expires_at
+
+    def get_value(self) -> Any:
+        """The stored value.
+
+        Raises:
+            json.JSONDecodeError: What is stored is not JSON.
+        """
+        try:
+            return values.decode_json(self.value_json.encode(errors="surrogatepass"))
+        except Undecodable as error:
+            # An empty document in place of the text: errors end up in logs, and values don't belong there.
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+    def set_value(self, value: object) -> None:
+        """Store a value as compact JSON.
+
+        Raises:
+            TypeError: It holds something that JSON does not have.
+            ValueError: It exceeds 64 KB as stored, or would not come back equal.
+        """
+        self.value_json = rules.value(value).decode()
+
+    @validates("plugin_name")
+    def _check_plugin_name(self, column: str, name: object) -> str:
+        return rules.plugin_name(name)
+
+    @validates("key")
+    def _check_key(self, column: str, name: object) -> str:
+        return rules.key(name)
+
+    @validates("expires_at", "created_at", "updated_at")
+    def _read_in_utc(self, column: str, moment: datetime | None) -> datetime | None:
+        return _in_utc(moment)

@@ -1,0 +1,79 @@
+"""What the log of a plugin service says, and how often."""
+
+import logging
+
+import pytest
+
+from keyloft.plugins import logs
+from keyloft.plugins.logs import OperationLog
+
+
+class Seconds:
+    """A clock for the log, turned by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    seconds = Seconds()
+    monkeypatch.setattr(logs, "time", seconds)
+    return seconds
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, seconds: Seconds) -> OperationLog:
+    caplog.set_level(logging.DEBUG)
+    return OperationLog(logging.getLogger("tests.plugins.logs"))
+
+
+def test_an_operation_has_a_line_and_fields(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.operation("get", "trivia", "score", 0.0032, "hit", True)
+    [record] = caplog.records
+    assert record.levelno == logging.DEBUG
+    assert record.getMessage() == "[KV] get: plugin=trivia key='score' hit=true latency_ms=3.2"
+    fields = {"operation": "kv_get", "plugin": "trivia", "key": "score", "hit": True, "latency_ms": 3.2}
+    assert fields.items() <= record.__dict__.items()
+
+
+def test_a_slow_operation_is_a_warning(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.operation("set", "trivia", "score", 0.1, "size", 3)
+    log.operation("set", "trivia", "score", 0.1001, "size", 3)
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG, logging.WARNING]
+    assert "slow set" in caplog.text
+
+
+def test_above_a_thousand_a_second_one_in_a_hundred_is_told(
+    log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: Seconds
+) -> None:
+    for _ in range(5000):
+        log.operation("get", "trivia", "k", 0.001, "hit", False)
+    assert len(caplog.records) == 1000 + 40
+    caplog.clear()
+    seconds.now += 1
+    for _ in range(500):
+        log.operation("get", "trivia", "k", 0.001, "hit", False)
+    assert len(caplog.records) == 5, "the second before was busy"
+    caplog.clear()
+    seconds.now += 1
+    for _ in range(500):
+        log.operation("get", "trivia", "k", 0.001, "hit", False)
+    assert len(caplog.records) == 500
+
+
+def test_a_flood_of_errors_is_no_flood_of_lines(
+    log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: Seconds
+) -> None:
+    for _ in range(1000):
+        log.refusal("set", "trivia", "k", "BUSY", "too many", level=logging.WARNING)
+    for _ in range(1000):
+        log.operation("set", "trivia", "k", 0.5, "size", 3)
+    assert len(caplog.records) == 20
+    seconds.now += 1
+    log.refusal("set", "trivia", "k", "BUSY", "too many", level=logging.WARNING)
+    assert "1980 more requests failed or were slow" in caplog.text
+    assert len(caplog.records) == 22
