@@ -1,5 +1,7 @@
 """What services and clients on NATS share: the connection, errors as they travel, and the NATS services API."""
 
+import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Iterable, Mapping
@@ -9,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 from nats.aio.client import Client as Nats
+from nats.errors import AuthorizationError
 from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConfig, ServiceInfo, ServiceStats
 
 from keyloft.errors import (
@@ -20,6 +23,7 @@ from keyloft.errors import (
     InvalidSubject,
     KeyloftError,
     MissingField,
+    NotPermitted,
     Stalled,
     ValueTooLarge,
 )
@@ -92,6 +96,9 @@ class Login(Struct, frozen=True):
     """Our own certificate, where the server asks for one; with `key`."""
     key: Path | None = None
 
+    def __repr__(self) -> str:
+        return f"Login(user={self.user!r}, …)"  # secrets have no place in logs
+
     def options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         if self.credentials is not None:
@@ -115,11 +122,18 @@ async def connect(
     on_error: Callable[[Exception], None] | None = None,
     **options: Any,
 ) -> Nats:
-    """A connection that is kept up for as long as it takes: a server that went away is asked again for ever."""
+    """A connection that is kept up for as long as it takes: a server that is not there is asked again for ever.
+
+    Raises:
+        NotPermitted: The server refuses this login.
+    """
+    refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def failed(error: Exception) -> None:
         if on_error is not None:
             on_error(error)
+        if isinstance(error, AuthorizationError) or "authorization violation" in str(error).lower():
+            refused.cancel()
         # nats-py tells of every failed attempt to come back; the first one was news.
         level = logging.DEBUG if connection.is_reconnecting else logging.WARNING
         logger.log(level, "NATS: %s", error or type(error).__name__)
@@ -132,17 +146,31 @@ async def connect(
         logger.info("NATS: connected again")
 
     connection = Nats()
-    await connection.connect(
-        servers,
-        name=name,
-        error_cb=failed,
-        disconnected_cb=lost,
-        reconnected_cb=back,
-        max_reconnect_attempts=-1,
-        reconnect_time_wait=1,
-        **(login or Login()).options(),
-        **options,
+    connecting = asyncio.ensure_future(
+        connection.connect(
+            servers,
+            name=name,
+            error_cb=failed,
+            disconnected_cb=lost,
+            reconnected_cb=back,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=1,
+            **(login or Login()).options(),
+            **options,
+        )
     )
+    try:
+        # Left alone, nats-py would try a wrong password for ever.
+        await asyncio.wait([connecting, refused], return_when=asyncio.FIRST_COMPLETED)
+        if not connecting.done():
+            raise NotPermitted("NATS refuses this login: check the user and password, token or credentials file")
+        await connecting
+    finally:
+        if not connecting.done():
+            connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await connecting
+            await connection.close()
     return connection
 
 

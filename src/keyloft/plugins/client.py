@@ -13,7 +13,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from keyloft import bus, limits
 from keyloft.bus import Login
-from keyloft.errors import InvalidArgument, NoService, NotPermitted, TimedOut, Unanswered
+from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered
 from keyloft.plugins import rules
 
 PREFIX: Final = "db.kv"
@@ -84,6 +84,8 @@ class DatabaseClient:
             raise Unanswered(
                 f"NATS did not answer within {timeout:g} s: is it running, and is the URL right?"
             ) from None
+        except KeyloftError:
+            raise
         except Exception as error:
             raise Unanswered(f"NATS can't be used: {error or type(error).__name__}") from error
         client._is_ours = True
