@@ -46,6 +46,13 @@ GROUP_BYTES: Final = 16 * 1024 * 1024
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for other processes that hold the database before it fails with BUSY."""
 
+SQLITE_CACHE_MIB: Final = 16
+"""How much of an SQLite file an open store keeps in memory to read from: some 100,000 small entries. A get takes 5.7 µs
+instead of 7.3 with SQLite's own 2 MiB."""
+
+PLUGIN_CACHE_MIB: Final = 6
+"""The same for the plugins' storage, where a request over NATS costs several times as much as the read."""
+
 WATCH_POLL_SECONDS: Final = 0.025
 """How often an open watch looks for commits of other processes, where nothing announces them."""
 

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from keyloft import limits
 from keyloft.clock import Clock
 from keyloft.engine import Engine
 from keyloft.engines.memory import MemoryEngine
@@ -10,8 +11,16 @@ from keyloft.engines.sqlite import SqliteEngine
 from keyloft.errors import CannotOpen, InvalidArgument
 
 
-async def open_engine(url: str | os.PathLike[str] | None, clock: Clock, *, durability: str = "full") -> Engine:
+async def open_engine(
+    url: str | os.PathLike[str] | None,
+    clock: Clock,
+    *,
+    durability: str = "full",
+    cache_mib: int = limits.SQLITE_CACHE_MIB,
+) -> Engine:
     """Open the engine that a URL or path names; nothing and `:memory:` mean memory.
+
+    `cache_mib` is how much of a file is kept in memory to read from; where the database is elsewhere, it means nothing.
 
     Raises:
         CannotOpen: No engine goes by that name.
@@ -29,11 +38,12 @@ async def open_engine(url: str | os.PathLike[str] | None, clock: Clock, *, durab
             f"{target}: a URL has slashes after its scheme, as in sqlite:///app.db; a path has no scheme"
         )
     if "://" not in target:
-        return await SqliteEngine.open(_absolute(target), clock, durability=durability)
+        return await SqliteEngine.open(_absolute(target), clock, durability=durability, cache_mib=cache_mib)
     scheme, _, rest = target.partition("://")
     match scheme.partition("+")[0].lower():
         case "sqlite":
-            return await SqliteEngine.open(_sqlite_path(rest, target), clock, durability=durability)
+            path = _sqlite_path(rest, target)
+            return await SqliteEngine.open(path, clock, durability=durability, cache_mib=cache_mib)
         case "memory":
             return MemoryEngine(clock)
     raise CannotOpen(f"no engine for {scheme}://…; use a path, sqlite:///path or :memory:")

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 
 from keyloft.records import Key, Page, PluginKey, Record, Scan, Space
-from keyloft.values import Encoding
+from keyloft.values import JSON
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -125,7 +125,7 @@ def _plugin_layout() -> Layout:
         )
 
     def record(key: PluginKey, value: bytes, version: int, expires_at: object) -> Record:
-        return Record(key, value, Encoding.JSON, version, None if expires_at is None else _milliseconds(expires_at))
+        return Record(key, value, JSON, version, None if expires_at is None else _milliseconds(expires_at))
 
     def page(rows: Sequence[Row]) -> Page:
         if not rows:
@@ -134,7 +134,7 @@ def _plugin_layout() -> Layout:
         return Page(
             list(zip(plugins, keys, strict=True)),
             values,
-            [Encoding.JSON] * len(rows),
+            [JSON] * len(rows),
             versions,
             list(map(_milliseconds, expiries)) if any(expiries) else expiries,
         )

@@ -33,13 +33,21 @@ class SqliteEngine:
     """An engine on one SQLite file, or on a private database in memory (`:memory:`)."""
 
     @classmethod
-    async def open(cls, path: str, clock: Clock, *, durability: str = "full", vfs: str | None = None) -> "SqliteEngine":
+    async def open(
+        cls,
+        path: str,
+        clock: Clock,
+        *,
+        durability: str = "full",
+        vfs: str | None = None,
+        cache_mib: int = limits.SQLITE_CACHE_MIB,
+    ) -> "SqliteEngine":
         """Open a file, creating it if need be.
 
         Raises:
             DatabaseError: The file can't be used; the message says why.
         """
-        file = SqliteFile(path, durability, vfs)
+        file = SqliteFile(path, durability, vfs, cache_mib)
         worker = Worker(f"keyloft writer of {path}")
         try:
             writer = await worker.call(file.open_writer)

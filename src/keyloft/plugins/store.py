@@ -5,6 +5,7 @@ import logging
 import os
 from typing import Any
 
+from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.engine import Engine
 from keyloft.engines import open_engine
@@ -64,7 +65,9 @@ class BotDatabase:
                 if self._closed:
                     raise Closed("this database is closed: make a new BotDatabase to go on")
                 if self._engine is None:
-                    self._engine = await open_engine(self._url, self._clock, durability=self._durability)
+                    self._engine = await open_engine(
+                        self._url, self._clock, durability=self._durability, cache_mib=limits.PLUGIN_CACHE_MIB
+                    )
         return self._engine
 
     async def kv_set(self, plugin_name: str, key: str, value: Any, ttl_seconds: int | None = None) -> None:

@@ -120,7 +120,8 @@ def key(data: bytes) -> str:
         return rules.key(_field(_read_carefully(data), "key"))
     if b"\\" in data or data.count(b'"') != 4:
         return rules.key(_field(_read_carefully(data), "key"))
-    return rules.key(name)
+    # Most keys need no second look: JSON has no NUL without an escape, and ASCII no surrogates.
+    return name if name.isascii() and 0 < len(name) <= limits.PLUGIN_KEY_CHARACTERS else rules.key(name)
 
 
 def _set_carefully(plugin: str, data: bytes) -> Set:
