@@ -1,0 +1,104 @@
+"""Reading requests: the fast way says what the careful way says, whatever arrives."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from keyloft import InvalidJson, KeyloftError
+from keyloft.plugins import rules, wire
+from keyloft.records import Delete, Record, Set, Space
+from keyloft.values import Encoding
+
+texts = st.text(st.sampled_from('ab"\\{}[]:, \n\x00é\ud800\U0001f600'), max_size=6) | st.sampled_from(
+    ["key", "value", "ttl"]
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
+)
+names = st.sampled_from(["key", "value", "ttl", "ttl_seconds", "limit", "prefix", "other", 'k"'])
+fields = st.lists(st.tuples(names, values), max_size=5)
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> bytes:
+    """Objects written in many ways: spaced, escaped or not, with names twice, cut short, or with a byte changed."""
+    pairs = draw(fields)
+    ascii_only, space = draw(st.booleans()), draw(st.sampled_from(["", " ", "\n\t"]))
+    written = [
+        f"{json.dumps(name)}{space}:{space}{json.dumps(value, ensure_ascii=ascii_only)}" for name, value in pairs
+    ]
+    data = ("{" + f"{space},{space}".join(written) + "}").encode(errors="surrogatepass")
+    if draw(st.integers(0, 3)) == 0 and data:
+        at = draw(st.integers(0, len(data) - 1))
+        data = data[:at] + draw(st.binary(max_size=1)) + data[at + 1 :]
+    return data
+
+
+def outcome(read: Callable[[], Any]) -> Any:
+    try:
+        found = read()
+    except KeyloftError as error:
+        return type(error), str(error)
+    return (found.key, found.value, found.expire_in) if isinstance(found, Set) else found
+
+
+@settings(max_examples=600)
+@given(payloads())
+@example(b'{"key":"a","value":1,"value":2}')
+@example(b'{"key":"a","value":{"x":1,"x":2}}')
+@example(b'{"key":"a","value":"\\ud800"}')
+@example(b'{"key":"a","value":1,"ttl":null,"ttl_seconds":5}')
+@example(b'{"key":"a","value":-0.0}')
+@example(b'{"key":"a","value":1e999}')
+@example(b'{"key":"a","value":123456789012345678901234567890}')
+def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
+    assert outcome(lambda: wire.setting("p", data)) == outcome(lambda: wire._set_carefully("p", data))
+    careful = outcome(lambda: rules.key(wire._field(wire._read_carefully(data), "key")))
+    assert outcome(lambda: wire.key(data)) == careful
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=40) | payloads())
+def test_whatever_arrives_is_read_or_refused(data: bytes) -> None:
+    for read in (wire.setting, wire.deleting, wire.listing):
+        try:
+            found = read("p", data)
+        except KeyloftError:
+            continue
+        assert isinstance(found, (Set, Delete)) or found.space is Space.PLUGINS
+
+
+@given(values)
+def test_what_was_set_is_what_is_got(value: Any) -> None:
+    try:
+        data = json.dumps({"key": "k", "value": value}, allow_nan=False).encode()
+        stored = wire.setting("p", data).value
+    except (KeyloftError, ValueError):
+        return
+    record = Record(("p", "k"), stored, Encoding.JSON, 1, None)
+    assert json.loads(wire.got(record)) == {"success": True, "exists": True, "value": value}
+
+
+def test_digits_are_read_only_as_far_as_they_may_go() -> None:
+    with pytest.raises(KeyloftError) as raised:
+        wire.setting("p", b'{"key":"k","value":[' + b"9" * 40_000 + b"," + b"9" * 400_000 + b"]}")
+    assert raised.value.code == "VALUE_TOO_LARGE"
+
+
+def test_a_parse_error_does_not_tell_the_value() -> None:
+    with pytest.raises(InvalidJson) as raised:
+        wire.setting("p", b'{"key":"k","value":"secret"')
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("most", "shown"), [(10_000, 100), (600, 48), (1, 1)])
+def test_a_list_fits_into_a_message(most: int, shown: int) -> None:
+    reply = json.loads(wire.listed([f"key-{number:05d}" for number in range(100)], False, most))
+    assert reply["count"] == len(reply["keys"])
+    assert reply["truncated"] is (shown < 100)
+    assert 0 < reply["count"] <= shown
