@@ -1,37 +1,49 @@
-"""Runs a benchmark by its name: `scripts/bench embedded [--quick]`."""
+"""Runs a benchmark by its name: `scripts/bench embedded [--quick]`, `scripts/bench nats [--quick]`."""
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from bench import embedded, report
+from bench import embedded, over_nats, report
 
 _RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures Keyloft against its peers.")
-    parser.add_argument("benchmark", choices=["embedded"])
+    parser.add_argument("benchmark", choices=["embedded", "nats"])
     parser.add_argument("--quick", action="store_true", help="fewer keys and rounds: a look, not a measurement")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--dir", type=Path, default=Path(), help="where the databases go; a real disk (default: here)")
     parser.add_argument("--only", metavar="ROW", action="append", help="measure this row alone, and save nothing")
     given = parser.parse_args()
+    # Like Ctrl-C: children end, and temporary files go.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
-    scale = embedded.QUICK if given.quick else embedded.FULL
+    scale: embedded.Scale | over_nats.Scale
+    if given.benchmark == "nats":
+        scale = over_nats.QUICK if given.quick else over_nats.FULL
+    else:
+        scale = embedded.QUICK if given.quick else embedded.FULL
     notes = [f"{scale.stored:,} keys, {scale.rounds} interleaved rounds after a warm-up; median (lowest … highest)"]
     if given.quick:
         notes.append("--quick: too few keys and rounds to hold a bar against; nothing is saved")
     began = time.monotonic()
     rows = []
     with tempfile.TemporaryDirectory(dir=given.dir.absolute(), prefix=".bench-") as folder:
-        measures = embedded.rows(scale, Path(folder))
+        about = report.machine(given.dir.absolute())
+        if isinstance(scale, over_nats.Scale):
+            about |= over_nats.software()
+            notes.append(f"from «fsync» on, the targets of the order: {scale.target_rounds} rounds, and no warm-up")
+            measures = over_nats.rows(scale, Path(folder))
+        else:
+            measures = embedded.rows(scale, Path(folder))
         wanted = given.only or list(measures)
         if unknown := set(wanted) - set(measures):
             parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(measures)}")
-        about = report.machine(given.dir.absolute())
         report.show_head(about, notes)
         for name in wanted:
             row = measures[name]()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import keyloft
-from keyloft import errors, plugins
+from keyloft import bus, errors, plugins
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,7 +30,7 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_the_public_names_of_plugins_are_these() -> None:
-    assert sorted(plugins.__all__) == ["BotDatabase", "DatabaseClient", "DatabaseService", "PluginKVStorage"]
+    assert sorted(plugins.__all__) == ["BotDatabase", "DatabaseClient", "DatabaseService", "Login", "PluginKVStorage"]
     assert all(hasattr(plugins, name) for name in plugins.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         plugins.Nothing  # noqa: B018
@@ -76,13 +76,25 @@ README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_tex
 
 
 @pytest.mark.parametrize("block", README_BLOCKS, ids=range(len(README_BLOCKS)))
-def test_the_readme_runs(block: str, tmp_path: Path) -> None:
+async def test_the_readme_runs(block: str, tmp_path: Path, nats_url: str) -> None:
     """A block that awaits at top level is what one would type into `python -m asyncio`, with `kv` open."""
+    if "nats://127.0.0.1:4222" in block:
+        service = plugins.DatabaseService(await bus.connect(nats_url, name="readme"), plugins.BotDatabase())
+        await service.start()
+        await asyncio.to_thread(run_twice, block.replace("nats://127.0.0.1:4222", nats_url), tmp_path)
+        await service.stop()
+        await service.nats.close()
+        await service.db.close()
+        return
     if "asyncio.run" not in block:
         body = "\n".join(f"        {line}" for line in block.splitlines())
         imports = "import asyncio, keyloft\nfrom keyloft import *\n"
         opened = "async def main():\n    async with keyloft.open('app.db') as kv:\n"
         block = f"{imports}{opened}{body}\nasyncio.run(main())\n"
+    await asyncio.to_thread(run_twice, block, tmp_path)
+
+
+def run_twice(block: str, tmp_path: Path) -> None:
     for _ in range(2):  # whoever follows it will run it again, with the file of the first time
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60

@@ -1,7 +1,6 @@
 """What services and clients on NATS share: the connection, errors as they travel, and the NATS services API."""
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Iterable, Mapping
@@ -125,24 +124,30 @@ async def connect(
     """A connection that is kept up for as long as it takes: a server that is not there is asked again for ever.
 
     Raises:
-        NotPermitted: The server refuses this login.
+        NotPermitted: The server refuses this login, or a certificate is not trusted.
     """
-    refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    was_told = ""
 
     async def failed(error: Exception) -> None:
+        nonlocal was_told
         if on_error is not None:
             on_error(error)
-        if isinstance(error, AuthorizationError) or "authorization violation" in str(error).lower():
-            refused.cancel()
-        # nats-py tells of every failed attempt to come back; the first one was news.
-        level = logging.DEBUG if connection.is_reconnecting else logging.WARNING
-        logger.log(level, "NATS: %s", error or type(error).__name__)
+        reason = _what_waiting_does_not_cure(error)
+        if reason and not hopeless.done():
+            hopeless.set_result(reason)
+        # nats-py tells of every failed attempt; the first one was news.
+        told = str(error) or type(error).__name__
+        logger.log(logging.DEBUG if told == was_told else logging.WARNING, "NATS: %s", told)
+        was_told = told
 
     async def lost() -> None:
         if not connection.is_closed:
             logger.warning("NATS: the connection is lost; trying to get it back")
 
     async def back() -> None:
+        nonlocal was_told
+        was_told = ""
         logger.info("NATS: connected again")
 
     connection = Nats()
@@ -159,19 +164,36 @@ async def connect(
             **options,
         )
     )
+    either: list[asyncio.Future[Any]] = [connecting, hopeless]
     try:
-        # Left alone, nats-py would try a wrong password for ever.
-        await asyncio.wait([connecting, refused], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not connecting.done():
-            raise NotPermitted("NATS refuses this login: check the user and password, token or credentials file")
+            raise NotPermitted(hopeless.result())
         await connecting
     finally:
         if not connecting.done():
-            connecting.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await connecting
+            await ended(connecting)
             await connection.close()
     return connection
+
+
+def _what_waiting_does_not_cure(error: Exception) -> str | None:
+    """Left alone, nats-py would try a wrong password or certificate for ever."""
+    if isinstance(error, AuthorizationError) or "authorization violation" in str(error).lower():
+        return "NATS refuses this login: check the user and password, token or credentials file"
+    if isinstance(error, ssl.SSLError):
+        return f"NATS and this side don't trust each other's certificates: {error.reason or error}"
+    return None
+
+
+async def ended(task: "asyncio.Future[Any]") -> None:
+    """Cancel a task and wait for its end, whatever that is."""
+    while not task.done():
+        # Once is not enough: nats-py takes a cancellation for a failed attempt if both come at the same moment.
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)
+    if not task.cancelled():
+        task.exception()
 
 
 # The NATS services API

@@ -50,7 +50,7 @@ SQLITE_CACHE_MIB: Final = 16
 """How much of an SQLite file an open store keeps in memory to read from: some 100,000 small entries. A get takes 5.7 µs
 instead of 7.3 with SQLite's own 2 MiB."""
 
-PLUGIN_CACHE_MIB: Final = 6
+PLUGIN_CACHE_MIB: Final = 10
 """The same for the plugins' storage, where a request over NATS costs several times as much as the read."""
 
 WATCH_POLL_SECONDS: Final = 0.025
@@ -85,6 +85,9 @@ ROUTES: Final = 10_000
 
 DEADLINE_SECONDS: Final = 5.0
 """How long a request waits for the database before it is answered with an error."""
+
+PATIENCE_SECONDS: Final = 10.0
+"""How long a client waits for an answer: longer than the service waits for its database, so that it hears from it."""
 
 CLEANUP_SECONDS: Final = 300.0
 """Seconds between two sweeps of a plugin service, unless configured otherwise."""

@@ -127,11 +127,11 @@ async def test_opening_under_a_limit_on_the_size_of_files_is_a_full_disk_too(tmp
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 2 MiB."""
+    """A real file system of 3 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
     )
     if mount.returncode:
         pytest.skip(f"this user may not mount a small disk: {mount.stderr.strip()}")
@@ -143,7 +143,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def ballast(small_disk: Path) -> Callable[[], None]:
     """Takes a part of the small disk; the call gives it back."""
     weight = small_disk / "ballast"
-    weight.write_bytes(bytes(1024 * 1024))
+    weight.write_bytes(bytes(2 * 1024 * 1024))
     return weight.unlink
 
 

@@ -41,9 +41,7 @@ class SqliteFile:
         self, path: str, durability: str, vfs: str | None = None, cache_mib: int = limits.SQLITE_CACHE_MIB
     ) -> None:
         self.path = path
-        # Half as much for the writer: the inner pages of some millions of entries.
-        self._reader_cache_kib = cache_mib * 1024
-        self._writer_cache_kib = cache_mib * 512
+        self._cache_mib = cache_mib
         self.in_memory = path == ":memory:"
         self._durability = durability
         self._vfs = vfs
@@ -52,9 +50,9 @@ class SqliteFile:
         """The connection that writes; makes or checks the schema first."""
         return self.translated(self._open_writer)
 
-    def open_reader(self) -> apsw.Connection:
+    def open_reader(self, *, cache_mib: int | None = None) -> apsw.Connection:
         """A connection that only reads."""
-        return self.translated(self._open_reader)
+        return self.translated(lambda: self._open_reader(self._cache_mib if cache_mib is None else cache_mib))
 
     def close(self, connection: apsw.Connection) -> None:
         """Let go of a connection; the last one takes the log into the file."""
@@ -143,11 +141,11 @@ class SqliteFile:
             raise
         return connection
 
-    def _open_reader(self) -> apsw.Connection:
+    def _open_reader(self, cache_mib: int) -> apsw.Connection:
         connection = self._connect()
         connection.set_busy_timeout(int(limits.BUSY_SECONDS * 1000))
         connection.execute("PRAGMA query_only = 1").fetchall()
-        connection.execute(f"PRAGMA cache_size = -{self._reader_cache_kib}").fetchall()
+        connection.execute(f"PRAGMA cache_size = -{cache_mib * 1024}").fetchall()
         return connection
 
     def _connect(self) -> apsw.Connection:
@@ -172,7 +170,8 @@ class SqliteFile:
             f"synchronous = {_SYNCHRONOUS[self._durability]}",
             "fullfsync = 1",
             "wal_autocheckpoint = 0",
-            f"cache_size = -{self._writer_cache_kib}",
+            # Half as much as to read: the inner pages of some millions of entries.
+            f"cache_size = -{self._cache_mib * 512}",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
 

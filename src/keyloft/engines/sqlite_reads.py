@@ -102,7 +102,8 @@ class LongReader:
 
     def _read(self, asks: tuple[Ask, ...], now: int) -> list[Any]:
         if self._connection is None:
-            self._connection = self._file.open_reader()
+            # It walks through tables: what it has passed it does not need again.
+            self._connection = self._file.open_reader(cache_mib=1)
         cursor = self._connection.cursor()
         try:
             cursor.execute("BEGIN")

@@ -9,6 +9,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from keyloft.bus import Login
 from keyloft.plugins.client import DatabaseClient
 from keyloft.plugins.service import DatabaseService
 from keyloft.plugins.store import BotDatabase
@@ -16,7 +17,7 @@ from keyloft.plugins.store import BotDatabase
 if TYPE_CHECKING:
     from keyloft.plugins.models import PluginKVStorage
 
-__all__ = ["BotDatabase", "DatabaseClient", "DatabaseService", "PluginKVStorage"]
+__all__ = ["BotDatabase", "DatabaseClient", "DatabaseService", "Login", "PluginKVStorage"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,9 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from keyloft import bus, limits
 from keyloft.bus import Login
-from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered
+from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
 from keyloft.plugins import rules
+from keyloft.values import decode_json
 
 PREFIX: Final = "db.kv"
 _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
@@ -30,7 +31,9 @@ class DatabaseClient:
             score = await client.kv.get("score", default=0)
     """
 
-    def __init__(self, nats: Nats, plugin_name: str, *, prefix: str = PREFIX, timeout: float = 5.0) -> None:
+    def __init__(
+        self, nats: Nats, plugin_name: str, *, prefix: str = PREFIX, timeout: float = limits.PATIENCE_SECONDS
+    ) -> None:
         """Args:
         nats: A connected client, which stays the caller's to close. `connect` makes one, and learns more from it:
             that NATS refused a request is told to a connection's error callback only.
@@ -54,7 +57,7 @@ class DatabaseClient:
         plugin_name: str,
         login: Login | None = None,
         prefix: str = PREFIX,
-        timeout: float = 5.0,  # noqa: ASYNC109 (later requests have it, too)
+        timeout: float = limits.PATIENCE_SECONDS,  # noqa: ASYNC109 (later requests have it, too)
         **options: Any,
     ) -> "DatabaseClient":
         """Connect to NATS as a plugin. `close` ends the connection.
@@ -144,8 +147,8 @@ class DatabaseClient:
 
     def _read(self, data: bytes) -> dict[str, Any]:
         try:
-            reply = msgspec.json.decode(data)
-        except (msgspec.MsgspecError, ValueError) as error:
+            reply = decode_json(data)
+        except Undecodable as error:
             raise Unanswered("the reply is not JSON: somebody else answers on this subject") from error
         if not isinstance(reply, dict) or "success" not in reply:
             raise Unanswered("the reply is none of Keyloft's: somebody else answers on this subject")

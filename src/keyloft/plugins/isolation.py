@@ -220,7 +220,7 @@ def _unlike(names: Sequence[str], what: str) -> list[str]:
 def _password(given: dict[str, str], user: str) -> str:
     password = given.pop(user, None)
     if password is None:
-        return secrets.token_urlsafe(_PASSWORD_BYTES)
+        return secrets.token_hex(_PASSWORD_BYTES)  # no character that a shell or an option would trip over
     if _PASSWORD.fullmatch(password) is None:
         raise InvalidArgument(
             f"the password of {user} must be printable ASCII characters, without spaces, quotes and backslashes"

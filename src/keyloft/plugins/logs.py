@@ -64,6 +64,12 @@ class OperationLog:
             extra={"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code},
         )
 
+    def lost_reply(self, error: Exception) -> None:
+        """A reply could not be sent. Whoever asked will run into their time-out."""
+        self._turn()
+        if self._may_say():
+            self._logger.error("[KV] a reply could not be sent: %s", str(error) or type(error).__name__)
+
     def _may_say(self) -> bool:
         """A flood of errors, or of slow operations, must not become a flood of lines: 20 a second are told."""
         self._lines += 1

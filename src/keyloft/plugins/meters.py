@@ -47,8 +47,6 @@ class Meters:
         self.plugins: dict[str, Meter] = {}
         self.cleanups = Histogram()
         self.cleaned = 0
-        self.under_way = 0
-        """Requests that were taken and are not yet answered."""
 
     def of(self, plugin: str) -> Meter:
         meter = self.plugins.get(plugin)

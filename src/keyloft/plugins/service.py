@@ -1,6 +1,6 @@
 """Serves the plugins' storage on NATS: `db.kv.<plugin>.<operation>`.
 
-A message takes this way: `_receive` reads it, or refuses it; gets gather for `_answer_reads`, which asks the database
+A message takes this way: `_receive` reads it, or refuses it; gets gather for `_answer`, which asks the database
 once for all that came in one turn of the event loop; writes gather for `_write`, which commits them together. A get
 whose key has a write under way waits for that write, so that a plugin reads what it published. `_receive` never awaits:
 nats-py does not deliver the next message before the handler of the last one has returned.
@@ -292,7 +292,7 @@ class DatabaseService:
                 try:
                     await publish(get.reply, wire.got(record))
                 except Exception as error:
-                    _lost_reply(error)
+                    self._log.lost_reply(error)
         self._taken -= len(gets)
         if not self._taken:
             self._all_answered.set()
@@ -440,7 +440,7 @@ class DatabaseService:
         try:
             await self.nats.publish(reply, data)
         except Exception as error:
-            _lost_reply(error)
+            self._log.lost_reply(error)
 
     def _note_error(self, plugin: str, operation: str, error: Exception, key: str = "") -> None:
         code = bus.wire_code(error)
@@ -498,11 +498,6 @@ class DatabaseService:
                     endpoint.seconds += meter.durations[operation].seconds
             found.append(endpoint)
         return found
-
-
-def _lost_reply(error: Exception) -> None:
-    """Whoever asked will run into their time-out; the others' replies still have to go out."""
-    logger.error("[KV] a reply could not be sent: %s", error or type(error).__name__)
 
 
 async def _drained(subscription: Subscription) -> None:

@@ -1,0 +1,58 @@
+"""Keyloft's service as a child: `python -m bench.nats_service ADDRESS FILE [KEYS]`; with KEYS it fills the file first.
+
+It loads nothing that `keyloft serve` would not load, so that its memory can be weighed.
+"""
+
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from bench.data import Pair, key_of, shuffled, value_of
+from bench.nats_child import run
+from keyloft import bus
+from keyloft.plugins.service import DatabaseService
+from keyloft.plugins.store import BotDatabase
+from keyloft.records import Batch, Set, Space
+from keyloft.values import Encoding
+
+_CHUNK = 2000
+
+
+@asynccontextmanager
+async def serving(address: str, path: Path, stored: int) -> AsyncIterator[None]:
+    db = BotDatabase(path)
+    await fill(db, stored_pairs(stored))
+    client = await bus.connect(address, name="keyloft")
+    service = DatabaseService(client, db)
+    await service.start()
+    yield
+    await service.stop()
+    await client.close()
+    await db.close()
+
+
+async def filled(path: Path, stored: int) -> None:
+    """Make a file with so many keys, closed again: they lie in the file and not in its log."""
+    db = BotDatabase(path)
+    await fill(db, stored_pairs(stored))
+    await db.close()
+
+
+def stored_pairs(stored: int) -> Iterator[Pair]:
+    """What the benchmark stores: the group of a key is the plugin's name."""
+    return ((key_of(index), value_of(index)) for index in shuffled(stored))
+
+
+async def fill(db: BotDatabase, pairs: Iterable[Pair], expire_in: int | None = None) -> None:
+    """Store pairs, for so many milliseconds or for ever; by thousands, as sending one at a time would take long."""
+    engine = await db.engine()
+    mutations = [Set(Space.PLUGINS, key, msgspec.json.encode(value), Encoding.JSON, expire_in) for key, value in pairs]
+    for first in range(0, len(mutations), _CHUNK):
+        await engine.commit(Batch(tuple(mutations[first : first + _CHUNK])))
+
+
+if __name__ == "__main__":
+    run(serving(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0))

@@ -1,0 +1,40 @@
+"""Plays the chat bot: sends a plugin what somebody says, and shows the reply.
+
+python say.py [--nats nats://127.0.0.1:4222] alice trivia answer Jupiter
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+
+import nats
+from nats.errors import NoRespondersError
+
+LONGEST_SECONDS = 60
+
+
+async def say(url: str, user: str, plugin: str, command: str, text: str) -> str:
+    bot = await nats.connect(url)
+    try:
+        message = json.dumps({"user": user, "text": text}).encode()
+        return (await bot.request(f"chat.{plugin}.{command}", message, timeout=LONGEST_SECONDS)).data.decode()
+    except NoRespondersError:
+        sys.exit(f"nobody listens: start examples/{plugin}.py")
+    finally:
+        await bot.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Say something to a plugin.")
+    parser.add_argument("--nats", default="nats://127.0.0.1:4222", metavar="URL")
+    parser.add_argument("user")
+    parser.add_argument("plugin")
+    parser.add_argument("command")
+    parser.add_argument("text", nargs="*")
+    asked = parser.parse_args()
+    sys.stdout.write(asyncio.run(say(asked.nats, asked.user, asked.plugin, asked.command, " ".join(asked.text))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Shows a few pages by HTTP, for monitoring: no more of the protocol than a scraper and a health check need."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_BYTES: Final = 8 * 1024
+_CONNECTIONS: Final = 64
+_METHODS: Final = ("GET", "HEAD")
+
+
+class Answer(Struct, frozen=True):
+    """What a page shows."""
+
+    body: bytes
+    status: HTTPStatus = HTTPStatus.OK
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Page: TypeAlias = Callable[[], Awaitable[Answer]]
+
+
+class HttpServer:
+    """Serves pages by their paths. Each connection carries one request and then ends.
+
+    A request of over 8 KB, a slow sender or reader, and the 65th connection at a time are cut off.
+    """
+
+    def __init__(
+        self, pages: Mapping[str, Page], *, request_seconds: float = 5.0, answer_seconds: float = 30.0
+    ) -> None:
+        """Args:
+        pages: What to show, by path.
+        request_seconds: How long a client may take to send its request.
+        answer_seconds: How long making an answer and sending it may take.
+        """
+        self._pages = pages
+        self._request_seconds = request_seconds
+        self._answer_seconds = answer_seconds
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the address, with the port that was taken if `port` is 0.
+
+        Raises:
+            OSError: The address can't be listened on.
+        """
+        self._server = await asyncio.start_server(self._accept, host, port, limit=_REQUEST_BYTES)
+        return host, self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Listen no more, and end the open connections."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._connections):
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= _CONNECTIONS:
+            writer.transport.abort()
+            return
+        connection = asyncio.get_running_loop().create_task(self._serve(reader, writer), name="keyloft http")
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            method, answer = await self._answer(reader)
+            writer.write(_head(answer))
+            if method != "HEAD":
+                writer.write(answer.body)
+            async with asyncio.timeout(self._answer_seconds):
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError, EOFError):
+            pass  # gone, or too slow
+        except Exception:
+            logger.exception("a request by HTTP failed unexpectedly")
+        finally:
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
+        try:
+            async with asyncio.timeout(self._request_seconds):
+                request = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return "", _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        line = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(line) != 3 or not line[2].startswith("HTTP/1."):
+            return "", _refusal(HTTPStatus.BAD_REQUEST)
+        method, target, _ = line
+        page = self._pages.get(target.partition("?")[0])
+        if page is None:
+            return method, _refusal(HTTPStatus.NOT_FOUND)
+        if method not in _METHODS:
+            return method, _refusal(HTTPStatus.METHOD_NOT_ALLOWED)
+        try:
+            async with asyncio.timeout(self._answer_seconds):
+                return method, await page()
+        except TimeoutError:
+            return method, _refusal(HTTPStatus.GATEWAY_TIMEOUT)
+        except Exception:
+            logger.exception("the page %s failed", target.partition("?")[0])
+            return method, _refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _refusal(status: HTTPStatus) -> Answer:
+    return Answer(f"{status.value} {status.phrase}\n".encode(), status)
+
+
+def _head(answer: Answer) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        "Cache-Control: no-store",
+        "Connection: close",
+    ]
+    if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        lines.append(f"Allow: {', '.join(_METHODS)}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def shown(host: str, port: int) -> str:
+    """An address as a URL."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,248 @@
+"""What a service tells its operator: the log, and the metrics as Prometheus reads them."""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.errors import KeyloftError
+from keyloft.plugins.meters import BOUNDS, OTHER, Histogram, Meters
+from keyloft.plugins.store import BotDatabase
+from keyloft.plugins.wire import OPERATIONS
+from keyloft.records import Usage, Used
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+logger = logging.getLogger(__name__)
+
+# The log
+
+_USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def set_up_logging(level: str, form: str) -> None:
+    """Write the log to the standard error output: Keyloft's own lines from this level on, others' from WARNING on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("keyloft").setLevel(level.upper())
+
+
+class TextLines(logging.Formatter):
+    """Lines for people: `2025-11-22 10:30:45 DEBUG [keyloft.plugins.service] …`, in local time."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s [%(name)s] %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        # What a plugin sends may get into a message, and must not look like a line of its own.
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
+class JsonLines(logging.Formatter):
+    """Lines for machines: one JSON object each, with the fields of the record (operation, plugin, key, …)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        milliseconds = int(record.created * 1000)
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+        line: dict[str, Any] = {
+            "time": f"{moment}.{milliseconds % 1000:03}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in vars(record).items():
+            if name not in _USUAL and name not in line:
+                line[name] = value
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return _to_json(line)
+
+
+def _to_json(line: dict[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(line, enc_hook=str).decode()
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # A lone surrogate, for example: an ugly line is better than none.
+        return msgspec.json.encode({name: ascii(value) for name, value in line.items()}).decode()
+
+
+# The metrics
+
+
+class _Counted(Struct, frozen=True):
+    """What the meters showed at one moment, so that a thread can write it down while they go on."""
+
+    durations: Mapping[str, Sequence[tuple[str, Sequence[int], float]]]
+    """By operation: of each plugin its buckets and seconds."""
+    errors: Sequence[tuple[str, str, int]]
+    cleanups: tuple[Sequence[int], float]
+    cleaned: int
+    used: Sequence[Used] | None
+
+
+class Metrics:
+    """A service's meters and what is stored, in Prometheus' text format."""
+
+    content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(
+        self,
+        meters: Meters,
+        db: BotDatabase,
+        *,
+        prefix: str,
+        usage_every: float = 60.0,
+        usage_seconds: float = 5.0,
+    ) -> None:
+        """Args:
+        meters: What to show.
+        db: What is stored is counted here.
+        prefix: What the names of the metrics begin with.
+        usage_every: Counting walks the whole table, so the result is kept for so many seconds.
+        usage_seconds: If counting takes longer, the result before it is shown.
+        """
+        self._meters = meters
+        self._db = db
+        self._prefix = prefix
+        self._usage_every = usage_every
+        self._usage_seconds = usage_seconds
+        self._used: Sequence[Used] | None = None
+        self._counted_at = -usage_every
+        self._counting: asyncio.Task[None] | None = None
+
+    async def render(self) -> bytes:
+        """The metrics as they are now.
+
+        Raises:
+            ImportError: prometheus-client is not installed.
+        """
+        await self._count()
+        # Of a thousand plugins these are 60,000 lines: nobody is to wait for them.
+        return await asyncio.to_thread(_write, self._prefix, self._snapshot())
+
+    async def aclose(self) -> None:
+        """Count no more; the database can be closed after this."""
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.gather(self._counting, return_exceptions=True)
+
+    async def _count(self) -> None:
+        """Find out what is stored, if that was long ago."""
+        if self._counting is None:
+            if time.monotonic() - self._counted_at < self._usage_every:
+                return
+            self._counting = asyncio.create_task(self._read_usage(), name="keyloft usage")
+        await asyncio.wait([self._counting], timeout=self._usage_seconds)
+
+    async def _read_usage(self) -> None:
+        try:
+            [self._used] = await (await self._db.engine()).read(Usage())
+        except KeyloftError as error:
+            logger.warning("what is stored could not be counted: %s", error)
+            self._used = None
+        finally:
+            self._counted_at = time.monotonic()
+            self._counting = None
+
+    def _snapshot(self) -> _Counted:
+        plugins = self._meters.plugins
+        return _Counted(
+            {
+                operation: [
+                    (name, tuple(meter.durations[operation].buckets), meter.durations[operation].seconds)
+                    for name, meter in plugins.items()
+                    if operation in meter.durations
+                ]
+                for operation in OPERATIONS
+            },
+            [(name, code, times) for name, meter in plugins.items() for code, times in meter.errors.items()],
+            _frozen(self._meters.cleanups),
+            self._meters.cleaned,
+            None if self._used is None else _bounded(self._used, plugins),
+        )
+
+
+def _frozen(histogram: Histogram) -> tuple[Sequence[int], float]:
+    return tuple(histogram.buckets), histogram.seconds
+
+
+def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
+    """What is stored, of as many plugins as may have metrics of their own; those that the meters know come first."""
+    labels = set(known)
+    entries = value_bytes = 0
+    shown = []
+    for plugin in used:
+        if plugin.plugin in labels or len(labels) < limits.PLUGIN_LABELS:
+            labels.add(plugin.plugin)
+            shown.append(plugin)
+        else:
+            entries += plugin.entries
+            value_bytes += plugin.value_bytes
+    if entries:
+        # A plugin may really be called «other».
+        shown = [plugin for plugin in shown if plugin.plugin != OTHER] + [
+            Used(OTHER, entries + plugin.entries, value_bytes + plugin.value_bytes)
+            for plugin in [next((plugin for plugin in shown if plugin.plugin == OTHER), Used(OTHER, 0, 0))]
+        ]
+    return shown
+
+
+def _write(prefix: str, counted: _Counted) -> bytes:
+    # 2 MB of memory, which a service that nobody scrapes does without.
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import generate_latest
+    from prometheus_client.registry import Collector
+
+    class Snapshot(Collector):
+        def collect(self) -> Iterator["Metric"]:
+            return _families(f"{prefix}_kv", counted)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Snapshot())
+    return generate_latest(registry)
+
+
+def _families(prefix: str, counted: _Counted) -> Iterator["Metric"]:
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    for operation, plugins in counted.durations.items():
+        total = CounterMetricFamily(f"{prefix}_{operation}", f"{operation} operations carried out", labels=["plugin"])
+        for name, buckets, _ in plugins:
+            total.add_metric([name], sum(buckets))
+        yield total
+        duration = HistogramMetricFamily(
+            f"{prefix}_{operation}_duration_seconds", f"How long a {operation} took", labels=["plugin"]
+        )
+        for name, buckets, seconds in plugins:
+            duration.add_metric([name], _cumulated(buckets), seconds)
+        yield duration
+    errors = CounterMetricFamily(f"{prefix}_errors", "Requests refused or failed", labels=["plugin", "error_code"])
+    for name, code, times in counted.errors:
+        errors.add_metric([name, code], times)
+    yield errors
+    if counted.used is not None:
+        keys = GaugeMetricFamily(f"{prefix}_keys_total", "Keys that are stored", labels=["plugin"])
+        size = GaugeMetricFamily(f"{prefix}_storage_bytes", "What their values take", labels=["plugin"])
+        for plugin in counted.used:
+            keys.add_metric([plugin.plugin], plugin.entries)
+            size.add_metric([plugin.plugin], plugin.value_bytes)
+        yield keys
+        yield size
+    cleanup = HistogramMetricFamily(f"{prefix}_cleanup_duration_seconds", "How long removing expired keys took")
+    cleanup.add_metric([], _cumulated(counted.cleanups[0]), counted.cleanups[1])
+    yield cleanup
+    yield CounterMetricFamily(f"{prefix}_cleanup_deleted", "Expired keys that were removed", value=counted.cleaned)
+
+
+def _cumulated(buckets: Sequence[int]) -> list[tuple[str, float]]:
+    bounds = [str(bound) for bound in BOUNDS] + ["+Inf"]
+    return list(zip(bounds, accumulate(map(float, buckets)), strict=True))

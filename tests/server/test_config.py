@@ -1,0 +1,141 @@
+"""The settings of a service: where they come from, and what is said of wrong ones."""
+
+from pathlib import Path
+
+import pytest
+
+from keyloft.errors import InvalidArgument
+from keyloft.server.config import SETTINGS, Config, check_service, load, without_password
+
+
+def test_without_any_source_all_have_their_defaults() -> None:
+    config = load({}, {})
+    assert config == Config()
+    assert (config.database, config.nats, config.nats_port) == ("sqlite:///keyloft.db", (), 4222)
+    assert config.http_address() == ("127.0.0.1", 9464)
+    check_service(config)
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "keyloft.toml"
+    file.write_text('nats_port = 1\ndeadline = 1\nqueue = "file"\n')
+    environment = {"KEYLOFT_NATS_PORT": "2", "KEYLOFT_DEADLINE": "2", "KEYLOFT_CONFIG": str(file)}
+    config = load({"nats_port": "3", "config": None}, environment)
+    assert (config.nats_port, config.deadline, config.queue) == (3, 2.0, "file")
+
+
+def test_every_setting_can_come_from_every_source(tmp_path: Path) -> None:
+    secret = tmp_path / "file"
+    secret.touch()
+    samples = {
+        "database": "app.db",
+        "durability": "relaxed",
+        "nats": "nats://one:1,nats://two:2",
+        "http": "0.0.0.0:80",
+        "prefixes": "a.b,c",
+        "log_level": "debug",
+        "log_format": "json",
+    }
+    for name, setting in SETTINGS.items():
+        usual = secret if setting.metavar == "FILE" else 7 if isinstance(setting.default, (int, float)) else "word"
+        text = str(samples.get(name, usual))
+        # Some need others: a password its user.
+        beside = {"nats_user": "me", "nats_cert": str(secret)}
+        file = tmp_path / f"{name}.toml"
+        quoted = f'"{text}"' if not text.isdigit() else text
+        others = "".join(f'{other} = "{value}"\n' for other, value in beside.items() if other != name)
+        file.write_text(f"{name} = {quoted}\n{others}")
+        by_flag = load({**beside, name: text}, {})
+        by_environment = load(
+            {}, {"KEYLOFT_NATS_USER": "me", "KEYLOFT_NATS_CERT": str(secret), setting.environment: text}
+        )
+        by_file = load({"config": str(file)}, {})
+        assert by_flag == by_environment == by_file
+        assert getattr(by_flag, name) != setting.default
+
+
+def test_an_empty_variable_counts_as_absent() -> None:
+    assert load({}, {"KEYLOFT_NATS_URL": "", "KEYLOFT_NATS_PORT": ""}) == Config()
+
+
+def test_a_list_in_the_file_can_be_an_array(tmp_path: Path) -> None:
+    file = tmp_path / "keyloft.toml"
+    file.write_text('nats = ["nats://one:1", "nats://two:2"]\n')
+    assert load({"config": str(file)}, {}).nats == ("nats://one:1", "nats://two:2")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("nats_port", "70000", "--nats-port: expected whole number <= 65535"),
+        ("nats_port", "x", "--nats-port: expected whole number"),
+        ("deadline", "0", "--deadline: expected number > 0"),
+        ("deadline", "nan", "--deadline: expected number > 0"),
+        ("cleanup_every", "inf", "--cleanup-every: expected number <="),
+        ("durability", "maybe", "--durability: it must be one of full, relaxed"),
+        ("log_level", "loud", "--log-level: it must be one of debug, info, warning, error"),
+        ("http", "9464", "--http: http must be host:port"),
+        ("http", "localhost:70000", "--http: http must be host:port"),
+        ("prefixes", ",", "--prefixes: expected list of length >= 1"),
+        ("prefixes", "a,a.b", "--prefixes: the prefix 'a.b' is inside 'a'"),
+        ("prefixes", "a.*", "--prefixes: a prefix is"),
+        ("nats", "http://x", "--nats: an address is like nats://"),
+        ("nats_creds", "no-such-file", "--nats-creds: the file no-such-file is not there"),
+        ("nats_password", "secret", "--nats-password: it needs --nats-user"),
+        ("metrics_prefix", "9-", "--metrics-prefix: expected text"),
+        ("queue", "a b", "--queue: expected text"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_source(name: str, text: str, told: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        load({name: text}, {})
+    assert str(refused.value).startswith(told)
+
+
+def test_a_wrong_variable_is_named() -> None:
+    with pytest.raises(InvalidArgument, match=r"^KEYLOFT_NATS_PORT: expected whole number"):
+        load({}, {"KEYLOFT_NATS_PORT": "many"})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('nats_port = "4222"', r"nats_port: expected whole number, got text"),
+        ("nats_port = true", r"nats_port: expected whole number, got bool"),
+        ("database = 1", r"database: expected text"),
+        ("nats = [1]", r"nats: expected text"),
+        ("nats_prot = 1", r"there is no setting nats_prot; is nats_port meant\?"),
+        ("[serve]", r"there is no setting serve"),
+        ("nats_port 4222", r"is not TOML: .*line 1"),
+        ("\x00", r"is not TOML"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named_with_the_file(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "keyloft.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidArgument, match=rf"keyloft\.toml: .*{told}"):
+        load({"config": str(file)}, {})
+
+
+def test_a_missing_file_is_told() -> None:
+    with pytest.raises(InvalidArgument, match=r"^nowhere\.toml: the configuration can't be read: No such file"):
+        load({"config": "nowhere.toml"}, {})
+
+
+def test_only_what_matters_to_a_command_is_read() -> None:
+    assert load({}, {"KEYLOFT_NATS_PORT": "x"}, only=["database"]) == Config()
+
+
+def test_a_login_without_a_server_to_log_in_to_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="--nats-user needs --nats"):
+        check_service(load({"nats_user": "SERVICE"}, {}))
+
+
+def test_the_page_can_be_turned_off_or_on_ipv6() -> None:
+    assert load({"http": "off"}, {}).http_address() is None
+    assert load({"http": "[::1]:80"}, {}).http_address() == ("::1", 80)
+
+
+def test_passwords_are_not_shown() -> None:
+    assert without_password("nats://me:secret@host:4222") == "nats://host:4222"
+    assert without_password("nats://host:4222") == "nats://host:4222"

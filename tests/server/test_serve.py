@@ -1,0 +1,423 @@
+"""`keyloft serve` as a process: it starts, serves, survives what happens around it, and ends in good order."""
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import nats
+import pytest
+from nats.errors import NoRespondersError
+
+from keyloft.plugins import BotDatabase, DatabaseClient
+from keyloft.plugins.isolation import isolate
+from keyloft.server.nats_server import NatsServer
+from tests.nats import private_server
+
+LONGEST_SECONDS = 30.0
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("KEYLOFT_")}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Serving:
+    """A `keyloft serve` of our own, in a folder with its database and what it says."""
+
+    def __init__(self, folder: Path, *flags: str, program: tuple[str, ...] = ("-m", "keyloft")) -> None:
+        run = secrets.token_hex(4)
+        self.folder = folder
+        self._said, self._logged = folder / f"{run}.out", folder / f"{run}.err"
+        with self._said.open("wb") as said, self._logged.open("wb") as logged:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error", *program, "serve", "--http", "127.0.0.1:0", *flags],
+                cwd=folder,
+                env=_ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=logged,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    @property
+    def log(self) -> str:
+        return self._logged.read_text()
+
+    @property
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log
+        return "Ctrl-C" in self.said
+
+    @property
+    def nats(self) -> str:
+        return str(re.findall(r"nats://\S+", self.said)[0])
+
+    @property
+    def children(self) -> list[int]:
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    async def ready(self) -> None:
+        await until(lambda: self.is_ready)
+
+    async def logs(self, text: str) -> None:
+        await until(lambda: text in self.log)
+
+    async def ends(self) -> int:
+        await until(lambda: self.process.poll() is not None)
+        return self.process.wait()
+
+    async def page(self, path: str) -> tuple[int, str]:
+        [(host, port)] = set(re.findall(r"http://([\d.]+):(\d+)", self.said))
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        async with asyncio.timeout(LONGEST_SECONDS):
+            head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.transport.abort()
+        return int(head.split(" ")[1]), body
+
+    async def shows(self, path: str, status: int) -> str:
+        """Wait until a page has a status."""
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while (page := await self.page(path))[0] != status:
+                await asyncio.sleep(0.02)
+        return page[1]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@asynccontextmanager
+async def serving(folder: Path, *flags: str, ready: bool = True) -> AsyncIterator[Serving]:
+    served = Serving(folder, *flags)
+    try:
+        if ready:
+            await served.ready()
+        yield served
+    finally:
+        served.process.terminate()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(served.ends(), 5)
+        served.end()
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def answers(url: str, key: str = "score") -> object:
+    """A value of trivia, from whoever serves there by now."""
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while True:
+            try:
+                async with await DatabaseClient.connect(url, plugin_name="trivia", timeout=1) as client:
+                    return await client.kv.get(key, "nothing")
+            except ConnectionError:
+                await asyncio.sleep(0.02)
+
+
+async def keyloft(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """A command of the user's: its exit code, its output and its complaints."""
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "keyloft", *arguments],
+        env={**_ENVIRONMENT, **environment},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SECONDS,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+async def test_the_printed_lines_store_and_read_a_first_value(tmp_path: Path) -> None:
+    async with serving(tmp_path, "--nats-port", "0") as served:
+        assert str(tmp_path / "keyloft.db") in served.said
+        lines = [line.strip() for line in served.said.splitlines() if " plugin " in line]
+        assert len(lines) == 2
+        for line in lines:
+            # From a terminal elsewhere, with nothing on its path.
+            done = await asyncio.to_thread(
+                subprocess.run,
+                shlex.split(line),
+                cwd="/",
+                env={"PATH": "/usr/bin:/bin"},
+                capture_output=True,
+                text=True,
+                timeout=LONGEST_SECONDS,
+            )
+            assert (done.returncode, done.stdout, done.stderr) == (0, "100\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_and_its_nats_server(tmp_path: Path, number: signal.Signals) -> None:
+    async with serving(tmp_path, "--nats-port", "0") as served:
+        [child] = served.children
+        served.process.send_signal(number)
+        assert await served.ends() == 0
+        assert not runs(child)
+        assert "Traceback" not in served.log
+        assert not list(tmp_path.glob("*.db-wal"))
+
+
+async def test_what_was_taken_is_answered_before_it_ends(tmp_path: Path, nats_url: str) -> None:
+    prefix = f"ending-{secrets.token_hex(4)}"
+    async with serving(tmp_path, "--nats", nats_url, "--prefixes", prefix) as served:
+        client = await nats.connect(nats_url)
+        stored = []
+
+        async def store(number: int) -> None:
+            data = json.dumps({"key": f"k{number}", "value": "x" * 1000}).encode()
+            try:
+                reply = await client.request(f"{prefix}.trivia.set", data, timeout=LONGEST_SECONDS)
+            except NoRespondersError:
+                return  # it came after the end
+            assert json.loads(reply.data) == {"success": True}
+            stored.append(f"k{number}")
+            if len(stored) == 1:
+                served.process.terminate()
+
+        await asyncio.gather(*[store(number) for number in range(400)])
+        assert await served.ends() == 0
+        assert stored
+        await client.close()
+    db = BotDatabase(tmp_path / "keyloft.db")
+    kept = (await db.kv_list("trivia"))["keys"]
+    await db.close()
+    assert sorted(kept) == sorted(stored)
+
+
+async def test_a_killed_service_loses_nothing_and_leaves_nothing_running(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, "--nats-port", "0") as served,
+        await DatabaseClient.connect(served.nats, plugin_name="trivia") as client,
+    ):
+        await client.kv.set("score", 100)
+        [child] = served.children
+        served.process.kill()
+        await until(lambda: not runs(child))
+    async with serving(tmp_path, "--nats-port", "0") as served:
+        assert await answers(served.nats) == 100
+
+
+async def test_its_nats_server_is_started_again(tmp_path: Path) -> None:
+    async with serving(tmp_path, "--nats-port", "0") as served:
+        [child] = served.children
+        os.kill(child, signal.SIGKILL)
+        await served.logs("starting it again")
+        assert await answers(served.nats) == "nothing"
+        assert served.children != [child]
+        served.process.terminate()
+        assert await served.ends() == 0
+
+
+async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    async with private_server() as server, serving(tmp_path, "--nats", server.url, "--deadline", "60") as served:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            served.process.terminate()
+            await served.logs("SIGTERM: answering")
+            assert served.process.poll() is None
+            served.process.terminate()  # at once: still the same request, as some supervisors send it twice
+            async with asyncio.timeout(10):
+                while served.process.poll() is None:
+                    served.process.terminate()
+                    await asyncio.sleep(0.1)
+            assert await served.ends() == 128 + signal.SIGTERM
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+async def test_nats_is_waited_for(tmp_path: Path) -> None:
+    port = free_port()
+    async with serving(tmp_path, "--nats", f"nats://127.0.0.1:{port}", ready=False) as served:
+        await served.logs("connecting to NATS")
+        async with NatsServer(port=port):
+            await served.ready()
+            assert await answers(served.nats) == "nothing"
+
+
+async def test_waiting_for_nats_can_be_ended(tmp_path: Path) -> None:
+    async with serving(tmp_path, "--nats", f"nats://127.0.0.1:{free_port()}", ready=False) as served:
+        await served.logs("connecting to NATS")
+        served.process.terminate()
+        assert await served.ends() == 0
+        assert served.said == ""
+
+
+async def test_a_lost_nats_shows_in_the_health_until_it_is_back(tmp_path: Path) -> None:
+    async with private_server() as server, serving(tmp_path, "--nats", server.url) as served:
+        assert await served.page("/healthz") == (200, "ok\n")
+        await server.stop()
+        assert await served.shows("/healthz", 503) == "not connected to NATS\n"
+        await server.start()
+        assert await served.shows("/healthz", 200) == "ok\n"
+        assert await answers(server.url) == "nothing"
+
+
+async def test_metrics_and_logs_tell_of_an_operation_and_not_of_its_value(tmp_path: Path) -> None:
+    async with serving(tmp_path, "--nats-port", "0", "--log-format", "json", "--log-level", "debug") as served:
+        async with await DatabaseClient.connect(served.nats, plugin_name="trivia") as client:
+            await client.kv.set("score", "confidential")
+        status, text = await served.page("/metrics")
+        assert status == 200
+        assert 'rosey_kv_set_total{plugin="trivia"} 1.0' in text
+        assert 'rosey_kv_keys_total{plugin="trivia"} 1.0' in text
+        lines = [json.loads(line) for line in served.log.splitlines()]
+        [line] = [line for line in lines if line.get("operation") == "kv_set"]
+        assert (line["level"], line["plugin"], line["key"]) == ("DEBUG", "trivia", "score")
+        assert line["latency_ms"] > 0
+        assert "confidential" not in served.log
+
+
+async def test_a_taken_metrics_port_is_a_warning(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        async with serving(tmp_path, "--nats-port", "0", "--http", address) as served:
+            assert f"{address} can't be listened on" in served.log
+            assert await answers(served.nats) == "nothing"
+
+
+async def refused(folder: Path, *flags: str) -> tuple[int, str]:
+    """How a service that can't start ends, and what it says to its user."""
+    async with serving(folder, *flags, ready=False) as served:
+        code = await served.ends()
+        assert served.said == ""
+        assert "Traceback" not in served.log
+        return code, served.log.splitlines()[-1]
+
+
+async def test_a_taken_nats_port_names_the_ways_out(tmp_path: Path, nats_url: str) -> None:
+    port = nats_url.rpartition(":")[2]
+    code, told = await refused(tmp_path, "--nats-port", port)
+    assert code == 1
+    assert f"port {port} is taken" in told
+    assert f"--nats {nats_url}" in told
+    assert "--nats-port" in told
+
+
+@pytest.mark.parametrize(
+    ("database", "code", "told"),
+    [
+        ("sqlite:///no/such/folder/x.db", 1, "CANNOT_OPEN: .*the folder .* does not exist"),
+        ("not-a-database", 1, "NOT_A_DATABASE: .*is not an SQLite database"),
+        ("sqlite://x.db", 2, "--database: .*three slashes"),
+        ("oracle://host/x", 1, "CANNOT_OPEN: no engine"),
+    ],
+)
+async def test_a_database_that_will_never_open_ends_it(tmp_path: Path, database: str, code: int, told: str) -> None:
+    (tmp_path / "not-a-database").write_text("This is text, and enough of it to be no empty file. " * 100)
+    ended, line = await refused(tmp_path, "--nats-port", "0", "--database", database)
+    assert ended == code
+    assert re.search(told, line)
+
+
+_IMPATIENT = "from keyloft import cli, limits; limits.BUSY_SECONDS = 0.05; cli.main()"
+_HOLDS_IT = """
+import apsw
+connection = apsw.Connection("keyloft.db")
+connection.execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+input()
+"""
+
+
+async def test_a_locked_database_is_waited_for(tmp_path: Path) -> None:
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _HOLDS_IT, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    await holder.stdout.readline()
+    served = Serving(tmp_path, "--nats-port", "0", program=("-c", _IMPATIENT))
+    try:
+        await served.logs("the database is not ready, trying again")
+        await holder.communicate(b"\n")
+        await served.ready()
+    finally:
+        served.end()
+
+
+async def test_wrong_settings_end_it_with_code_2(tmp_path: Path) -> None:
+    assert await refused(tmp_path, "--nats-port", "many") == (
+        2,
+        "keyloft: --nats-port: expected whole number, got text",
+    )
+
+
+async def test_logins_are_used_and_their_refusal_is_told(tmp_path: Path) -> None:
+    isolation = isolate(["trivia"])
+    config = tmp_path / "nats.conf"
+    isolation.write(config)
+    async with private_server(config) as server:
+        code, told = await refused(tmp_path, "--nats", server.url)
+        assert code == 1
+        assert "NATS refuses this login" in told
+        assert "--nats-user" in told
+
+        trivia = isolation.plugins["trivia"]
+        login = ["--nats", server.url, "--nats-user", "trivia", f"--nats-password={trivia.password}"]
+        code, told = await refused(tmp_path, *login)
+        assert code == 1
+        assert "NATS does not let this user serve db.kv.>" in told
+
+        login = ["--nats", server.url, "--nats-user", "SERVICE", f"--nats-password={isolation.service.password}"]
+        async with serving(tmp_path, *login) as served:
+            assert isolation.service.password not in served.said + served.log
+            client = await nats.connect(server.url, **trivia.options())
+            assert await DatabaseClient(client, "trivia").kv.get("score", "nothing") == "nothing"
+
+            for user in (trivia, isolation.admin):
+                assert await keyloft(
+                    *["plugin", "set", "trivia", "by", user.name, "--nats", server.url],
+                    KEYLOFT_NATS_USER=user.name,
+                    KEYLOFT_NATS_PASSWORD=user.password,
+                ) == (0, f'"{user.name}"\n', "")
+            code, _, told = await keyloft("plugin", "get", "trivia", "by", "--nats", server.url)
+            assert code == 1
+            assert told.startswith("keyloft: NOT_PERMITTED: NATS refuses this login")
+
+            # A server that no longer knows us ends the connection for good; once it does again, we are back.
+            other = isolate(["trivia"], passwords={"trivia": trivia.password})
+            other.write(config, replace=True)
+            await server.reload()
+            await served.shows("/healthz", 503)
+            await served.logs("connecting anew")
+            isolation.write(config, replace=True)
+            await server.reload()
+            await served.shows("/healthz", 200)
+            assert await DatabaseClient(client, "trivia").kv.get("score", "nothing") == "nothing"
+            await client.close()
+
+
+def test_a_serving_process_loads_no_more_than_it_needs() -> None:
+    script = (
+        "import sys, keyloft.server.app; print(sorted({'sqlalchemy', 'alembic', 'prometheus_client'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONGEST_SECONDS)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,281 @@
+"""The command `keyloft`: what it prints, where to, and how it ends."""
+
+import io
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import keyloft
+from keyloft.cli import main
+from tests.server.test_serve import LONGEST_SECONDS, Serving
+
+Outcome = tuple[int, str, str]
+Keyloft = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Keyloft:
+    """Runs a command in this process: its exit code, its output and its complaints."""
+    for name in [name for name in os.environ if name.startswith("KEYLOFT_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> Outcome:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of NATS, where a service runs."""
+    served = Serving(tmp_path_factory.mktemp("served"), "--nats-port", "0")
+    try:
+        deadline = time.monotonic() + LONGEST_SECONDS
+        while not served.is_ready and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield served.nats
+    finally:
+        served.end()
+
+
+@pytest.fixture
+def plugin(run: Keyloft, nats: str, monkeypatch: pytest.MonkeyPatch) -> Keyloft:
+    """Runs `keyloft plugin …` against that service."""
+    monkeypatch.setenv("KEYLOFT_NATS_URL", nats)
+    return lambda *arguments: run("plugin", *arguments)
+
+
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "keyloft", *arguments],
+        env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SECONDS,
+    )
+
+
+def test_the_version_is_shown(run: Keyloft) -> None:
+    assert run("--version") == (0, f"keyloft {keyloft.__version__}\n", "")
+    assert process("--version").stdout == f"keyloft {keyloft.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("fly",), ("plugin",), ("plugin", "get", "trivia"), ("serve", "--prot", "1")]
+)
+def test_a_wrong_call_ends_with_code_2(run: Keyloft, arguments: tuple[str, ...]) -> None:
+    code, said, told = run(*arguments)
+    assert (code, said) == (2, "")
+    assert "usage: keyloft" in told
+
+
+def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
+    from keyloft.server.config import SETTINGS
+
+    code, said, _ = run("serve", "--help")
+    words = " ".join(said.split())
+    assert code == 0
+    for setting in SETTINGS.values():
+        assert f"{setting.flag} " in words
+        assert re.search(rf"\[ ?{setting.environment}; default: \S+\]", words)
+        assert len(setting.description) > 10
+
+
+@pytest.mark.parametrize("command", ["serve", "plugin", "nats-config", "migrate"])
+def test_every_command_has_help(run: Keyloft, command: str) -> None:
+    assert f"usage: keyloft {command}" in run(command, "--help")[1]
+    assert command in run("--help")[1]
+
+
+def test_help_is_quick() -> None:
+    script = "import sys, keyloft.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: print('nats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONGEST_SECONDS)
+    assert done.stdout.endswith("False\n")
+
+
+class TestPlugin:
+    @pytest.mark.parametrize(
+        ("given", "stored"),
+        [
+            ("100", "100"),
+            ("-5", "-5"),
+            ("1.50", "1.5"),
+            ("true", "true"),
+            ("null", "null"),
+            ('{"a": [1, "é"]}', '{"a":[1,"é"]}'),
+            ("bob", '"bob"'),
+            ("NaN", '"NaN"'),
+            ("007", '"007"'),
+            ("", '""'),
+            ("9" * 400, "9" * 400),
+        ],
+    )
+    def test_a_value_is_json_or_else_text(self, plugin: Keyloft, given: str, stored: str) -> None:
+        assert plugin("set", "values", "key", given) == (0, f"{stored}\n", "")
+        assert plugin("get", "values", "key") == (0, f"{stored}\n", "")
+
+    def test_text_stays_text_if_asked_for(self, plugin: Keyloft) -> None:
+        assert plugin("set", "--text", "values", "number", "100") == (0, '"100"\n', "")
+
+    def test_a_value_can_be_read_from_the_input(self, plugin: Keyloft, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO('{"a":\n 1}\n'))
+        assert plugin("set", "values", "read", "-") == (0, '{"a":1}\n', "")
+
+    def test_an_absent_key_ends_with_code_1(self, plugin: Keyloft) -> None:
+        assert plugin("get", "absent", "key") == (1, "", "keyloft: absent has no key 'key'\n")
+
+    def test_delete_tells_whether_there_was_one(self, plugin: Keyloft) -> None:
+        plugin("set", "deleting", "key", "1")
+        assert plugin("delete", "deleting", "key") == (0, "true\n", "")
+        assert plugin("delete", "deleting", "key") == (1, "false\n", "")
+
+    def test_list_shows_keys_by_prefix_and_limit(self, plugin: Keyloft) -> None:
+        for key in ("user_1", "user_2", "userX"):
+            plugin("set", "listing", key, "1")
+        assert plugin("list", "listing") == (0, '["userX","user_1","user_2"]\n', "")
+        assert plugin("list", "listing", "--prefix", "user_", "--limit", "1") == (0, '["user_1"]\n', "")
+
+    def test_a_ttl_is_passed_on(self, plugin: Keyloft) -> None:
+        assert plugin("set", "passing", "key", "1", "--ttl", "1")[0] == 0
+        deadline = time.monotonic() + LONGEST_SECONDS
+        while plugin("get", "passing", "key")[0] == 0:
+            assert time.monotonic() < deadline
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (("get", "Trivia", "k"), "INVALID_PLUGIN_NAME: "),
+            (("get", "trivia", ""), "INVALID_KEY: key must be a non-empty string"),
+            (("set", "trivia", "k", "1", "--ttl", "0"), "VALIDATION_ERROR: ttl must be"),
+            (("set", "trivia", "k", "x" * 70_000), "VALUE_TOO_LARGE: "),
+            (("list", "trivia", "--limit", "0"), "VALIDATION_ERROR: limit"),
+            (("get", "trivia", "k", "--subjects", "nobody.there"), "NO_SERVICE: nobody serves nobody.there"),
+        ],
+    )
+    def test_an_error_is_told_with_its_code(self, plugin: Keyloft, arguments: tuple[str, ...], told: str) -> None:
+        code, said, complaint = plugin(*arguments)
+        assert (code, said) == (1, "")
+        assert complaint.startswith(f"keyloft: {told}")
+
+    def test_a_missing_nats_is_told_at_once(self, run: Keyloft) -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            address = f"nats://me:secret@127.0.0.1:{unused.getsockname()[1]}"
+            code, _, told = run("plugin", "get", "trivia", "k", "--nats", address)
+        assert code == 1
+        assert told.startswith("keyloft: UNANSWERED: no NATS server answers at nats://127.0.0.1:")
+        assert "keyloft serve" in told
+        assert "secret" not in told
+
+    def test_wrong_settings_end_with_code_2(self, plugin: Keyloft) -> None:
+        assert plugin("get", "trivia", "k", "--nats-creds", "nowhere")[0] == 2
+        assert plugin("get", "trivia", "k", "--timeout", "-1")[0] == 2
+
+    def test_a_reader_that_has_seen_enough_is_no_error(self, nats: str) -> None:
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing) as closed:
+            done = subprocess.run(
+                [sys.executable, "-m", "keyloft", "plugin", "list", "listing", "--nats", nats],
+                stdout=closed,
+                stderr=subprocess.PIPE,
+                timeout=LONGEST_SECONDS,
+            )
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+class TestNatsConfig:
+    def test_it_is_printed_with_what_to_do_next(self, run: Keyloft) -> None:
+        code, said, told = run("nats-config", "--plugin", "trivia", "--plugin", "quote-db", "--listen", "0.0.0.0:5222")
+        assert code == 0
+        assert 'user: "trivia"' in said
+        assert '"rosey.db.kv.quote-db.set"' in said
+        assert 'listen: "0.0.0.0:5222"' in said
+        assert "nats-server -c FILE" in told
+        assert "keyloft serve --nats nats://0.0.0.0:5222" in told
+
+    def test_it_is_written_for_its_owner_alone(self, run: Keyloft, tmp_path: Path) -> None:
+        file = tmp_path / "nats.conf"
+        code, said, told = run("nats-config", "--plugin", "trivia", "--output", str(file))
+        assert (code, said) == (0, "")
+        assert f"{file} is written" in told
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+    def test_a_plugin_is_added_and_the_others_keep_their_passwords(self, run: Keyloft, tmp_path: Path) -> None:
+        file = tmp_path / "nats.conf"
+
+        def passwords() -> dict[str, str]:
+            return dict(re.findall(r'user: "(.+)"\n *password: "(.+)"', file.read_text()))
+
+        run("nats-config", "--plugin", "trivia", "--plugin", "old", "--output", str(file))
+        before = passwords()
+        code, _, told = run("nats-config", "--plugin", "trivia", "--plugin", "new", "--output", str(file))
+        assert code == 2
+        assert "exists already" in told
+        assert passwords() == before
+        assert run("nats-config", "--plugin", "trivia", "--plugin", "new", "--output", str(file), "--replace")[0] == 0
+        after = passwords()
+        assert after.keys() == {"SERVICE", "ADMIN", "trivia", "new"}
+        assert {name: after[name] for name in ("SERVICE", "ADMIN", "trivia")} == {
+            name: before[name] for name in ("SERVICE", "ADMIN", "trivia")
+        }
+
+    @pytest.mark.parametrize(
+        ("flags", "told"),
+        [
+            (("--plugin", "Trivia"), "plugin_name must contain only"),
+            (("--plugin", "a", "--plugin", "a"), "plugin named twice: a"),
+            (("--plugin", "a", "--listen", "here"), "listen must be host:port"),
+            (("--plugin", "a", "--replace"), "--replace needs --output"),
+            (("--plugin", "a", "--prefixes", "x.>"), "--prefixes: a prefix is"),
+        ],
+    )
+    def test_a_wrong_call_is_explained(self, run: Keyloft, flags: tuple[str, ...], told: str) -> None:
+        code, said, complaint = run("nats-config", *flags)
+        assert (code, said) == (2, "")
+        assert told in complaint
+
+
+class TestMigrate:
+    """In processes of their own: Alembic brings another SQLite library."""
+
+    def test_a_database_goes_up_and_back(self, tmp_path: Path) -> None:
+        database = tmp_path / "app.db"
+        up = process("migrate", "--database", str(database))
+        assert (up.returncode, up.stdout, up.stderr) == (0, "", f"{database}: is up to date (head)\n")
+        down = process("migrate", "--to", "-1", KEYLOFT_DATABASE_URL=str(database))
+        assert (down.returncode, down.stderr) == (0, f"{database}: went back (-1)\n")
+
+    def test_what_goes_wrong_is_one_line(self, tmp_path: Path) -> None:
+        failed = process("migrate", "--database", str(tmp_path / "no" / "folder" / "app.db"))
+        assert failed.returncode == 1
+        assert failed.stderr.startswith("keyloft: ")
+        assert len(failed.stderr.splitlines()) == 1
+        unknown = process("migrate", "--database", str(tmp_path / "app.db"), "--to", "nowhere")
+        assert unknown.returncode == 1
+        assert "nowhere" in unknown.stderr
+        assert "Traceback" not in unknown.stderr
+
+
+def test_a_traceback_is_shown_only_if_asked_for(tmp_path: Path) -> None:
+    arguments = ("serve", "--nats-port", "0", "--http", "off", "--database", str(tmp_path / "no" / "app.db"))
+    assert "Traceback" not in process(*arguments).stderr
+    assert "Traceback" in process(*arguments, KEYLOFT_DEBUG="1").stderr
+
+
+def test_output_is_json_that_others_can_read(plugin: Keyloft) -> None:
+    value = {"text": 'quotes " and \\', "list": [1, None, True]}
+    plugin("set", "reading", "key", json.dumps(value))
+    assert json.loads(plugin("get", "reading", "key")[1]) == value

@@ -1,0 +1,216 @@
+"""Writes the parts of the documents that come from the code: docs/api/REFERENCE.md, and the table of settings."""
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parent.parent
+MODULES: Final = ("keyloft", "keyloft.plugins")
+HEAD: Final = """\
+# Reference
+
+The public names, with their signatures and docstrings. This page is written by `scripts/reference`: change the
+docstrings, not the page. What things are for is in the [README](../../README.md) and in
+[the guide for plugin authors](../guides/PLUGIN_KV_STORAGE.md).
+
+`Key` stands for `Sequence[str | bytes | int | float | bool]`: a tuple, in most cases."""
+
+_BEHIND: Final = {"DatabaseClient": ("kv", "PluginKV")}
+"""What is reached through an attribute of a public class, without a public name of its own."""
+
+_KEY: Final = ("Sequence[str | bytes | int | float | bool]", "Key")
+_WIDTH: Final = 100
+_SECTION: Final = re.compile(r"(Args|Returns|Raises|Example):$")
+_ITEM: Final = re.compile(r"([\w.]+): (.*)")
+_OBJECT: Final = re.compile(r"<[\w.]+(?: object)? at 0x[0-9a-f]+>")
+_SETTINGS: Final = re.compile(r"(<!-- settings: .*? -->\n).*?(<!-- end of settings -->)", re.DOTALL)
+
+
+def documents() -> dict[Path, str]:
+    """The documents as they should be."""
+    service = ROOT / "docs" / "DATABASE_SERVICE.md"
+    return {
+        ROOT / "docs" / "api" / "REFERENCE.md": reference(),
+        service: _SETTINGS.sub(lambda found: found[1] + settings() + found[2], service.read_text("utf-8")),
+    }
+
+
+def settings() -> str:
+    """The settings of the service as a table."""
+    from keyloft.server.config import SETTINGS
+
+    lines = ["| Flag | Environment | In the file | Default | |", "|---|---|---|---|---|"]
+    for setting in SETTINGS.values():
+        default = ",".join(setting.default) if setting.is_list else setting.default
+        shown = "" if default in (None, "") else f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+        choices = f" One of {', '.join(f'`{choice}`' for choice in setting.choices)}." if setting.choices else ""
+        about = setting.description.replace("|", "\\|").replace("<", "\\<")
+        lines.append(f"| `{setting.flag}` | `{setting.environment}` | `{setting.name}` | {shown} | {about}{choices} |")
+    return "\n".join([*lines, ""])
+
+
+def reference() -> str:
+    """The public names, as a page."""
+    parts = [HEAD]
+    for name in MODULES:
+        module = importlib.import_module(name)
+        parts += [f"## {name}", *_docstring(module)]
+        public = {each: getattr(module, each) for each in module.__all__}
+        errors = [each for each in public.values() if inspect.isclass(each) and issubclass(each, Exception)]
+        for each in sorted(public, key=lambda each: (inspect.isclass(public[each]), each)):
+            if not inspect.isclass(public[each]):
+                parts += _function(f"### {each}", public[each])
+            elif public[each] not in errors:
+                parts += _class(each, public[each])
+        if errors:
+            parts += _errors(errors)
+    return "\n\n".join(parts) + "\n"
+
+
+def _class(name: str, kind: type) -> Iterator[str]:
+    yield f"### {name}"
+    yield from _docstring(kind)
+    own = vars(kind)
+    # Most objects come from a call; where one is to be made by hand, the constructor says with what.
+    if "__init__" in own and own["__init__"].__doc__:
+        yield _signature(own["__init__"], skip=1)
+        yield from _docstring(own["__init__"])
+    if attributes := list(_attributes(kind)):
+        yield "\n".join(attributes)
+    for member, value in own.items():
+        function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        if not member.startswith("_") and inspect.isfunction(function):
+            yield from _function(f"#### {name}.{member}", function, skip=0 if isinstance(value, staticmethod) else 1)
+    if kind.__name__ in _BEHIND:
+        attribute, helper = _BEHIND[kind.__name__]
+        yield from _class(f"{name}.{attribute}", getattr(importlib.import_module(kind.__module__), helper))
+
+
+def _attributes(kind: type) -> Iterator[str]:
+    for name, annotation in inspect.get_annotations(kind).items():
+        if not name.startswith("_"):
+            yield f"- `{name}`: `{_annotation(annotation)}`"
+    for name, value in vars(kind).items():
+        if isinstance(value, property) and not name.startswith("_"):
+            returned = _annotation(inspect.signature(value.fget).return_annotation) if value.fget else "Any"
+            about = " ".join((inspect.getdoc(value) or "").split())
+            yield f"- `{name}`: `{returned}`, read-only. {about}".rstrip()
+
+
+def _function(heading: str, function: Any, *, skip: int = 0) -> Iterator[str]:
+    yield heading
+    yield _signature(function, skip=skip)
+    yield from _docstring(function)
+
+
+def _signature(function: Any, *, skip: int) -> str:
+    """The signature as Python; `skip` leaves out self or cls."""
+    signature = inspect.signature(function)
+    parameters = [
+        each.replace(annotation=_Shown(_annotation(each.annotation)))
+        for each in list(signature.parameters.values())[skip:]
+    ]
+    head = f"{'async ' if inspect.iscoroutinefunction(function) else ''}def {function.__name__}"
+    returned = f" -> {_annotation(signature.return_annotation)}: ..."
+    shown = _OBJECT.sub("...", str(inspect.Signature(parameters)))
+    line = f"{head}{shown}{returned}"
+    if len(line) > _WIDTH:
+        line = "\n".join([f"{head}(", *[f"    {part}," for part in _split(shown[1:-1])], f"){returned}"])
+    return f"```python signature\n{line}\n```"
+
+
+class _Shown(str):
+    """An annotation that `inspect` shows as it is, without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _annotation(annotation: Any) -> str:
+    shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    shown = re.sub(r"ForwardRef\('([^']+)'\)", r"\1", shown)
+    # The names of modules, and the mark of a type variable, are of no use to a reader.
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Za-z_])|~", "", shown).replace(*_KEY)
+
+
+def _split(parameters: str) -> Iterator[str]:
+    """The parameters, one by one: not every comma stands between two."""
+    depth = begun = 0
+    for place, character in enumerate(f"{parameters},"):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and not depth:
+            yield parameters[begun:place].strip()
+            begun = place + 1
+
+
+def _docstring(documented: Any) -> Iterator[str]:
+    """A docstring in Google's style, as paragraphs of Markdown."""
+    lines = (inspect.getdoc(documented) or "").splitlines()
+    paragraph: list[str] = []
+    while lines:
+        section = _SECTION.match(lines[0])
+        if section or lines[0].startswith("    ") or not lines[0].strip():
+            if paragraph:
+                yield "\n".join(paragraph)
+            paragraph = []
+        if section:
+            lines.pop(0)
+            body = list(_body(lines, section[1]))
+            yield _as_text(body) if section[1] == "Example" else f"{section[1]}:\n\n{_items(body)}"
+        elif lines[0].startswith("    "):
+            yield _as_text(list(_body(lines, "")))
+        elif line := lines.pop(0).strip():
+            paragraph.append(line)
+    if paragraph:
+        yield "\n".join(paragraph)
+
+
+def _body(lines: list[str], section: str) -> Iterator[str]:
+    """Take the indented lines away. Those of a docstring that begins with «Args:» are in the first column."""
+    taken = []
+    while lines and (
+        not lines[0].strip() or lines[0].startswith(" ") or (section == "Args" and _ITEM.match(lines[0]) is not None)
+    ):
+        taken.append(lines.pop(0))
+    yield from inspect.cleandoc("\n".join(["", *taken])).splitlines()
+
+
+def _items(body: list[str]) -> str:
+    lines = []
+    for line in body:
+        found = _ITEM.match(line)
+        lines.append(f"- `{found[1]}`: {found[2]}" if found else f"  {line.strip()}")
+    return "\n".join(line for line in lines if line.strip())
+
+
+def _as_text(body: list[str]) -> str:
+    return "\n".join(["```text", *body, "```"])
+
+
+def _errors(kinds: list[type]) -> Iterator[str]:
+    yield "### Errors"
+    yield "All are a `KeyloftError`. The code is stable."
+    lines = ["| Error | Code | Kind of | |", "|---|---|---|---|"]
+    for kind in sorted(kinds, key=lambda kind: kind.__name__):
+        bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+        about = (inspect.getdoc(kind) or "").splitlines()[0]
+        lines.append(f"| `{kind.__name__}` | `{getattr(kind, 'code', '')}` | {bases} | {about} |")
+    yield "\n".join(lines)
+
+
+def main() -> None:
+    """Write the documents that are out of date."""
+    for path, text in documents().items():
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+            sys.stderr.write(f"{path.relative_to(ROOT)} is written\n")
+
+
+if __name__ == "__main__":
+    main()
