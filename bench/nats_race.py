@@ -73,12 +73,20 @@ class Race:
             return [(key_of(index), value_of(index)) for index in indexes]
 
         echo, ours, orm = await self._run(plan, lambda prefix, pair: getting(pair[0], prefix))
-        return _row("get", echo, ours, orm, at_least=0.75, cpu_at_most=1.65, over_orm=20)
+        return _row(f"get, {self._stored:,} keys", echo, ours, orm, at_least=0.75, cpu_at_most=1.65, over_orm=20)
 
     async def sets(self) -> Row:
         plan = plans.writes(self._stored, plans.as_tuple)
         echo, ours, orm = await self._run(plan, lambda prefix, pair: setting(*pair, prefix), writes=True)
-        return _row("set, synchronous=FULL", echo, ours, orm, at_least=0.45, cpu_at_most=3.2, over_orm=25)
+        return _row(
+            f"set, {self._stored:,} keys, synchronous=FULL",
+            echo,
+            ours,
+            orm,
+            at_least=0.45,
+            cpu_at_most=3.2,
+            over_orm=25,
+        )
 
     async def _run(
         self,

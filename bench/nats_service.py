@@ -25,7 +25,7 @@ _CHUNK = 2000
 async def serving(address: str, path: Path, stored: int) -> AsyncIterator[None]:
     db = BotDatabase(path)
     await fill(db, stored_pairs(stored))
-    client = await bus.connect(address, name="keyloft")
+    client = await bus.connect(address, name="keyloft", skip_subject_validation=True)  # as keyloft serve does
     service = DatabaseService(client, db)
     await service.start()
     yield

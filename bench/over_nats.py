@@ -5,6 +5,7 @@ all contestants run on uvloop.
 """
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from bench.nats_targets import Trial, cleaning_up, syncing, trying
 class Scale(Struct, frozen=True):
     """How much is measured."""
 
+    raced: tuple[int, ...]
+    """How many keys there are in a race: what a bot has, and ten times as many."""
     stored: int
     rounds: int
     share: float
@@ -30,8 +33,8 @@ class Scale(Struct, frozen=True):
     weighings: int
 
 
-FULL = Scale(100_000, 25, 1.0, 5, 10.0, 3)
-QUICK = Scale(10_000, 3, 0.25, 2, 1.0, 1)
+FULL = Scale((10_000, 100_000), 100_000, 25, 1.0, 5, 10.0, 3)
+QUICK = Scale((10_000,), 10_000, 3, 0.25, 2, 1.0, 1)
 
 
 def software() -> dict[str, str]:
@@ -40,25 +43,33 @@ def software() -> dict[str, str]:
     return {shown: f"{name} {version(name)}" for shown, name in names.items()}
 
 
+def _run(measure: Callable[[int], Coroutine[Any, Any, Row]], keys: int) -> Row:
+    return uvloop.run(measure(keys))
+
+
 def rows(scale: Scale, folder: Path) -> dict[str, Callable[[], Row]]:
     """What there is to measure, by name."""
     stored, rounds, share = scale.stored, scale.rounds, scale.share
 
-    async def gets() -> Row:
-        async with racing("get", folder, stored, rounds, share) as race:
+    async def gets(keys: int) -> Row:
+        async with racing("get", folder, keys, rounds, share) as race:
             return await race.gets()
 
-    async def sets() -> Row:
-        async with racing("set", folder, stored, rounds, share) as race:
+    async def sets(keys: int) -> Row:
+        async with racing("set", folder, keys, rounds, share) as race:
             return await race.sets()
+
+    races: dict[str, Callable[[], Row]] = {}
+    for keys in scale.raced:
+        races[f"get-{keys}"] = partial(_run, gets, keys)
+        races[f"set-{keys}"] = partial(_run, sets, keys)
 
     async def tried(measure: Callable[[Trial], Coroutine[Any, Any, Row]]) -> Row:
         async with trying(folder, stored, scale.target_rounds, share) as trial:
             return await measure(trial)
 
     return {
-        "get": lambda: uvloop.run(gets()),
-        "set": lambda: uvloop.run(sets()),
+        **races,
         "fsync": lambda: syncing(folder, scale.target_rounds),
         "latency": lambda: uvloop.run(tried(Trial.latency)),
         "lists": lambda: uvloop.run(tried(Trial.lists)),

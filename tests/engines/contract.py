@@ -93,6 +93,21 @@ class EngineContract:
         )
         assert (b.key, nothing, [record.key for record in found], count, a.key) == (b"b", None, [b"a", b"b"], 2, b"a")
 
+    async def test_many_gets_are_answered_each_in_its_place(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, *[put(b"%03d" % number, b"%d" % number) for number in range(0, 100, 2)])
+        await write(engine, *[put(b"%03d" % number, expire_in=1000) for number in range(0, 100, 10)])
+        await write(engine, put(b"006", b"another space", space=B), Set(P, ("p", "006"), b"6", Encoding.JSON))
+        clock.advance(1)
+        numbers = [*range(100), 4, 4, 7, 0]
+        found = await engine.read(*[Get(A, b"%03d" % number) for number in numbers])
+        values = [None if record is None else record.value for record in found]
+        assert values == [b"%d" % n if n % 2 == 0 and n % 10 else None for n in numbers]
+        mixed = await engine.read(*[Get(space, b"006") for space in (A, B) * 20])
+        assert [record and record.value for record in mixed] == [b"6", b"another space"] * 20
+        [*others, expired] = await engine.read(*[Get(P, ("p", "006"))] * 31, Get(A, b"010", include_expired=True))
+        assert {record and record.value for record in others} == {b"6"}
+        assert expired is not None
+
     async def test_an_empty_read_has_no_answers(self, engine: Engine) -> None:
         assert await engine.read() == []
 

@@ -48,6 +48,12 @@ class TestPlans:
             shown = plan(connection, statement)
             assert shown == f"SEARCH {layout.table} USING INDEX {key_index(layout)} ({own(layout)}key=?)"
 
+    def test_many_points_are_looked_up_by_the_key_too(self, connection: apsw.Connection, layout: Layout) -> None:
+        count = layout.gets.count("?")
+        rows = connection.execute(f"EXPLAIN QUERY PLAN {layout.gets}", (None,) * count).fetchall()
+        *_, last = [str(row[3]) for row in rows]
+        assert last == f"SEARCH {layout.table} USING INDEX {key_index(layout)} ({own(layout)}key=?)"
+
     def test_scans_walk_the_key_index_in_order(self, connection: apsw.Connection, layout: Layout) -> None:
         assert len(layout.scans) == 8
         for statement in layout.scans.values():

@@ -8,8 +8,9 @@ import asyncio
 import logging
 import os
 import weakref
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import apsw
 
@@ -20,7 +21,7 @@ from keyloft.engines.groups import Groups
 from keyloft.engines.layouts import READ_CLOCK
 from keyloft.engines.notify import Notifier
 from keyloft.engines.sqlite_file import SqliteFile
-from keyloft.engines.sqlite_reads import LongReader, View, answer, number, point
+from keyloft.engines.sqlite_reads import LongReader, View, answer, number, point, points
 from keyloft.engines.sqlite_writes import Outcome, Writer
 from keyloft.engines.worker import Worker
 from keyloft.errors import CLOSED, Closed, DatabaseError
@@ -96,9 +97,12 @@ class SqliteEngine:
                 record = point(self._view.cursor(), asks[0])
                 if record is None or record.expires_at is None:
                     return [record]
-            if any([type(ask) is not Get and _is_long(ask) for ask in asks]) and not self._file.in_memory:
+            others = [ask for ask in asks if type(ask) is not Get]
+            if others and any([_is_long(ask) for ask in others]) and not self._file.in_memory:
                 return await self._read_aside(asks)
             cursor, now = self._view.cursor(), self._clock.now()
+            if not others:
+                return points(cursor, cast("Sequence[Get]", asks), now)
             return [answer(cursor, ask, now) for ask in asks]
         except apsw.Error as error:
             raise self._file.explain(error, self._reader) from error

@@ -1,13 +1,14 @@
 """Answers what an SQLite file is asked: inline on the event loop, or on a thread for what takes long."""
 
 import contextlib
+from collections.abc import Sequence
 from functools import partial
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any
 
 import apsw
 
-from keyloft.engines.layouts import LAYOUTS, PLUGIN_USAGE, READ_CLOCK, Row, time_text
+from keyloft.engines.layouts import GETS_AT_ONCE, LAYOUTS, PLUGIN_USAGE, READ_CLOCK, Row, time_text
 from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.turns import Turn
 from keyloft.engines.worker import Worker
@@ -22,11 +23,36 @@ def point(cursor: apsw.Cursor, ask: Get) -> Record | None:
     return None
 
 
+def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | None]:
+    """The live entries at several keys, in the order asked."""
+    found: list[Record | None] = []
+    for first in range(0, len(asks), GETS_AT_ONCE):
+        some = asks[first : first + GETS_AT_ONCE]
+        space = some[0].space
+        if len(some) < GETS_AT_ONCE or any([ask.space is not space for ask in some]):
+            found += [_alive(point(cursor, ask), ask, now) for ask in some]
+            continue
+        layout = LAYOUTS[space]
+        records: list[Record | None] = [None] * GETS_AT_ONCE
+        bindings = tuple(chain.from_iterable([layout.bind_key(ask.key) for ask in some]))
+        rows: list[Row] = cursor.execute(layout.gets, bindings).fetchall()
+        for row in rows:
+            ask = some[row[0]]
+            records[row[0]] = _alive(layout.record(ask.key, *row[1:]), ask, now)
+        found += records
+    return found
+
+
+def _alive(record: Record | None, ask: Get, now: int) -> Record | None:
+    if record is None or record.expires_at is None or ask.include_expired or now < record.expires_at:
+        return record
+    return None
+
+
 def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Record] | list[Used] | int | None:
     """Answer one ask. Rows are always fetched to the end: a statement left half-way keeps its lock."""
     if type(ask) is Get:
-        record = point(cursor, ask)
-        return record if record is None or ask.include_expired or record.is_alive(now) else None
+        return _alive(point(cursor, ask), ask, now)
     if isinstance(ask, Latest):
         return number(cursor, READ_CLOCK)
     if isinstance(ask, Usage):
