@@ -16,15 +16,12 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from sqlalchemy import event, func
-from sqlalchemy import insert as plain_insert
+from sqlalchemy import func
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from bench import orm
-from bench.data import key_of, shuffled, value_of
 from bench.nats_child import run
-from bench.orm import Base, PluginKVStorage
+from bench.orm import PluginKVStorage, filled
 
 logger = logging.getLogger(__name__)
 
@@ -113,11 +110,7 @@ class Handlers:
 
 @asynccontextmanager
 async def handling(address: str, prefix: str, path: Path, stored: int) -> AsyncIterator[None]:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
-    event.listen(engine.sync_engine, "connect", _durable)
-    async with engine.begin() as connection:
-        await connection.run_sync(Base.metadata.create_all)
-        await connection.execute(plain_insert(PluginKVStorage), [_row(index) for index in shuffled(stored)])
+    engine = await filled(path, stored)
     client = await nats.connect(address)
     await Handlers(client, Database(engine), prefix).start()
     # Twice: nats-py's first ping may overtake the subscriptions that are still in its buffer.
@@ -126,18 +119,6 @@ async def handling(address: str, prefix: str, path: Path, stored: int) -> AsyncI
     yield
     await client.close()
     await engine.dispose()
-
-
-def _row(index: int) -> dict[str, str]:
-    plugin, key = key_of(index)
-    return {"plugin_name": plugin, "key": key, "value_json": json.dumps(value_of(index))}
-
-
-def _durable(connection: Any, _: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.close()
 
 
 if __name__ == "__main__":

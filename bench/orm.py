@@ -75,13 +75,7 @@ class Database:
 
 def getting(stored: int, operations: int) -> Arm[Database, Reads[Key], Answers]:
     async def set_up(folder: Path) -> Database:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/orm.db")
-        event.listen(engine.sync_engine, "connect", _durable)
-        async with engine.begin() as connection:
-            await connection.run_sync(Base.metadata.create_all)
-            rows = [_row(index) for index in shuffled(stored)]
-            await connection.execute(insert(PluginKVStorage), rows)
-        return Database(engine)
+        return Database(await filled(folder / "orm.db", stored))
 
     async def run(database: Database, plan: Reads[Key]) -> Answers:
         return [await database.kv_get(plugin, key) for plugin, key in plan.keys]
@@ -95,6 +89,16 @@ def getting(stored: int, operations: int) -> Arm[Database, Reads[Key], Answers]:
         check=lambda _, plan, found: same(found, [{"exists": True, "value": value} for value in plan.expected]),
         tear_down=Database.close,
     )
+
+
+async def filled(path: Path, stored: int) -> AsyncEngine:
+    """A file with so many keys, in WAL mode and with `synchronous=FULL`."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    event.listen(engine.sync_engine, "connect", _durable)
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+        await connection.execute(insert(PluginKVStorage), [_row(index) for index in shuffled(stored)])
+    return engine
 
 
 def _row(index: int) -> dict[str, str]:

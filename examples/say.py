@@ -9,17 +9,24 @@ import json
 import sys
 
 import nats
-from nats.errors import NoRespondersError
+import nats.errors
 
 LONGEST_SECONDS = 60
 
 
+async def ignore(error: Exception) -> None:
+    """nats-py would print a traceback for each attempt to connect."""
+
+
 async def say(url: str, user: str, plugin: str, command: str, text: str) -> str:
-    bot = await nats.connect(url)
+    try:
+        bot = await asyncio.wait_for(nats.connect(url, error_cb=ignore), 3)
+    except TimeoutError:
+        sys.exit(f"no NATS answers at {url}: start it with scripts/serve")
     try:
         message = json.dumps({"user": user, "text": text}).encode()
         return (await bot.request(f"chat.{plugin}.{command}", message, timeout=LONGEST_SECONDS)).data.decode()
-    except NoRespondersError:
+    except nats.errors.NoRespondersError:
         sys.exit(f"nobody listens: start examples/{plugin}.py")
     finally:
         await bot.close()

@@ -254,9 +254,12 @@ class TestMigrate:
     def test_a_database_goes_up_and_back(self, tmp_path: Path) -> None:
         database = tmp_path / "app.db"
         up = process("migrate", "--database", str(database))
-        assert (up.returncode, up.stdout, up.stderr) == (0, "", f"{database}: is up to date (head)\n")
-        down = process("migrate", "--to", "-1", KEYLOFT_DATABASE_URL=str(database))
-        assert (down.returncode, down.stderr) == (0, f"{database}: went back (-1)\n")
+        assert (up.returncode, up.stdout, up.stderr) == (0, "", f"{database} has the schema of this version\n")
+        unsaid = process("migrate", "--to", "-1", KEYLOFT_DATABASE_URL=str(database))
+        assert unsaid.returncode == 2
+        assert "say --yes" in unsaid.stderr
+        down = process("migrate", "--to", "-1", "--yes", KEYLOFT_DATABASE_URL=str(database))
+        assert (down.returncode, down.stderr) == (0, f"{database} went back (-1)\n")
 
     def test_what_goes_wrong_is_one_line(self, tmp_path: Path) -> None:
         failed = process("migrate", "--database", str(tmp_path / "no" / "folder" / "app.db"))

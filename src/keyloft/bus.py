@@ -221,9 +221,12 @@ class Listed(Service):
         version: str,
         description: str,
         queue: str,
+        metadata: Mapping[str, str],
         endpoints: Callable[[], Iterable[Endpoint]],
     ) -> None:
-        super().__init__(connection, ServiceConfig(name=name, version=version, description=description))
+        super().__init__(
+            connection, ServiceConfig(name=name, version=version, description=description, metadata=dict(metadata))
+        )
         self._queue = queue
         self._current = endpoints
 

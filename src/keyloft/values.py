@@ -166,9 +166,9 @@ def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget
     if isinstance(value, list) or type(value) is tuple:
         return [_plain(item, f"{where}[{index}]", parents, budget) for index, item in enumerate(value)]
     raise InvalidValueType(
-        f"{where} is of type {type(value).__name__} and would not come back equal; store JSON "
-        "(None, bool, int, float, str, list, dict with str keys), or bytes or a U64 as the whole value; "
-        "a datetime goes as .isoformat(), a set as a list, a dataclass as dataclasses.asdict(…)"
+        f"{where} is of type {type(value).__name__} and would not come back equal; JSON has "
+        "None, bool, int, float, str, list, dict with str keys; a datetime goes as .isoformat(), a set as a list, "
+        "a dataclass as dataclasses.asdict(…), bytes and U64 as a whole value of the tuple store only"
     )
 
 

@@ -320,6 +320,7 @@ def _nats_config(asked: argparse.Namespace) -> int:
     from keyloft.server import config
 
     users = {isolation.SERVICE, isolation.ADMIN, *asked.plugin}
+    gone = _users_in_use(asked.output) - users if asked.replace else set()
     made = isolation.isolate(
         asked.plugin,
         prefixes=config.load(vars(asked), only=["prefixes"]).prefixes,
@@ -330,7 +331,13 @@ def _nats_config(asked: argparse.Namespace) -> int:
     if asked.output is None:
         _say(made.text.rstrip("\n"))
     else:
-        made.write(asked.output, replace=asked.replace)
+        try:
+            made.write(asked.output, replace=asked.replace)
+        except InvalidArgument as error:
+            hint = "" if asked.replace else "; --replace keeps those of the plugins that are named again"
+            raise InvalidArgument(f"{error}{hint}") from None
+    if gone:
+        sys.stderr.write(f"No longer in it, because not named again: {', '.join(sorted(gone))}.\n")
     sys.stderr.write(f"""\
 {"Save it as FILE, readable by you alone" if asked.output is None else f"{file} is written"}. Next:
   nats-server -c {file}
@@ -341,6 +348,15 @@ A plugin logs in under its own name; the passwords are in {file}.
 
 
 def _passwords_in_use(path: str | None, users: set[str]) -> dict[str, str]:
+    return {user: password for user, password in _logins(path).items() if user in users}
+
+
+def _users_in_use(path: str | None) -> set[str]:
+    return set(_logins(path))
+
+
+def _logins(path: str | None) -> dict[str, str]:
+    """The users and passwords of a configuration that was written before."""
     if path is None:
         raise InvalidArgument("--replace needs --output: the file that is to be replaced")
     try:
@@ -349,8 +365,7 @@ def _passwords_in_use(path: str | None, users: set[str]) -> dict[str, str]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"--output: {path} can't be read: {error}") from None
-    found = re.findall(r'^ *user: "([^"]+)"\n *password: "([^"]+)"$', text, re.MULTILINE)
-    return {user: password for user, password in found if user in users}
+    return dict(re.findall(r'^ *user: "([^"]+)"\n *password: "([^"]+)"$', text, re.MULTILINE))
 
 
 # keyloft migrate
@@ -360,6 +375,7 @@ def _prepare_migrate(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Bring the schema of a database to the version that this Keyloft reads and writes,
 or back to an earlier one. Nothing else may use the database meanwhile."""
+    parser.add_argument("--yes", action="store_true", help="go back although that deletes data")
     parser.add_argument(
         "--to",
         default="head",
@@ -377,6 +393,11 @@ def _migrate(asked: argparse.Namespace) -> int:
 
     database = config.load(vars(asked), only=["database"]).database
     goes_back = asked.to == "base" or asked.to.startswith("-")
+    if goes_back and not asked.yes:
+        raise InvalidArgument(
+            f"going back deletes what the earlier schema can't hold, in {config.without_password(database)}: "
+            "stop what uses it, make a copy, then say --yes"
+        )
     try:
         (migrations.downgrade if goes_back else migrations.upgrade)(database, asked.to)
     except KeyloftError:
@@ -386,6 +407,12 @@ def _migrate(asked: argparse.Namespace) -> int:
             raise
         # The databases' own errors come with the whole statement: the first line says what is wrong.
         raise DatabaseError(f"the migration failed: {str(error).splitlines()[0]}") from error
-    what = "went back" if goes_back else "is up to date" if asked.to == "head" else "went on"
-    sys.stderr.write(f"{config.without_password(database)}: {what} ({asked.to})\n")
+    what = (
+        f"went back ({asked.to})"
+        if goes_back
+        else "has the schema of this version"
+        if asked.to == "head"
+        else "went on"
+    )
+    sys.stderr.write(f"{config.without_password(database)} {what}\n")
     return 0

@@ -118,6 +118,7 @@ class Writer:
     def _commit(self, group: list[Batch]) -> Outcome:
         execute = self._cursor.execute
         execute("BEGIN IMMEDIATE")
+        self._file.check_in_place(self.connection)
         clock = number(self._cursor, READ_CLOCK)
         now = self._clock.now()
         current = {}
@@ -127,7 +128,6 @@ class Writer:
                 current[space, key] = layout.record(key, *row)
         settled = settle(group, current, clock, now)
         if settled.clock != clock:
-            self._file.check_in_place(self.connection)
             self._apply(settled.writes)
             execute(WRITE_CLOCK, (settled.clock,))
             execute("COMMIT")

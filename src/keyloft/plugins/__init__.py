@@ -7,23 +7,37 @@
 `PluginKVStorage` is the table as a SQLAlchemy model, for migrations, reports and tests.
 """
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
-from keyloft.bus import Login
-from keyloft.plugins.client import DatabaseClient
-from keyloft.plugins.service import DatabaseService
 from keyloft.plugins.store import BotDatabase
 
 if TYPE_CHECKING:
+    from keyloft.bus import Login
+    from keyloft.plugins.client import DatabaseClient
     from keyloft.plugins.models import PluginKVStorage
+    from keyloft.plugins.service import DatabaseService
 
 __all__ = ["BotDatabase", "DatabaseClient", "DatabaseService", "Login", "PluginKVStorage"]
 
 
-def __getattr__(name: str) -> Any:
-    # SQLAlchemy takes 19 MB of memory: a service that needs only the database itself never loads it.
-    if name == "PluginKVStorage":
-        from keyloft.plugins.models import PluginKVStorage
+# Loaded when they are asked for: nats-py is an extra, and SQLAlchemy takes 19 MB that a service never needs.
+_ELSEWHERE: Final = {
+    "DatabaseClient": ("keyloft.plugins.client", "nats"),
+    "DatabaseService": ("keyloft.plugins.service", "nats"),
+    "Login": ("keyloft.bus", "nats"),
+    "PluginKVStorage": ("keyloft.plugins.models", "sql"),
+}
 
-        return PluginKVStorage
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, extra = _ELSEWHERE[name]
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{name} needs the package {error.name}, which comes with an extra: "
+            f'pip install "keyloft[{extra}]", or in a clone pip install ".[{extra}]"'
+        ) from error

@@ -18,6 +18,7 @@ from keyloft.plugins import rules
 from keyloft.values import decode_json
 
 PREFIX: Final = "db.kv"
+_CONNECT_SECONDS: Final = 3.0
 _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 _to_json = msgspec.json.Encoder().encode
 
@@ -41,6 +42,8 @@ class DatabaseClient:
         prefix: The subject before `.<plugin>.<operation>`, as the service has it.
         timeout: How many seconds a request waits for its answer.
         """
+        if not isinstance(nats, Nats):
+            raise InvalidArgument("nats is a connected client of nats-py; with a URL, use DatabaseClient.connect")
         self.nats = nats
         self.plugin_name = rules.plugin_name(plugin_name)
         self.kv = PluginKV(self)
@@ -67,7 +70,7 @@ class DatabaseClient:
             plugin_name: Whose storage.
             login: Credentials, where they are not part of the URL.
             prefix: The subject before `.<plugin>.<operation>`, as the service has it.
-            timeout: How many seconds connecting, and later each request, may take.
+            timeout: How many seconds a request waits for its answer. To connect takes 3 at the most.
             options: Passed on to `nats.connect`.
 
         Raises:
@@ -81,11 +84,13 @@ class DatabaseClient:
                 bus.connect(
                     url, name=f"keyloft plugin {plugin_name}", login=login, on_error=client._nats_said, **options
                 ),
-                timeout,
+                min(timeout, _CONNECT_SECONDS),
             )
         except TimeoutError:
+            where = url if isinstance(url, str) else ", ".join(url)
             raise Unanswered(
-                f"NATS did not answer within {timeout:g} s: is it running, and is the URL right?"
+                f"no NATS answers at {where.rpartition('@')[2]}: is it running, and is the address right? "
+                "`keyloft serve` starts one with the service"
             ) from None
         except KeyloftError:
             raise
@@ -220,6 +225,12 @@ class Keys:
         self._client = client
         self._prefix = prefix
         self._limit = limit
+
+    def __repr__(self) -> str:
+        return "<keys on request: await them, or go through them with async for>"
+
+    def __bool__(self) -> bool:
+        raise TypeError("these keys are still to be fetched: await them first, or go through them with async for")
 
     def __await__(self) -> Generator[Any, None, list[str]]:
         return self._all().__await__()

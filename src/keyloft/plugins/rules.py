@@ -20,12 +20,13 @@ def plugin_name(name: object) -> str:
         InvalidPluginName: It can't.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidPluginName("plugin_name must be a non-empty string")
+        raise InvalidPluginName(f"plugin_name must be a non-empty string{_unlike_text(name)}")
     if len(name) > limits.PLUGIN_NAME_CHARACTERS:
         raise InvalidPluginName(f"plugin_name must be ≤{limits.PLUGIN_NAME_CHARACTERS} characters, not {len(name)}")
     if _NAME.fullmatch(name) is None:
         raise InvalidPluginName(
-            "plugin_name must contain only lowercase letters, numbers, hyphens, and underscores (a-z 0-9 - _)"
+            "plugin_name must contain only lowercase letters, numbers, hyphens, and underscores (a-z 0-9 - _); "
+            f"this one is {name!a}"
         )
     return name
 
@@ -37,7 +38,7 @@ def key(name: object) -> str:
         InvalidKey: It can't.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidKey("key must be a non-empty string")
+        raise InvalidKey(f"key must be a non-empty string{_unlike_text(name)}")
     return _storable(name, "key")
 
 
@@ -113,6 +114,10 @@ def listing(plugin: str, prefix: object, keys: object, after: object) -> Scan:
     goes_on = behind >= begins and behind != ""
     start: PluginKey = (plugin, behind if goes_on else begins)
     return Scan(Space.PLUGINS, start, (plugin, begins + _BEYOND), limit(keys) + 1, keys_only=True, after=goes_on)
+
+
+def _unlike_text(name: object) -> str:
+    return "" if isinstance(name, str) else f", not {'null' if name is None else type(name).__name__}"
 
 
 def _storable(name: str, field: str, error: type[InvalidKey] | type[InvalidArgument] = InvalidKey) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 PREFIXES: Final = ("db.kv", "rosey.db.kv")
 QUEUE: Final = "keyloft"
+NAME: Final = "keyloft-plugins"
 
 _PLUGINS: Final = Space.PLUGINS
 _SLOW_CLEANUP_SECONDS: Final = 1.0
@@ -93,6 +94,7 @@ class DatabaseService:
         deadline: float = limits.DEADLINE_SECONDS,
         cleanup_every: float = limits.CLEANUP_SECONDS,
         meters: Meters | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         """Args:
         nats: A connected client; it stays the caller's to close.
@@ -104,6 +106,7 @@ class DatabaseService:
         deadline: Seconds after which a request is answered with an error if the database has not answered.
         cleanup_every: Seconds between two removals of what has expired.
         meters: Where to count what is done.
+        metadata: What `$SRV.PING` is to tell of this instance.
         """
         self.nats = nats
         self.db = db
@@ -135,10 +138,11 @@ class DatabaseService:
         self._last_errors: dict[str, str] = {}
         self._listed = bus.Listed(
             nats,
-            name="keyloft-plugins",
+            name=NAME,
             version=keyloft.__version__,
             description="JSON storage for the plugins of a bot",
             queue=queue,
+            metadata=metadata or {},
             endpoints=self._endpoints,
         )
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -15,6 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NoReturn
 
+import msgspec
 from nats.aio.client import Client as Nats
 
 import keyloft
@@ -34,9 +36,9 @@ from keyloft.errors import (
 )
 from keyloft.plugins.client import PREFIX
 from keyloft.plugins.meters import Meters
-from keyloft.plugins.service import DatabaseService
+from keyloft.plugins.service import NAME, DatabaseService
 from keyloft.plugins.store import BotDatabase
-from keyloft.records import Latest
+from keyloft.records import Batch, Check, Get, Space
 from keyloft.server.config import DEFAULT_NATS_PORT, Config, without_password
 from keyloft.server.http import Answer, HttpServer, shown
 from keyloft.server.nats_server import NatsServer
@@ -46,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 _INCURABLE: Final = (CannotOpen, NotADatabase, ReadOnly, SchemaTooNew, SchemaTooOld)
 """What is wrong with a database that waiting does not cure."""
+
+_LOOK: Final = Get(Space.PLUGINS, ("keyloft", "health"))
 
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 1.0
@@ -176,7 +180,10 @@ class App:
             return "not connected to NATS"
         try:
             async with asyncio.timeout(_HEALTH_SECONDS):
-                await (await self._db.engine()).read(Latest())
+                engine = await self._db.engine()
+                await engine.read(_LOOK)
+                # A check that fails goes all the way to where writes are made, and writes nothing.
+                await engine.commit(Batch((), (Check(_LOOK.space, _LOOK.key, -1),)))
         except TimeoutError:
             return f"the database has not answered within {_HEALTH_SECONDS:g} s"
         except KeyloftError as error:
@@ -218,8 +225,8 @@ class App:
             if "address already in use" not in str(error):
                 raise
             raise NatsServerFailed(
-                f"port {port} is taken. If that is a NATS server, use it with --nats nats://127.0.0.1:{port}; "
-                "if not, choose another port for ours with --nats-port"
+                f"port {port} is taken. If a Keyloft runs there already, use that one; if it is another NATS server, "
+                f"--nats nats://127.0.0.1:{port} serves there; if neither, --nats-port chooses another port for ours"
             ) from None
         stack.push_async_callback(server.stop)
         keeping = asyncio.create_task(_keep_running(server), name="keyloft nats-server keeper")
@@ -247,7 +254,10 @@ class App:
                 deadline=self._config.deadline,
                 cleanup_every=self._config.cleanup_every,
                 meters=self._meters,
+                metadata=self._metadata(),
             )
+            if is_first and self._config.login() == bus.Login():
+                await self._look_for_others(self._nats)
             stack.push_async_callback(service.stop)
             try:
                 await service.start()
@@ -267,6 +277,27 @@ class App:
             self._greeting = ""
             await closed.wait()
             logger.error("NATS has ended the connection; connecting anew")
+
+    def _metadata(self) -> dict[str, str]:
+        return {"host": socket.gethostname(), "pid": str(os.getpid()), "database": _place(self._config.database)}
+
+    async def _look_for_others(self, nats: Nats) -> None:
+        """Whoever starts a second service by mistake would find each value in one of two databases."""
+        try:
+            message = await nats.request(f"$SRV.PING.{NAME}", b"", timeout=_HEALTH_SECONDS)
+            other = msgspec.json.decode(message.data)["metadata"]
+        except Exception:
+            return  # nobody there, or nobody of ours
+        mine = self._metadata()
+        where = f"{other.get('database')} (process {other.get('pid')} on {other.get('host')})"
+        if (other.get("database"), other.get("host")) == (mine["database"], mine["host"]):
+            logger.info("sharing the requests with another instance on %s", where)
+        else:
+            logger.warning(
+                "another Keyloft serves here already, from %s: each request goes to one of the two, and each has its "
+                "own data. Stop one, or give them different --prefixes or NATS servers",
+                where,
+            )
 
     async def _connect(
         self, addresses: list[str], heard: Callable[[Exception], None], is_first: bool

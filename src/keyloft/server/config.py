@@ -51,7 +51,7 @@ class Config(Struct, frozen=True, kw_only=True):
         tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(
             description="The address of a NATS server, or several of one cluster with commas in between. "
-            "Without it, a nats-server of our own runs on this machine.",
+            "Without it, serve runs a nats-server of its own on this machine, and the other commands ask there.",
             extra={"env": "KEYLOFT_NATS_URL", "metavar": "URL"},
         ),
     ] = ()
