@@ -46,6 +46,19 @@ def test_a_service_does_not_load_sqlalchemy() -> None:
     assert shown.stdout == "[]\n"
 
 
+def test_a_missing_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['nats'] = sys.modules['sqlalchemy'] = None\n"
+        "from keyloft.plugins import BotDatabase\n"
+        "for name in ('DatabaseClient', 'DatabaseService', 'Login', 'PluginKVStorage'):\n"
+        "    try: exec(f'from keyloft.plugins import {name}')\n"
+        "    except ImportError as error: print(error)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    lines = shown.stdout.splitlines()
+    assert [re.findall(r"keyloft\[(\w+)\]", line) for line in lines] == [["nats"], ["nats"], ["nats"], ["sql"]]
+
+
 def test_every_error_is_public_and_drawn_in_the_tree() -> None:
     kinds = [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, keyloft.KeyloftError)

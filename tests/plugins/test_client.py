@@ -54,6 +54,18 @@ class TestCalls:
         assert await client.kv.list("none") == []
         assert len(await client.kv.list()) == 2501
 
+    async def test_keys_that_were_not_awaited_say_so(self, client: DatabaseClient) -> None:
+        keys = client.kv.list("user:")
+        assert "await" in repr(keys)
+        with pytest.raises(TypeError, match="await them first"):
+            bool(keys)
+        with pytest.raises(keyloft.InvalidArgument, match=r"DatabaseClient\.connect"):
+            DatabaseClient("nats://127.0.0.1:4222", "trivia")  # type: ignore[arg-type]
+
+    async def test_integers_of_any_length_come_back(self, client: DatabaseClient) -> None:
+        await client.kv.set("long", 10**5000)
+        assert await client.kv.get("long") == 10**5000
+
     async def test_it_works_on_a_connection_of_the_callers(self, client: DatabaseClient, nats_url: str) -> None:
         connection = await nats.connect(nats_url)
         other = DatabaseClient(connection, "trivia", prefix="rosey.db.kv")

@@ -252,6 +252,37 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
             os.kill(server.pid, signal.SIGCONT)
 
 
+async def test_health_notices_a_lost_table_and_a_lost_file(tmp_path: Path) -> None:
+    async with private_server() as server:
+        for number, (harm, reason) in enumerate(
+            [
+                (lambda path: path.unlink(), "DATABASE_ERROR"),
+                (lambda path: dropped(path), "DATABASE_ERROR"),
+            ]
+        ):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            async with serving(folder, "--nats", server.url) as served:
+                assert await served.page("/healthz") == (200, "ok\n")
+                [path] = folder.glob("*.db")
+                await asyncio.to_thread(harm, path)
+                assert reason in await served.shows("/healthz", 503)
+
+
+def dropped(path: Path) -> None:
+    code = "import apsw, sys; apsw.Connection(sys.argv[1]).execute('DROP TABLE plugin_kv_storage')"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=LONGEST_SECONDS)
+
+
+async def test_a_second_service_with_other_data_says_so(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    async with private_server() as server, serving(tmp_path, "--nats", server.url):
+        async with serving(tmp_path / "other", "--nats", server.url) as second:
+            await second.logs("another Keyloft serves here already")
+        async with serving(tmp_path, "--nats", server.url) as third:
+            await third.logs("sharing the requests with another instance")
+
+
 async def test_nats_is_waited_for(tmp_path: Path) -> None:
     port = free_port()
     async with serving(tmp_path, "--nats", f"nats://127.0.0.1:{port}", ready=False) as served:
