@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -113,6 +114,52 @@ class Login(Struct, frozen=True):
         return options
 
 
+class SturdyNats(Nats):
+    """nats-py's client, made to survive what a stranger may send: with it, one message could make a service deaf."""
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        subscription = self._subs.get(sid)
+        # Reading on would only fill our memory; not reading makes the sender wait, and in the end NATS drops us.
+        while subscription is not None and subscription.pending_bytes > _MOST_UNREAD_BYTES:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        try:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        except Exception as error:
+            # A subject that is no UTF-8, a header that is none: nobody to answer, nothing to carry out.
+            logger.debug("NATS: a message that can't be read was left out: %s", type(error).__name__)
+
+    async def _read_loop(self) -> None:
+        await super()._read_loop()
+        # After an error that it did not expect, nats-py stays connected and reads no more.
+        if self.is_connected:
+            logger.error("NATS: reading has ended; connecting anew")
+            await self.force_reconnect()
+
+    async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 (nats-py's signature)
+        # Twice: its ping goes straight to the socket, past what still waits in its buffer.
+        await super().flush(timeout)
+        await super().flush(timeout)
+
+
+_MOST_UNREAD_BYTES: Final = 64 * 1024 * 1024
+
+
+class _Pace:
+    """Lets so many lines a second into the log: what others send must not fill the disk."""
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+        self._second = 0.0
+        self._said = 0
+
+    def allows(self) -> bool:
+        now = time.monotonic()
+        if now - self._second >= 1.0:
+            self._second, self._said = now, 0
+        self._said += 1
+        return self._said <= self._lines
+
+
 async def connect(
     servers: str | list[str],
     *,
@@ -128,6 +175,7 @@ async def connect(
     """
     hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     was_told = ""
+    pace = _Pace(10)
 
     async def failed(error: Exception) -> None:
         nonlocal was_told
@@ -138,7 +186,8 @@ async def connect(
             hopeless.set_result(reason)
         # nats-py tells of every failed attempt; the first one was news.
         told = str(error) or type(error).__name__
-        logger.log(logging.DEBUG if told == was_told else logging.WARNING, "NATS: %s", told)
+        level = logging.WARNING if told != was_told and pace.allows() else logging.DEBUG
+        logger.log(level, "NATS: %s", told)
         was_told = told
 
     async def lost() -> None:
@@ -150,7 +199,7 @@ async def connect(
         was_told = ""
         logger.info("NATS: connected again")
 
-    connection = Nats()
+    connection = SturdyNats()
     connecting = asyncio.ensure_future(
         connection.connect(
             servers,

@@ -74,6 +74,12 @@ LISTED_KEYS: Final = 1000
 MOST_LISTED_KEYS: Final = 10_000
 """The most keys that one list of a plugin shows; `after` goes on behind them."""
 
+PLUGIN_SCAN_ROWS: Final = 64
+"""A list of more keys is read beside the event loop: it may have to pass any number of entries that have expired."""
+
+GETS_PER_READ: Final = 64
+"""How many gets are read before their replies are sent: at most 4 MiB of values."""
+
 REQUESTS_PER_PLUGIN: Final = 1000
 """How many requests of one plugin a service takes before it answers BUSY: at most 64 MiB of values."""
 

@@ -12,7 +12,7 @@ import pytest
 from nats.aio.client import Client as Nats
 from nats.errors import NoRespondersError
 
-from keyloft import DiskFull, ManualClock
+from keyloft import DiskFull, ManualClock, bus
 from keyloft.bus import WIRE_ERRORS
 from keyloft.engine import Engine
 from keyloft.plugins import BotDatabase, DatabaseService
@@ -467,6 +467,28 @@ class TestTrouble:
         with pytest.raises(NoRespondersError):
             await ask(client, "trivia.list")
 
+    async def test_stopping_in_a_flood_of_mistakes_answers_them_and_ends(self, db: BotDatabase) -> None:
+        async with private_server() as server:
+            connection = await bus.connect(server.url, name="service")
+            service = DatabaseService(connection, db, requests_per_plugin=50)
+            await service.start()
+            client = await nats.connect(server.url, pending_size=64 * 1024 * 1024)
+            inbox = client.new_inbox()
+            replies = await client.subscribe(inbox, pending_msgs_limit=0, pending_bytes_limit=0)
+            # Each is taken by the service, or NATS says that nobody is there.
+            for number in range(6000):
+                data = b"{" if number % 3 else b'{"key":"k","value":1}'
+                await client.publish("db.kv.trivia.set", data, reply=inbox)
+                if number == 3000:
+                    stopping = asyncio.create_task(service.stop())
+            async with asyncio.timeout(30):
+                await stopping
+                while replies.pending_msgs < 6000:
+                    await asyncio.sleep(0.01)
+            assert replies.pending_msgs == 6000
+            await connection.close()
+            await client.close()
+
     async def test_a_leftover_instance_does_not_double_answers(
         self, nats_url: str, client: Nats, db: BotDatabase
     ) -> None:
@@ -506,6 +528,59 @@ class TestTrouble:
                         await asyncio.sleep(0.05)
             await stopped(service)
             await client.close()
+
+
+class TestStrangers:
+    """What arrives need not come from a client of NATS."""
+
+    @pytest.mark.parametrize(
+        "sent",
+        [
+            b'PUB db.kv.rogue.get \xff 11\r\n{"key":"k"}\r\n',
+            b'PUB db.kv.rogue\xff.get 11\r\n{"key":"k"}\r\n',
+            b"HPUB db.kv.rogue.get 4 4\r\njunk\r\n",
+            b"HPUB db.kv.rogue.get 12 23\r\nNATS/1.0\r\n\r\n" + b'{"key":"k"}\r\n',
+            b"HPUB db.kv.rogue.get 20 20\r\nNATS/1.0 \xff\xff\xff \xff\r\n\r\n\r\n",
+            b"PUB $SRV.INFO \xff 0\r\n\r\n",
+            b'PUB db.kv.rogue.get a\x0cb 11\r\n{"key":"k"}\r\n',
+        ],
+    )
+    async def test_a_message_that_no_client_would_send_does_not_make_it_deaf(
+        self, db: BotDatabase, sent: bytes
+    ) -> None:
+        async with private_server() as server:
+            connection = await bus.connect(server.url, name="service")
+            service = DatabaseService(connection, db)
+            await service.start()
+            _, rogue = await asyncio.open_connection("127.0.0.1", server.port)
+            rogue.write(b'CONNECT {"verbose":false,"headers":true}\r\n' + sent + b"PING\r\n")
+            await rogue.drain()
+            client = await nats.connect(server.url)
+            async with asyncio.timeout(15):
+                for _ in range(20):
+                    while True:
+                        try:
+                            await ask(client, "trivia.set", {"key": "k", "value": 1})
+                            break
+                        except NoRespondersError:  # it comes back by itself
+                            await asyncio.sleep(0.05)
+            rogue.close()
+            await client.close()
+            await stopped(service)
+
+    async def test_permission_errors_do_not_fill_the_log(
+        self, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    ) -> None:
+        (tmp_path / "nats.conf").write_text(
+            'authorization { users: [{ user: a, password: b, permissions: { publish: ["x"] } }] }'
+        )
+        async with private_server(tmp_path / "nats.conf") as server:
+            connection = await bus.connect(server.url, name="service", login=bus.Login(user="a", password="b"))
+            for number in range(500):
+                await connection.publish(f"nope.{number}", b"")
+            await connection.flush()
+            await connection.close()
+        assert 0 < len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 30
 
 
 class TestOperation:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keyloft import InvalidJson, KeyloftError
+from keyloft import InvalidArgument, InvalidJson, KeyloftError, ValueTooLarge
 from keyloft.plugins import rules, wire
 from keyloft.records import Delete, Record, Set, Space
 from keyloft.values import Encoding
@@ -84,10 +84,29 @@ def test_what_was_set_is_what_is_got(value: Any) -> None:
     assert json.loads(wire.got(record)) == {"success": True, "exists": True, "value": value}
 
 
-def test_digits_are_read_only_as_far_as_they_may_go() -> None:
-    with pytest.raises(KeyloftError) as raised:
-        wire.setting("p", b'{"key":"k","value":[' + b"9" * 40_000 + b"," + b"9" * 400_000 + b"]}")
-    assert raised.value.code == "VALUE_TOO_LARGE"
+@pytest.mark.parametrize("value", [b"9" * 70_000, b"[" + b"9" * 60_000 + b"," + b"9" * 60_000 + b"]"])
+def test_the_digits_of_an_int_count(value: bytes) -> None:
+    with pytest.raises(ValueTooLarge, match="65536"):
+        wire.setting("p", b'{"key":"k","value":' + value + b"}")
+
+
+@pytest.mark.parametrize(
+    "value", [b"[" + b"[]," * 30_000 + b"[]]", b"[" + b"[]," * 340_000 + b"[]]", b"[1" + b",1" * 500_000 + b"]"]
+)
+def test_what_is_too_large_is_not_read_carefully(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes a third of a second for a megabyte, in which nobody else is served."""
+    monkeypatch.setattr(wire, "_read_carefully", lambda data: pytest.fail("it was"))
+    with pytest.raises(ValueTooLarge, match="65536"):
+        wire.setting("p", b'{"key":"k","value":' + value + b"}")
+
+
+def test_a_large_request_for_a_key_is_not_read_either() -> None:
+    padding = b'"' + b"x" * 20_000 + b'"'
+    for read in (wire.deleting, wire.listing):
+        with pytest.raises(InvalidArgument, match="at most 16384"):
+            read("p", b'{"key":"k","other":' + padding + b"}")
+        with pytest.raises(InvalidJson):
+            read("p", b"x" * 20_000)
 
 
 def test_a_parse_error_does_not_tell_the_value() -> None:

@@ -25,7 +25,7 @@ from keyloft.engines.sqlite_reads import LongReader, View, answer, number, point
 from keyloft.engines.sqlite_writes import Outcome, Writer
 from keyloft.engines.worker import Worker
 from keyloft.errors import CLOSED, Closed, DatabaseError
-from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Usage
+from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Space, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -203,4 +203,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def _is_long(ask: Ask) -> bool:
+    if isinstance(ask, Scan) and ask.space is Space.PLUGINS and ask.limit > limits.PLUGIN_SCAN_ROWS:
+        return True
     return isinstance(ask, (Count, Usage)) or (isinstance(ask, (Scan, Expired)) and ask.limit > limits.SCAN_ROWS + 1)

@@ -124,7 +124,8 @@ class DatabaseClient:
         subject = f"{self._prefix}.{self.plugin_name}.{operation}"
         data = _to_json(fields)
         refused: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(subject, set()).add(refused)
+        waiting = self._waiting.setdefault(subject.lower(), set())  # as nats-py tells of it
+        waiting.add(refused)
         asking = asyncio.ensure_future(self.nats.request(subject, data, timeout=self._timeout))
         either: list[asyncio.Future[Any]] = [asking, refused]
         try:
@@ -145,10 +146,9 @@ class DatabaseClient:
             raise Unanswered(f"not connected to NATS: {error}") from error
         finally:
             asking.cancel()
-            waiting = self._waiting[subject]
             waiting.discard(refused)
             if not waiting:
-                del self._waiting[subject]
+                self._waiting.pop(subject.lower(), None)
 
     def _read(self, data: bytes) -> dict[str, Any]:
         try:
@@ -168,7 +168,7 @@ class DatabaseClient:
         action, subject = found.groups()
         if action.lower() == "publish":
             told = f"NATS does not let this user send to {subject}: log in as the plugin {self.plugin_name}"
-            waiting = self._waiting.get(subject, set())
+            waiting = self._waiting.get(subject.lower(), set())
         else:
             told = f"NATS does not let this user receive replies at {subject}: log in as the plugin {self.plugin_name}"
             waiting = set().union(*self._waiting.values())

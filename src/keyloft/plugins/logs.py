@@ -5,6 +5,7 @@ import time
 from typing import Final
 
 from keyloft import limits
+from keyloft.errors import KeyloftError
 
 _BUSY_PER_SECOND: Final = 1000
 _SAMPLE: Final = 100
@@ -63,6 +64,13 @@ class OperationLog:
             message,
             extra={"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code},
         )
+
+    def failure(self, requests: int, error: Exception) -> None:
+        """Requests came to nothing, because the database failed or something unexpected happened."""
+        self._turn()
+        if self._may_say():
+            code = error.code if isinstance(error, KeyloftError) else type(error).__name__
+            self._logger.error("[KV] %d requests failed (%s): %s", requests, code, error, exc_info=error)
 
     def lost_reply(self, error: Exception) -> None:
         """A reply could not be sent. Whoever asked will run into their time-out."""

@@ -22,7 +22,7 @@ from nats.aio.subscription import Subscription
 import keyloft
 from keyloft import bus, limits
 from keyloft.engine import Engine
-from keyloft.errors import Busy, DatabaseError, InvalidSubject, KeyloftError, Stalled
+from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
 from keyloft.plugins.meters import OTHER, Meter, Meters
@@ -127,7 +127,9 @@ class DatabaseService:
         self._taken = 0
         self._all_answered = asyncio.Event()
         self._all_answered.set()
-        self._refusals: list[tuple[str, bytes]] = []
+        self._refusals: deque[tuple[str, bytes]] = deque()
+        self._lists: dict[_Plugin, deque[tuple[_Request, Scan]]] = {}
+        self._something_to_list = asyncio.Event()
         self._gets: list[_Request] = []
         self._something_to_answer = asyncio.Event()
         self._writes: deque[_Write] = deque()
@@ -155,7 +157,7 @@ class DatabaseService:
         self._engine = await self.db.engine()
         self._tasks = [
             asyncio.create_task(self._forever(job), name=f"keyloft plugins: {job.__name__}")
-            for job in (self._answer, self._write, self._clean_up)
+            for job in (self._answer, self._write, self._list, self._clean_up)
         ]
         for prefix in self._prefixes:
             # No bounds in nats-py, which would drop what is over them in silence: ours are counted in `_receive`.
@@ -173,15 +175,18 @@ class DatabaseService:
     async def stop(self) -> None:
         """Take no more requests, answer those that were taken, then return. A second call does nothing."""
         subscriptions, self._subscriptions = self._subscriptions, []
-        for subscription in subscriptions:
+        if subscriptions:
             # Without a server there is nothing to drain: what it had for us it gives to another instance, or to none.
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(_drained(subscription), self._deadline)
+            # Not cancelled when it takes too long: nats-py would stumble over an answer that still comes.
+            draining = [asyncio.ensure_future(_drained(subscription)) for subscription in subscriptions]
+            await asyncio.wait(draining, timeout=self._deadline)
         await self._all_answered.wait()
+        while self._refusals:
+            await self._publish(*self._refusals.popleft())
         tasks, self._tasks = self._tasks, []
         for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *self._asides, return_exceptions=True)
+            await bus.ended(task)
+        await asyncio.gather(*self._asides, return_exceptions=True)
         if subscriptions:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._listed.stop(), self._deadline)
@@ -232,7 +237,11 @@ class DatabaseService:
         if request.plugin.writing:
             self._park(max(request.plugin.writing.values()), request, scan)
         else:
-            self._aside(self._answer_list(request, scan))
+            self._enlist(request, scan)
+
+    def _enlist(self, request: _Request, scan: Scan) -> None:
+        self._lists.setdefault(request.plugin, deque()).append((request, scan))
+        self._something_to_list.set()
 
     def _take_write(self, request: _Request, mutation: Set | Delete) -> None:
         self._number += 1
@@ -269,12 +278,11 @@ class DatabaseService:
         while True:
             await self._something_to_answer.wait()
             self._something_to_answer.clear()
-            refusals, self._refusals = self._refusals, []
             gets, self._gets = self._gets, []
-            for reply, data in refusals:
-                await self._publish(reply, data)
-            if gets:
-                await self._answer_gets(gets)
+            while self._refusals:
+                await self._publish(*self._refusals.popleft())
+            for first in range(0, len(gets), limits.GETS_PER_READ):
+                await self._answer_gets(gets[first : first + limits.GETS_PER_READ])
 
     async def _answer_gets(self, gets: list[_Request]) -> None:
         try:
@@ -301,9 +309,23 @@ class DatabaseService:
         if not self._taken:
             self._all_answered.set()
 
+    async def _list(self) -> None:
+        """Answer lists, one at a time and one of each plugin in turn: a list may take long."""
+        while True:
+            await self._something_to_list.wait()
+            while self._lists:
+                plugin = next(iter(self._lists))
+                queue = self._lists.pop(plugin)
+                request, scan = queue.popleft()
+                if queue:
+                    self._lists[plugin] = queue  # at the end
+                await self._answer_list(request, scan)
+            self._something_to_list.clear()
+
     async def _answer_list(self, request: _Request, scan: Scan) -> None:
         try:
-            async with asyncio.timeout(self._deadline):
+            # It may have waited for its turn.
+            async with asyncio.timeout(self._deadline - (perf_counter() - request.came)):
                 [page] = await self._engine.read(scan)
         except Exception as error:
             await self._fail([request], self._told(error))
@@ -335,7 +357,7 @@ class DatabaseService:
                     if scan is None:
                         self._gets.append(request)
                     else:
-                        self._aside(self._answer_list(request, scan))
+                        self._enlist(request, scan)
                 if self._gets:
                     self._something_to_answer.set()
 
@@ -423,10 +445,7 @@ class DatabaseService:
         """Requests came to nothing, all for one reason."""
         if not requests:
             return
-        if isinstance(error, KeyloftError):
-            logger.error("[KV] %d requests failed (%s): %s", len(requests), error.code, error, exc_info=error)
-        else:
-            logger.error("[KV] %d requests failed unexpectedly", len(requests), exc_info=error)
+        self._log.failure(len(requests), error)
         data = bus.refusal(error)
         for request in requests:
             self._note_error(request.plugin.name, request.operation, error, request.key)
@@ -453,6 +472,8 @@ class DatabaseService:
         self._last_errors[operation] = code
         ours = code in (DatabaseError.code, KeyloftError.code)
         told = str(error) if isinstance(error, KeyloftError) else type(error).__name__
+        if isinstance(error, InvalidValue):
+            told = "the value was refused"  # where it is wrong is told by the names in it, to its sender alone
         self._log.refusal(operation, plugin, key, code, told, level=logging.ERROR if ours else logging.WARNING)
 
     # What goes on beside

@@ -26,6 +26,12 @@ NOT_DELETED: Final = b'{"success":true,"deleted":false}'
 ABSENT: Final = b'{"success":true,"exists":false}'
 
 
+# A character takes six bytes as an escape; more than that, and the names around it, no allowed request needs.
+_LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + 16_384
+_LARGEST_KEYED: Final = 16_384
+_TOO_DEEP: Final = f"the payload nests too deep; a value may nest {limits.VALUE_DEPTH} levels"
+
+
 class _Keyed(Struct):
     key: str
 
@@ -50,11 +56,16 @@ def deleting(plugin: str, data: bytes) -> Delete:
 
 def setting(plugin: str, data: bytes) -> Set:
     """The write that a set asks for."""
+    if len(data) > _LARGEST_SET:
+        _check_json(data)
+        raise ValueTooLarge(len(data), limits.PLUGIN_VALUE_BYTES)
     try:
         asked = _read_valued(data)
         stored = _to_json(asked.value)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return _set_carefully(plugin, data)
+    if len(stored) > limits.PLUGIN_VALUE_BYTES:
+        raise ValueTooLarge(len(stored), limits.PLUGIN_VALUE_BYTES)
     ttl, alias = asked.ttl, asked.ttl_seconds
     names = 3 + (ttl is not UNSET) + (alias is not UNSET)
     # Without escapes, each text has two quotes. If all are accounted for, no name was there twice and none was unknown.
@@ -62,7 +73,6 @@ def setting(plugin: str, data: bytes) -> Set:
         b"\\" in data
         or data.count(b'"') != stored.count(b'"') + 2 * names
         or stored.count(b"[") + stored.count(b"{") > limits.VALUE_DEPTH
-        or len(stored) > limits.PLUGIN_VALUE_BYTES
         or alias is not UNSET
     ):
         return _set_carefully(plugin, data)
@@ -81,6 +91,7 @@ MUTATIONS: Final[Mapping[str, Callable[[str, bytes], Set | Delete]]] = {"set": s
 
 def listing(plugin: str, data: bytes) -> Scan:
     """The scan that a list asks for."""
+    _check_size(data)
     fields = _read_carefully(data)
     return rules.listing(plugin, fields.get("prefix"), fields.get("limit"), fields.get("after"))
 
@@ -114,6 +125,7 @@ def listed(keys: list[str], truncated: bool, most_bytes: int) -> bytes:
 
 def key(data: bytes) -> str:
     """The key that a get or delete is about."""
+    _check_size(data)
     try:
         name = _read_keyed(data).key
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -128,9 +140,25 @@ def _set_carefully(plugin: str, data: bytes) -> Set:
     fields = _read_carefully(data)
     name, content = _field(fields, "key"), _field(fields, "value")
     ttl, alias = fields.get("ttl"), fields.get("ttl_seconds")
-    if ttl is not None and alias is not None and ttl != alias:
+    if rules.ttl(ttl) is not None and rules.ttl(alias) is not None and ttl != alias:
         raise InvalidArgument("ttl and ttl_seconds mean the same, and here they differ: send one of them")
     return rules.setting(plugin, name, content, alias if ttl is None else ttl)
+
+
+def _check_size(data: bytes) -> None:
+    """To read a megabyte carefully takes a third of a second: what is too large by far is not read at all."""
+    if len(data) > _LARGEST_KEYED:
+        _check_json(data)
+        raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {_LARGEST_KEYED}")
+
+
+def _check_json(data: bytes) -> None:
+    try:
+        _skim(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        if isinstance(error, RecursionError):
+            raise InvalidArgument(_TOO_DEEP) from None
+        raise InvalidJson("the payload is not JSON") from None
 
 
 def _field(fields: Mapping[str, Any], name: str) -> Any:
@@ -153,12 +181,12 @@ def _read_carefully(data: bytes) -> dict[str, Any]:
             data.decode(),
             object_pairs_hook=_unique,
             parse_constant=_refuse_constant,
-            parse_int=_integers(),
+            parse_int=_integer,
         )
     except UnicodeDecodeError:
         raise InvalidJson("the payload is not JSON: it is no UTF-8 text") from None
     except RecursionError:
-        raise InvalidArgument(f"the payload nests too deep; a value may nest {limits.VALUE_DEPTH} levels") from None
+        raise InvalidArgument(_TOO_DEEP) from None
     except json.JSONDecodeError as error:
         raise InvalidJson(f"the payload is not JSON: {error}") from None
     if not isinstance(fields, dict):
@@ -173,18 +201,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _integers() -> Callable[[str], int]:
-    """Reads ints of any length, until they alone are over the limit: a megabyte of digits would take a second."""
-    read = 0
-
-    def parse(digits: str) -> int:
-        nonlocal read
-        read += len(digits)
-        if read > limits.PLUGIN_VALUE_BYTES:
-            raise ValueTooLarge(read, limits.PLUGIN_VALUE_BYTES)
-        return longints.parse(digits)
-
-    return parse
+def _integer(digits: str) -> int:
+    """An int of any length, unless it alone is over the limit: a megabyte of digits would take a second."""
+    if len(digits) > limits.PLUGIN_VALUE_BYTES:
+        raise ValueTooLarge(len(digits), limits.PLUGIN_VALUE_BYTES)
+    return longints.parse(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:
