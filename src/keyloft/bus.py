@@ -119,8 +119,10 @@ class SturdyNats(Nats):
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         subscription = self._subs.get(sid)
-        # Reading on would only fill our memory; not reading makes the sender wait, and in the end NATS drops us.
-        while subscription is not None and subscription.pending_bytes > _MOST_UNREAD_BYTES:  # noqa: ASYNC110
+        # Reading on would only fill our memory; if this lasts, NATS will tell us that we are too slow.
+        while subscription is not None and (  # noqa: ASYNC110
+            subscription.pending_msgs > _MOST_UNREAD or subscription.pending_bytes > _MOST_UNREAD_BYTES
+        ):
             await asyncio.sleep(0.001)
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
@@ -141,6 +143,7 @@ class SturdyNats(Nats):
         await super().flush(timeout)
 
 
+_MOST_UNREAD: Final = 20_000
 _MOST_UNREAD_BYTES: Final = 64 * 1024 * 1024
 
 

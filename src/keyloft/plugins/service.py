@@ -22,7 +22,7 @@ from nats.aio.subscription import Subscription
 import keyloft
 from keyloft import bus, limits
 from keyloft.engine import Engine
-from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled
+from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
 from keyloft.plugins.meters import OTHER, Meter, Meters
@@ -472,7 +472,7 @@ class DatabaseService:
         self._last_errors[operation] = code
         ours = code in (DatabaseError.code, KeyloftError.code)
         told = str(error) if isinstance(error, KeyloftError) else type(error).__name__
-        if isinstance(error, InvalidValue):
+        if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
             told = "the value was refused"  # where it is wrong is told by the names in it, to its sender alone
         self._log.refusal(operation, plugin, key, code, told, level=logging.ERROR if ours else logging.WARNING)
 
