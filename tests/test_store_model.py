@@ -278,8 +278,8 @@ class SqliteInMemoryMachine(StoreMachine):
 
 
 TestMemoryModel = StoreMachine.TestCase
-TestMemoryModel.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestMemoryModel.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 TestSqliteModel = SqliteMachine.TestCase
-TestSqliteModel.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestSqliteModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestSqliteInMemoryModel = SqliteInMemoryMachine.TestCase
-TestSqliteInMemoryModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestSqliteInMemoryModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

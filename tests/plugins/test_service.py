@@ -303,7 +303,7 @@ class TestOrder:
     async def test_the_same_with_many_at_once(self, client: Nats) -> None:
         async def play(plugin: str) -> int:
             stale = 0
-            for number in range(150):
+            for number in range(80):
                 await client.publish(f"db.kv.{plugin}.set", b'{"key":"k","value":%d}' % number)
                 await client.publish(f"db.kv.{plugin}.set", b'{"key":"other%d","value":1}' % number)
                 answer = await client.request(f"db.kv.{plugin}.get", b'{"key":"k"}', timeout=20)
@@ -652,6 +652,6 @@ class TestOperation:
             await client.publish(f"db.kv.p{number}.get", b'{"key":"k"}')
         await ask(client, "last.get", {"key": "k"})
         assert len(service._routes) <= 10_001
-        assert len(service._plugins) <= 10_001
+        assert len(service._plugins) <= 20_001, "those with something under way are kept beside"
         assert len(service.meters.plugins) <= 1001
         assert "other" in service.meters.plugins

@@ -47,7 +47,7 @@ def outcome(read: Callable[[], Any]) -> Any:
     return (found.key, found.value, found.expire_in) if isinstance(found, Set) else found
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(payloads())
 @example(b'{"key":"a","value":1,"value":2}')
 @example(b'{"key":"a","value":{"x":1,"x":2}}')
@@ -62,7 +62,7 @@ def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
     assert outcome(lambda: wire.key(data)) == careful
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.binary(max_size=40) | payloads())
 def test_whatever_arrives_is_read_or_refused(data: bytes) -> None:
     for read in (wire.setting, wire.deleting, wire.listing):
