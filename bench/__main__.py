@@ -37,7 +37,9 @@ def main() -> int:
         about = report.machine(given.dir.absolute())
         if isinstance(scale, over_nats.Scale):
             about |= over_nats.software()
-            notes.append(f"from «fsync» on, the targets of the order: {scale.target_rounds} rounds, and no warm-up")
+            notes.append(
+                f"from «fsync» on, what the service was designed to reach: {scale.target_rounds} rounds, and no warm-up"
+            )
             measures = over_nats.rows(scale, Path(folder))
         else:
             measures = embedded.rows(scale, Path(folder))

@@ -118,17 +118,21 @@ class SturdyNats(Nats):
     """nats-py's client, made to survive what a stranger may send: with it, one message could make a service deaf."""
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        subscription = self._subs.get(sid)
-        # Reading on would only fill our memory; if this lasts, NATS will tell us that we are too slow.
-        while subscription is not None and (  # noqa: ASYNC110
-            subscription.pending_msgs > _MOST_UNREAD or subscription.pending_bytes > _MOST_UNREAD_BYTES
-        ):
-            await asyncio.sleep(0.001)
+        if not self.stats["in_msgs"] % _LOOK_EVERY:
+            await self._wait_for_readers(sid)
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
         except Exception as error:
             # A subject that is no UTF-8, a header that is none: nobody to answer, nothing to carry out.
             logger.debug("NATS: a message that can't be read was left out: %s", type(error).__name__)
+
+    async def _wait_for_readers(self, sid: int) -> None:
+        """Reading on would only fill our memory; if this lasts, NATS will tell us that we are too slow."""
+        subscription = self._subs.get(sid)
+        while subscription is not None and (  # noqa: ASYNC110
+            subscription.pending_msgs > _MOST_UNREAD or subscription.pending_bytes > _MOST_UNREAD_BYTES
+        ):
+            await asyncio.sleep(0.001)
 
     async def _read_loop(self) -> None:
         await super()._read_loop()
@@ -143,6 +147,7 @@ class SturdyNats(Nats):
         await super().flush(timeout)
 
 
+_LOOK_EVERY: Final = 64
 _MOST_UNREAD: Final = 20_000
 _MOST_UNREAD_BYTES: Final = 64 * 1024 * 1024
 

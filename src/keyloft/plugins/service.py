@@ -207,7 +207,12 @@ class DatabaseService:
             if plugin.taken >= self._per_plugin or self._taken >= self._in_all:
                 raise Busy("too many requests are under way, and this one was not carried out: try again later")
             if operation == "get":
-                self._take_get(_Request(plugin, operation, reply, wire.key(message.data), came))
+                request = _Request(plugin, operation, reply, wire.key(message.data), came)
+                if request.key in plugin.writing:
+                    self._park(plugin.writing[request.key], request, None)
+                else:
+                    self._gets.append(request)
+                    self._something_to_answer.set()
             elif operation == "list":
                 self._take_list(_Request(plugin, operation, reply, "", came), wire.listing(plugin.name, message.data))
             else:
@@ -225,13 +230,6 @@ class DatabaseService:
             self._taken += 1
             if self._taken == 1:
                 self._all_answered.clear()
-
-    def _take_get(self, request: _Request) -> None:
-        if (write := request.plugin.writing.get(request.key)) is not None:
-            self._park(write, request, None)
-        else:
-            self._gets.append(request)
-            self._something_to_answer.set()
 
     def _take_list(self, request: _Request, scan: Scan) -> None:
         if request.plugin.writing:

@@ -29,6 +29,7 @@ ABSENT: Final = b'{"success":true,"exists":false}'
 # A character takes six bytes as an escape; more than that, and the names around it, no allowed request needs.
 _LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + 16_384
 _LARGEST_KEYED: Final = 16_384
+_USUAL_KEYED: Final = limits.PLUGIN_KEY_CHARACTERS
 _TOO_DEEP: Final = f"the payload nests too deep; a value may nest {limits.VALUE_DEPTH} levels"
 
 
@@ -125,15 +126,16 @@ def listed(keys: list[str], truncated: bool, most_bytes: int) -> bytes:
 
 def key(data: bytes) -> str:
     """The key that a get or delete is about."""
-    _check_size(data)
     try:
-        name = _read_keyed(data).key
+        name = _read_keyed(data).key if len(data) <= _USUAL_KEYED else ""
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return rules.key(_field(_read_carefully(data), "key"))
-    if b"\\" in data or data.count(b'"') != 4:
-        return rules.key(_field(_read_carefully(data), "key"))
-    # Most keys need no second look: JSON has no NUL without an escape, and ASCII no surrogates.
-    return name if name.isascii() and 0 < len(name) <= limits.PLUGIN_KEY_CHARACTERS else rules.key(name)
+        name = ""
+    # Most keys need no second look: in so short a request they are short, JSON has no NUL without an escape, and ASCII
+    # no surrogates.
+    if name and name.isascii() and b"\\" not in data and data.count(b'"') == 4:
+        return name
+    _check_size(data)
+    return rules.key(_field(_read_carefully(data), "key"))
 
 
 def _set_carefully(plugin: str, data: bytes) -> Set:
