@@ -32,7 +32,7 @@ def log(caplog: pytest.LogCaptureFixture, seconds: Seconds) -> OperationLog:
 
 
 def test_an_operation_has_a_line_and_fields(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
-    log.operation("get", "trivia", "score", 0.0032, "hit", True)
+    log.operation("get", "trivia", "score", 0.0032, hit=True)
     [record] = caplog.records
     assert record.levelno == logging.DEBUG
     assert record.getMessage() == "[KV] get: plugin=trivia key='score' hit=true latency_ms=3.2"
@@ -40,9 +40,17 @@ def test_an_operation_has_a_line_and_fields(log: OperationLog, caplog: pytest.Lo
     assert fields.items() <= record.__dict__.items()
 
 
+def test_a_set_tells_its_size_and_ttl(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.operation("set", "trivia", "score", 0.001, size=3, ttl=None)
+    log.operation("set", "trivia", "score", 0.001, size=3, ttl=60)
+    assert [record.__dict__["ttl"] for record in caplog.records] == [None, 60]
+    assert "size=3 ttl=null" in caplog.text
+    assert "size=3 ttl=60" in caplog.text
+
+
 def test_a_slow_operation_is_a_warning(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
-    log.operation("set", "trivia", "score", 0.1, "size", 3)
-    log.operation("set", "trivia", "score", 0.1001, "size", 3)
+    log.operation("set", "trivia", "score", 0.1, size=3)
+    log.operation("set", "trivia", "score", 0.1001, size=3)
     assert [record.levelno for record in caplog.records] == [logging.DEBUG, logging.WARNING]
     assert "slow set" in caplog.text
 
@@ -51,17 +59,17 @@ def test_above_a_thousand_a_second_one_in_a_hundred_is_told(
     log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: Seconds
 ) -> None:
     for _ in range(5000):
-        log.operation("get", "trivia", "k", 0.001, "hit", False)
+        log.operation("get", "trivia", "k", 0.001, hit=False)
     assert len(caplog.records) == 1000 + 40
     caplog.clear()
     seconds.now += 1
     for _ in range(500):
-        log.operation("get", "trivia", "k", 0.001, "hit", False)
+        log.operation("get", "trivia", "k", 0.001, hit=False)
     assert len(caplog.records) == 5, "the second before was busy"
     caplog.clear()
     seconds.now += 1
     for _ in range(500):
-        log.operation("get", "trivia", "k", 0.001, "hit", False)
+        log.operation("get", "trivia", "k", 0.001, hit=False)
     assert len(caplog.records) == 500
 
 
@@ -71,7 +79,7 @@ def test_a_flood_of_errors_is_no_flood_of_lines(
     for _ in range(1000):
         log.refusal("set", "trivia", "k", "BUSY", "too many", level=logging.WARNING)
     for _ in range(1000):
-        log.operation("set", "trivia", "k", 0.5, "size", 3)
+        log.operation("set", "trivia", "k", 0.5, size=3)
     assert len(caplog.records) == 20
     seconds.now += 1
     log.refusal("set", "trivia", "k", "BUSY", "too many", level=logging.WARNING)

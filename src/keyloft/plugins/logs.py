@@ -23,7 +23,7 @@ class OperationLog:
         self._lines = 0
         self._unsaid = 0
 
-    def operation(self, name: str, plugin: str, key: str, seconds: float, detail: str, value: int) -> None:
+    def operation(self, name: str, plugin: str, key: str, seconds: float, **details: int | None) -> None:
         """An operation is done. Above 1000 a second, one in a hundred is told. A slow one is a warning."""
         slow = seconds > limits.SLOW_SECONDS
         self._turn()
@@ -33,19 +33,18 @@ class OperationLog:
             return
         self._logger.log(
             logging.WARNING if slow else logging.DEBUG,
-            "[KV] %s%s: plugin=%s key=%r %s=%s latency_ms=%.1f",
+            "[KV] %s%s: plugin=%s key=%r %s latency_ms=%.1f",
             "slow " if slow else "",
             name,
             plugin,
             key,
-            detail,
-            str(value).lower(),
+            " ".join([f"{detail}={_shown(value)}" for detail, value in details.items()]),
             seconds * 1000,
             extra={
                 "operation": f"kv_{name}",
                 "plugin": plugin,
                 "key": key,
-                detail: value,
+                **details,
                 "latency_ms": round(seconds * 1000, 2),
             },
         )
@@ -95,3 +94,7 @@ class OperationLog:
         if self._unsaid:
             self._logger.warning("[KV] %d more requests failed or were slow within a second", self._unsaid)
             self._unsaid = 0
+
+
+def _shown(value: int | None) -> str:
+    return "null" if value is None else str(value).lower()

@@ -297,7 +297,7 @@ class DatabaseService:
             plugin.gets.add(seconds)
             plugin.taken -= 1
             if tell or seconds > limits.SLOW_SECONDS:
-                self._log.operation("get", plugin.name, get.key, seconds, "hit", record is not None)
+                self._log.operation("get", plugin.name, get.key, seconds, hit=record is not None)
             if get.reply:
                 try:
                     await publish(get.reply, wire.got(record))
@@ -329,7 +329,7 @@ class DatabaseService:
             await self._fail([request], self._told(error))
             return
         keys, truncated = listed(page, scan.limit - 1)
-        self._done(request, "count", len(keys))
+        self._done(request, count=len(keys))
         if request.reply:
             await self._publish(request.reply, wire.listed(keys, truncated, self.nats.max_payload))
 
@@ -386,11 +386,12 @@ class DatabaseService:
         for request, mutation, _ in group:
             if type(mutation) is Set:
                 data = wire.STORED
-                self._done(request, "size", len(mutation.value))
+                ttl = mutation.expire_in
+                self._done(request, size=len(mutation.value), ttl=ttl and ttl // 1000)
             else:
                 existed = next(found)
                 data = wire.DELETED if existed else wire.NOT_DELETED
-                self._done(request, "deleted", existed)
+                self._done(request, deleted=existed)
             if request.reply:
                 await self._publish(request.reply, data)
 
@@ -430,13 +431,13 @@ class DatabaseService:
 
     # Answering
 
-    def _done(self, request: _Request, detail: str, value: int) -> None:
+    def _done(self, request: _Request, **details: int | None) -> None:
         """A request is carried out: count it, and tell the log."""
         plugin, operation = request.plugin, request.operation
         seconds = perf_counter() - request.came
         plugin.meter.durations[operation].add(seconds)
         if seconds > limits.SLOW_SECONDS or logger.isEnabledFor(logging.DEBUG):
-            self._log.operation(operation, plugin.name, request.key, seconds, detail, value)
+            self._log.operation(operation, plugin.name, request.key, seconds, **details)
         self._release(plugin)
 
     async def _fail(self, requests: list[_Request], error: Exception) -> None:
