@@ -4,6 +4,7 @@ import asyncio
 import logging
 import ssl
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,9 @@ from keyloft.errors import (
 )
 
 logger = logging.getLogger(__name__)
+
+# nats-py calls datetime.utcnow(), of which Python 3.12 warns; whoever makes warnings errors would get no service.
+warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
 
 # Errors as they travel
 
