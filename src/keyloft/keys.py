@@ -17,6 +17,7 @@ import contextlib
 import math
 import struct
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Final, TypeAlias
 
 from keyloft import limits
@@ -133,7 +134,7 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
             tails = b"".join([encoded[len(head) :] for encoded in many])
             if tails.count(0) == len(many):
                 with contextlib.suppress(UnicodeDecodeError):
-                    return [(*parts, text) for text in tails[:-1].decode().split("\x00")]
+                    return list(zip(*map(repeat, parts), tails[:-1].decode().split("\x00"), strict=False))
     return [decode(encoded) for encoded in many]
 
 

@@ -128,7 +128,7 @@ def decode_json(data: bytes) -> Any:
 def decode_json_many(many: Iterable[bytes]) -> list[Any]:
     """The values of several JSON texts."""
     try:
-        return [_from_json(data) for data in many]
+        return list(map(_from_json, many))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return [decode_json(data) for data in many]
 
