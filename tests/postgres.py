@@ -1,7 +1,7 @@
 """A real PostgreSQL for tests: the server that KEYLOFT_TEST_POSTGRES names, or one that ends with the session.
 
-A test module asks for it with `pytest_plugins = ["tests.postgres"]`, and then uses `postgres_url`: a database of its
-own, empty. Nothing is started in a run without such a test. PYTEST_DONT_REWRITE: modules may import from here, too.
+A test asks for `postgres_url`: a database of its own, empty. Nothing is started in a run without such a test.
+PYTEST_DONT_REWRITE: modules may import from here, too.
 """
 
 import asyncio
@@ -46,6 +46,14 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     """The URL of a fresh, empty database, which is dropped after the test."""
     with fresh_database(postgres_server) as url:
         yield url
+
+
+def database_url(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    """The URL of an empty database, by the name of what it is to be kept in."""
+    if name == "postgresql":
+        url: str = request.getfixturevalue("postgres_url")
+        return url
+    return {"memory": None, "sqlite file": str(tmp_path / "app.db"), "sqlite in memory": "sqlite://"}[name]
 
 
 @contextmanager

@@ -24,8 +24,6 @@ from keyloft.engines import layouts
 from keyloft.plugins.models import Base
 from tests.postgres import query
 
-pytest_plugins = ["tests.postgres"]
-
 ROOT = Path(__file__).parent.parent
 PLUGIN_ROW = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', 'score', '7')"
 TABLES = ["keyloft_clock", "keyloft_semantic", "keyloft_tuples", "keyloft_version", "plugin_kv_storage"]

@@ -27,11 +27,16 @@ from keyloft import (
 )
 from keyloft.keys import TupleKey, encode
 from keyloft.records import Batch, Expired, Set, Space
+from tests.postgres import database_url
 
 
-@pytest.fixture(params=["memory", "sqlite file", "sqlite in memory"])
-async def kv(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Store]:
-    url = {"memory": None, "sqlite file": str(tmp_path / "app.db"), "sqlite in memory": "sqlite://"}[request.param]
+@pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    return database_url(request.param, request, tmp_path)
+
+
+@pytest.fixture
+async def kv(url: str | None, clock: ManualClock) -> AsyncIterator[Store]:
     async with keyloft.open(url, clock=clock, sweep_every=None) as store:
         yield store
 
@@ -535,12 +540,17 @@ class TestWatch:
         assert await asyncio.wait_for(seen.get(), 10) == 1
 
     async def test_closing_the_store_ends_it(self, kv: Store) -> None:
+        began = asyncio.Event()
+
         async def watched() -> int:
-            return len([changes async for changes in kv.watch(("k",))])
+            count = 0
+            async for _ in kv.watch(("k",)):
+                count += 1
+                began.set()
+            return count
 
         watching = asyncio.create_task(watched())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await began.wait()
         await kv.aclose()
         assert await asyncio.wait_for(watching, 10) == 1
 

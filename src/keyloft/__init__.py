@@ -8,6 +8,7 @@
 `KeyloftError` with a `code`.
 """
 
+import math
 import os
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
@@ -15,13 +16,14 @@ from typing import Literal, NoReturn
 
 from keyloft import limits
 from keyloft.atomic import Atomic, CommitResult
-from keyloft.clock import Clock, ManualClock, SystemClock
+from keyloft.clock import Clock, ManualClock
 from keyloft.engines import open_engine
 from keyloft.entries import Entry
 from keyloft.errors import (
     Busy,
     CannotOpen,
     Closed,
+    CommitUnknown,
     DatabaseError,
     DiskFull,
     InvalidArgument,
@@ -49,6 +51,7 @@ from keyloft.errors import (
     TimedOut,
     Unanswered,
     Undecodable,
+    Unreachable,
     ValueTooLarge,
     WrongLoop,
 )
@@ -65,6 +68,7 @@ __all__ = [
     "Clock",
     "Closed",
     "CommitResult",
+    "CommitUnknown",
     "DatabaseError",
     "DiskFull",
     "Entry",
@@ -97,6 +101,7 @@ __all__ = [
     "TimedOut",
     "Unanswered",
     "Undecodable",
+    "Unreachable",
     "ValueTooLarge",
     "Watching",
     "WrongLoop",
@@ -110,16 +115,19 @@ def open(
     durability: Literal["full", "relaxed"] = "full",
     max_value_bytes: int = limits.VALUE_BYTES,
     sweep_every: float | None = limits.SWEEP_EVERY,
+    patience: float = limits.SERVER_SECONDS,
     clock: Clock | None = None,
 ) -> "Opening":
     """Open a store: `async with keyloft.open("app.db") as kv:`, or `kv = await keyloft.open("app.db")`.
 
     Args:
-        url: A path, `sqlite:///relative.db`, `sqlite:////absolute.db`; nothing or `:memory:` for one in memory.
+        url: A path, `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user:password@host/database`;
+            nothing or `:memory:` for one in memory.
         durability: "full": a write that returned survives a power cut. "relaxed": it survives the end of the process,
             and is about twice as fast one by one, but the last writes before a power cut may be gone.
         max_value_bytes: The largest value that is taken, as stored.
         sweep_every: Seconds between two removals of expired entries; None leaves them to `sweep()`.
+        patience: How many seconds a call waits for a database server that is away or silent before it fails.
         clock: Another clock, for tests of whatever expires.
 
     Raises:
@@ -127,8 +135,8 @@ def open(
     """
 
     async def opened() -> Store:
-        _check_options(max_value_bytes, sweep_every)
-        engine = await open_engine(url, clock or SystemClock(), durability=durability)
+        _check_options(max_value_bytes, sweep_every, patience)
+        engine = await open_engine(url, clock, durability=durability, patience=patience)
         return Store(engine, max_value_bytes=max_value_bytes, sweep_every=sweep_every)
 
     return Opening(opened)
@@ -168,8 +176,10 @@ class Opening:
             await store.aclose()
 
 
-def _check_options(max_value_bytes: int, sweep_every: float | None) -> None:
+def _check_options(max_value_bytes: int, sweep_every: float | None, patience: float) -> None:
     if type(max_value_bytes) is not int or not 1 <= max_value_bytes <= limits.LARGEST_VALUE_BYTES:
         raise InvalidArgument(f"max_value_bytes is an int from 1 to {limits.LARGEST_VALUE_BYTES:,}")
     if sweep_every is not None and not (type(sweep_every) in (int, float) and sweep_every > 0):
         raise InvalidArgument("sweep_every is a number of seconds above 0, or None")
+    if not (type(patience) in (int, float) and 0 < patience < math.inf):
+        raise InvalidArgument("patience is a number of seconds above 0")

@@ -30,6 +30,8 @@
         ├── SchemaTooOld                 SCHEMA_TOO_OLD     to be migrated
         ├── ReadOnly                     READ_ONLY
         ├── DiskFull                     DISK_FULL
+        ├── Unreachable                  UNREACHABLE        its server does not answer: nothing was written, retry
+        ├── CommitUnknown                COMMIT_UNKNOWN     it was lost during a commit, which was made or not
         ├── Stalled                      STALLED            it has not answered in time
         └── Busy                         BUSY               retry later
 
@@ -250,6 +252,18 @@ class DiskFull(DatabaseError):
     """No space is left; writes work again once there is some."""
 
     code = "DISK_FULL"
+
+
+class Unreachable(DatabaseError):
+    """The database's server can't be reached; nothing was written, and what was asked can be asked again."""
+
+    code = "UNREACHABLE"
+
+
+class CommitUnknown(DatabaseError):
+    """The database was lost while it committed: the whole batch was made, or nothing of it. Read to find out."""
+
+    code = "COMMIT_UNKNOWN"
 
 
 class Stalled(DatabaseError):

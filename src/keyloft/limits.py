@@ -46,6 +46,9 @@ GROUP_BYTES: Final = 16 * 1024 * 1024
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for other processes that hold the database before it fails with BUSY."""
 
+SERVER_SECONDS: Final = 10.0
+"""How long a call waits for a database server that is away or silent; `keyloft.open(patience=…)` changes it."""
+
 SQLITE_CACHE_MIB: Final = 16
 """How much of an SQLite file an open store keeps in memory to read from: some 100,000 small entries. A get takes 5.7 µs
 instead of 7.3 with SQLite's own 2 MiB."""
@@ -55,6 +58,9 @@ PLUGIN_CACHE_MIB: Final = 10
 
 WATCH_POLL_SECONDS: Final = 0.025
 """How often an open watch looks for commits of other processes, where nothing announces them."""
+
+WATCH_CHECK_SECONDS: Final = 1.0
+"""The same where the database announces them, in case that one gets lost."""
 
 PLUGIN_NAME_CHARACTERS: Final = 100
 """The longest name of a plugin."""

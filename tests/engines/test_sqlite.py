@@ -9,9 +9,10 @@ import pytest
 
 from keyloft import ManualClock
 from keyloft.engine import Engine
+from keyloft.engines.outcomes import Outcome
 from keyloft.engines.sqlite import SqliteEngine
 from keyloft.engines.sqlite_file import SqliteFile
-from keyloft.engines.sqlite_writes import Outcome, Writer
+from keyloft.engines.sqlite_writes import Writer
 from keyloft.engines.worker import Worker
 from keyloft.records import Batch, Delete, Get, Scan, Space
 from tests.engines.contract import EngineContract, next_of, put, values_of, write

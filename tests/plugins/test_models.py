@@ -23,8 +23,6 @@ from keyloft import InvalidKey, InvalidPluginName, InvalidValue, ValueTooLarge
 from keyloft.plugins import models
 from keyloft.plugins.models import Base, PluginKVStorage
 
-pytest_plugins = ["tests.postgres"]
-
 T = TypeVar("T")
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 INDIA = timezone(timedelta(hours=5, minutes=30))

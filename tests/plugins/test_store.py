@@ -14,11 +14,16 @@ from hypothesis import strategies as st
 import keyloft
 from keyloft import ManualClock
 from keyloft.plugins import BotDatabase
+from tests.postgres import database_url
 
 
-@pytest.fixture(params=["file", "memory", "sqlite in memory"])
-async def db(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[BotDatabase]:
-    url = {"file": tmp_path / "bot.db", "memory": None, "sqlite in memory": "sqlite:///:memory:"}[request.param]
+@pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    return database_url(request.param, request, tmp_path)
+
+
+@pytest.fixture
+async def db(url: str | None, clock: ManualClock) -> AsyncIterator[BotDatabase]:
     db = BotDatabase(url, clock=clock)
     await db.create_tables()
     yield db

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from keyloft import limits
-from keyloft.clock import Clock
+from keyloft.clock import Clock, SystemClock
 from keyloft.engine import Engine
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite import SqliteEngine
@@ -13,14 +13,20 @@ from keyloft.errors import CannotOpen, InvalidArgument
 
 async def open_engine(
     url: str | os.PathLike[str] | None,
-    clock: Clock,
+    clock: Clock | None = None,
     *,
     durability: str = "full",
     cache_mib: int = limits.SQLITE_CACHE_MIB,
+    patience: float = limits.SERVER_SECONDS,
 ) -> Engine:
     """Open the engine that a URL or path names; nothing and `:memory:` mean memory.
 
-    `cache_mib` is how much of a file is kept in memory to read from; where the database is elsewhere, it means nothing.
+    Args:
+        url: What to open.
+        clock: Another clock than the database's own, for tests.
+        durability: "full" or "relaxed".
+        cache_mib: How much of an SQLite file is kept in memory to read from.
+        patience: How many seconds a call waits for a database server that is away or silent.
 
     Raises:
         CannotOpen: No engine goes by that name.
@@ -31,22 +37,28 @@ async def open_engine(
     target = ":memory:" if url is None else os.fspath(url) if isinstance(url, (str, os.PathLike)) else ""
     if not isinstance(target, str) or not target or "\x00" in target or not _is_text(target):
         raise InvalidArgument("a database is named by a path or a URL; leave it out for one in memory")
+    local_clock = clock or SystemClock()
     if target == ":memory:":
-        return MemoryEngine(clock)
-    if target.lower().startswith(("sqlite:", "file:", "postgresql:", "memory:")) and "://" not in target:
+        return MemoryEngine(local_clock)
+    if target.lower().startswith(("sqlite:", "file:", "postgresql:", "postgres:", "memory:")) and "://" not in target:
         raise InvalidArgument(
             f"{target}: a URL has slashes after its scheme, as in sqlite:///app.db; a path has no scheme"
         )
     if "://" not in target:
-        return await SqliteEngine.open(_absolute(target), clock, durability=durability, cache_mib=cache_mib)
+        return await SqliteEngine.open(_absolute(target), local_clock, durability=durability, cache_mib=cache_mib)
     scheme, _, rest = target.partition("://")
     match scheme.partition("+")[0].lower():
         case "sqlite":
             path = _sqlite_path(rest, target)
-            return await SqliteEngine.open(path, clock, durability=durability, cache_mib=cache_mib)
+            return await SqliteEngine.open(path, local_clock, durability=durability, cache_mib=cache_mib)
+        case "postgresql" | "postgres":
+            from keyloft.engines.postgres import PostgresEngine  # its driver is not installed everywhere
+
+            url = f"postgresql://{rest}"
+            return await PostgresEngine.open(url, clock, durability=durability, patience=patience)
         case "memory":
-            return MemoryEngine(clock)
-    raise CannotOpen(f"no engine for {scheme}://…; use a path, sqlite:///path or :memory:")
+            return MemoryEngine(local_clock)
+    raise CannotOpen(f"no engine for {scheme}://…; use a path, sqlite:///path, postgresql://… or :memory:")
 
 
 def _sqlite_path(rest: str, url: str) -> str:

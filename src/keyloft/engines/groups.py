@@ -19,8 +19,10 @@ class Groups:
     def __init__(self, start: Callable[[list[Batch]], None]) -> None:
         self._start = start
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Batch, asyncio.Future[Committed | Conflict]]] = deque()
+        self._waiting: deque[tuple[Batch, asyncio.Future[Committed | Conflict], float]] = deque()
         self._under_way: list[asyncio.Future[Committed | Conflict]] = []
+        self.oldest = 0.0
+        """When the first batch of the group under way came, by the event loop's time."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
@@ -36,7 +38,7 @@ class Groups:
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoop
         future: asyncio.Future[Committed | Conflict] = self._loop.create_future()
-        self._waiting.append((batch, future))
+        self._waiting.append((batch, future, self._loop.time()))
         if self._idle.is_set():
             self._idle.clear()
             # Not at once: whatever else is ready to run in this turn of the loop may join.
@@ -65,8 +67,10 @@ class Groups:
         group: list[Batch] = []
         operations = size = 0
         while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
-            batch, future = self._waiting.popleft()
+            batch, future, came = self._waiting.popleft()
             if not future.done():
+                if not group:
+                    self.oldest = came
                 group.append(batch)
                 self._under_way.append(future)
                 operations += len(batch.mutations) + len(batch.checks)

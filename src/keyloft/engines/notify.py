@@ -26,9 +26,11 @@ class Notifier:
         self._watches: weakref.WeakSet[KeyWatch | RangeWatch] = weakref.WeakSet()
         # Strong while somebody waits: a task that nobody but its own watch refers to must not be collected.
         self._awaited: set[object] = set()
+        self.seen_clock: int | None = None
+        """The version of the last commit that was heard of."""
 
-    def watch(self, asks: tuple[Get | Scan, ...], latest: int) -> "KeyWatch | RangeWatch":
-        """Make a watch of what is committed after version `latest`."""
+    def watch(self, asks: tuple[Get | Scan, ...], latest: int | None) -> "KeyWatch | RangeWatch":
+        """Make a watch of what is committed after version `latest`; None if that has yet to be found out."""
         scans = [ask for ask in asks if isinstance(ask, Scan)]
         gets = [ask for ask in asks if isinstance(ask, Get)]
         watch: KeyWatch | RangeWatch
@@ -51,6 +53,17 @@ class Notifier:
             touched = set(addresses)
             for watch in list(self._watches):
                 watch.touched(touched, latest)
+
+    def observe(self, before: int, after: int) -> None:
+        """Notice from the clock, before and after something of ours, that somebody else committed."""
+        if before != self.seen_clock:
+            self.committed_elsewhere()
+        self.seen_clock = after
+
+    def told_of(self, version: int) -> None:
+        """Somebody else committed up to this version."""
+        self.seen_clock = max(version, self.seen_clock or 0)
+        self.committed_elsewhere()
 
     def committed_elsewhere(self) -> None:
         """Another process wrote something."""
@@ -152,7 +165,7 @@ class RangeWatch(_Waking):
     memory, and compared with the whole range when another process committed something.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, awaited: set[object], scan: Scan, made_at: int) -> None:
+    def __init__(self, engine: Engine, clock: Clock, awaited: set[object], scan: Scan, made_at: int | None) -> None:
         super().__init__(engine, clock, awaited)
         self._scan = Scan(scan.space, scan.start, scan.end, EVERYTHING, keys_only=True)
         self._made_at = made_at
@@ -162,11 +175,12 @@ class RangeWatch(_Waking):
         self._due_next: list[tuple[int, Key]] = []
         self._touched: set[Key] = set()
         self._unseen: set[Key] = set()
+        self._reported_first: dict[Key, int] = {}
         self._suspicious = False
         self._rest_until = 0.0
         self._rested: asyncio.TimerHandle | None = None
         # At once, not with the first step: until then, others may delete what was there when the watch was made.
-        self._first_survey: asyncio.Future[tuple[list[Record], int]] | None
+        self._first_survey: asyncio.Future[tuple[int, list[Record], int]] | None
         self._first_survey = asyncio.ensure_future(self._survey_first())
         self._first_survey.add_done_callback(lambda survey: survey.cancelled() or survey.exception())
 
@@ -174,7 +188,8 @@ class RangeWatch(_Waking):
         space, start, end = self._scan.space, self._scan.start, self._scan.end
         if keys := [key for at, key in addresses if at == space and start <= key < end]:
             self._touched.update(keys)
-            # The first look may see a commit before word of it gets here: a key deleted by it was never seen at all.
+            # The first look may see a commit before word of it gets here: a key deleted by it was never seen at all,
+            # and where `made_at` was found out late, a key written by it was taken for an old one.
             if self._first_look_at is None or latest <= self._first_look_at:
                 self._unseen.update(keys)
             self._woken.set()
@@ -193,8 +208,9 @@ class RangeWatch(_Waking):
     async def _look(self) -> list[Change]:
         doubtful, self._touched = self._touched | self._overdue(), set()
         suspicious, self._suspicious = self._suspicious, False
+        is_first = self._first_look_at is None
         try:
-            if self._first_look_at is None:
+            if is_first:
                 doubtful |= await self._look_first()
                 # The first survey may be long done: what others committed since then is for the next look.
                 self._suspicious |= suspicious
@@ -208,6 +224,8 @@ class RangeWatch(_Waking):
             self._suspicious |= suspicious
             raise
         changes = [Change(key, record) for key, record in records.items() if self._is_news(key, record)]
+        if is_first:
+            self._reported_first = {change.key: change.record.version for change in changes if change.record}
         self._remember(records)
         self._unseen -= records.keys()
         self._wake_at(self._due_next[0][0] if self._due_next else None)
@@ -222,14 +240,18 @@ class RangeWatch(_Waking):
         if survey.cancelled():
             raise Closed
         self._first_survey = None
-        records, self._first_look_at = survey.result()
-        self._remember({record.key: record for record in records if record.version <= self._made_at})
-        return {record.key for record in records if record.version > self._made_at}
+        made_at, records, self._first_look_at = survey.result()
+        self._remember({record.key: record for record in records if record.version <= made_at})
+        return {record.key for record in records if record.version > made_at}
 
-    async def _survey_first(self) -> tuple[list[Record], int]:
+    async def _survey_first(self) -> tuple[int, list[Record], int]:
+        """From which version on something is news, what there is, and the version that this is sure to show."""
+        made_at = self._made_at
+        if made_at is None:
+            [made_at] = await self._engine.read(Latest())
         records = await self._survey()
         [latest] = await self._engine.read(Latest())
-        return records, latest
+        return made_at, records, latest
 
     async def _survey(self) -> list[Record]:
         loop = asyncio.get_running_loop()
@@ -270,6 +292,8 @@ class RangeWatch(_Waking):
     def _is_news(self, key: Key, record: Record | None) -> bool:
         if record is None:
             return key in self._known or key in self._unseen
+        if self._made_at is None and key in self._unseen and self._reported_first.get(key) != record.version:
+            return True
         return self._known.get(key) != record.version
 
     def _remember(self, records: Mapping[Key, Record | None]) -> None:

@@ -6,8 +6,6 @@ takes a disk's time, so it never happens on the event loop.
 
 import asyncio
 import logging
-import os
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
@@ -19,12 +17,14 @@ from keyloft.clock import Clock
 from keyloft.engine import Watch
 from keyloft.engines.groups import Groups
 from keyloft.engines.layouts import READ_CLOCK
+from keyloft.engines.lifetime import Lifetime
 from keyloft.engines.notify import Notifier
+from keyloft.engines.outcomes import Outcome
 from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.sqlite_reads import LongReader, View, answer, number, point, points
-from keyloft.engines.sqlite_writes import Outcome, Writer
+from keyloft.engines.sqlite_writes import Writer
 from keyloft.engines.worker import Worker
-from keyloft.errors import CLOSED, Closed, DatabaseError
+from keyloft.errors import Closed, DatabaseError
 from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Space, Usage
 
 logger = logging.getLogger(__name__)
@@ -76,21 +76,18 @@ class SqliteEngine:
         self._long_reader: LongReader | None = None
         self._groups = Groups(self._start)
         self._notifier = Notifier(self, clock)
-        self._seen_clock: int | None = None
         self._poller: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._refusal: str | None = None
-        _engines.add(self)
+        self._lifetime = Lifetime(self._close)
 
     async def read(self, *asks: Ask) -> list[Any]:
-        if self._refusal is not None:
-            raise Closed(self._refusal)
+        if self._lifetime.refusal is not None:
+            raise Closed(self._lifetime.refusal)
         if self._view.turn.enter():
             # Once, not until a turn is short: another task may use up the next one, too.
             await asyncio.sleep(0)
             self._view.turn.enter()
-            if self._refusal is not None:
-                raise Closed(self._refusal)
+            if self._lifetime.refusal is not None:
+                raise Closed(self._lifetime.refusal)
         try:
             if len(asks) == 1 and type(asks[0]) is Get:
                 # The hot path: one entry, and no look at the time unless it expires.
@@ -108,28 +105,19 @@ class SqliteEngine:
             raise self._file.explain(error, self._reader) from error
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
-        if self._refusal is not None:
-            raise Closed(self._refusal)
+        if self._lifetime.refusal is not None:
+            raise Closed(self._lifetime.refusal)
         return await self._groups.commit(batch)
 
     def watch(self, *asks: Get | Scan) -> Watch:
-        if self._refusal is not None:
-            raise Closed(self._refusal)
-        self._view.turn.check_loop()
+        self._lifetime.check()
         watch = self._notifier.watch(asks, self._latest())
         if not self._file.in_memory and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll())
         return watch
 
     async def aclose(self) -> None:
-        if self._closing is None and self._refusal is not None:
-            return  # the parent's, not ours to close
-        self._view.turn.check_loop()
-        if self._closing is None:
-            self._refusal = CLOSED
-            self._closing = asyncio.create_task(self._close())
-        # Closing goes on even if the caller is cancelled: half closed is no state to be left in.
-        await asyncio.shield(self._closing)
+        await self._lifetime.aclose()
 
     def _start(self, group: list[Batch]) -> None:
         if self._file.in_memory:
@@ -140,15 +128,9 @@ class SqliteEngine:
     def _finished(self, outcome: Outcome) -> None:
         # What these callers read next must show what they wrote.
         self._view.end()
-        self._observe(outcome.clock_before, outcome.clock_after)
+        self._notifier.observe(outcome.clock_before, outcome.clock_after)
         self._notifier.committed(outcome.touched, outcome.clock_after)
         self._groups.finished(outcome.verdicts)
-
-    def _observe(self, before: int, after: int) -> None:
-        """Notice from the clock that somebody else committed."""
-        if before != self._seen_clock:
-            self._notifier.committed_elsewhere()
-        self._seen_clock = after
 
     async def _poll(self) -> None:
         """SQLite has no way to announce a commit to other processes: while somebody watches, look at the clock."""
@@ -161,7 +143,7 @@ class SqliteEngine:
             except DatabaseError as error:
                 logger.warning("looking for changes failed, trying again: %s", error)
             else:
-                self._observe(latest, latest)
+                self._notifier.observe(latest, latest)
 
     def _latest(self) -> int:
         try:
@@ -187,19 +169,6 @@ class SqliteEngine:
         self._worker.chore = None
         await self._worker.call(partial(self._file.close, self._writer.connection))
         self._worker.stop()
-
-
-_engines: "weakref.WeakSet[SqliteEngine]" = weakref.WeakSet()
-
-
-def _forget_after_fork() -> None:
-    """A connection must not be used by two processes: SQLite's locks would not hold between them."""
-    for engine in _engines:
-        engine._refusal = "this store was opened before a fork: open it again in this process"
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def _is_long(ask: Ask) -> bool:

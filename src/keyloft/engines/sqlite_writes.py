@@ -1,16 +1,14 @@
 """Commits groups of batches to an SQLite file, each group in one transaction."""
 
 import logging
-from collections.abc import Iterable
-from itertools import pairwise
 from typing import Final
 
 import apsw
-from msgspec import Struct
 
 from keyloft.clock import Clock
 from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, WRITE_CLOCK
-from keyloft.engines.settle import Put, Remove, Retime, Verdict, Write, deciding, settle
+from keyloft.engines.outcomes import Outcome, failed, joined
+from keyloft.engines.settle import Put, Remove, Retime, Write, deciding, settle
 from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.sqlite_reads import number
 from keyloft.errors import DatabaseError
@@ -21,19 +19,6 @@ logger = logging.getLogger(__name__)
 # The log goes into the file when nothing is to be written and it has 8 MiB, or at the latest when it has 128 MiB.
 _WORTH_A_CHECKPOINT: Final = 2_000
 _DUE_FOR_A_CHECKPOINT: Final = 32_000
-
-
-_SOMEBODY_CAME_BETWEEN: Final = -1
-
-
-class Outcome(Struct, frozen=True):
-    """What became of a group, and between which clocks it stands."""
-
-    verdicts: list[Verdict]
-    clock_before: int
-    clock_after: int
-    touched: Iterable[Address] = ()
-
 
 # The disk, the file or a lock refused: asking again, batch by batch, would get the same answer 64 times.
 _HOPELESS = (
@@ -46,12 +31,6 @@ _HOPELESS = (
     apsw.NotADBError,
     apsw.CantOpenError,
 )
-
-
-def _copy(error: DatabaseError) -> DatabaseError:
-    copied = type(error)(*error.args)
-    copied.__cause__ = error.__cause__
-    return copied
 
 
 def _address(write: tuple[Address, Write]) -> Address:
@@ -86,16 +65,8 @@ class Writer:
             hopeless = False
         self._roll_back()
         if hopeless or len(group) == 1:
-            # A copy each: an exception that is raised in many tasks would collect all their tracebacks.
-            return Outcome([_copy(failure) for _ in group], self._last_clock, self._last_clock)
-        outcomes = [self.commit([batch]) for batch in group]
-        alone = all(one.clock_after == other.clock_before for one, other in pairwise(outcomes))
-        return Outcome(
-            [verdict for outcome in outcomes for verdict in outcome.verdicts],
-            outcomes[0].clock_before if alone else _SOMEBODY_CAME_BETWEEN,
-            outcomes[-1].clock_after,
-            [address for outcome in outcomes for address in outcome.touched],
-        )
+            return failed(group, failure, self._last_clock)
+        return joined([self.commit([batch]) for batch in group])
 
     def checkpoint(self, quiet: bool) -> bool:
         """Take the log into the file if it is time, between two groups; returns whether a quiet moment is wanted.

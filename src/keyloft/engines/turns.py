@@ -32,15 +32,6 @@ class Turn:
             self._loop.call_soon(self._end)
         return now - self._began > _LONG_SECONDS
 
-    def check_loop(self) -> None:
-        """Refuse to work for another event loop.
-
-        Raises:
-            WrongLoop: This is not the loop in which this was made.
-        """
-        if asyncio.get_running_loop() is not self._loop:
-            raise WrongLoop
-
     def _end(self) -> None:
         self._began = None
         if self._at_end is not None:

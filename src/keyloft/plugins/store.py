@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from keyloft import limits
-from keyloft.clock import Clock, SystemClock
+from keyloft.clock import Clock
 from keyloft.engine import Engine
 from keyloft.engines import open_engine
 from keyloft.errors import Closed, Undecodable
@@ -31,14 +31,24 @@ class BotDatabase:
     """
 
     def __init__(
-        self, url: str | os.PathLike[str] | None = None, *, clock: Clock | None = None, durability: str = "full"
+        self,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        clock: Clock | None = None,
+        durability: str = "full",
+        patience: float = limits.SERVER_SECONDS,
     ) -> None:
         """Args:
-        url: `sqlite:///bot.db`, `sqlite:////var/lib/bot.db`, `sqlite:///:memory:` or a path; a `+driver` is accepted.
+        url: `sqlite:///bot.db`, `sqlite:////var/lib/bot.db`, `sqlite:///:memory:`, a path, or
+            `postgresql://user:password@host/database`; a `+driver` is accepted.
+        clock: Another clock than the database's own, for tests.
+        durability: "full": what is acknowledged survives a power cut. "relaxed": the last of it may not.
+        patience: How many seconds a call waits for a database server that is away or silent.
         """
         self._url = url
-        self._clock = clock or SystemClock()
+        self._clock = clock
         self._durability = durability
+        self._patience = patience
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
         self._closed = False
@@ -66,7 +76,11 @@ class BotDatabase:
                     raise Closed("this database is closed: make a new BotDatabase to go on")
                 if self._engine is None:
                     self._engine = await open_engine(
-                        self._url, self._clock, durability=self._durability, cache_mib=limits.PLUGIN_CACHE_MIB
+                        self._url,
+                        self._clock,
+                        durability=self._durability,
+                        cache_mib=limits.PLUGIN_CACHE_MIB,
+                        patience=self._patience,
                     )
         return self._engine
 

@@ -1,0 +1,131 @@
+"""Stores records in PostgreSQL: gets gathered into few statements, writes into groups, over connections of its own."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Any, cast
+
+from keyloft import limits
+from keyloft.clock import Clock, SystemClock
+from keyloft.engine import Watch
+from keyloft.engines.groups import Groups
+from keyloft.engines.lifetime import Lifetime
+from keyloft.engines.notify import Notifier
+from keyloft.engines.postgres_layouts import READ_CLOCK
+from keyloft.engines.postgres_notices import Notices
+from keyloft.engines.postgres_reads import Others, Points, patiently
+from keyloft.engines.postgres_server import Link, PostgresServer
+from keyloft.engines.postgres_writes import PostgresWriter
+from keyloft.records import Ask, Batch, Committed, Conflict, Get, Scan
+
+
+class ServerClock(SystemClock):
+    """This machine's idea of the server's time, for timers alone: what has expired, the server itself decides."""
+
+    __slots__ = ("_ahead",)
+
+    def __init__(self) -> None:
+        self._ahead = 0
+
+    def now(self) -> int:
+        return super().now() + self._ahead
+
+    def told(self, now: int) -> None:
+        """The server said what time it was a moment ago, so this clock is behind it rather than ahead."""
+        self._ahead = now - super().now()
+
+
+class PostgresEngine:
+    """An engine on a database of PostgreSQL, which other processes may use at the same time."""
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        clock: Clock | None = None,
+        *,
+        durability: str = "full",
+        patience: float = limits.SERVER_SECONDS,
+    ) -> "PostgresEngine":
+        """Connect to a database, and make its tables if there are none.
+
+        Args:
+            url: `postgresql://user:password@host/database`, and whatever else asyncpg understands.
+            clock: Another clock than the server's, for tests.
+            durability: "relaxed" lets the server answer before a commit is on disk.
+            patience: How many seconds a call waits for a server that is away or silent.
+
+        Raises:
+            DatabaseError: The database can't be used; the message says why.
+        """
+        server = PostgresServer(url, durability=durability, patience=patience)
+        link = Link(server)
+
+        async def set_up(link: Link) -> int:
+            await server.set_up_schema(await link.connected())
+            [[_, now]] = await link.fetch(READ_CLOCK, None)
+            return int(now)
+
+        try:
+            now = await patiently(server, link, set_up, asyncio.get_running_loop().time())
+        except BaseException:
+            link.drop()
+            raise
+        server_clock = ServerClock()
+        server_clock.told(now)
+        return cls(server, clock, server_clock, link)
+
+    def __init__(self, server: PostgresServer, clock: Clock | None, server_clock: ServerClock, link: Link) -> None:
+        name = secrets.token_hex(8)
+        self._clock = clock
+        self._groups = Groups(self._start)
+        self._notifier = Notifier(self, clock or server_clock)
+        self._notices = Notices(server, name, self._notifier, self._groups, server_clock.told)
+        self._points = Points(server, self._now)
+        self._others = Others(server, self._now)
+        self._writer = PostgresWriter(server, link, self._now, name)
+        self._writing: asyncio.Task[None] | None = None
+        self._lifetime = Lifetime(self._close)
+
+    async def read(self, *asks: Ask) -> list[Any]:
+        self._lifetime.check()
+        if not asks:
+            return []
+        space = getattr(asks[0], "space", None)
+        if all([type(ask) is Get and ask.space is space for ask in asks]):
+            return await self._points.read(cast("Sequence[Get]", asks))
+        return await self._others.read(asks)
+
+    async def commit(self, batch: Batch) -> Committed | Conflict:
+        self._lifetime.check()
+        return await self._groups.commit(batch)
+
+    def watch(self, *asks: Get | Scan) -> Watch:
+        self._lifetime.check()
+        watch = self._notifier.watch(asks, None)
+        self._notices.start()
+        return watch
+
+    async def aclose(self) -> None:
+        await self._lifetime.aclose()
+
+    def _now(self) -> int | None:
+        """The time of an injected clock; None for the server's own."""
+        return None if self._clock is None else self._clock.now()
+
+    def _start(self, group: list[Batch]) -> None:
+        self._writing = asyncio.create_task(self._write(group), name="keyloft writer")
+
+    async def _write(self, group: list[Batch]) -> None:
+        outcome = await self._writer.commit(group, self._groups.oldest)
+        self._notifier.observe(outcome.clock_before, outcome.clock_after)
+        self._notifier.committed(outcome.touched, outcome.clock_after)
+        self._groups.finished(outcome.verdicts)
+
+    async def _close(self) -> None:
+        await self._groups.close()
+        self._notifier.close()
+        await self._notices.aclose()
+        await self._points.aclose()
+        await self._others.aclose()
+        await self._writer.aclose()

@@ -1,0 +1,211 @@
+"""Answers what PostgreSQL is asked: gets that come together with one statement, everything else one by one."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import starmap
+from typing import Any, Final, TypeAlias, TypeVar
+
+from keyloft.engines.outcomes import copy
+from keyloft.engines.postgres_layouts import LAYOUTS, PLUGIN_USAGE, READ_CLOCK, Found
+from keyloft.engines.postgres_server import Connection, Failure, Link, PostgresServer
+from keyloft.errors import Closed, DatabaseError
+from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan, Space, Usage, Used
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_KEYS_AT_ONCE: Final = 512
+"""How many keys of several callers one statement looks up; a caller with more has a statement to himself."""
+
+_POINT_LINKS: Final = 2
+_OTHER_LINKS: Final = 4
+
+_SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+async def patiently(server: PostgresServer, link: Link, work: Callable[[Link], Awaitable[T]], came: float) -> T:
+    """Do something that changes nothing, again if need be, until it is done or the caller has waited long enough.
+
+    Raises:
+        DatabaseError: It can't be done.
+    """
+    trouble: DatabaseError | None = None
+    while True:
+        try:
+            async with asyncio.timeout_at(came + server.patience):
+                try:
+                    return await work(link)
+                except Failure as error:
+                    link.drop()
+                    trouble = server.explain(error)
+                    if not server.is_worth_another_try(error):
+                        raise trouble from error
+                    await asyncio.sleep(PAUSE_SECONDS)
+        except TimeoutError:
+            link.drop()
+            raise trouble or server.unreachable() from None
+
+
+PAUSE_SECONDS: Final = 0.01
+"""Between two tries. Whoever has to connect anew first waits longer by himself."""
+
+_Lookup: TypeAlias = tuple[Sequence[Get], asyncio.Future[list[Record | None]], float]
+
+
+class Points:
+    """Looks up keys. While a statement is on its way, the keys for the next one gather."""
+
+    def __init__(self, server: PostgresServer, now: Callable[[], int | None]) -> None:
+        self._server = server
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[Space, list[_Lookup]] = {}
+        self._idle: list[asyncio.Future[None]] = []
+        self._links = [Link(server) for _ in range(_POINT_LINKS)]
+        self._tasks = [asyncio.create_task(self._serve(link), name="keyloft reader") for link in self._links]
+
+    async def read(self, gets: Sequence[Get]) -> list[Record | None]:
+        """The entries at keys of one space."""
+        future: asyncio.Future[list[Record | None]] = self._loop.create_future()
+        self._waiting.setdefault(gets[0].space, []).append((gets, future, self._loop.time()))
+        if self._idle:
+            self._idle.pop().set_result(None)
+        return await future
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for lookups in self._waiting.values():
+            _fail(lookups, Closed())
+        for link in self._links:
+            await link.aclose()
+
+    async def _serve(self, link: Link) -> None:
+        while True:
+            if not self._waiting:
+                idle: asyncio.Future[None] = self._loop.create_future()
+                self._idle.append(idle)
+                await idle
+            if some := self._take():
+                try:
+                    await self._answer(link, some)
+                except asyncio.CancelledError:
+                    _fail(some, Closed())
+                    raise
+
+    def _take(self) -> list[_Lookup]:
+        """The lookups of one space, as many as go into a statement; those of the others are next."""
+        if not self._waiting:
+            return []  # the other one was faster
+        space = next(iter(self._waiting))
+        lookups = self._waiting.pop(space)
+        count = taken = 0
+        while taken < len(lookups) and (count < _KEYS_AT_ONCE or not taken):
+            count += len(lookups[taken][0])
+            taken += 1
+        if taken < len(lookups):
+            self._waiting[space] = lookups[taken:]
+            if self._idle:
+                self._idle.pop().set_result(None)
+        return [lookup for lookup in lookups[:taken] if not lookup[1].done()]
+
+    async def _answer(self, link: Link, lookups: list[_Lookup]) -> None:
+        keys = list({get.key for gets, _, _ in lookups for get in gets})
+        space = lookups[0][0][0].space
+        try:
+            found = await patiently(self._server, link, lambda link: self._fetch(link, space, keys), lookups[0][2])
+        except DatabaseError as error:
+            _fail(lookups, error)
+            return
+        except Exception as error:
+            logger.exception("looking up keys failed unexpectedly")
+            _fail(lookups, DatabaseError(f"{self._server.name}: reading failed unexpectedly: {type(error).__name__}"))
+            return
+        for gets, future, _ in lookups:
+            if not future.done():
+                future.set_result([_answer(found, get) for get in gets])
+
+    async def _fetch(self, link: Link, space: Space, keys: list[Any]) -> Found:
+        layout = LAYOUTS[space]
+        if len(keys) == 1:
+            return layout.found(await link.fetch(layout.get, self._now(), *layout.bind_key(keys[0])))
+        return layout.found(await link.fetch(layout.gets, self._now(), *layout.bind_keys(keys)))
+
+
+def _fail(lookups: list[_Lookup], error: DatabaseError | Closed) -> None:
+    for _, future, _ in lookups:
+        if not future.done():
+            future.set_exception(copy(error) if isinstance(error, DatabaseError) else error)
+
+
+def _answer(found: Found, get: Get) -> Record | None:
+    record, is_due = found.get(get.key, _NOTHING)
+    return record if get.include_expired or not is_due else None
+
+
+_NOTHING: Final = (None, False)
+
+
+class Others:
+    """Answers everything else, each read on a connection of its own."""
+
+    def __init__(self, server: PostgresServer, now: Callable[[], int | None]) -> None:
+        self._server = server
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._free = asyncio.Semaphore(_OTHER_LINKS)
+        self._links: list[Link] = []
+        self._closed = False
+
+    async def read(self, asks: Sequence[Ask]) -> list[Any]:
+        """The answers to all asks, from one snapshot."""
+        came = self._loop.time()
+        now = self._now()
+
+        async def work(link: Link) -> list[Any]:
+            if len(asks) == 1:
+                return [await _answer_one(link, asks[0], now)]
+            async with link.transaction(_SNAPSHOT) as connection:
+                return [await _answer_one(connection, ask, now) for ask in asks]
+
+        try:
+            await asyncio.wait_for(self._free.acquire(), self._server.patience)
+        except TimeoutError:
+            raise self._server.unreachable() from None
+        link = self._links.pop() if self._links else Link(self._server)
+        try:
+            if self._closed:
+                raise Closed
+            return await patiently(self._server, link, work, came)
+        finally:
+            self._links.append(link)
+            self._free.release()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        for link in self._links:
+            await link.aclose()
+
+
+async def _answer_one(at: Link | Connection, ask: Ask, now: int | None) -> Any:
+    if isinstance(ask, Latest):
+        [[version, _]] = await at.fetch(READ_CLOCK, now)
+        return version
+    if isinstance(ask, Usage):
+        return list(starmap(Used, await at.fetch(PLUGIN_USAGE, now)))
+    layout = LAYOUTS[ask.space]
+    match ask:
+        case Get():
+            return _answer(layout.found(await at.fetch(layout.get, now, *layout.bind_key(ask.key))), ask)
+        case Scan():
+            bindings = (*layout.bind_range(ask.start, ask.end), ask.limit)
+            return layout.page(await at.fetch(layout.scan(ask), now, *bindings))
+        case Count():
+            [[count]] = await at.fetch(layout.count, now, *layout.bind_range(ask.start, ask.end))
+            return count
+        case Expired():
+            return list(layout.page(await at.fetch(layout.expired, now, ask.limit)))
+    raise TypeError(f"an engine can't answer {type(ask).__name__}")

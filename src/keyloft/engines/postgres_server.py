@@ -1,0 +1,338 @@
+"""Connects to PostgreSQL: where it is, how long to wait for it, and what its errors mean to a user."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import ssl
+import urllib.parse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeAlias
+
+from keyloft.engines import layouts, postgres_layouts
+from keyloft.errors import (
+    Busy,
+    CannotOpen,
+    DatabaseError,
+    DiskFull,
+    InvalidArgument,
+    ReadOnly,
+    SchemaTooNew,
+    SchemaTooOld,
+    Unreachable,
+)
+
+try:
+    import asyncpg  # type: ignore[import-untyped,unused-ignore]
+except ImportError as error:
+    raise CannotOpen('PostgreSQL needs its driver: pip install "keyloft[postgres]"') from error
+
+logger = logging.getLogger(__name__)
+
+Connection: TypeAlias = Any
+"""asyncpg's, which has no types."""
+
+Failure: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""What can go wrong with a connection: the server said no, or is gone."""
+
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LONGEST_PAUSE_SECONDS: Final = 0.5
+_ATTEMPT_SECONDS: Final = 5.0
+
+# SQLSTATEs. The session is gone: ended by an administrator or a crash, or the connection broke.
+_GONE: Final = ("57P", "08")
+# What waiting cures: that, a server that has too many connections, and one that has yet to become the primary.
+_NOT_NOW: Final = (*_GONE, "53300", "25006")
+# The server undid the transaction, and the next try may succeed: serialization, deadlock, lock and statement time-outs.
+_AGAIN: Final = ("40001", "40P01", "55P03", "57014")
+_SOMEBODY_WAS_FASTER: Final = ("23505", "42P07", "42710", *_AGAIN)
+# A prepared statement that is not there, or there already: somebody between us gives each transaction another session.
+_POOLED: Final = ("26000", "42P05")
+
+
+class PostgresServer:
+    """Where the database is, and how connections to it are made."""
+
+    def __init__(self, url: str, *, durability: str, patience: float) -> None:
+        parts = urllib.parse.urlsplit(url)
+        try:
+            query = dict(urllib.parse.parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+        except ValueError:
+            raise InvalidArgument("what stands after ? in a PostgreSQL URL is name=value&name=value") from None
+        self._dsn = urllib.parse.urlunsplit(parts._replace(scheme="postgresql"))
+        login, at, place = parts.netloc.partition("@")
+        place = place if at else login
+        hosts = query.get("host") or place
+        self._hosts = [{}] if query.get("host") or "," not in hosts else [_address(host) for host in hosts.split(",")]
+        self.name = f"PostgreSQL at {hosts or 'the local socket'}{parts.path}"
+        self.url_to_show = (
+            f"postgresql://{urllib.parse.unquote(login.partition(':')[0]) + '@' if at else ''}{place}{parts.path}"
+        )
+        self._secrets = [secret for secret in (login.partition(":")[2], query.get("password")) if secret]
+        self._settings = {} if "application_name" in query else {"application_name": "keyloft"}
+        chosen = query.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
+        self._session_attributes = None if chosen else "read-write"
+        self._durability = durability
+        self.patience = patience
+        self.is_pooled = False
+        """Whether each transaction may meet another session, so that nothing outlives one."""
+        self._trouble: str | None = None
+
+    # Connecting
+
+    async def connect(self) -> Connection:
+        """Connect, as soon as there is somebody to connect to.
+
+        Raises:
+            DatabaseError: It can't be connected to, for a reason that waiting does not cure.
+        """
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                connection = await self._connect_to_one()
+            except (Unreachable, ReadOnly) as error:
+                if self._trouble is None:
+                    logger.warning("waiting for %s: %s", self.name, error)
+                self._trouble = str(error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            else:
+                if self._trouble is not None:
+                    logger.info("connected to %s again", self.name)
+                self._trouble = None
+                return connection
+
+    def unreachable(self) -> Unreachable:
+        """The error of whoever has waited long enough."""
+        waited = f"no answer within {self.patience:g} s; nothing was written: try again"
+        return Unreachable(f"{self._trouble}; {waited}" if self._trouble else f"{self.name}: {waited}")
+
+    async def _connect_to_one(self) -> Connection:
+        # Host by host, not all in one call of the driver: one that is silent must not use up the time of all.
+        error: DatabaseError | None = None
+        for host in self._hosts:
+            try:
+                return await self._connect_to(host)
+            except (Unreachable, ReadOnly) as reason:
+                error = reason
+        assert error is not None
+        raise error
+
+    async def _connect_to(self, host: dict[str, Any]) -> Connection:
+        connection: Connection = None
+        try:
+            async with asyncio.timeout(min(self.patience, _ATTEMPT_SECONDS)):
+                connection = await asyncpg.connect(
+                    self._dsn,
+                    **host,
+                    target_session_attrs=self._session_attributes,
+                    server_settings=self._settings,
+                    statement_cache_size=0 if self.is_pooled else 100,
+                    max_cached_statement_lifetime=0,
+                )
+                await self._set_up(connection)
+        except BaseException as error:
+            if connection is not None:
+                connection.terminate()
+            if isinstance(error, (*Failure, TimeoutError, ValueError)):
+                raise self._why_not(error) from error
+            raise
+        return connection
+
+    async def _set_up(self, connection: Connection) -> None:
+        encoding, commit = await connection.fetchrow(
+            "SELECT current_setting('server_encoding'), current_setting('synchronous_commit')"
+        )
+        if encoding != "UTF8":
+            raise CannotOpen(f"{self.name} is encoded as {encoding}: make a database with ENCODING 'UTF8'")
+        if not self.is_pooled and (wanted := self._wanted_commit(commit)):
+            await connection.execute(f"SET synchronous_commit = {wanted}")
+
+    def _wanted_commit(self, given: str) -> str | None:
+        """What to set, where the server's own setting is not what was asked for."""
+        if self._durability == "relaxed":
+            return "off" if given != "off" else None
+        return "on" if given == "off" else None
+
+    @property
+    def begin(self) -> str:
+        """Begins a transaction that writes."""
+        begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
+        if self.is_pooled:
+            begin += f"; SET LOCAL synchronous_commit = {'off' if self._durability == 'relaxed' else 'on'}"
+        return begin
+
+    # The schema
+
+    async def set_up_schema(self, connection: Connection) -> None:
+        """Make the tables in a database that is not ours yet; two processes may do so at once.
+
+        Raises:
+            SchemaTooOld: It is to be migrated.
+            SchemaTooNew: A later version of Keyloft wrote it.
+            DatabaseError: It can't be read, or tables can't be made.
+        """
+        while (stamp := await self._stamp(connection)) is None:
+            try:
+                await connection.execute("; ".join(("BEGIN", *postgres_layouts.CREATE, "COMMIT")))
+            except asyncpg.PostgresError as error:
+                await connection.execute("ROLLBACK")
+                if error.sqlstate not in _SOMEBODY_WAS_FASTER:
+                    raise
+                await asyncio.sleep(_FIRST_PAUSE_SECONDS)
+        if stamp < layouts.REVISION:
+            raise SchemaTooOld(
+                f"{self.name} has schema {stamp}, this version of Keyloft has {layouts.REVISION}: run "
+                f"`keyloft migrate --database {self.url_to_show}`; the database was left as it is"
+            )
+        if stamp > layouts.REVISION:
+            raise SchemaTooNew(
+                f"{self.name} has schema {stamp}, which this version of Keyloft does not know (it has "
+                f"{layouts.REVISION}): upgrade keyloft; the database was left as it is"
+            )
+
+    async def _stamp(self, connection: Connection) -> str | None:
+        if await connection.fetchval(f"SELECT to_regclass('{layouts.VERSION_TABLE}')") is None:
+            return None
+        stamp: str | None = await connection.fetchval(f"SELECT version_num FROM {layouts.VERSION_TABLE}")
+        return stamp
+
+    # What errors mean
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether there is nobody at the other end any more: what was under way there was done, or not."""
+        if isinstance(error, asyncpg.PostgresError):
+            return (error.sqlstate or "").startswith(_GONE)
+        return not isinstance(error, asyncpg.DataError)
+
+    def is_worth_another_try(self, error: Exception) -> bool:
+        """Whether what failed may succeed the next time, on another connection."""
+        if self.is_lost(error):
+            return True
+        state = getattr(error, "sqlstate", None) or ""
+        if state in _POOLED:
+            if self.is_pooled:
+                return False
+            logger.info("%s is behind a pooler: using no prepared statements", self.name)
+            self.is_pooled = True
+        return state.startswith((*_AGAIN, *_NOT_NOW, *_POOLED))
+
+    def explain(self, error: BaseException) -> DatabaseError:
+        """The error that tells a user what is wrong with which database."""
+        if isinstance(error, DatabaseError):
+            return error
+        state = getattr(error, "sqlstate", None) or ""
+        told = self._told(error)
+        match state:
+            case "53100":
+                return DiskFull(f"{self.name}: its disk is full; nothing of this was written")
+            case "25006":
+                return ReadOnly(f"{self.name} can't be written: it is a standby, or set to read-only")
+            case "42501":
+                return CannotOpen(
+                    f"{self.name}: {told}: GRANT this user CREATE and USAGE on the schema, and SELECT, INSERT, UPDATE "
+                    "and DELETE on Keyloft's tables, or let their owner run `keyloft migrate`"
+                )
+            case "42P01" | "3F000":
+                return DatabaseError(
+                    f"{self.name}: {told}: run `keyloft migrate --database {self.url_to_show}`; "
+                    "if it is in another schema, set search_path"
+                )
+        if state in _AGAIN:
+            return Busy(f"{self.name}: {told}; nothing was written: try again")
+        if state.startswith(_NOT_NOW) or (isinstance(error, Failure) and self.is_lost(error)):
+            return Unreachable(f"{self.name} can't be reached: {told}")
+        return DatabaseError(f"{self.name}: {told} ({state or type(error).__name__})")
+
+    def _why_not(self, error: BaseException) -> DatabaseError:
+        """Why nobody could connect."""
+        state = getattr(error, "sqlstate", None) or ""
+        told = self._told(error)
+        if state.startswith("28"):
+            return CannotOpen(f"{self.name} refuses this user: {told}: check the name and the password in the URL")
+        if state == "3D000":
+            return CannotOpen(f"{self.name}: {told}: make it with CREATE DATABASE, or correct its name in the URL")
+        if state.startswith(("42704", "22023")):
+            return CannotOpen(f"{self.name}: {told}: an option after ? in the URL is wrong")
+        if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+            return ReadOnly(f"{self.name} can't be written: it is a standby, or set to read-only")
+        if isinstance(error, TimeoutError):
+            return Unreachable(f"{self.name} does not answer")
+        if isinstance(error, (asyncpg.ClientConfigurationError, ssl.SSLCertVerificationError, ValueError)):
+            return CannotOpen(f"{self.name} can't be connected to: {told}")
+        return self.explain(error)
+
+    def _told(self, error: BaseException) -> str:
+        """What an error says, without what nobody else should read: it may quote the URL."""
+        # Not str(error): PostgreSQL's details quote keys and values.
+        told = str(error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error)
+        for secret in self._secrets:
+            told = told.replace(secret, "…").replace(urllib.parse.unquote(secret), "…")
+        return told or type(error).__name__
+
+
+def _address(host: str) -> dict[str, Any]:
+    name, colon, port = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        return {"host": host.strip("[]")}
+    if not port.isdecimal():
+        raise InvalidArgument(f"{host}: a host is followed by a colon and the number of its port, or by nothing")
+    return {"host": name.strip("[]"), "port": int(port)}
+
+
+class Link:
+    """A place for one connection: made when it is needed, and made anew after it was lost."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._connection: Connection = None
+
+    async def connected(self) -> Connection:
+        """The connection, as soon as there is one."""
+        if self._connection is None or self._connection.is_closed():
+            self._connection = None
+            self._connection = await self._server.connect()
+        return self._connection
+
+    async def fetch(self, statement: str, *bindings: Any) -> list[Any]:
+        """The rows of one statement, which is a transaction of its own."""
+        connection = await self.connected()
+        rows: list[Any]
+        if self._server.is_pooled:
+            async with self.transaction(self._server.begin):
+                rows = await connection.fetch(statement, *bindings)
+        else:
+            rows = await connection.fetch(statement, *bindings)
+        return rows
+
+    @asynccontextmanager
+    async def transaction(self, begin: str) -> AsyncIterator[Connection]:
+        """Commits in the end, unless that was done; whatever goes wrong undoes it all."""
+        connection = await self.connected()
+        try:
+            await connection.execute(begin)
+            yield connection
+            if connection.is_in_transaction():
+                await connection.execute("COMMIT")
+        except Exception:
+            with contextlib.suppress(Exception):
+                await connection.execute("ROLLBACK")
+            if connection.is_closed() or connection.is_in_transaction():
+                self.drop()
+            raise
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Forget the connection, at once: what it was doing is undone, or can't be known."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def aclose(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(Exception):
+                await self._connection.close(timeout=1)
+            self.drop()

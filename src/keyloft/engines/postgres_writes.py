@@ -1,0 +1,166 @@
+"""Commits groups of batches to PostgreSQL, each group in one transaction.
+
+Every transaction begins by taking the row of the clock, so commits come one after the other, whichever process makes
+them, and their versions grow in that order. A group of plain sets needs to know nothing of what is stored: it takes the
+clock and writes its rows with one statement. Any other group first takes the clock, then loads the records that decide,
+in a later statement: one that waited for the clock would still show the state from before it waited.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from keyloft.engines.outcomes import Outcome, failed, joined
+from keyloft.engines.postgres_layouts import LAYOUTS, LOCK_CLOCK, READ_CLOCK, WRITE_CLOCK_AND_COMMIT
+from keyloft.engines.postgres_reads import PAUSE_SECONDS
+from keyloft.engines.postgres_server import Connection, Failure, Link, PostgresServer
+from keyloft.engines.settle import Put, Remove, Retime, Write, deciding, settle
+from keyloft.errors import Busy, CommitUnknown, DatabaseError, DiskFull, ReadOnly, Unreachable
+from keyloft.records import Address, Batch, Committed, Key, Record, Space
+
+# The server as a whole refused: asking again, batch by batch, would get the same answer 64 times.
+_HOPELESS: Final = (DiskFull, ReadOnly, Unreachable, CommitUnknown)
+
+
+class PostgresWriter:
+    """Commits groups on a connection of its own."""
+
+    def __init__(self, server: PostgresServer, link: Link, now: Callable[[], int | None], name: str) -> None:
+        self._server = server
+        self._now = now
+        self._link = link
+        self._name = name
+        """How our commits are told from those of other processes."""
+        self._last_clock = 0
+        self._is_committing = False
+
+    async def commit(self, group: list[Batch], came: float) -> Outcome:
+        """Decide a group whose first batch came at a time; never raises, whatever becomes of it."""
+        try:
+            return await self._commit_patiently(group, came + self._server.patience)
+        except DatabaseError as error:
+            failure = error
+        except Exception as error:  # nobody else would hear of it, and all callers would wait
+            self._link.drop()
+            failure = DatabaseError(f"{self._server.name}: a write failed unexpectedly: {type(error).__name__}")
+            failure.__cause__ = error
+        if isinstance(failure, _HOPELESS) or len(group) == 1:
+            return failed(group, failure, self._last_clock)
+        return joined([await self.commit([batch], came) for batch in group])
+
+    async def aclose(self) -> None:
+        await self._link.aclose()
+
+    async def _commit_patiently(self, group: list[Batch], deadline: float) -> Outcome:
+        trouble: DatabaseError | None = None
+        while True:
+            self._is_committing = False
+            try:
+                async with asyncio.timeout_at(deadline):
+                    try:
+                        return await self._commit(group)
+                    except Failure as error:
+                        is_lost = self._server.is_lost(error)
+                        trouble = self._unknown() if is_lost and self._is_committing else self._server.explain(error)
+                        if isinstance(trouble, CommitUnknown) or not self._server.is_worth_another_try(error):
+                            raise trouble from error
+                        if not isinstance(trouble, Busy):
+                            self._link.drop()  # another connection may lead to a server that is more willing
+                        await asyncio.sleep(PAUSE_SECONDS)
+            except TimeoutError:
+                self._link.drop()
+                raise (self._unknown() if self._is_committing else trouble or self._server.unreachable()) from None
+
+    def _unknown(self) -> CommitUnknown:
+        return CommitUnknown(
+            f"{self._server.name} was lost during a commit: all of it was written, or nothing; read to find out"
+        )
+
+    async def _commit(self, group: list[Batch]) -> Outcome:
+        addresses = deciding(group)
+        if not addresses:
+            settled = settle(group, {}, 0, 0)
+            spaces = {space for space, _ in settled.writes}
+            if len(spaces) == 1:
+                puts = [
+                    write.record for _, write in sorted(settled.writes.items(), key=_address) if isinstance(write, Put)
+                ]
+                base = await self._set(spaces.pop(), puts, len(group))
+                verdicts = [
+                    replace(verdict, version=base + verdict.version)
+                    for verdict in settled.verdicts
+                    if isinstance(verdict, Committed)
+                ]
+                return self._done(Outcome([*verdicts], base, base + len(group), settled.writes))
+        return await self._decide(group, addresses)
+
+    async def _set(self, space: Space, puts: Sequence[Record], count: int) -> int:
+        """Write rows whatever is in their place; returns the clock before them."""
+        layout = LAYOUTS[space]
+        await self._link.connected()
+        self._is_committing = True
+        [[base, _]] = await self._link.fetch(layout.set, self._now(), count, self._name, *layout.bind_puts(puts))
+        return int(base)
+
+    async def _decide(self, group: list[Batch], addresses: set[Address]) -> Outcome:
+        async with self._link.transaction(f"{self._server.begin}; {LOCK_CLOCK}") as connection:
+            clock, now, current = await self._load(connection, addresses)
+            settled = settle(group, current, clock, now)
+            if settled.clock != clock:
+                await self._apply(connection, settled.writes, now)
+                self._is_committing = True
+                # One trip for all that is left to do.
+                await connection.execute(WRITE_CLOCK_AND_COMMIT.format(clock=settled.clock, name=self._name))
+        return self._done(Outcome(settled.verdicts, clock, settled.clock, settled.writes))
+
+    def _done(self, outcome: Outcome) -> Outcome:
+        self._last_clock = outcome.clock_after
+        return outcome
+
+    async def _load(self, connection: Connection, addresses: set[Address]) -> tuple[int, int, dict[Address, Record]]:
+        """The clock, the time, and what is stored at some keys, expired or not."""
+        now = self._now()
+        clock, current = None, {}
+        for space in sorted({space for space, _ in addresses}):
+            layout = LAYOUTS[space]
+            keys = sorted(key for at, key in addresses if at is space)
+            rows = await connection.fetch(layout.load, now, *layout.bind_keys(keys))
+            clock, now = rows[0][:2]
+            for key, (record, _) in layout.found([row[2:] for row in rows if row[2] is not None]).items():
+                current[space, key] = record
+        if clock is None:
+            [[clock, now]] = await connection.fetch(READ_CLOCK, now)
+        assert now is not None
+        return clock, now, current
+
+    async def _apply(self, connection: Connection, writes: dict[Address, Write], now: int) -> None:
+        for space in sorted({space for space, _ in writes}):
+            layout = LAYOUTS[space]
+            puts: list[Record] = []
+            removed: list[Key] = []
+            retimed: list[tuple[int | None, Key]] = []
+            for (at, key), write in sorted(writes.items(), key=_address):
+                if at is not space:
+                    continue
+                match write:
+                    case Put():
+                        puts.append(write.record)
+                        if write.anew:
+                            removed.append(key)
+                    case Remove():
+                        removed.append(key)
+                    case Retime():
+                        retimed.append((write.expires_at, key))
+            if removed:
+                await connection.execute(layout.remove, *layout.bind_keys(removed))
+            if puts:
+                await connection.execute(layout.put, now, *layout.bind_puts(puts))
+            if retimed:
+                due, keys = zip(*retimed, strict=True)
+                await connection.execute(layout.retime, due, *layout.bind_keys(keys))
+
+
+def _address(write: tuple[Address, Write]) -> Address:
+    return write[0]
