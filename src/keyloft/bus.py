@@ -17,6 +17,7 @@ from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConf
 
 from keyloft.errors import (
     Busy,
+    CommitUnknown,
     DatabaseError,
     InvalidArgument,
     InvalidJson,
@@ -50,6 +51,7 @@ WIRE_ERRORS: Final[Mapping[str, type[KeyloftError]]] = {
 """All codes that a service answers with, and what a client raises for them."""
 
 _FAILED: Final = "the database failed, and this request was not carried out; the service's log says why"
+_UNKNOWN: Final = "the database was lost while it wrote this: it was carried out, or not; read to find out"
 _UNEXPECTED: Final = "the service failed unexpectedly; its log says why"
 
 
@@ -66,7 +68,9 @@ def refusal(error: BaseException) -> bytes:
     """The reply that tells of an error. What a database or a bug says stays in the service's log."""
     code = wire_code(error)
     told = str(error)
-    if code == DatabaseError.code and not isinstance(error, Stalled):
+    if isinstance(error, CommitUnknown):
+        told = _UNKNOWN
+    elif code == DatabaseError.code and not isinstance(error, Stalled):
         told = _FAILED
     elif code == KeyloftError.code:
         told = _UNEXPECTED

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from keyloft.errors import InvalidArgument
-from keyloft.server.config import SETTINGS, Config, check_service, load, without_password
+from keyloft.server.config import SETTINGS, Config, check_service, load
+from keyloft.urls import without_password
 
 
 def test_without_any_source_all_have_their_defaults() -> None:
@@ -139,3 +140,7 @@ def test_the_page_can_be_turned_off_or_on_ipv6() -> None:
 def test_passwords_are_not_shown() -> None:
     assert without_password("nats://me:secret@host:4222") == "nats://host:4222"
     assert without_password("nats://host:4222") == "nats://host:4222"
+    assert without_password("postgresql://me:secret@/app?host=/run&password=secret&sslmode=require") == (
+        "postgresql:///app?host=/run&password=…&sslmode=require"
+    )
+    assert without_password("postgresql://me:secret@host?user=other") == "postgresql://host?user=other"

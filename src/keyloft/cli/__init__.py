@@ -232,7 +232,8 @@ async def _check_somebody_listens(addresses: list[str], seconds: float) -> None:
     """A client would patiently wait for a server to come up; somebody at a terminal wants to know at once."""
     from urllib.parse import urlsplit
 
-    from keyloft.server.config import DEFAULT_NATS_PORT, without_password
+    from keyloft.server.config import DEFAULT_NATS_PORT
+    from keyloft.urls import without_password
 
     for address in addresses:
         parts = urlsplit(address if "://" in address else f"nats://{address}")
@@ -390,12 +391,13 @@ or back to an earlier one. Nothing else may use the database meanwhile."""
 def _migrate(asked: argparse.Namespace) -> int:
     from keyloft import migrations
     from keyloft.server import config
+    from keyloft.urls import without_password
 
     database = config.load(vars(asked), only=["database"]).database
     goes_back = asked.to == "base" or asked.to.startswith("-")
     if goes_back and not asked.yes:
         raise InvalidArgument(
-            f"going back deletes what the earlier schema can't hold, in {config.without_password(database)}: "
+            f"going back deletes what the earlier schema can't hold, in {without_password(database)}: "
             "stop what uses it, make a copy, then say --yes"
         )
     try:
@@ -414,5 +416,5 @@ def _migrate(asked: argparse.Namespace) -> int:
         if asked.to == "head"
         else "went on"
     )
-    sys.stderr.write(f"{config.without_password(database)} {what}\n")
+    sys.stderr.write(f"{without_password(database)} {what}\n")
     return 0

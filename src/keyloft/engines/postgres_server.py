@@ -22,6 +22,7 @@ from keyloft.errors import (
     SchemaTooOld,
     Unreachable,
 )
+from keyloft.urls import without_password
 
 try:
     import asyncpg  # type: ignore[import-untyped,unused-ignore]
@@ -39,6 +40,9 @@ Failure: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Interna
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 0.5
 _ATTEMPT_SECONDS: Final = 5.0
+# Firewalls forget connections that are idle for some minutes, and tell neither side.
+_IDLE_SECONDS: Final = 60.0
+_PING_SECONDS: Final = 2.0
 
 # SQLSTATEs. The session is gone: ended by an administrator or a crash, or the connection broke.
 _GONE: Final = ("57P", "08")
@@ -66,9 +70,8 @@ class PostgresServer:
         hosts = query.get("host") or place
         self._hosts = [{}] if query.get("host") or "," not in hosts else [_address(host) for host in hosts.split(",")]
         self.name = f"PostgreSQL at {hosts or 'the local socket'}{parts.path}"
-        self.url_to_show = (
-            f"postgresql://{urllib.parse.unquote(login.partition(':')[0]) + '@' if at else ''}{place}{parts.path}"
-        )
+        user = login.partition(":")[0] if at else ""
+        self._url_to_show = without_password(self._dsn).replace("://", f"://{user}@" if user else "://", 1)
         self._secrets = [secret for secret in (login.partition(":")[2], query.get("password")) if secret]
         self._settings = {} if "application_name" in query else {"application_name": "keyloft"}
         chosen = query.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
@@ -105,7 +108,7 @@ class PostgresServer:
 
     def unreachable(self) -> Unreachable:
         """The error of whoever has waited long enough."""
-        waited = f"no answer within {self.patience:g} s; nothing was written: try again"
+        waited = f"no answer within {self.patience:g} s (`patience`); nothing was written: try again"
         return Unreachable(f"{self._trouble}; {waited}" if self._trouble else f"{self.name}: {waited}")
 
     async def _connect_to_one(self) -> Connection:
@@ -184,7 +187,7 @@ class PostgresServer:
         if stamp < layouts.REVISION:
             raise SchemaTooOld(
                 f"{self.name} has schema {stamp}, this version of Keyloft has {layouts.REVISION}: run "
-                f"`keyloft migrate --database {self.url_to_show}`; the database was left as it is"
+                f"`keyloft migrate --database {self._url_to_show}`; the database was left as it is"
             )
         if stamp > layouts.REVISION:
             raise SchemaTooNew(
@@ -236,7 +239,7 @@ class PostgresServer:
                 )
             case "42P01" | "3F000":
                 return DatabaseError(
-                    f"{self.name}: {told}: run `keyloft migrate --database {self.url_to_show}`; "
+                    f"{self.name}: {told}: run `keyloft migrate --database {self._url_to_show}`; "
                     "if it is in another schema, set search_path"
                 )
         if state in _AGAIN:
@@ -287,13 +290,27 @@ class Link:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._connection: Connection = None
+        self._loop = asyncio.get_running_loop()
+        self._used = 0.0
 
     async def connected(self) -> Connection:
-        """The connection, as soon as there is one."""
+        """The connection, as soon as there is one that works."""
+        now = self._loop.time()
+        if self._connection is not None and now - self._used > _IDLE_SECONDS:
+            await self._try_out()
         if self._connection is None or self._connection.is_closed():
             self._connection = None
             self._connection = await self._server.connect()
+        self._used = now
         return self._connection
+
+    async def _try_out(self) -> None:
+        """See whether a connection still leads anywhere, before something depends on it that can't be repeated."""
+        try:
+            async with asyncio.timeout(_PING_SECONDS):
+                await self._connection.execute("SELECT 1")
+        except (*Failure, TimeoutError):
+            self.drop()
 
     async def fetch(self, statement: str, *bindings: Any) -> list[Any]:
         """The rows of one statement, which is a transaction of its own."""

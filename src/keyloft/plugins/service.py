@@ -128,6 +128,7 @@ class DatabaseService:
         self._all_answered = asyncio.Event()
         self._all_answered.set()
         self._refusals: deque[tuple[str, bytes]] = deque()
+        self._something_to_refuse = asyncio.Event()
         self._lists: dict[_Plugin, deque[tuple[_Request, Scan]]] = {}
         self._something_to_list = asyncio.Event()
         self._gets: list[_Request] = []
@@ -157,7 +158,7 @@ class DatabaseService:
         self._engine = await self.db.engine()
         self._tasks = [
             asyncio.create_task(self._forever(job), name=f"keyloft plugins: {job.__name__}")
-            for job in (self._answer, self._write, self._list, self._clean_up)
+            for job in (self._answer, self._write, self._list, self._refuse, self._clean_up)
         ]
         for prefix in self._prefixes:
             # No bounds in nats-py, which would drop what is over them in silence: ours are counted in `_receive`.
@@ -224,7 +225,7 @@ class DatabaseService:
             self._note_error(OTHER if plugin is None else plugin.name, operation, error)
             if reply:
                 self._refusals.append((reply, bus.refusal(error)))
-                self._something_to_answer.set()
+                self._something_to_refuse.set()
         else:
             plugin.taken += 1
             self._taken += 1
@@ -271,20 +272,27 @@ class DatabaseService:
 
     # Reading
 
+    async def _refuse(self) -> None:
+        """Tell who was refused; not with the answers, which may have to wait for the database."""
+        while True:
+            await self._something_to_refuse.wait()
+            self._something_to_refuse.clear()
+            while self._refusals:
+                await self._publish(*self._refusals.popleft())
+
     async def _answer(self) -> None:
-        """Send refusals, and ask the database for what came since the last turn."""
+        """Ask the database for what came since the last turn."""
         while True:
             await self._something_to_answer.wait()
             self._something_to_answer.clear()
             gets, self._gets = self._gets, []
-            while self._refusals:
-                await self._publish(*self._refusals.popleft())
             for first in range(0, len(gets), limits.GETS_PER_READ):
                 await self._answer_gets(gets[first : first + limits.GETS_PER_READ])
 
     async def _answer_gets(self, gets: list[_Request]) -> None:
         try:
-            async with asyncio.timeout(self._deadline):
+            # The first of them may have waited for its turn.
+            async with asyncio.timeout(self._deadline - (perf_counter() - gets[0].came)):
                 records = await self._engine.read(*[Get(_PLUGINS, (get.plugin.name, get.key)) for get in gets])
         except Exception as error:
             await self._fail(gets, self._told(error))
@@ -322,7 +330,7 @@ class DatabaseService:
 
     async def _answer_list(self, request: _Request, scan: Scan) -> None:
         try:
-            # It may have waited for its turn.
+            # It may have waited for its turn, too.
             async with asyncio.timeout(self._deadline - (perf_counter() - request.came)):
                 [page] = await self._engine.read(scan)
         except Exception as error:

@@ -39,10 +39,11 @@ from keyloft.plugins.meters import Meters
 from keyloft.plugins.service import NAME, DatabaseService
 from keyloft.plugins.store import BotDatabase
 from keyloft.records import Batch, Check, Get, Space
-from keyloft.server.config import DEFAULT_NATS_PORT, Config, without_password
+from keyloft.server.config import DEFAULT_NATS_PORT, Config
 from keyloft.server.http import Answer, HttpServer, shown
 from keyloft.server.nats_server import NatsServer
 from keyloft.server.telemetry import Metrics, set_up_logging
+from keyloft.urls import without_password
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,8 @@ class App:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._meters = Meters()
-        self._db = BotDatabase(config.database, durability=config.durability)
+        # The database is given up before a request is, so that its answer can still be told.
+        self._db = BotDatabase(config.database, durability=config.durability, patience=0.8 * config.deadline)
         self._metrics = Metrics(self._meters, self._db, prefix=config.metrics_prefix)
         self._own_server: NatsServer | None = None
         self._nats: Nats | None = None

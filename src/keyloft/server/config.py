@@ -288,13 +288,6 @@ def check_service(config: Config) -> None:
         )
 
 
-def without_password(url: str) -> str:
-    """A URL that can be shown."""
-    scheme, slashes, rest = url.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{slashes}{authority.rpartition('@')[2]}{slash}{path}" if slashes else url
-
-
 def _from_file(path: str) -> dict[str, Any]:
     try:
         settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
