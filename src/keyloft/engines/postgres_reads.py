@@ -40,7 +40,7 @@ async def patiently(server: PostgresServer, link: Link, work: Callable[[Link], A
                 except Failure as error:
                     link.drop()
                     trouble = server.explain(error)
-                    if not server.is_worth_another_try(error):
+                    if not server.learn_from(error):
                         raise trouble from error
                     await asyncio.sleep(PAUSE_SECONDS)
         except TimeoutError:

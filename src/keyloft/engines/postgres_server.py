@@ -209,14 +209,12 @@ class PostgresServer:
             return (error.sqlstate or "").startswith(_GONE)
         return not isinstance(error, asyncpg.DataError)
 
-    def is_worth_another_try(self, error: Exception) -> bool:
-        """Whether what failed may succeed the next time, on another connection."""
+    def learn_from(self, error: Exception) -> bool:
+        """Take note of what an error tells of the server; returns whether what failed may succeed the next time."""
         if self.is_lost(error):
             return True
         state = getattr(error, "sqlstate", None) or ""
-        if state in _POOLED:
-            if self.is_pooled:
-                return False
+        if state in _POOLED and not self.is_pooled:
             logger.info("%s is behind a pooler: using no prepared statements", self.name)
             self.is_pooled = True
         return state.startswith((*_AGAIN, *_NOT_NOW, *_POOLED))

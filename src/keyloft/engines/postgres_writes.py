@@ -7,7 +7,7 @@ in a later statement: one that waited for the clock would still show the state f
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from keyloft.engines.outcomes import Outcome, failed, joined
 from keyloft.engines.postgres_layouts import LAYOUTS, LOCK_CLOCK, READ_CLOCK, WRITE_CLOCK_AND_COMMIT
 from keyloft.engines.postgres_reads import PAUSE_SECONDS
 from keyloft.engines.postgres_server import Connection, Failure, Link, PostgresServer
-from keyloft.engines.settle import Put, Remove, Retime, Write, deciding, settle
+from keyloft.engines.settle import Put, Remove, Retime, Verdict, Write, deciding, settle
 from keyloft.errors import Busy, CommitUnknown, DatabaseError, DiskFull, ReadOnly, Unreachable
 from keyloft.records import Address, Batch, Committed, Key, Record, Space
 
@@ -64,8 +64,9 @@ class PostgresWriter:
                     except Failure as error:
                         is_lost = self._server.is_lost(error)
                         trouble = self._unknown() if is_lost and self._is_committing else self._server.explain(error)
-                        if isinstance(trouble, CommitUnknown) or not self._server.is_worth_another_try(error):
+                        if isinstance(trouble, CommitUnknown) or not self._server.learn_from(error):
                             raise trouble from error
+                        self._is_committing = False
                         if not isinstance(trouble, Busy):
                             self._link.drop()  # another connection may lead to a server that is more willing
                         await asyncio.sleep(PAUSE_SECONDS)
@@ -84,21 +85,15 @@ class PostgresWriter:
             settled = settle(group, {}, 0, 0)
             spaces = {space for space, _ in settled.writes}
             if len(spaces) == 1:
-                puts = [
-                    write.record for _, write in sorted(settled.writes.items(), key=_address) if isinstance(write, Put)
-                ]
-                base = await self._set(spaces.pop(), puts, len(group))
-                verdicts = [
-                    replace(verdict, version=base + verdict.version)
-                    for verdict in settled.verdicts
-                    if isinstance(verdict, Committed)
-                ]
-                return self._done(Outcome([*verdicts], base, base + len(group), settled.writes))
+                base = await self._set(spaces.pop(), settled.writes, settled.clock)
+                verdicts = [_moved(verdict, base) for verdict in settled.verdicts]
+                return self._done(Outcome(verdicts, base, base + settled.clock, settled.writes))
         return await self._decide(group, addresses)
 
-    async def _set(self, space: Space, puts: Sequence[Record], count: int) -> int:
+    async def _set(self, space: Space, writes: dict[Address, Write], count: int) -> int:
         """Write rows whatever is in their place; returns the clock before them."""
         layout = LAYOUTS[space]
+        puts = [write.record for _, write in sorted(writes.items(), key=_address) if isinstance(write, Put)]
         await self._link.connected()
         self._is_committing = True
         [[base, _]] = await self._link.fetch(layout.set, self._now(), count, self._name, *layout.bind_puts(puts))
@@ -160,6 +155,10 @@ class PostgresWriter:
             if retimed:
                 due, keys = zip(*retimed, strict=True)
                 await connection.execute(layout.retime, due, *layout.bind_keys(keys))
+
+
+def _moved(verdict: Verdict, base: int) -> Verdict:
+    return replace(verdict, version=base + verdict.version) if isinstance(verdict, Committed) else verdict
 
 
 def _address(write: tuple[Address, Write]) -> Address:
