@@ -67,7 +67,7 @@ class MemoryEngine:
 
     def watch(self, *asks: Get | Scan) -> Watch:
         self._check_open()
-        return self._notifier.watch(asks, self._version)
+        return self._notifier.watch(asks, lambda: self._version)
 
     async def aclose(self) -> None:
         self._closed = True

@@ -4,13 +4,17 @@ import asyncio
 import heapq
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from keyloft import limits
 from keyloft.clock import Clock, Timer
 from keyloft.engine import Engine, Pages
 from keyloft.errors import Closed
 from keyloft.records import EVERYTHING, Address, Change, Get, Key, Latest, Record, Scan
+
+Beginning: TypeAlias = Callable[[], int | asyncio.Future[int]]
+"""Tells the version of the last commit; a database elsewhere needs a moment for that, and lets later reads wait."""
 
 # A watch of a large range spends at most a tenth of the time on looking through it.
 _REST = 9.0
@@ -29,13 +33,13 @@ class Notifier:
         self.seen_clock: int | None = None
         """The version of the last commit that was heard of."""
 
-    def watch(self, asks: tuple[Get | Scan, ...], latest: int | None) -> "KeyWatch | RangeWatch":
-        """Make a watch of what is committed after version `latest`; None if that has yet to be found out."""
+    def watch(self, asks: tuple[Get | Scan, ...], begin: Beginning) -> "KeyWatch | RangeWatch":
+        """Make a watch of what is committed from now on."""
         scans = [ask for ask in asks if isinstance(ask, Scan)]
         gets = [ask for ask in asks if isinstance(ask, Get)]
         watch: KeyWatch | RangeWatch
         if len(scans) == 1 and not gets:
-            watch = RangeWatch(self._engine, self._clock, self._awaited, scans[0], latest)
+            watch = RangeWatch(self._engine, self._clock, self._awaited, scans[0], begin)
         elif gets and not scans:
             watch = KeyWatch(self._engine, self._clock, self._awaited, gets)
         else:
@@ -165,10 +169,11 @@ class RangeWatch(_Waking):
     memory, and compared with the whole range when another process committed something.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, awaited: set[object], scan: Scan, made_at: int | None) -> None:
+    def __init__(self, engine: Engine, clock: Clock, awaited: set[object], scan: Scan, begin: Beginning) -> None:
         super().__init__(engine, clock, awaited)
         self._scan = Scan(scan.space, scan.start, scan.end, EVERYTHING, keys_only=True)
-        self._made_at = made_at
+        self._begin = begin
+        self._beginning = begin()
         self._first_look_at: int | None = None
         self._known: dict[Key, int] = {}
         self._due: dict[Key, int] = {}
@@ -189,7 +194,7 @@ class RangeWatch(_Waking):
         if keys := [key for at, key in addresses if at == space and start <= key < end]:
             self._touched.update(keys)
             # The first look may see a commit before word of it gets here: a key deleted by it was never seen at all,
-            # and where `made_at` was found out late, a key written by it was taken for an old one.
+            # and where the beginning was found out late, a key written by it was taken for an old one.
             if self._first_look_at is None or latest <= self._first_look_at:
                 self._unseen.update(keys)
             self._woken.set()
@@ -234,6 +239,7 @@ class RangeWatch(_Waking):
     async def _look_first(self) -> set[Key]:
         """Learn what there is; returns what came after the watch was made, and so is news."""
         if self._first_survey is None:
+            self._beginning = self._begin()
             self._first_survey = asyncio.ensure_future(self._survey_first())
         survey = self._first_survey
         await asyncio.wait([survey])  # which a cancelled caller leaves running
@@ -246,9 +252,7 @@ class RangeWatch(_Waking):
 
     async def _survey_first(self) -> tuple[int, list[Record], int]:
         """From which version on something is news, what there is, and the version that this is sure to show."""
-        made_at = self._made_at
-        if made_at is None:
-            [made_at] = await self._engine.read(Latest())
+        made_at = self._beginning if isinstance(self._beginning, int) else await self._beginning
         records = await self._survey()
         [latest] = await self._engine.read(Latest())
         return made_at, records, latest
@@ -292,7 +296,8 @@ class RangeWatch(_Waking):
     def _is_news(self, key: Key, record: Record | None) -> bool:
         if record is None:
             return key in self._known or key in self._unseen
-        if self._made_at is None and key in self._unseen and self._reported_first.get(key) != record.version:
+        is_late = not isinstance(self._beginning, int)
+        if is_late and key in self._unseen and self._reported_first.get(key) != record.version:
             return True
         return self._known.get(key) != record.version
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,23 +17,24 @@ from keyloft.engines.postgres_notices import Notices
 from keyloft.engines.postgres_reads import Others, Points, patiently
 from keyloft.engines.postgres_server import Link, PostgresServer
 from keyloft.engines.postgres_writes import PostgresWriter
-from keyloft.records import Ask, Batch, Committed, Conflict, Get, Scan
+from keyloft.records import Ask, Batch, Committed, Conflict, Get, Latest, Scan
 
 
 class ServerClock(SystemClock):
     """This machine's idea of the server's time, for timers alone: what has expired, the server itself decides."""
 
-    __slots__ = ("_ahead",)
+    __slots__ = ("_began",)
 
-    def __init__(self) -> None:
-        self._ahead = 0
+    def __init__(self, now: int) -> None:
+        self.told(now)
 
     def now(self) -> int:
-        return super().now() + self._ahead
+        return self._began + time.monotonic_ns() // 1_000_000
 
     def told(self, now: int) -> None:
         """The server said what time it was a moment ago, so this clock is behind it rather than ahead."""
-        self._ahead = now - super().now()
+        # From there on it is counted, not looked up: this machine's own clock may be wrong, and may be set.
+        self._began = now - time.monotonic_ns() // 1_000_000
 
 
 class PostgresEngine:
@@ -63,7 +65,7 @@ class PostgresEngine:
 
         async def set_up(link: Link) -> int:
             await server.set_up_schema(await link.connected())
-            [[_, now]] = await link.fetch(READ_CLOCK, None)
+            _, now = server.clock_of(await link.fetch(READ_CLOCK, None))
             return int(now)
 
         try:
@@ -71,9 +73,7 @@ class PostgresEngine:
         except BaseException:
             link.drop()
             raise
-        server_clock = ServerClock()
-        server_clock.told(now)
-        return cls(server, clock, server_clock, link)
+        return cls(server, clock, ServerClock(now), link)
 
     def __init__(self, server: PostgresServer, clock: Clock | None, server_clock: ServerClock, link: Link) -> None:
         name = secrets.token_hex(8)
@@ -85,12 +85,17 @@ class PostgresEngine:
         self._others = Others(server, self._now)
         self._writer = PostgresWriter(server, link, self._now, name)
         self._writing: asyncio.Task[None] | None = None
+        self._beginnings: set[asyncio.Future[int]] = set()
         self._lifetime = Lifetime(self._close)
 
     async def read(self, *asks: Ask) -> list[Any]:
         self._lifetime.check()
         if not asks:
             return []
+        if self._beginnings:
+            # Whoever makes a watch and then lists what there is must miss nothing between the two.
+            await asyncio.wait(self._beginnings)
+            self._lifetime.check()
         space = getattr(asks[0], "space", None)
         if all([type(ask) is Get and ask.space is space for ask in asks]):
             return await self._points.read(cast("Sequence[Get]", asks))
@@ -102,12 +107,27 @@ class PostgresEngine:
 
     def watch(self, *asks: Get | Scan) -> Watch:
         self._lifetime.check()
-        watch = self._notifier.watch(asks, None)
+        watch = self._notifier.watch(asks, self._begin)
         self._notices.start()
         return watch
 
     async def aclose(self) -> None:
         await self._lifetime.aclose()
+
+    def _begin(self) -> asyncio.Future[int]:
+        beginning = asyncio.ensure_future(self._latest())
+        self._beginnings.add(beginning)
+        beginning.add_done_callback(self._began)
+        return beginning
+
+    def _began(self, beginning: asyncio.Future[int]) -> None:
+        self._beginnings.discard(beginning)
+        if not beginning.cancelled():
+            beginning.exception()  # the watch itself tells of it
+
+    async def _latest(self) -> int:
+        [version] = await self._others.read((Latest(),))
+        return int(version)
 
     def _now(self) -> int | None:
         """The time of an injected clock; None for the server's own."""

@@ -46,10 +46,15 @@ class Notices:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._listening.aclose()
-        await self._looking.aclose()
 
     async def _run(self) -> None:
+        try:
+            await self._tell()
+        finally:
+            self._listening.drop()
+            self._looking.drop()
+
+    async def _tell(self) -> None:
         while self._notifier.watched:
             try:
                 await self._listen()
@@ -86,7 +91,8 @@ class Notices:
         if not self._groups.idle:
             return
         seen = self._notifier.seen_clock
-        [[latest, now]] = await patiently(self._server, self._looking, _clock, self._now())
+        rows = await patiently(self._server, self._looking, _clock, self._now())
+        latest, now = self._server.clock_of(rows)
         self._told(now)
         if self._groups.idle and seen == self._notifier.seen_clock:
             if latest != seen:

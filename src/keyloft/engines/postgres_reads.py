@@ -23,6 +23,8 @@ _POINT_LINKS: Final = 2
 _OTHER_LINKS: Final = 4
 
 _SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+# What looks at whole ranges and tables may also walk a table from one end to the other.
+_WALKING: Final = f"{_SNAPSHOT}; SET LOCAL enable_seqscan = on; SET LOCAL enable_bitmapscan = on"
 
 
 async def patiently(server: PostgresServer, link: Link, work: Callable[[Link], Awaitable[T]], came: float) -> T:
@@ -166,13 +168,15 @@ class Others:
         now = self._now()
 
         async def work(link: Link) -> list[Any]:
-            if len(asks) == 1:
-                return [await _answer_one(link, asks[0], now)]
-            async with link.transaction(_SNAPSHOT) as connection:
-                return [await _answer_one(connection, ask, now) for ask in asks]
+            walks = all([isinstance(ask, (Count, Usage)) for ask in asks])
+            if len(asks) == 1 and not walks:
+                return [await _answer_one(self._server, link, asks[0], now)]
+            async with link.transaction(_WALKING if walks else _SNAPSHOT) as connection:
+                return [await _answer_one(self._server, connection, ask, now) for ask in asks]
 
         try:
-            await asyncio.wait_for(self._free.acquire(), self._server.patience)
+            async with asyncio.timeout_at(came + self._server.patience):
+                await self._free.acquire()
         except TimeoutError:
             raise self._server.unreachable() from None
         link = self._links.pop() if self._links else Link(self._server)
@@ -190,9 +194,9 @@ class Others:
             await link.aclose()
 
 
-async def _answer_one(at: Link | Connection, ask: Ask, now: int | None) -> Any:
+async def _answer_one(server: PostgresServer, at: Link | Connection, ask: Ask, now: int | None) -> Any:
     if isinstance(ask, Latest):
-        [[version, _]] = await at.fetch(READ_CLOCK, now)
+        version, _ = server.clock_of(await at.fetch(READ_CLOCK, now))
         return version
     if isinstance(ask, Usage):
         return list(starmap(Used, await at.fetch(PLUGIN_USAGE, now)))

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import ssl
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
@@ -43,6 +44,11 @@ _ATTEMPT_SECONDS: Final = 5.0
 # Firewalls forget connections that are idle for some minutes, and tell neither side.
 _IDLE_SECONDS: Final = 60.0
 _PING_SECONDS: Final = 2.0
+_TRIES: Final = 5
+
+# Every statement has its index. A plan that was made while a table was small would otherwise walk all of it, and sort
+# it, long after it has grown.
+_DETOURS: Final = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin")
 
 # SQLSTATEs. The session is gone: ended by an administrator or a crash, or the connection broke.
 _GONE: Final = ("57P", "08")
@@ -65,19 +71,25 @@ class PostgresServer:
         except ValueError:
             raise InvalidArgument("what stands after ? in a PostgreSQL URL is name=value&name=value") from None
         self._dsn = urllib.parse.urlunsplit(parts._replace(scheme="postgresql"))
-        login, at, place = parts.netloc.partition("@")
-        place = place if at else login
+        login, at, place = parts.netloc.rpartition("@")
+        if "@" in login or "/" in login:
+            raise InvalidArgument("in the login of a PostgreSQL URL, @ is written %40, / is %2F, : is %3A")
         hosts = query.get("host") or place
-        self._hosts = [{}] if query.get("host") or "," not in hosts else [_address(host) for host in hosts.split(",")]
+        addresses = [_address(host) for host in place.split(",")] if place else []
+        self._hosts = addresses if len(addresses) > 1 else [{}]
         self.name = f"PostgreSQL at {hosts or 'the local socket'}{parts.path}"
-        user = login.partition(":")[0] if at else ""
-        self._url_to_show = without_password(self._dsn).replace("://", f"://{user}@" if user else "://", 1)
+        user = login.partition(":")[0] + at
+        self._url_to_show = without_password(self._dsn).replace("://", f"://{user}", 1)
         self._secrets = [secret for secret in (login.partition(":")[2], query.get("password")) if secret]
         self._settings = {} if "application_name" in query else {"application_name": "keyloft"}
         chosen = query.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
-        self._session_attributes = None if chosen else "read-write"
+        # Of several, the one that can be written; a single one is what it is, and may at least be read.
+        self._session_attributes = "read-write" if "," in hosts and not chosen else None
         self._durability = durability
         self.patience = patience
+        self.lock_seconds = patience / 4
+        """How long a commit waits for somebody else's locks before the server itself gives it up, and tells so."""
+        self._commit_setting: str | None = None
         self.is_pooled = False
         """Whether each transaction may meet another session, so that nothing outlives one."""
         self._trouble: str | None = None
@@ -108,8 +120,8 @@ class PostgresServer:
 
     def unreachable(self) -> Unreachable:
         """The error of whoever has waited long enough."""
-        waited = f"no answer within {self.patience:g} s (`patience`); nothing was written: try again"
-        return Unreachable(f"{self._trouble}; {waited}" if self._trouble else f"{self.name}: {waited}")
+        trouble = self._trouble or f"{self.name} has not answered"
+        return Unreachable(f"{trouble}; it was waited for {self.patience:g} s, and nothing was done: try again")
 
     async def _connect_to_one(self) -> Connection:
         # Host by host, not all in one call of the driver: one that is silent must not use up the time of all.
@@ -144,27 +156,38 @@ class PostgresServer:
         return connection
 
     async def _set_up(self, connection: Connection) -> None:
-        encoding, commit = await connection.fetchrow(
-            "SELECT current_setting('server_encoding'), current_setting('synchronous_commit')"
-        )
+        # In a transaction, because a pooler may give each statement outside of one another session.
+        async with connection.transaction():
+            encoding, commit, process = await connection.fetchrow(
+                "SELECT current_setting('server_encoding'), current_setting('synchronous_commit'), pg_backend_pid()"
+            )
         if encoding != "UTF8":
             raise CannotOpen(f"{self.name} is encoded as {encoding}: make a database with ENCODING 'UTF8'")
-        if not self.is_pooled and (wanted := self._wanted_commit(commit)):
-            await connection.execute(f"SET synchronous_commit = {wanted}")
+        if (commit == "off") != (self._durability == "relaxed"):
+            self._commit_setting = "off" if self._durability == "relaxed" else "on"
+        if process != connection.get_server_pid():
+            self._note_pooler()
+        if not self.is_pooled:
+            await connection.execute("; ".join(self._settings_of("SESSION")))
 
-    def _wanted_commit(self, given: str) -> str | None:
-        """What to set, where the server's own setting is not what was asked for."""
-        if self._durability == "relaxed":
-            return "off" if given != "off" else None
-        return "on" if given == "off" else None
+    def _settings_of(self, scope: str) -> list[str]:
+        """What a session, or a transaction, is to be set to."""
+        settings = [f"SET {scope} lock_timeout = {max(1, round(1000 * self.lock_seconds))}"]
+        settings += [f"SET {scope} {detour} = off" for detour in _DETOURS]
+        if self._commit_setting is not None:
+            settings.append(f"SET {scope} synchronous_commit = {self._commit_setting}")
+        return settings
+
+    def _note_pooler(self) -> None:
+        if not self.is_pooled:
+            logger.info("%s is behind a pooler: nothing is kept in a session between two transactions", self.name)
+            self.is_pooled = True
 
     @property
     def begin(self) -> str:
         """Begins a transaction that writes."""
-        begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
-        if self.is_pooled:
-            begin += f"; SET LOCAL synchronous_commit = {'off' if self._durability == 'relaxed' else 'on'}"
-        return begin
+        settings = self._settings_of("LOCAL") if self.is_pooled else ()
+        return "; ".join(("BEGIN ISOLATION LEVEL READ COMMITTED", *settings))
 
     # The schema
 
@@ -176,18 +199,25 @@ class PostgresServer:
             SchemaTooNew: A later version of Keyloft wrote it.
             DatabaseError: It can't be read, or tables can't be made.
         """
+        tries = 0
         while (stamp := await self._stamp(connection)) is None:
+            tries += 1
             try:
                 await connection.execute("; ".join(("BEGIN", *postgres_layouts.CREATE, "COMMIT")))
             except asyncpg.PostgresError as error:
                 await connection.execute("ROLLBACK")
                 if error.sqlstate not in _SOMEBODY_WAS_FASTER:
                     raise
+                if tries == _TRIES:
+                    raise CannotOpen(
+                        f"{self.name}: {self._told(error)}, but {layouts.VERSION_TABLE} does not say that it is ours: "
+                        "rename what is in the way, or give Keyloft a database or a schema of its own"
+                    ) from error
                 await asyncio.sleep(_FIRST_PAUSE_SECONDS)
         if stamp < layouts.REVISION:
             raise SchemaTooOld(
                 f"{self.name} has schema {stamp}, this version of Keyloft has {layouts.REVISION}: run "
-                f"`keyloft migrate --database {self._url_to_show}`; the database was left as it is"
+                f"`keyloft migrate --database {shlex.quote(self._url_to_show)}`; the database was left as it is"
             )
         if stamp > layouts.REVISION:
             raise SchemaTooNew(
@@ -196,10 +226,24 @@ class PostgresServer:
             )
 
     async def _stamp(self, connection: Connection) -> str | None:
-        if await connection.fetchval(f"SELECT to_regclass('{layouts.VERSION_TABLE}')") is None:
-            return None
-        stamp: str | None = await connection.fetchval(f"SELECT version_num FROM {layouts.VERSION_TABLE}")
-        return stamp
+        async with connection.transaction():
+            if await connection.fetchval(f"SELECT to_regclass('{layouts.VERSION_TABLE}')") is None:
+                return None
+            stamp: str | None = await connection.fetchval(f"SELECT version_num FROM {layouts.VERSION_TABLE}")
+            return stamp
+
+    def clock_of(self, rows: Sequence[Any]) -> Any:
+        """The row that a statement on the clock selects.
+
+        Raises:
+            DatabaseError: There is no clock.
+        """
+        if not rows:
+            raise DatabaseError(
+                f"{self.name}: the row of keyloft_clock is gone; restore it: its version is at least the largest one "
+                "in Keyloft's tables"
+            )
+        return rows[0]
 
     # What errors mean
 
@@ -214,9 +258,8 @@ class PostgresServer:
         if self.is_lost(error):
             return True
         state = getattr(error, "sqlstate", None) or ""
-        if state in _POOLED and not self.is_pooled:
-            logger.info("%s is behind a pooler: using no prepared statements", self.name)
-            self.is_pooled = True
+        if state in _POOLED:
+            self._note_pooler()
         return state.startswith((*_AGAIN, *_NOT_NOW, *_POOLED))
 
     def explain(self, error: BaseException) -> DatabaseError:
@@ -237,7 +280,7 @@ class PostgresServer:
                 )
             case "42P01" | "3F000":
                 return DatabaseError(
-                    f"{self.name}: {told}: run `keyloft migrate --database {self._url_to_show}`; "
+                    f"{self.name}: {told}: run `keyloft migrate --database {shlex.quote(self._url_to_show)}`; "
                     "if it is in another schema, set search_path"
                 )
         if state in _AGAIN:
@@ -254,6 +297,8 @@ class PostgresServer:
             return CannotOpen(f"{self.name} refuses this user: {told}: check the name and the password in the URL")
         if state == "3D000":
             return CannotOpen(f"{self.name}: {told}: make it with CREATE DATABASE, or correct its name in the URL")
+        if state == "55000":
+            return CannotOpen(f"{self.name} lets nobody in: {told}: ALTER DATABASE … ALLOW_CONNECTIONS true")
         if state.startswith(("42704", "22023")):
             return CannotOpen(f"{self.name}: {told}: an option after ? in the URL is wrong")
         if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
@@ -268,8 +313,9 @@ class PostgresServer:
         """What an error says, without what nobody else should read: it may quote the URL."""
         # Not str(error): PostgreSQL's details quote keys and values.
         told = str(error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error)
-        for secret in self._secrets:
-            told = told.replace(secret, "…").replace(urllib.parse.unquote(secret), "…")
+        if isinstance(error, ValueError):
+            for secret in self._secrets:
+                told = told.replace(secret, "…").replace(urllib.parse.unquote(secret), "…")
         return told or type(error).__name__
 
 

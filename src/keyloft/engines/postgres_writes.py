@@ -54,29 +54,39 @@ class PostgresWriter:
         await self._link.aclose()
 
     async def _commit_patiently(self, group: list[Batch], deadline: float) -> Outcome:
+        """Try until it is done, refused, or too late.
+
+        No try begins that could not end in time even if it meets a lock: the server gives it up before we do, and what
+        the server gives up is known not to be written.
+        """
+        loop, locks = asyncio.get_running_loop(), self._server.lock_seconds
         trouble: DatabaseError | None = None
         while True:
             self._is_committing = False
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(deadline - locks):
+                    await self._link.connected()
+                async with asyncio.timeout_at(max(deadline, loop.time() + 1.2 * locks)):
                     try:
                         return await self._commit(group)
                     except Failure as error:
-                        is_lost = self._server.is_lost(error)
-                        trouble = self._unknown() if is_lost and self._is_committing else self._server.explain(error)
-                        if isinstance(trouble, CommitUnknown) or not self._server.learn_from(error):
+                        trouble = self._what_is_wrong(error)
+                        if not self._server.learn_from(error) or isinstance(trouble, CommitUnknown):
                             raise trouble from error
-                        self._is_committing = False
-                        if not isinstance(trouble, Busy):
-                            self._link.drop()  # another connection may lead to a server that is more willing
-                        await asyncio.sleep(PAUSE_SECONDS)
             except TimeoutError:
                 self._link.drop()
                 raise (self._unknown() if self._is_committing else trouble or self._server.unreachable()) from None
+            if not isinstance(trouble, Busy):
+                self._link.drop()  # another connection may lead to a server that is more willing
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    def _what_is_wrong(self, error: Exception) -> DatabaseError:
+        return self._unknown() if self._is_committing and self._server.is_lost(error) else self._server.explain(error)
 
     def _unknown(self) -> CommitUnknown:
         return CommitUnknown(
-            f"{self._server.name} was lost during a commit: all of it was written, or nothing; read to find out"
+            f"{self._server.name} was lost during a commit: all of it is written, or nothing, or a server that was "
+            "only slow writes it yet; once it answers again, read to find out"
         )
 
     async def _commit(self, group: list[Batch]) -> Outcome:
@@ -96,7 +106,8 @@ class PostgresWriter:
         puts = [write.record for _, write in sorted(writes.items(), key=_address) if isinstance(write, Put)]
         await self._link.connected()
         self._is_committing = True
-        [[base, _]] = await self._link.fetch(layout.set, self._now(), count, self._name, *layout.bind_puts(puts))
+        rows = await self._link.fetch(layout.set, self._now(), count, self._name, *layout.bind_puts(puts))
+        base, _ = self._server.clock_of(rows)
         return int(base)
 
     async def _decide(self, group: list[Batch], addresses: set[Address]) -> Outcome:
@@ -122,11 +133,11 @@ class PostgresWriter:
             layout = LAYOUTS[space]
             keys = sorted(key for at, key in addresses if at is space)
             rows = await connection.fetch(layout.load, now, *layout.bind_keys(keys))
-            clock, now = rows[0][:2]
+            clock, now = self._server.clock_of(rows)[:2]
             for key, (record, _) in layout.found([row[2:] for row in rows if row[2] is not None]).items():
                 current[space, key] = record
         if clock is None:
-            [[clock, now]] = await connection.fetch(READ_CLOCK, now)
+            clock, now = self._server.clock_of(await connection.fetch(READ_CLOCK, now))
         assert now is not None
         return clock, now, current
 

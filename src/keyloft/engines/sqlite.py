@@ -111,7 +111,7 @@ class SqliteEngine:
 
     def watch(self, *asks: Get | Scan) -> Watch:
         self._lifetime.check()
-        watch = self._notifier.watch(asks, self._latest())
+        watch = self._notifier.watch(asks, self._latest)
         if not self._file.in_memory and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll())
         return watch

@@ -119,7 +119,8 @@ def _migrate_postgres(dsn: str) -> None:
     async def attempt() -> None:
         # asyncpg reads the URL itself, as it does for the engine: sslmode, several hosts, socket folders.
         async def connect() -> Any:
-            return await asyncpg.connect(dsn)
+            # Of several hosts, the one that can be written.
+            return await asyncpg.connect(dsn, target_session_attrs="read-write" if "," in dsn else None)
 
         engine = create_async_engine("postgresql+asyncpg://", poolclass=pool.NullPool, async_creator=connect)
         async with engine.connect() as connection:

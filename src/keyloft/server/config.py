@@ -36,7 +36,8 @@ class Config(Struct, frozen=True, kw_only=True):
         str,
         Meta(
             min_length=1,
-            description="Where the data is: sqlite:///FILE, a path, or :memory:.",
+            description="Where the data is: sqlite:///FILE, a path, postgresql://USER:PASSWORD@HOST/DATABASE, "
+            "or :memory:.",
             extra={"env": "KEYLOFT_DATABASE_URL", "metavar": "URL"},
         ),
     ] = "sqlite:///keyloft.db"
