@@ -22,7 +22,7 @@ import keyloft
 from keyloft import CannotOpen, DatabaseError, SchemaTooOld, WrongLoop, migrations
 from keyloft.engines import layouts
 from keyloft.plugins.models import Base
-from tests.postgres import query
+from tests.postgres import fresh_database, query
 
 ROOT = Path(__file__).parent.parent
 PLUGIN_ROW = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', 'score', '7')"
@@ -36,6 +36,17 @@ from keyloft import migrations
 print("ready", flush=True)
 sys.stdin.readline()
 migrations.upgrade(sys.argv[1])
+"""
+OPENING_CHILD = """
+import asyncio, os, sys
+import asyncpg, keyloft
+from keyloft.engines import postgres
+async def main():
+    async with keyloft.open(sys.argv[1]) as kv:
+        await kv.set((os.getpid(),), 1)
+print("ready", flush=True)
+sys.stdin.readline()
+asyncio.run(main())
 """
 
 
@@ -132,8 +143,8 @@ def alembic(url: str | None, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-async def opened_and_filled(file: Path) -> None:
-    async with keyloft.open(file) as kv:
+async def opened_and_filled(url: str | Path) -> None:
+    async with keyloft.open(url) as kv:
         await kv.set(("users", "alice"), {"name": "Alice"})
         await kv.set(("users", "bob"), {"name": "Bob"}, expire_in=3600)
 
@@ -149,6 +160,20 @@ async def test_a_migrated_file_has_the_schema_of_an_opened_one(tmp_path: Path) -
     for file in (opened, migrated):
         with pytest.raises(apsw.ConstraintError):
             rows(file, "INSERT INTO keyloft_clock VALUES (2, 0)")
+
+
+async def test_a_migrated_server_has_the_schema_of_an_opened_one(postgres_server: str) -> None:
+    with fresh_database(postgres_server) as opened, fresh_database(postgres_server) as migrated:
+        async with keyloft.open(opened):
+            pass
+        await asyncio.to_thread(migrations.upgrade, migrated)
+        assert postgres_schema(migrated) == postgres_schema(opened)
+        assert tables(opened) == TABLES
+        for table in ("keyloft_clock", "keyloft_version"):
+            assert query(migrated, f"SELECT * FROM {table}") == query(opened, f"SELECT * FROM {table}")
+        for url in (opened, migrated):
+            with pytest.raises(asyncpg.CheckViolationError):
+                query(url, "INSERT INTO keyloft_clock VALUES (2, 0)")
 
 
 def test_the_last_revision_is_the_one_that_opening_stamps(file: Path) -> None:
@@ -212,6 +237,28 @@ async def test_a_step_down_drops_the_plugin_table_and_keeps_the_rest(file: Path)
         assert [entry.key async for entry in kv.list()] == [("users", "alice"), ("users", "bob")]
 
 
+async def test_a_step_down_on_a_server_drops_the_plugin_table_and_keeps_the_rest(postgres_url: str) -> None:
+    def stored() -> list[list[tuple[Any, ...]]]:
+        return [query(postgres_url, f"SELECT * FROM {table} ORDER BY 1") for table in TABLES[:3]]
+
+    await opened_and_filled(postgres_url)
+    query(postgres_url, PLUGIN_ROW)
+    before = postgres_schema(postgres_url), stored()
+    done = await asyncio.to_thread(alembic, postgres_url, "downgrade", "-1")
+    assert done.returncode == 0, done.stderr
+    assert tables(postgres_url) == TABLES[:-1]
+    kept = [row for row in before[0] if "plugin_kv" not in f"{row[0]} {row[1]}"]
+    assert (postgres_schema(postgres_url), stored()) == (kept, before[1])
+    with pytest.raises(SchemaTooOld, match=r"schema 0001.*keyloft migrate --database 'postgresql://"):
+        await keyloft.open(postgres_url)
+    await asyncio.to_thread(migrations.upgrade, postgres_url)
+    assert (postgres_schema(postgres_url), stored()) == before
+    assert query(postgres_url, "SELECT * FROM plugin_kv_storage") == []
+    async with keyloft.open(postgres_url) as kv:
+        assert [entry.key async for entry in kv.list()] == [("users", "alice"), ("users", "bob")]
+        await kv.set(("users", "carol"), 1)
+
+
 async def test_a_file_taken_down_to_the_base_is_a_fresh_one(file: Path) -> None:
     await opened_and_filled(file)
     await asyncio.to_thread(migrations.downgrade, str(file), "base")
@@ -256,17 +303,17 @@ def test_a_migration_that_fails_leaves_nothing(url: str) -> None:
     assert tables(url) == ["keyloft_semantic"]
 
 
-@pytest.mark.parametrize("processes", [2, 5])
-def test_processes_that_migrate_at_the_same_moment_all_succeed(url: str, processes: int) -> None:
+def at_the_same_moment(url: str, *scripts: str) -> None:
+    """Run scripts at once; each of them succeeds, in silence."""
     children = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", CHILD, url],
+            [sys.executable, "-W", "error", "-c", script, url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for _ in range(processes)
+        for script in scripts
     ]
     try:
         for child in children:
@@ -284,9 +331,31 @@ def test_processes_that_migrate_at_the_same_moment_all_succeed(url: str, process
             if child.poll() is None:
                 child.kill()
                 child.communicate()
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+def test_processes_that_migrate_at_the_same_moment_all_succeed(url: str, processes: int) -> None:
+    at_the_same_moment(url, *[CHILD] * processes)
     assert tables(url) == TABLES
     assert rows_at(url, "SELECT * FROM keyloft_clock") == [(1, 0)]
     assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0002",)]
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+def test_processes_that_open_an_empty_server_at_the_same_moment_can_all_write(
+    postgres_server: str, processes: int
+) -> None:
+    for _ in range(3):  # they meet at different places each time
+        with fresh_database(postgres_server) as url:
+            at_the_same_moment(url, *[OPENING_CHILD] * processes)
+            assert tables(url) == TABLES
+            assert query(url, "SELECT * FROM keyloft_clock") == [(1, processes)]
+            assert query(url, "SELECT count(*), count(DISTINCT version) FROM keyloft_tuples") == [(processes,) * 2]
+
+
+def test_processes_that_open_and_migrate_a_server_at_the_same_moment_all_succeed(postgres_url: str) -> None:
+    at_the_same_moment(postgres_url, CHILD, OPENING_CHILD, CHILD, OPENING_CHILD)
+    assert tables(postgres_url) == TABLES
 
 
 def test_threads_migrate_one_after_the_other(tmp_path: Path) -> None:

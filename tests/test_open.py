@@ -13,6 +13,7 @@ import keyloft
 from keyloft import CannotOpen, Closed, InvalidArgument, KeyloftError, Store, WrongLoop
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite import SqliteEngine
+from tests.postgres import database_url
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +102,11 @@ def test_a_forgotten_await_is_explained() -> None:
         keyloft.open().set(("k",), 1)
 
 
-@pytest.mark.parametrize("url", ["app.db", None])
+@pytest.fixture(params=["memory", "sqlite file", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    return database_url(request.param, request, tmp_path)
+
+
 def test_a_store_belongs_to_its_event_loop(url: str | None) -> None:
     async def opened() -> Store:
         return await keyloft.open(url, sweep_every=None)
@@ -169,7 +174,10 @@ async def test_the_value_limit_can_be_moved() -> None:
             await kv.set(("k",), "x" * 9)
 
 
-def test_a_forked_process_is_told_to_open_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("database", ["sqlite file", "postgresql"])
+def test_a_forked_process_is_told_to_open_its_own(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     script = """
 import asyncio, os, sys, keyloft
 
@@ -182,11 +190,11 @@ async def use(kv):
         else:
             os._exit(1)
     await kv.aclose()
-    async with keyloft.open("app.db") as own:
+    async with keyloft.open(sys.argv[1]) as own:
         await own.set(("child",), 1)
 
 async def main():
-    async with keyloft.open("app.db") as kv:
+    async with keyloft.open(sys.argv[1]) as kv:
         await kv.set(("k",), 1)
         child = os.fork()
         if not child:
@@ -199,5 +207,6 @@ async def main():
 
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    arguments = [sys.executable, "-c", script, str(database_url(database, request, tmp_path))]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 import keyloft
 from keyloft import U64, Entry, ManualClock, NotACounter, Store, Watching, keys
 from keyloft.keys import TupleKey, encode
+from tests.postgres import query
 
 T = TypeVar("T")
 
@@ -21,6 +22,7 @@ parts = st.sampled_from(["a", "b", "", 1, 2, -1, 1.5, True, b"x", "a\x00"])
 tuple_keys = st.lists(parts, min_size=1, max_size=3).map(tuple)
 prefixes = st.lists(parts, max_size=2).map(tuple)
 stored_values = st.sampled_from([None, 0, 1.5, "text", [1, {"a": None}], b"raw", U64(3), U64(2**64 - 1)])
+LONGEST_SECONDS = 20
 WATCHED: list[TupleKey] = [("a",), ("b", 1), ("a", "b")]
 expiries = st.none() | st.sampled_from([0.001, 1, 2.5])
 
@@ -100,6 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         self.below_a, self.some_keys = self.run(made())
         self.seen_below_a = {encode(held.key): held for held in self.model.below(("a",))}
+        self.seen_keys: list[int | None] = []
 
     def grew(self, stamp: int | None) -> int:
         assert stamp is not None
@@ -199,18 +202,28 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def watches_catch_up(self) -> None:
-        for entry in self.run(self.news(self.below_a)):
+        self.run(self.listen())
+        assert self.seen == self.to_be_seen
+
+    @property
+    def seen(self) -> tuple[list[Any], list[int | None]]:
+        # A touch is no news, so what was seen may show an older expiry.
+        return [held[:3] for _, held in sorted(self.seen_below_a.items())], self.seen_keys
+
+    @property
+    def to_be_seen(self) -> tuple[list[Any], list[int | None]]:
+        stamps = [held and held.stamp for held in map(self.model.get, WATCHED)]
+        return [held[:3] for held in self.model.below(("a",))], stamps
+
+    async def listen(self) -> None:
+        for entry in await self.news(self.below_a):
             if entry.exists:
                 self.seen_below_a[encode(entry.key)] = self.held(entry)
             else:
                 self.seen_below_a.pop(encode(entry.key), None)
-        # A touch is no news, so what was seen may show an older expiry.
-        seen = [held[:3] for _, held in sorted(self.seen_below_a.items())]
-        assert seen == [held[:3] for held in self.model.below(("a",))]
-        if entries := self.run(self.news(self.some_keys))[-len(WATCHED) :]:
+        if entries := (await self.news(self.some_keys))[-len(WATCHED) :]:
             assert [entry.key for entry in entries] == WATCHED
-            expected = [self.model.get(key) for key in WATCHED]
-            assert [e.versionstamp for e in entries] == [None if held is None else held.stamp for held in expected]
+            self.seen_keys = [entry.versionstamp for entry in entries]
 
     async def news(self, watching: Watching) -> list[Entry]:
         """Everything a watch has to say, without waiting for more."""
@@ -275,6 +288,56 @@ class SqliteMachine(StoreMachine):
 class SqliteInMemoryMachine(StoreMachine):
     async def opened(self) -> Store:
         return await keyloft.open("sqlite://", clock=self.clock, sweep_every=None)
+
+
+class PostgresMachine(StoreMachine):
+    """In a database that a test emptied; what other machines left there is thrown away."""
+
+    database: str
+
+    def url(self) -> str:
+        return self.database
+
+    async def opened(self) -> Store:
+        if not hasattr(self, "kv"):
+            query(self.database, "TRUNCATE keyloft_tuples")
+        return await super().opened()
+
+    def watch_anew(self) -> None:
+        super().watch_anew()
+        self.steps: dict[Watching, asyncio.Future[list[Entry]]] = {}
+        watch: Any = self.below_a._watch
+        # What expires before the watch has found out what there is was never there for it.
+        self.run(asyncio.wait_for(watch._first_survey, LONGEST_SECONDS))
+
+    async def listen(self) -> None:
+        # The server takes its time, and nothing but the model tells that there is no more to come.
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while self.seen != self.to_be_seen:
+                await super().listen()
+
+    async def news(self, watching: Watching) -> list[Entry]:
+        step = self.steps.pop(watching, None)
+        if step is None:
+            step = asyncio.ensure_future(anext(watching))
+            step.add_done_callback(lambda step: step.cancelled() or step.exception())  # closing the store ends it
+        await asyncio.wait([step], timeout=0.01)
+        if step.done():
+            return step.result()
+        self.steps[watching] = step
+        return []
+
+
+def test_postgresql_model(postgres_url: str) -> None:
+    async def make_tables() -> None:
+        await (await keyloft.open(postgres_url)).aclose()
+
+    asyncio.run(make_tables())
+
+    class Machine(PostgresMachine):
+        database = postgres_url
+
+    run_state_machine_as_test(Machine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None))
 
 
 TestMemoryModel = StoreMachine.TestCase

@@ -76,17 +76,30 @@ class Engine(Protocol):
         """Finish or refuse what is under way, end the watches, let go of the database."""
 
 
+class PageSize:
+    """How many entries a page can hold, as learned from the pages of earlier scans."""
+
+    def __init__(self) -> None:
+        self.fitting = _FIRST_PAGE
+
+    def learn(self, page: Page) -> None:
+        weight = sum(map(len, page.values)) // len(page)
+        self.fitting = min(limits.SCAN_ROWS, 16 * self.fitting, max(1, limits.SCAN_BYTES // max(1, weight)))
+
+
 class Pages:
     """The records of a scan of any length, a page at a time; each page is consistent in itself.
 
-    Pages start small and grow; where the values of one page were large, the next holds fewer. Before the third page and
-    each after it, other tasks get their turn. A page that failed or was cancelled is read again by the next step.
+    Pages start small and grow; where the values of one page were large, the next holds fewer. A scan that says how much
+    it wants starts with as much as fitted lately. Before the third page and each after it, other tasks get their turn.
+    A page that failed or was cancelled is read again by the next step.
     """
 
-    def __init__(self, engine: Engine, scan: Scan) -> None:
+    def __init__(self, engine: Engine, scan: Scan, lately: PageSize | None = None) -> None:
         self._engine = engine
         self._rest = scan
-        self._size = _FIRST_PAGE
+        self._lately = lately or PageSize()
+        self._size = self._lately.fitting if scan.limit <= limits.SCAN_ROWS else _FIRST_PAGE
         self._pages = 0
 
     def __aiter__(self) -> "Pages":
@@ -108,8 +121,8 @@ class Pages:
             self._rest = replace(self._rest, end=page.keys[-1])
         else:
             self._rest = replace(self._rest, start=page.keys[-1], after=True)
-        weight = sum(map(len, page.values)) // len(page)
-        self._size = min(limits.SCAN_ROWS, 16 * self._size, max(1, limits.SCAN_BYTES // max(1, weight)))
+        self._lately.learn(page)
+        self._size = min(16 * self._size, self._lately.fitting)
         return page
 
 

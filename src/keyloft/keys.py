@@ -125,11 +125,28 @@ def decode(encoded: bytes) -> TupleKey:
 
 
 def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
-    """The keys of a sorted list. Where they differ in a text at their end only, all are decoded at once."""
-    if many and many[0][-1:] == b"\x00":
-        *parts, last = decode(many[0])
+    """The keys of a sorted list. Where they differ in a text or a number at their end only, all are decoded at once."""
+    if not many:
+        return []
+    *parts, last = decode(many[0])
+    if type(last) is int and last >= 0:
+        end = len(many[0]) - 1 - (last.bit_length() + 7) // 8
+        # Sorted: what the first and the last have in common, all have. The code of a number tells its length.
+        if (
+            many[-1].startswith(many[0][:end])
+            and len(many[-1]) > end
+            and all(
+                [
+                    _ZERO <= encoded[end] <= _ZERO + 8 and len(encoded) == end + 1 + encoded[end] - _ZERO
+                    for encoded in many
+                ]
+            )
+        ):
+            numbers = [int.from_bytes(encoded[end + 1 :], "big") for encoded in many]
+            return list(zip(*map(repeat, parts), numbers, strict=False))
+    if many[0][-1:] == b"\x00":
         head = many[0][: -len(last.encode()) - 1] if type(last) is str else LAST
-        # Sorted: what the first and the last have in common, all have. One 00 each, at the end: one text each.
+        # One 00 each, at the end: one text each.
         if many[-1].startswith(head) and all([encoded[-1] == 0 for encoded in many]):
             tails = b"".join([encoded[len(head) :] for encoded in many])
             if tails.count(0) == len(many):

@@ -9,7 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from keyloft import keys, limits, values
 from keyloft.atomic import Atomic
-from keyloft.engine import Engine, Pages, Watch
+from keyloft.engine import Engine, Pages, PageSize, Watch
 from keyloft.entries import Entry, entries_of, entry_of, keys_of, milliseconds
 from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue, Undecodable
 from keyloft.keys import KeyLike, TupleKey
@@ -46,6 +46,8 @@ class Store:
     ) -> None:
         self.engine = engine
         self._max_value_bytes = max_value_bytes
+        self._page_size = PageSize()
+        self._key_page_size = PageSize()
         self._sweeper: asyncio.Task[None] | None = None
         if sweep_every is not None:
             self._sweeper = asyncio.create_task(sweep_regularly(engine, _TUPLES, sweep_every))
@@ -133,7 +135,7 @@ class Store:
                 print(entry.key, entry.value)
         """
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, _limit(limit), entries_of)
+        return Listing(self.engine, selector, _limit(limit), entries_of, self._page_size)
 
     def keys(
         self,
@@ -147,7 +149,7 @@ class Store:
     ) -> "Listing[TupleKey]":
         """Like `list`, but the keys alone; no value is read."""
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, _limit(limit), keys_of, keys_only=True)
+        return Listing(self.engine, selector, _limit(limit), keys_of, self._key_page_size, keys_only=True)
 
     async def count(
         self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
@@ -221,11 +223,12 @@ class Listing(Generic[T]):
         selector: Selector,
         limit: int,
         show: Callable[[Page], Iterator[T]],
+        size: PageSize,
         *,
         keys_only: bool = False,
     ) -> None:
         self._selector = selector
-        self._pages = Pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only))
+        self._pages = Pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only), size)
         self._show = show
         self._page = Page()
         self._items: Iterator[T] = iter(())

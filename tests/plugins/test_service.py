@@ -18,6 +18,7 @@ from keyloft.engine import Engine
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.records import Batch, Committed, Conflict
 from tests.nats import private_server, settled
+from tests.postgres import database_url, query
 
 Ask: TypeAlias = Callable[..., Any]
 
@@ -30,10 +31,30 @@ async def client(nats_url: str) -> AsyncIterator[Nats]:
 
 
 @pytest.fixture
-async def db(tmp_path: Path, clock: ManualClock) -> AsyncIterator[BotDatabase]:
-    db = BotDatabase(tmp_path / "bot.db", clock=clock)
+def database(request: pytest.FixtureRequest) -> str:
+    """What the entries are kept in: a file, or whatever ON_EVERY_DATABASE says."""
+    return str(getattr(request, "param", "sqlite file"))
+
+
+ON_EVERY_DATABASE = pytest.mark.parametrize("database", ["sqlite file", "postgresql"], indirect=True)
+
+
+@pytest.fixture
+async def db(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> AsyncIterator[BotDatabase]:
+    db = BotDatabase(database_url(database, request, tmp_path), clock=clock)
     yield db
     await db.close()
+
+
+async def by_hand(db: BotDatabase, sql: str) -> list[Any]:
+    """The rows of a statement that did not come from us."""
+    engine: Any = await db.engine()
+    if str(db._url).startswith("postgresql"):
+        return await asyncio.to_thread(query, str(db._url), sql)
+    connection = engine._reader if sql.startswith("SELECT") else engine._writer.connection
+    return list(connection.execute(sql).fetchall())
 
 
 @pytest.fixture
@@ -67,6 +88,7 @@ async def refused(client: Nats, subject: str, payload: Any) -> tuple[str, str]:
 
 @pytest.mark.usefixtures("service")
 class TestOperations:
+    @ON_EVERY_DATABASE
     async def test_replies_have_these_fields_and_no_others(self, client: Nats) -> None:
         assert await ask(client, "trivia.get", {"key": "k"}) == {"success": True, "exists": False}
         assert await ask(client, "trivia.set", {"key": "k", "value": None}) == {"success": True}
@@ -108,6 +130,7 @@ class TestOperations:
         await ask(client, "trivia.set", {"key": "k", "value": 1}, prefix="rosey.db.kv")
         assert (await ask(client, "trivia.get", {"key": "k"}))["value"] == 1
 
+    @ON_EVERY_DATABASE
     async def test_a_plugin_sees_its_own_entries_only(self, client: Nats) -> None:
         await ask(client, "a.set", {"key": "k", "value": "a", "plugin_name": "b", "plugin": "b"})
         assert await ask(client, "b.get", {"key": "k"}) == {"success": True, "exists": False}
@@ -115,6 +138,7 @@ class TestOperations:
         assert (await ask(client, "b.list"))["keys"] == []
         assert (await ask(client, "a.get", {"key": "k"}))["value"] == "a"
 
+    @ON_EVERY_DATABASE
     async def test_an_entry_ends_with_its_ttl(self, client: Nats, clock: ManualClock) -> None:
         await ask(client, "trivia.set", {"key": "ttl", "value": 1, "ttl": 10})
         await ask(client, "trivia.set", {"key": "alias", "value": 1, "ttl_seconds": 10})
@@ -127,6 +151,7 @@ class TestOperations:
         assert await ask(client, "trivia.get", {"key": "ttl"}) == {"success": True, "exists": False}
         assert (await ask(client, "trivia.list"))["keys"] == ["longest", "replaced"]
 
+    @ON_EVERY_DATABASE
     async def test_a_list_is_literal_ordered_and_continued(self, client: Nats) -> None:
         for key in ("user_2", "user_1", "userX1", "USER_1", "user%", "other", "user_é"):
             await ask(client, "trivia.set", {"key": key, "value": 1})
@@ -139,6 +164,7 @@ class TestOperations:
         assert (rest["keys"], rest["truncated"]) == (["user_é"], False)
         assert (await ask(client, "trivia.list", {"prefix": "user_", "after": "a"}))["count"] == 3
 
+    @ON_EVERY_DATABASE
     async def test_a_list_that_is_too_large_for_a_message_is_cut_and_says_so(
         self, client: Nats, db: BotDatabase
     ) -> None:
@@ -158,18 +184,20 @@ class TestOperations:
         assert found == keys
         assert pages == 2
 
+    @ON_EVERY_DATABASE
     async def test_what_is_no_json_in_the_table_does_not_exist(
-        self, client: Nats, db: BotDatabase, caplog: pytest.LogCaptureFixture
+        self, client: Nats, db: BotDatabase, database: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        engine: Any = await db.engine()
-        rows = [("bad", "no json {"), ("good", '{"a": [1, 2]}'), ("latin", b'"\xe9"'), ("nan", "NaN")]
-        engine._writer.connection.executemany(
-            "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', ?, CAST(? AS TEXT))", rows
-        )
-        for key in ("bad", "latin", "nan"):
+        insert = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', '{}', {})"
+        broken = {"bad": "'no json {'", "nan": "'NaN'", "empty": "''"}
+        if database == "sqlite file":  # PostgreSQL takes no text that is not in UTF-8
+            broken["latin"] = "CAST(x'22e922' AS TEXT)"
+        for key, value in {**broken, "good": """'{"a": [1, 2]}'"""}.items():
+            await by_hand(db, insert.format(key, value))
+        for key in broken:
             assert await ask(client, "trivia.get", {"key": key}) == {"success": True, "exists": False}
         assert (await ask(client, "trivia.get", {"key": "good"}))["value"] == {"a": [1, 2]}
-        assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3
+        assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == len(broken)
         assert "no json {" not in caplog.text
 
 
@@ -245,6 +273,7 @@ class TestRefusals:
         assert told in message
         assert (await ask(client, "trivia.list"))["count"] == 0
 
+    @ON_EVERY_DATABASE
     async def test_a_value_of_the_very_limit_is_stored(self, client: Nats) -> None:
         value = "x" * (LIMIT - 2)
         assert await ask(client, "trivia.set", {"key": "k", "value": value}) == {"success": True}
@@ -253,10 +282,11 @@ class TestRefusals:
     async def test_sizes_are_those_of_utf8_not_of_escapes(self, client: Nats) -> None:
         assert await ask(client, "trivia.set", {"key": "k", "value": "é" * 12_000}) == {"success": True}
 
+    @ON_EVERY_DATABASE
     async def test_the_longest_key_and_name_are_allowed(self, client: Nats) -> None:
         name = "x" * 100
-        assert await ask(client, f"{name}.set", {"key": "é" * 255, "value": 1}) == {"success": True}
-        assert (await ask(client, f"{name}.list"))["keys"] == ["é" * 255]
+        assert await ask(client, f"{name}.set", {"key": "😀" * 255, "value": 1}) == {"success": True}
+        assert (await ask(client, f"{name}.list"))["keys"] == ["😀" * 255]
 
     async def test_a_refused_publish_is_told_to_the_log(self, client: Nats, caplog: pytest.LogCaptureFixture) -> None:
         await client.publish("db.kv.trivia.set", json.dumps({"key": "k", "value": "secret" * 20_000}).encode())
@@ -283,6 +313,7 @@ class TestRefusals:
         assert "reply subject" in caplog.text
 
 
+@ON_EVERY_DATABASE
 @pytest.mark.usefixtures("service")
 class TestOrder:
     async def test_a_get_sees_the_set_that_was_published_before_it(self, nats_url: str) -> None:
@@ -364,6 +395,7 @@ async def stopped(service: DatabaseService) -> None:
 
 
 class TestTrouble:
+    @ON_EVERY_DATABASE
     async def test_a_flood_is_answered_busy_and_the_others_are_served(
         self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
     ) -> None:
@@ -387,6 +419,7 @@ class TestTrouble:
         assert (await ask(client, "flood.list", {"limit": 10_000}))["count"] == 1000
         await stopped(service)
 
+    @ON_EVERY_DATABASE
     async def test_ten_thousand_are_taken_in_all(
         self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
     ) -> None:
@@ -405,6 +438,7 @@ class TestTrouble:
         assert {reply["error_code"] for reply in replies if not reply["success"]} == {"BUSY"}
         await stopped(service)
 
+    @ON_EVERY_DATABASE
     async def test_a_failing_database_is_told_and_used_again_when_it_is_back(
         self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -423,6 +457,7 @@ class TestTrouble:
         assert await ask(client, "trivia.set", {"key": "k", "value": 1}) == {"success": True}
         await stopped(service)
 
+    @ON_EVERY_DATABASE
     async def test_a_stalled_database_is_waited_for_no_longer_than_the_deadline(
         self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
     ) -> None:
@@ -446,6 +481,7 @@ class TestTrouble:
         assert (await ask(client, "trivia.list"))["keys"] == ["begun"]
         await stopped(service)
 
+    @ON_EVERY_DATABASE
     async def test_stopping_answers_what_was_taken(
         self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
     ) -> None:
@@ -489,6 +525,7 @@ class TestTrouble:
             await connection.close()
             await client.close()
 
+    @ON_EVERY_DATABASE
     async def test_a_leftover_instance_does_not_double_answers(
         self, nats_url: str, client: Nats, db: BotDatabase
     ) -> None:
@@ -584,23 +621,24 @@ class TestStrangers:
 
 
 class TestOperation:
+    @ON_EVERY_DATABASE
     async def test_expired_entries_are_cleaned_up_again_and_again(
         self, nats_url: str, client: Nats, db: BotDatabase, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)
         service = await started(nats_url, db, cleanup_every=0.02)
-        engine: Any = await db.engine()
         for round_ in range(2):
             for number in range(5):
                 await ask(client, "trivia.set", {"key": f"{round_}.{number}", "value": 1, "ttl": 1})
             clock.advance(1)
             async with asyncio.timeout(10):
-                while engine._reader.execute("SELECT count(*) FROM plugin_kv_storage").fetchall() != [(0,)]:
+                while await by_hand(db, "SELECT count(*) FROM plugin_kv_storage") != [(0,)]:
                     await asyncio.sleep(0.01)
         await stopped(service)
         assert service.meters.cleaned == 10
         assert "[KV] Cleanup: removed 5 expired keys in 0." in caplog.text
 
+    @ON_EVERY_DATABASE
     async def test_a_failed_clean_up_waits_and_goes_on(
         self, nats_url: str, db: BotDatabase, clock: ManualClock, faulty: Faulty, caplog: pytest.LogCaptureFixture
     ) -> None:

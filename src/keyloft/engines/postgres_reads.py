@@ -19,6 +19,7 @@ T = TypeVar("T")
 _KEYS_AT_ONCE: Final = 512
 """How many keys of several callers one statement looks up; a caller with more has a statement to himself."""
 
+_WORTH_SHARING: Final = 16
 _POINT_LINKS: Final = 2
 _OTHER_LINKS: Final = 4
 
@@ -104,8 +105,10 @@ class Points:
             return []  # the other one was faster
         space = next(iter(self._waiting))
         lookups = self._waiting.pop(space)
+        # Many are shared with whoever is idle: what one statement found is handed out while the next is on its way.
+        most = (len(lookups) + 1) // 2 if self._idle and len(lookups) >= _WORTH_SHARING else len(lookups)
         count = taken = 0
-        while taken < len(lookups) and (count < _KEYS_AT_ONCE or not taken):
+        while taken < most and (count < _KEYS_AT_ONCE or not taken):
             count += len(lookups[taken][0])
             taken += 1
         if taken < len(lookups):

@@ -1,0 +1,186 @@
+"""`keyloft serve` on PostgreSQL, as a process: with a server that comes late or dies, and with a second service."""
+
+import asyncio
+import json
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client as Nats
+
+from keyloft.plugins import DatabaseClient
+from tests.nats import private_server
+from tests.postgres import PASSWORD, MortalServer, fresh_database, query
+from tests.server.test_serve import LONGEST_SECONDS, answers, keyloft, refused, serving
+
+
+@pytest.fixture
+def url(mortal_postgres: MortalServer) -> Iterator[str]:
+    """A database whose URL holds a password, on a server that may be killed."""
+    with fresh_database(mortal_postgres.url) as url:
+        assert PASSWORD in url
+        yield url
+
+
+async def ask(client: Nats, operation: str, **fields: object) -> dict[str, object]:
+    data = json.dumps(fields).encode()
+    answer = await client.request(f"db.kv.trivia.{operation}", data, timeout=LONGEST_SECONDS)
+    reply: dict[str, object] = json.loads(answer.data)
+    return reply
+
+
+async def test_it_serves_without_telling_anybody_the_password(url: str, tmp_path: Path) -> None:
+    elsewhere = url.replace(f":{PASSWORD}@", "@") + f"&password={PASSWORD}"
+    for database in (url.replace("postgresql://", "postgresql+asyncpg://"), elsewhere):
+        flags = ["--nats-port", "0", "--database", database, "--log-level", "debug", "--log-format", "json"]
+        async with serving(tmp_path, *flags) as served:
+            async with await DatabaseClient.connect(served.nats, plugin_name="trivia") as client:
+                await client.kv.set("score", "confidential")
+                assert await client.kv.get("score") == "confidential"
+                info = await client.nats.request("$SRV.INFO.keyloft-plugins", b"")
+            assert await served.page("/healthz") == (200, "ok\n")
+            status, metrics = await served.page("/metrics")
+            assert status == 200
+            assert 'rosey_kv_set_total{plugin="trivia"} 1.0' in metrics
+            assert 'rosey_kv_keys_total{plugin="trivia"} 1.0' in metrics
+            served.process.send_signal(signal.SIGTERM)
+            assert await served.ends() == 0
+            told = served.said + served.log + metrics + info.data.decode()
+            for secret in (PASSWORD, "confidential", "Traceback"):
+                assert secret not in told
+            assert "postgresql" in served.said
+
+
+async def test_a_database_that_is_not_up_yet_is_waited_for(
+    url: str, mortal_postgres: MortalServer, tmp_path: Path
+) -> None:
+    flags = ["--nats-port", "0", "--database", url]
+    async with AsyncExitStack() as stack:
+        mortal_postgres.kill()
+        try:
+            async with serving(tmp_path, *flags, ready=False) as given_up:
+                await given_up.logs("waiting for PostgreSQL at")
+                given_up.process.terminate()
+                assert await given_up.ends() == 0
+                assert given_up.said == ""
+            served = await stack.enter_async_context(serving(tmp_path, *flags, ready=False))
+            await served.logs("waiting for PostgreSQL at")
+        finally:
+            mortal_postgres.start()
+        await served.ready()
+        assert await answers(served.nats) == "nothing"
+        assert await served.page("/healthz") == (200, "ok\n")
+        for log in (given_up.log, served.log):
+            assert PASSWORD not in log
+            assert "Traceback" not in log
+
+
+async def test_a_database_that_dies_is_told_of_and_used_again_when_it_is_back(
+    url: str, mortal_postgres: MortalServer, tmp_path: Path
+) -> None:
+    flags = ["--nats-port", "0", "--database", url, "--deadline", "0.5"]
+    async with serving(tmp_path, *flags) as served:
+        client = await nats.connect(served.nats)
+        assert await ask(client, "set", key="kept", value=1) == {"success": True}
+        mortal_postgres.kill()
+        try:
+            replies = await asyncio.gather(
+                ask(client, "set", key="k", value=1),
+                ask(client, "get", key="kept"),
+                ask(client, "delete", key="kept"),
+                ask(client, "list"),
+            )
+            assert [reply.get("error_code") for reply in replies] == ["DATABASE_ERROR"] * 4
+            assert str(tmp_path) not in str(replies)
+            assert "host" not in str(replies)
+            await served.shows("/healthz", 503)
+            assert (await served.page("/metrics"))[0] == 200, "what is wrong with a database is when they are wanted"
+        finally:
+            mortal_postgres.start()
+        assert await served.shows("/healthz", 200) == "ok\n"
+        assert await ask(client, "get", key="kept") == {"success": True, "exists": True, "value": 1}
+        assert await ask(client, "set", key="again", value=1) == {"success": True}
+        assert await ask(client, "get", key="k") == {"success": True, "exists": False}
+        await client.close()
+        served.process.terminate()
+        assert await served.ends() == 0
+        assert PASSWORD not in served.log
+
+
+async def test_two_services_share_the_requests_and_lose_nothing(postgres_url: str, tmp_path: Path) -> None:
+    async with private_server() as server:
+        flags = ["--nats", server.url, "--database", postgres_url, "--log-level", "debug", "--log-format", "json"]
+        async with serving(tmp_path, *flags) as one, serving(tmp_path, *flags) as other:
+            await other.logs("sharing the requests with another instance")
+            clients = [await nats.connect(server.url) for _ in range(4)]
+
+            async def play(number: int, client: Nats) -> int:
+                """What was acknowledged is read, by whichever of the two answers."""
+                stale = 0
+                for value in range(60):
+                    assert await ask(client, "set", key=f"own{number}", value=value) == {"success": True}
+                    stale += (await ask(client, "get", key=f"own{number}")).get("value") != value
+                    assert await ask(client, "set", key=f"k{number}.{value}", value=value) == {"success": True}
+                return stale
+
+            assert await asyncio.gather(*[play(number, client) for number, client in enumerate(clients)]) == [0] * 4
+            listed = await ask(clients[0], "list")
+            assert (listed["count"], listed["truncated"]) == (4 * 60 + 4, False)
+
+            # Of all who delete an entry, one is told that it was there.
+            deleted = await asyncio.gather(
+                *[ask(client, "delete", key=f"k0.{number}") for client in clients for number in range(60)]
+            )
+            assert Counter(reply["deleted"] for reply in deleted) == {True: 60, False: 180}
+            assert (await ask(clients[0], "list"))["count"] == 3 * 60 + 4
+            for served in (one, other):
+                operations = Counter(json.loads(line).get("operation") for line in served.log.splitlines())
+                assert operations["kv_set"] > 50
+                assert operations["kv_get"] > 25
+            for client in clients:
+                await client.close()
+    assert query(postgres_url, "SELECT count(*) FROM plugin_kv_storage") == [(3 * 60 + 4,)]
+
+
+async def test_migrations_by_the_command_line(url: str, tmp_path: Path) -> None:
+    said = []
+    for steps in ([], ["--to", "-1"], ["--to", "-1", "--yes"]):
+        code, output, told = await keyloft("migrate", "--database", url, *steps)
+        assert output == ""
+        assert PASSWORD not in told
+        assert "Traceback" not in told
+        said.append((code, told))
+    assert [code for code, _ in said] == [0, 2, 0]
+    assert "--yes" in said[1][1]
+
+    code, told = await refused(tmp_path, "--nats-port", "0", "--database", url)
+    assert code == 1
+    assert "SCHEMA_TOO_OLD" in told
+    assert "keyloft migrate --database 'postgresql://" in told
+    assert PASSWORD not in told
+
+    assert (await keyloft("migrate", KEYLOFT_DATABASE_URL=url))[0] == 0
+    async with serving(tmp_path, "--nats-port", "0", "--database", url) as served:
+        assert await answers(served.nats) == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        (PASSWORD, "not-the-one", "CANNOT_OPEN: .*check the name and the password"),
+        ("/keyloft_", "/no_such_", "CANNOT_OPEN: .*CREATE DATABASE"),
+    ],
+)
+async def test_a_database_that_will_never_open_ends_it(
+    url: str, tmp_path: Path, right: str, wrong: str, told: str
+) -> None:
+    code, line = await refused(tmp_path, "--nats-port", "0", "--database", url.replace(right, wrong))
+    assert code == 1
+    assert re.search(told, line)
+    assert PASSWORD not in line
+    assert "not-the-one" not in line
