@@ -1,20 +1,21 @@
-"""Runs a benchmark by its name: `scripts/bench embedded [--quick]`, `scripts/bench nats [--quick]`."""
+"""Runs a benchmark by its name: `scripts/bench embedded|nats|postgres [--quick]`."""
 
 import argparse
 import signal
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
-from bench import embedded, over_nats, report
+from bench import embedded, on_postgres, over_nats, report
 
 _RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures Keyloft against its peers.")
-    parser.add_argument("benchmark", choices=["embedded", "nats"])
+    parser.add_argument("benchmark", choices=["embedded", "nats", "postgres"])
     parser.add_argument("--quick", action="store_true", help="fewer keys and rounds: a look, not a measurement")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--dir", type=Path, default=Path(), help="where the databases go; a real disk (default: here)")
@@ -23,26 +24,40 @@ def main() -> int:
     # Like Ctrl-C: children end, and temporary files go.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
-    scale: embedded.Scale | over_nats.Scale
-    if given.benchmark == "nats":
-        scale = over_nats.QUICK if given.quick else over_nats.FULL
-    else:
-        scale = embedded.QUICK if given.quick else embedded.FULL
+    scale: embedded.Scale | over_nats.Scale | on_postgres.Scale
+    match given.benchmark:
+        case "nats":
+            scale = over_nats.QUICK if given.quick else over_nats.FULL
+        case "postgres":
+            scale = on_postgres.QUICK if given.quick else on_postgres.FULL
+        case _:
+            scale = embedded.QUICK if given.quick else embedded.FULL
     notes = [f"{scale.stored:,} keys, {scale.rounds} interleaved rounds after a warm-up; median (lowest … highest)"]
     if given.quick:
         notes.append("--quick: too few keys and rounds to hold a bar against; nothing is saved")
     began = time.monotonic()
     rows = []
-    with tempfile.TemporaryDirectory(dir=given.dir.absolute(), prefix=".bench-") as folder:
+    with ExitStack() as closing:
+        folder = Path(closing.enter_context(tempfile.TemporaryDirectory(dir=given.dir.absolute(), prefix=".bench-")))
         about = report.machine(given.dir.absolute())
-        if isinstance(scale, over_nats.Scale):
-            about |= over_nats.software()
-            notes.append(
-                f"from «fsync» on, what the service was designed to reach: {scale.target_rounds} rounds, and no warm-up"
-            )
-            measures = over_nats.rows(scale, Path(folder))
-        else:
-            measures = embedded.rows(scale, Path(folder))
+        match scale:
+            case over_nats.Scale():
+                about |= over_nats.software()
+                notes.append(
+                    f"from «fsync» on, what the service was designed to reach: {scale.target_rounds} rounds, "
+                    "and no warm-up"
+                )
+                measures = over_nats.rows(scale, folder)
+            case on_postgres.Scale():
+                server = closing.enter_context(on_postgres.serving(folder))
+                about |= server.software()
+                notes.append(
+                    "asyncpg pool: create_pool(url) as it is by default, ten connections; a release resets the "
+                    "connection, which is a trip to the server of its own"
+                )
+                measures = closing.enter_context(on_postgres.rows(scale, folder, server))
+            case embedded.Scale():
+                measures = embedded.rows(scale, folder)
         wanted = given.only or list(measures)
         if unknown := set(wanted) - set(measures):
             parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(measures)}")

@@ -1,7 +1,8 @@
 """Runs arms in interleaved rounds and compares them: what a benchmark is made of.
 
 An `Arm` is one contestant; `race` runs several in turn (A, B, C, A, B, C, …), so that a noisy neighbour hits all of
-them alike, and gives a `Figure` per arm. `compare` and `within` hold figures against a bar.
+them alike, and gives a `Figure` per arm, and more of them if its operations were `timed`. `compare` and `within` hold
+figures against a bar; `ratio` has none.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -23,7 +24,10 @@ State = TypeVar("State")
 Plan = TypeVar("Plan")
 Result = TypeVar("Result")
 T = TypeVar("T")
+Ask = TypeVar("Ask")
 Maybe: TypeAlias = T | Awaitable[T]
+
+PERCENTS = (50, 95, 99)
 
 
 class Arm(Struct, Generic[State, Plan, Result], frozen=True):
@@ -81,11 +85,44 @@ class Row(Struct, frozen=True):
     verdicts: tuple[Verdict, ...] = ()
 
 
-def compare(subject: Figure, against: Figure, at_least: float) -> Verdict:
+class Timed(Struct, Generic[T], frozen=True):
+    """What came of a lap's operations, in their order, and how long each one took."""
+
+    answers: list[T]
+    seconds: list[float]
+
+
+Planning: TypeAlias = Callable[[random.Random, int], Plan]
+Running: TypeAlias = Callable[[State, Plan], Awaitable[Timed[T]]]
+Checking: TypeAlias = Callable[[State, Plan, Timed[T]], Maybe[None]]
+"""The steps of an arm whose operations are timed."""
+
+
+async def timed(call: Callable[[Ask], Awaitable[T]], asks: Sequence[Ask], workers: int = 1) -> Timed[T]:
+    """Make a call per ask, one after the other in each of so many concurrent tasks."""
+    answers: list[Any] = [None] * len(asks)
+    seconds = [0.0] * len(asks)
+
+    async def work(todo: Iterator[tuple[int, Ask]]) -> None:
+        for number, ask in todo:
+            began = time.perf_counter()
+            answers[number] = await call(ask)
+            seconds[number] = time.perf_counter() - began
+
+    todo = iter(enumerate(asks))
+    await asyncio.gather(*[work(todo) for _ in range(workers)])
+    return Timed(answers, seconds)
+
+
+def ratio(subject: Figure, against: Figure) -> Figure:
     """How many times as much the subject reached; rounds are paired, so that noise common to both cancels out."""
     ratios = tuple(one / other for one, other in zip(subject.rounds, against.rounds, strict=True))
-    name = f"{subject.name} : {against.name}"
-    return Verdict(name, "x", ratios, statistics.median(ratios), at_least, at_least=True)
+    return Figure(f"{subject.name} : {against.name}", "x", ratios)
+
+
+def compare(subject: Figure, against: Figure, at_least: float) -> Verdict:
+    found = ratio(subject, against)
+    return Verdict(found.name, found.unit, found.rounds, found.median, at_least, at_least=True)
 
 
 def within(figure: Figure, at_most: float) -> Verdict:
@@ -93,8 +130,11 @@ def within(figure: Figure, at_most: float) -> Verdict:
 
 
 def race(arms: Sequence[Arm[Any, Any, Any]], folder: Path, rounds: int) -> dict[str, Figure]:
-    """Operations per second of each arm, by its name; a round before the first warms up."""
-    rates: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    """Operations per second of each arm, by its name; a round before the first warms up.
+
+    Arms whose operations are timed also have figures named «name, p50» and so on: how many milliseconds those took.
+    """
+    reached: dict[tuple[str, str], list[float]] = {}
     with ExitStack() as closing:
         runners = {
             "asyncio": closing.enter_context(asyncio.Runner()),
@@ -109,10 +149,13 @@ def race(arms: Sequence[Arm[Any, Any, Any]], folder: Path, rounds: int) -> dict[
         chances = random.Random(1)
         for number in range(rounds + 1):
             for arm, state in zip(arms, states, strict=True):
-                seconds = runners[arm.loop].run(_measured(arm, state, chances))
+                seconds, each = runners[arm.loop].run(_measured(arm, state, chances))
                 if number > 0:
-                    rates[arm.name].append(arm.operations / seconds)
-    return {name: Figure(name, "/s", tuple(reached)) for name, reached in rates.items()}
+                    reached.setdefault((arm.name, "/s"), []).append(arm.operations / seconds)
+                    for percent in PERCENTS if each else ():
+                        took = percentile(each, percent) * 1000
+                        reached.setdefault((f"{arm.name}, p{percent}", "ms"), []).append(took)
+    return {name: Figure(name, unit, tuple(rounds)) for (name, unit), rounds in reached.items()}
 
 
 def percentile(sample: Sequence[float], percent: float) -> float:
@@ -120,8 +163,12 @@ def percentile(sample: Sequence[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
-async def _measured(arm: Arm[State, Plan, Result], state: State, chances: random.Random) -> float:
+async def _measured(
+    arm: Arm[State, Plan, Result], state: State, chances: random.Random
+) -> tuple[float, Sequence[float]]:
+    """How many seconds a round took, and each of its operations if they were timed."""
     seconds = 0.0
+    each: list[float] = []
     for done in range(0, arm.operations, arm.lap):
         plan = arm.plan(chances, min(arm.lap, arm.operations - done))
         # What the benchmark itself holds is no business of the collector during the lap.
@@ -131,8 +178,10 @@ async def _measured(arm: Arm[State, Plan, Result], state: State, chances: random
         result = await _settled(arm.run, state, plan)
         seconds += time.perf_counter() - began
         gc.unfreeze()
+        if isinstance(result, Timed):
+            each += result.seconds
         await _settled(arm.check, state, plan, result)
-    return seconds
+    return seconds, each
 
 
 async def _settled(step: Callable[..., Maybe[T]], *given: Any) -> T:

@@ -65,6 +65,15 @@ def writes(stored: int, shape: Callable[[Key], K]) -> Callable[[random.Random, i
     return plan
 
 
+def rewrites(shape: Callable[[Key], K]) -> Callable[[random.Random, int], Writes[K]]:
+    """New values for one key, again and again."""
+
+    def plan(_: random.Random, operations: int) -> Writes[K]:
+        return [(shape(key), value) for key, value in (fresh_pair(0) for _ in range(operations))]
+
+    return plan
+
+
 def groups(stored: int) -> Callable[[random.Random, int], list[int]]:
     """Numbers of groups to list, at random."""
     return lambda chances, operations: [chances.randrange(stored // GROUP) for _ in range(operations)]

@@ -1,4 +1,4 @@
-"""Runs the code blocks of a document, in their order, in a world of its own: a folder, a NATS server, a service.
+"""Runs the code blocks of a document, in their order, in a world of its own: a folder, NATS, a service, databases.
 
 The first word behind a fence is the block's language, the rest says what is done with it:
 
@@ -10,11 +10,12 @@ The first word behind a fence is the block's language, the rest says what is don
     json                    is JSON
     json request SUBJECT    is sent to the service; the next block is `json reply`, and its answer
     sql                     runs on bot.db in the document's folder, which is migrated if nobody made it
+    sql postgres            runs in psql as an administrator, in the PostgreSQL database that the document made last
     toml                    is a configuration that the service takes
     text                    is for people; `text output` is what the block before it printed
 
 Addresses such as 127.0.0.1:4222 become addresses with free ports. `scripts/serve` runs the command that it would run,
-without making a virtual environment first, which would take minutes.
+without making a virtual environment first, which would take minutes. PostgreSQL at 127.0.0.1:5432 is the tests' server.
 """
 
 import ast
@@ -35,23 +36,24 @@ import sys
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 ROOT: Final = Path(__file__).parent.parent
 LANGUAGES: Final = {
     "python": r"(file=[\w.-]+|signature)?",
     "sh": r"(background)?",
     "json": r"(request [\w.$-]+|reply)?",
-    "sql": "",
+    "sql": r"(postgres)?",
     "toml": "",
     "text": r"(output)?",
 }
 """The languages that blocks can have, and what can stand behind them."""
 
 _PATIENCE_SECONDS: Final = 30.0
-_ADDRESS: Final = re.compile(r"(?<=127\.0\.0\.1:)[1-9]\d{3}\b")
+_ADDRESS: Final = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=--nats-port ))[1-9]\d{3}\b")
 _READY: Final = ("is running.", "Server is ready")
 _SQL: Final = "import sqlite3, sys; c = sqlite3.connect('bot.db'); c.executescript(sys.argv[1]); c.close()"
 _CURL: Final = "import sys, urllib.request as r; sys.stdout.write(r.urlopen(sys.argv[-1]).read().decode())\n"
@@ -99,11 +101,23 @@ def _free_port() -> int:
         return port
 
 
+class Databases(Protocol):
+    """PostgreSQL, as far as one document is concerned."""
+
+    programs: Path
+
+    def translate(self, text: str) -> str: ...
+    def run(self, script: str) -> str: ...
+    def end(self) -> None: ...
+
+
 class World:
     """What the blocks of one document run in."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, databases_for: Callable[[list[Block]], Databases | None]) -> None:
         self.folder = folder
+        self._databases_for = databases_for
+        self._databases: Databases | None = None
         self._ports: dict[str, int] = defaultdict(_free_port)
         self._background: list[tuple[subprocess.Popen[bytes], str]] = []
         self._prompt: subprocess.Popen[str] | None = None
@@ -129,6 +143,9 @@ class World:
 
     def run(self, blocks: list[Block]) -> None:
         """Run the blocks; a document that starts no service, and needs one, gets one."""
+        self._databases = self._databases_for(blocks)
+        if self._databases is not None:
+            self._environment["PATH"] = os.pathsep.join([str(self._databases.programs), self._environment["PATH"]])
         asks = [block for block in blocks if "127.0.0.1:4222" in block.text or block.purpose.startswith("request")]
         if asks and not any(block.purpose == "background" for block in blocks):
             self._start("scripts/serve")
@@ -140,7 +157,8 @@ class World:
                 raise
 
     def _run(self, block: Block) -> None:
-        text = _ADDRESS.sub(lambda found: str(self._ports[found[0]]), block.text)
+        text = block.text if self._databases is None else self._databases.translate(block.text)
+        text = _ADDRESS.sub(lambda found: str(self._ports[found[0]]), text)
         match block.language, block.purpose.partition(" ")[0].partition("=")[0]:
             case "python", "":
                 self._type(text)
@@ -160,6 +178,9 @@ class World:
                 assert self._reply == json.loads(text), f"the service answered {json.dumps(self._reply)}"
             case "sql", "":
                 self._query(text)
+            case "sql", "postgres":
+                assert self._databases is not None
+                self._printed = self._databases.run(text)
             case "toml", "":
                 self._configure(text)
             case "text", "output":
@@ -269,6 +290,8 @@ class World:
             # nats-server has its own opinion on what to say after SIGTERM.
             process.send_signal(signal.SIGINT if "nats-server" in command else signal.SIGTERM)
             codes[command] = _ended(process)
+        if self._databases is not None:
+            self._databases.end()
         assert not any(codes.values()), codes
 
 

