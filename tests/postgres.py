@@ -1,6 +1,7 @@
 """A real PostgreSQL for tests: the server that KEYLOFT_TEST_POSTGRES names, or one that ends with the session.
 
-A test asks for `postgres_url`: a database of its own, empty. Nothing is started in a run without such a test.
+A test asks for `postgres_url`: a database of its own, empty; or for `mortal_postgres`: a server that it may kill, and
+that wants a password. Nothing is started in a run without such a test.
 PYTEST_DONT_REWRITE: modules may import from here, too.
 """
 
@@ -9,12 +10,13 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,16 @@ from uuid import uuid4
 import asyncpg  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
+PASSWORD = "open-sesame"
+"""Of the server that wants one."""
+
 _PATIENCE_SECONDS = 60.0
 # The path of a Unix socket has 103 bytes at most on macOS, and a few more elsewhere.
 _LONGEST_FOLDER = 103 - len("/keyloft-pg-12345678/.s.PGSQL.5432")
 
-# The server ends, and its folder goes, when our end of the pipe closes: even if pytest is killed.
-_UNTIL_WE_END = '"$@" & read -r _; kill -INT $!; wait $!; rm -rf "$0"'
+# A line starts the server, the next one starts it again after it was killed. It ends, and its folder goes, when our end
+# of the pipe closes: even if pytest is killed.
+_UNTIL_WE_END = 'while read -r _; do "$@" & done; kill -INT $!; wait $!; rm -rf "$0"'
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +45,18 @@ def postgres_server() -> Iterator[str]:
     else:
         with _own_server() as url:
             yield url
+
+
+@pytest.fixture(scope="session")
+def mortal_postgres() -> Iterator["MortalServer"]:
+    """A server that tests may kill, as long as it runs in the end; it waits for the disk, and wants a password."""
+    with _own_folder() as (folder, programs, options):
+        secret = folder / "secret"
+        secret.write_text(f"{PASSWORD}\n")
+        secret.chmod(0o644)
+        _initdb(programs, folder, options, "--auth=scram-sha-256", f"--pwfile={secret}")
+        with MortalServer(programs, folder, options, "-c", "deadlock_timeout=100ms") as server:
+            yield server
 
 
 @pytest.fixture
@@ -81,8 +99,96 @@ def query(url: str, sql: str) -> list[tuple[Any, ...]]:
         return thread.submit(asyncio.run, run()).result(_PATIENCE_SECONDS)
 
 
+class MortalServer:
+    """A server in a folder of its own; entering it starts it, leaving it ends it and removes the folder."""
+
+    def __init__(self, programs: Path, folder: Path, options: dict[str, Any], *settings: str) -> None:
+        self._data, self._log = folder / "data", folder / "log"
+        # -h: no port, the socket alone.
+        server: list[str | Path] = [programs / "postgres", "-D", self._data, "-k", folder, "-h", "", *settings]
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _UNTIL_WE_END, folder, *server],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                **options,
+            )
+        self.url = f"postgresql://postgres:{PASSWORD}@/postgres?host={folder}"
+
+    def __enter__(self) -> "MortalServer":
+        try:
+            self.start()
+            self.wait()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def start(self) -> None:
+        """Start it, for the first time or after it was killed; returns at once."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                query(self.url, "SELECT 1")
+                return
+            except (OSError, asyncpg.PostgresError):
+                assert time.monotonic() < deadline, self._log.read_text()
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL, for the server and each of its processes: not one more instruction. Returns when all have ended."""
+        postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
+        # Stopped first: a child born between the look at its family and the end would keep the next start from working.
+        os.kill(postmaster, signal.SIGSTOP)
+        _until(lambda: _processes()[postmaster][1].startswith("T"))
+        family = [postmaster, *(pid for pid, (parent, _) in _processes().items() if parent == postmaster)]
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _until(lambda: all(state.startswith("Z") for pid, (_, state) in _processes().items() if pid in family))
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(_PATIENCE_SECONDS)
+
+
+def _processes() -> dict[int, tuple[int, str]]:
+    """The parent and the state of each process there is."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    return {int(pid): (int(parent), state) for pid, parent, state in map(str.split, table.splitlines())}
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "a signal has no effect"
+        time.sleep(0.005)
+
+
 @contextmanager
 def _own_server() -> Iterator[str]:
+    with _own_folder() as (folder, programs, options):
+        _initdb(programs, folder, options, "--auth=trust")
+        # -F: its files are thrown away in the end, so there is no need to wait for the disk.
+        with MortalServer(programs, folder, options, "-F") as server:
+            yield server.url.replace(f":{PASSWORD}@", "@")
+
+
+@contextmanager
+def _own_folder() -> Iterator[tuple[Path, Path, dict[str, Any]]]:
+    """A folder for a server, the programs of PostgreSQL, and how to run them."""
     account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
     folder = Path(tempfile.mkdtemp(prefix="keyloft-pg-", dir=_base(open_to_all=account is not None)))
     try:
@@ -93,41 +199,20 @@ def _own_server() -> Iterator[str]:
             programs = _open_to_all(programs, folder)
             os.chown(folder, account.pw_uid, account.pw_gid)
             options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-        with _running(programs, folder, options):
-            yield f"postgresql://postgres@/postgres?host={folder}"
+        yield folder, programs, options
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _running(programs: Path, folder: Path, options: dict[str, Any]) -> Iterator[None]:
-    data, log = folder / "data", folder / "log"
+def _initdb(programs: Path, folder: Path, options: dict[str, Any], *how: str) -> None:
     made = subprocess.run(
-        [programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-sync"],
+        [programs / "initdb", "-D", folder / "data", "-U", "postgres", "--encoding=UTF8", "--no-sync", *how],
         capture_output=True,
         text=True,
         timeout=_PATIENCE_SECONDS,
         **options,
     )
     assert made.returncode == 0, made.stderr
-    # -F: its files are thrown away in the end, so there is no need to wait for the disk. -h: no port, the socket alone.
-    server: list[str | Path] = [programs / "postgres", "-D", data, "-k", folder, "-h", "", "-F"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", _UNTIL_WE_END, folder, *server],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            **options,
-        )
-    try:
-        _wait_for(f"postgresql://postgres@/postgres?host={folder}", log)
-        yield
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(_PATIENCE_SECONDS)
 
 
 def _open_to_all(programs: Path, folder: Path) -> Path:
@@ -162,14 +247,3 @@ def _base(*, open_to_all: bool) -> Path:
 
 def _is_open_to_all(folder: Path) -> bool:
     return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
-
-
-def _wait_for(url: str, log: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        try:
-            query(url, "SELECT 1")
-            return
-        except (OSError, asyncpg.PostgresError):
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
