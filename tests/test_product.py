@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 def test_the_public_names_are_these() -> None:
     assert sorted(keyloft.__all__) == sorted(
         """
-        Atomic Busy CannotOpen Clock Closed CommitResult CommitUnknown DatabaseError DiskFull Entry InvalidArgument InvalidCursor
-        InvalidInput InvalidJson InvalidKey InvalidKeyType InvalidPluginName InvalidSubject InvalidValue
+        Atomic Busy CannotOpen Clock Closed CommitResult CommitUnknown DatabaseError DiskFull Entry InvalidArgument
+        InvalidCursor InvalidInput InvalidJson InvalidKey InvalidKeyType InvalidPluginName InvalidSubject InvalidValue
         InvalidValueType KeyTooLarge KeyloftError Listing ManualClock MissingField NatsServerFailed NoService
         NotACounter NotADatabase NotPermitted Opening ReadOnly SchemaTooNew SchemaTooOld Stalled Store TimedOut U64
         Unanswered Undecodable Unreachable ValueTooLarge Watching WrongLoop open

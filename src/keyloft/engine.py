@@ -38,8 +38,8 @@ class Watch(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Engine(Protocol):
-    """An ordered, versioned, durable store of records."""
+class Reader(Protocol):
+    """What can be asked."""
 
     @overload
     async def read(self, *asks: Get) -> list[Record | None]: ...
@@ -55,6 +55,10 @@ class Engine(Protocol):
     async def read(self, *asks: Ask) -> list[Any]: ...
     async def read(self, *asks: Ask) -> list[Any]:
         """Answer all asks from one consistent view, in the order asked. What has expired is absent."""
+
+
+class Engine(Reader, Protocol):
+    """An ordered, versioned, durable store of records."""
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
         """Make the whole batch or nothing of it; once this returns Committed, it is durable.
@@ -95,7 +99,7 @@ class Pages:
     A page that failed or was cancelled is read again by the next step.
     """
 
-    def __init__(self, engine: Engine, scan: Scan, lately: PageSize | None = None) -> None:
+    def __init__(self, engine: Reader, scan: Scan, lately: PageSize | None = None) -> None:
         self._engine = engine
         self._rest = scan
         self._lately = lately or PageSize()

@@ -6,11 +6,15 @@ There is no timer. A lone write goes at once, and the busier the store, the larg
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from keyloft import limits
 from keyloft.engines.settle import Verdict
 from keyloft.errors import Closed, WrongLoop
 from keyloft.records import Batch, Committed, Conflict, Set
+
+_Waiting: TypeAlias = tuple[Batch, asyncio.Future[Committed | Conflict], float]
+"""A batch, who waits for the verdict on it, and since when."""
 
 
 class Groups:
@@ -19,10 +23,8 @@ class Groups:
     def __init__(self, start: Callable[[list[Batch]], None]) -> None:
         self._start = start
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Batch, asyncio.Future[Committed | Conflict], float]] = deque()
-        self._under_way: list[asyncio.Future[Committed | Conflict]] = []
-        self.oldest = 0.0
-        """When the first batch of the group under way came, by the event loop's time."""
+        self._waiting: deque[_Waiting] = deque()
+        self._under_way: list[_Waiting] = []
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
@@ -45,16 +47,26 @@ class Groups:
             self._loop.call_soon(self._hand_over)
         return await future
 
-    def finished(self, verdicts: Sequence[Verdict]) -> None:
-        """The group under way is done: tell its callers, then hand over the next."""
-        for future, verdict in zip(self._under_way, verdicts, strict=True):
+    @property
+    def came(self) -> list[float]:
+        """When the batches of the group under way came, by the event loop's time: the first one first."""
+        return [came for _, _, came in self._under_way]
+
+    def finished(self, verdicts: Sequence[Verdict | None]) -> None:
+        """The group under way is done: tell its callers, then hand over the next. None: this batch is to go with it."""
+        again: list[_Waiting] = []
+        for waiting, verdict in zip(self._under_way, verdicts, strict=True):
+            _, future, _ = waiting
             if future.done():
                 continue  # its caller was cancelled
-            if isinstance(verdict, Exception):
+            if verdict is None:
+                again.append(waiting)
+            elif isinstance(verdict, Exception):
                 future.set_exception(verdict)
             else:
                 future.set_result(verdict)
         self._under_way = []
+        self._waiting.extendleft(reversed(again))
         # After the callers that were just woken: what they write next still joins the next group.
         self._loop.call_soon(self._hand_over)
 
@@ -67,12 +79,11 @@ class Groups:
         group: list[Batch] = []
         operations = size = 0
         while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
-            batch, future, came = self._waiting.popleft()
+            waiting = self._waiting.popleft()
+            batch, future, _ = waiting
             if not future.done():
-                if not group:
-                    self.oldest = came
                 group.append(batch)
-                self._under_way.append(future)
+                self._under_way.append(waiting)
                 operations += len(batch.mutations) + len(batch.checks)
                 size += sum([len(mutation.value) for mutation in batch.mutations if type(mutation) is Set])
         if group:

@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 from keyloft import limits
 from keyloft.clock import Clock, Timer
-from keyloft.engine import Engine, Pages
+from keyloft.engine import Pages, Reader
 from keyloft.errors import Closed
 from keyloft.records import EVERYTHING, Address, Change, Get, Key, Latest, Record, Scan
 
 Beginning: TypeAlias = Callable[[], int | asyncio.Future[int]]
-"""Tells the version of the last commit; a database elsewhere needs a moment for that, and lets later reads wait."""
+"""Tells the version of the last commit; a database elsewhere needs a moment for that."""
 
 # A watch of a large range spends at most a tenth of the time on looking through it.
 _REST = 9.0
@@ -23,7 +23,7 @@ _REST = 9.0
 class Notifier:
     """Knows the open watches of an engine and wakes those that a commit concerns."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Reader, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
         # Weak: a watch that its user dropped without closing it is gone.
@@ -82,7 +82,7 @@ class Notifier:
 class _Waking(ABC):
     """An async iterator that sleeps until it is woken, by a commit or by an entry's expiry."""
 
-    def __init__(self, engine: Engine, clock: Clock, awaited: set[object]) -> None:
+    def __init__(self, engine: Reader, clock: Clock, awaited: set[object]) -> None:
         self._engine = engine
         self._clock = clock
         self._awaited = awaited
@@ -139,7 +139,7 @@ class _Waking(ABC):
 class KeyWatch(_Waking):
     """The state of some keys: once at first, then whenever one of them changed."""
 
-    def __init__(self, engine: Engine, clock: Clock, awaited: set[object], gets: list[Get]) -> None:
+    def __init__(self, engine: Reader, clock: Clock, awaited: set[object], gets: list[Get]) -> None:
         super().__init__(engine, clock, awaited)
         self._gets = gets
         self._addresses = {(get.space, get.key) for get in gets}
@@ -169,7 +169,7 @@ class RangeWatch(_Waking):
     memory, and compared with the whole range when another process committed something.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, awaited: set[object], scan: Scan, begin: Beginning) -> None:
+    def __init__(self, engine: Reader, clock: Clock, awaited: set[object], scan: Scan, begin: Beginning) -> None:
         super().__init__(engine, clock, awaited)
         self._scan = Scan(scan.space, scan.start, scan.end, EVERYTHING, keys_only=True)
         self._begin = begin
@@ -180,21 +180,19 @@ class RangeWatch(_Waking):
         self._due_next: list[tuple[int, Key]] = []
         self._touched: set[Key] = set()
         self._unseen: set[Key] = set()
-        self._reported_first: dict[Key, int] = {}
         self._suspicious = False
         self._rest_until = 0.0
         self._rested: asyncio.TimerHandle | None = None
         # At once, not with the first step: until then, others may delete what was there when the watch was made.
-        self._first_survey: asyncio.Future[tuple[int, list[Record], int]] | None
-        self._first_survey = asyncio.ensure_future(self._survey_first())
-        self._first_survey.add_done_callback(lambda survey: survey.cancelled() or survey.exception())
+        self.first_survey: asyncio.Future[tuple[int, list[Record], int]] | None
+        self.first_survey = asyncio.ensure_future(self._survey_first())
+        self.first_survey.add_done_callback(lambda survey: survey.cancelled() or survey.exception())
 
     def touched(self, addresses: set[Address], latest: int) -> None:
         space, start, end = self._scan.space, self._scan.start, self._scan.end
         if keys := [key for at, key in addresses if at == space and start <= key < end]:
             self._touched.update(keys)
-            # The first look may see a commit before word of it gets here: a key deleted by it was never seen at all,
-            # and where the beginning was found out late, a key written by it was taken for an old one.
+            # The first look may see a commit before word of it gets here: a key deleted by it was never seen at all.
             if self._first_look_at is None or latest <= self._first_look_at:
                 self._unseen.update(keys)
             self._woken.set()
@@ -205,17 +203,16 @@ class RangeWatch(_Waking):
 
     def end(self) -> None:
         super().end()
-        if self._first_survey is not None:
-            self._first_survey.cancel()
+        if self.first_survey is not None:
+            self.first_survey.cancel()
         if self._rested is not None:
             self._rested.cancel()
 
     async def _look(self) -> list[Change]:
         doubtful, self._touched = self._touched | self._overdue(), set()
         suspicious, self._suspicious = self._suspicious, False
-        is_first = self._first_look_at is None
         try:
-            if is_first:
+            if self._first_look_at is None:
                 doubtful |= await self._look_first()
                 # The first survey may be long done: what others committed since then is for the next look.
                 self._suspicious |= suspicious
@@ -229,8 +226,6 @@ class RangeWatch(_Waking):
             self._suspicious |= suspicious
             raise
         changes = [Change(key, record) for key, record in records.items() if self._is_news(key, record)]
-        if is_first:
-            self._reported_first = {change.key: change.record.version for change in changes if change.record}
         self._remember(records)
         self._unseen -= records.keys()
         self._wake_at(self._due_next[0][0] if self._due_next else None)
@@ -238,14 +233,14 @@ class RangeWatch(_Waking):
 
     async def _look_first(self) -> set[Key]:
         """Learn what there is; returns what came after the watch was made, and so is news."""
-        if self._first_survey is None:
+        if self.first_survey is None:
             self._beginning = self._begin()
-            self._first_survey = asyncio.ensure_future(self._survey_first())
-        survey = self._first_survey
+            self.first_survey = asyncio.ensure_future(self._survey_first())
+        survey = self.first_survey
         await asyncio.wait([survey])  # which a cancelled caller leaves running
         if survey.cancelled():
             raise Closed
-        self._first_survey = None
+        self.first_survey = None
         made_at, records, self._first_look_at = survey.result()
         self._remember({record.key: record for record in records if record.version <= made_at})
         return {record.key for record in records if record.version > made_at}
@@ -296,9 +291,6 @@ class RangeWatch(_Waking):
     def _is_news(self, key: Key, record: Record | None) -> bool:
         if record is None:
             return key in self._known or key in self._unseen
-        is_late = not isinstance(self._beginning, int)
-        if is_late and key in self._unseen and self._reported_first.get(key) != record.version:
-            return True
         return self._known.get(key) != record.version
 
     def _remember(self, records: Mapping[Key, Record | None]) -> None:

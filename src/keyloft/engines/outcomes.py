@@ -16,7 +16,8 @@ _SOMEBODY_CAME_BETWEEN: Final = -1
 class Outcome(Struct, frozen=True):
     """The verdicts on a group, and between which clocks it stands."""
 
-    verdicts: list[Verdict]
+    verdicts: Sequence[Verdict | None]
+    """None for a batch that was not decided and still has time."""
     clock_before: int
     clock_after: int
     touched: Iterable[Address] = ()

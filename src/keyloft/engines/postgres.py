@@ -11,7 +11,7 @@ from keyloft.clock import Clock, SystemClock
 from keyloft.engine import Watch
 from keyloft.engines.groups import Groups
 from keyloft.engines.lifetime import Lifetime
-from keyloft.engines.notify import Notifier
+from keyloft.engines.notify import Notifier, RangeWatch
 from keyloft.engines.postgres_layouts import READ_CLOCK
 from keyloft.engines.postgres_notices import Notices
 from keyloft.engines.postgres_reads import Others, Points, patiently
@@ -79,55 +79,48 @@ class PostgresEngine:
         name = secrets.token_hex(8)
         self._clock = clock
         self._groups = Groups(self._start)
-        self._notifier = Notifier(self, clock or server_clock)
+        self._answers = _Answers(Points(server, self._now), Others(server, self._now))
+        self._notifier = Notifier(self._answers, clock or server_clock)
         self._notices = Notices(server, name, self._notifier, self._groups, server_clock.told)
-        self._points = Points(server, self._now)
-        self._others = Others(server, self._now)
         self._writer = PostgresWriter(server, link, self._now, name)
         self._writing: asyncio.Task[None] | None = None
-        self._beginnings: set[asyncio.Future[int]] = set()
+        self._beginnings: set[asyncio.Future[Any]] = set()
         self._lifetime = Lifetime(self._close)
 
     async def read(self, *asks: Ask) -> list[Any]:
         self._lifetime.check()
-        if not asks:
-            return []
         if self._beginnings:
-            # Whoever makes a watch and then lists what there is must miss nothing between the two.
-            await asyncio.wait(self._beginnings)
-            self._lifetime.check()
-        space = getattr(asks[0], "space", None)
-        if all([type(ask) is Get and ask.space is space for ask in asks]):
-            return await self._points.read(cast("Sequence[Get]", asks))
-        return await self._others.read(asks)
+            await self._watches_begin()
+        return await self._answers.read(*asks)
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
         self._lifetime.check()
+        if self._beginnings:
+            await self._watches_begin()
         return await self._groups.commit(batch)
 
     def watch(self, *asks: Get | Scan) -> Watch:
         self._lifetime.check()
         watch = self._notifier.watch(asks, self._begin)
+        if isinstance(watch, RangeWatch) and watch.first_survey is not None:
+            self._beginnings.add(watch.first_survey)
+            watch.first_survey.add_done_callback(self._beginnings.discard)
         self._notices.start()
         return watch
 
     async def aclose(self) -> None:
         await self._lifetime.aclose()
 
+    async def _watches_begin(self) -> None:
+        """Wait until watches have begun: what a caller reads or writes after making one comes after its beginning.
+
+        So whoever makes a watch and then lists what there is, or tells others to go ahead, misses nothing.
+        """
+        await asyncio.wait(self._beginnings)
+        self._lifetime.check()
+
     def _begin(self) -> asyncio.Future[int]:
-        beginning = asyncio.ensure_future(self._latest())
-        self._beginnings.add(beginning)
-        beginning.add_done_callback(self._began)
-        return beginning
-
-    def _began(self, beginning: asyncio.Future[int]) -> None:
-        self._beginnings.discard(beginning)
-        if not beginning.cancelled():
-            beginning.exception()  # the watch itself tells of it
-
-    async def _latest(self) -> int:
-        [version] = await self._others.read((Latest(),))
-        return int(version)
+        return asyncio.ensure_future(self._answers.latest())
 
     def _now(self) -> int | None:
         """The time of an injected clock; None for the server's own."""
@@ -137,7 +130,7 @@ class PostgresEngine:
         self._writing = asyncio.create_task(self._write(group), name="keyloft writer")
 
     async def _write(self, group: list[Batch]) -> None:
-        outcome = await self._writer.commit(group, self._groups.oldest)
+        outcome = await self._writer.commit(group, self._groups.came)
         self._notifier.observe(outcome.clock_before, outcome.clock_after)
         self._notifier.committed(outcome.touched, outcome.clock_after)
         self._groups.finished(outcome.verdicts)
@@ -146,6 +139,29 @@ class PostgresEngine:
         await self._groups.close()
         self._notifier.close()
         await self._notices.aclose()
+        await self._answers.aclose()
+        await self._writer.aclose()
+
+
+class _Answers:
+    """Reads, as soon as they are asked for: those of the watches themselves wait for nobody."""
+
+    def __init__(self, points: Points, others: Others) -> None:
+        self._points = points
+        self._others = others
+
+    async def read(self, *asks: Ask) -> list[Any]:
+        if not asks:
+            return []
+        space = getattr(asks[0], "space", None)
+        if all([type(ask) is Get and ask.space is space for ask in asks]):
+            return await self._points.read(cast("Sequence[Get]", asks))
+        return await self._others.read(asks)
+
+    async def latest(self) -> int:
+        [version] = await self._others.read((Latest(),))
+        return int(version)
+
+    async def aclose(self) -> None:
         await self._points.aclose()
         await self._others.aclose()
-        await self._writer.aclose()

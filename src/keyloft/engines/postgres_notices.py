@@ -73,10 +73,11 @@ class Notices:
         self._are_heard = False
         self._listener = await patiently(self._server, self._listening, _connected, self._now())
         try:
-            await self._listener.add_listener(CHANNEL, self._hear)
-            # If notices can be heard here, then this one, too.
-            await self._listener.execute(f"SELECT pg_notify('{CHANNEL}', '{self._name} 0')")
-        except Failure as error:
+            async with asyncio.timeout(self._server.patience):
+                await self._listener.add_listener(CHANNEL, self._hear)
+                # If notices can be heard here, then this one, too.
+                await self._listener.execute(f"SELECT pg_notify('{CHANNEL}', '{self._name} 0')")
+        except (*Failure, TimeoutError) as error:
             logger.info("%s announces no commits, so its clock is watched: %s", self._server.name, error)
 
     def _hear(self, connection: Connection, process: int, channel: str, notice: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from keyloft.engines.outcomes import copy
 from keyloft.engines.postgres_layouts import LAYOUTS, PLUGIN_USAGE, READ_CLOCK, Found
-from keyloft.engines.postgres_server import Connection, Failure, Link, PostgresServer
+from keyloft.engines.postgres_server import Failure, Link, PostgresServer, Transaction
 from keyloft.errors import Closed, DatabaseError
 from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan, Space, Usage, Used
 
@@ -174,8 +174,8 @@ class Others:
             walks = all([isinstance(ask, (Count, Usage)) for ask in asks])
             if len(asks) == 1 and not walks:
                 return [await _answer_one(self._server, link, asks[0], now)]
-            async with link.transaction(_WALKING if walks else _SNAPSHOT) as connection:
-                return [await _answer_one(self._server, connection, ask, now) for ask in asks]
+            async with link.transaction(_WALKING if walks else _SNAPSHOT) as transaction:
+                return [await _answer_one(self._server, transaction, ask, now) for ask in asks]
 
         try:
             async with asyncio.timeout_at(came + self._server.patience):
@@ -188,7 +188,10 @@ class Others:
                 raise Closed
             return await patiently(self._server, link, work, came)
         finally:
-            self._links.append(link)
+            if self._closed:
+                await link.aclose()
+            else:
+                self._links.append(link)
             self._free.release()
 
     async def aclose(self) -> None:
@@ -197,7 +200,7 @@ class Others:
             await link.aclose()
 
 
-async def _answer_one(server: PostgresServer, at: Link | Connection, ask: Ask, now: int | None) -> Any:
+async def _answer_one(server: PostgresServer, at: Link | Transaction, ask: Ask, now: int | None) -> Any:
     if isinstance(ask, Latest):
         version, _ = server.clock_of(await at.fetch(READ_CLOCK, now))
         return version

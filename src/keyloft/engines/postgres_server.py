@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import shlex
 import ssl
 import urllib.parse
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from keyloft.engines import layouts, postgres_layouts
 from keyloft.errors import (
@@ -51,7 +52,7 @@ _TRIES: Final = 5
 _DETOURS: Final = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin")
 
 # SQLSTATEs. The session is gone: ended by an administrator or a crash, or the connection broke.
-_GONE: Final = ("57P", "08")
+_GONE: Final = ("57P", "08", "25P03")
 # What waiting cures: that, a server that has too many connections, and one that has yet to become the primary.
 _NOT_NOW: Final = (*_GONE, "53300", "25006")
 # The server undid the transaction, and the next try may succeed: serialization, deadlock, lock and statement time-outs.
@@ -59,24 +60,32 @@ _AGAIN: Final = ("40001", "40P01", "55P03", "57014")
 _SOMEBODY_WAS_FASTER: Final = ("23505", "42P07", "42710", *_AGAIN)
 # A prepared statement that is not there, or there already: somebody between us gives each transaction another session.
 _POOLED: Final = ("26000", "42P05")
+# A table has changed under a prepared statement.
+_CHANGED: Final = ("0A000",)
 
 
 class PostgresServer:
     """Where the database is, and how connections to it are made."""
 
     def __init__(self, url: str, *, durability: str, patience: float) -> None:
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+        except ValueError:
+            raise InvalidArgument("this is no URL: PostgreSQL's is postgresql://user:password@host/database") from None
         try:
             query = dict(urllib.parse.parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
         except ValueError:
             raise InvalidArgument("what stands after ? in a PostgreSQL URL is name=value&name=value") from None
         self._dsn = urllib.parse.urlunsplit(parts._replace(scheme="postgresql"))
         login, at, place = parts.netloc.rpartition("@")
-        if "@" in login or "/" in login:
-            raise InvalidArgument("in the login of a PostgreSQL URL, @ is written %40, / is %2F, : is %3A")
+        if "@" in login or "@" in parts.path or parts.fragment:
+            raise InvalidArgument(
+                "in a PostgreSQL URL, what is neither a letter nor a digit in a name or a password is percent-encoded: "
+                "@ is %40, / is %2F, : is %3A, # is %23"
+            )
         hosts = query.get("host") or place
         addresses = [_address(host) for host in place.split(",")] if place else []
-        self._hosts = addresses if len(addresses) > 1 else [{}]
+        self._hosts: list[dict[str, Any]] = addresses if len(addresses) > 1 else [{}]
         self.name = f"PostgreSQL at {hosts or 'the local socket'}{parts.path}"
         user = login.partition(":")[0] + at
         self._url_to_show = without_password(self._dsn).replace("://", f"://{user}", 1)
@@ -92,6 +101,8 @@ class PostgresServer:
         self._commit_setting: str | None = None
         self.is_pooled = False
         """Whether each transaction may meet another session, so that nothing outlives one."""
+        self.token = f"keyloft_{secrets.token_hex(8)}"
+        """What is named here is named like nothing else."""
         self._trouble: str | None = None
 
     # Connecting
@@ -126,9 +137,13 @@ class PostgresServer:
     async def _connect_to_one(self) -> Connection:
         # Host by host, not all in one call of the driver: one that is silent must not use up the time of all.
         error: DatabaseError | None = None
-        for host in self._hosts:
+        for host in list(self._hosts):
             try:
-                return await self._connect_to(host)
+                connection = await self._connect_to(host)
+                # The next connection begins with it.
+                self._hosts.remove(host)
+                self._hosts.insert(0, host)
+                return connection
             except (Unreachable, ReadOnly) as reason:
                 error = reason
         assert error is not None
@@ -137,14 +152,13 @@ class PostgresServer:
     async def _connect_to(self, host: dict[str, Any]) -> Connection:
         connection: Connection = None
         try:
-            async with asyncio.timeout(min(self.patience, _ATTEMPT_SECONDS)):
+            async with asyncio.timeout(min(_ATTEMPT_SECONDS, self.patience / (len(self._hosts) + 1))):
                 connection = await asyncpg.connect(
                     self._dsn,
                     **host,
                     target_session_attrs=self._session_attributes,
                     server_settings=self._settings,
-                    statement_cache_size=0 if self.is_pooled else 100,
-                    max_cached_statement_lifetime=0,
+                    statement_cache_size=0,
                 )
                 await self._set_up(connection)
         except BaseException as error:
@@ -172,7 +186,11 @@ class PostgresServer:
 
     def _settings_of(self, scope: str) -> list[str]:
         """What a session, or a transaction, is to be set to."""
-        settings = [f"SET {scope} lock_timeout = {max(1, round(1000 * self.lock_seconds))}"]
+        settings = [
+            f"SET {scope} lock_timeout = {max(1, round(1000 * self.lock_seconds))}",
+            # A machine that is lost in the middle of a transaction would keep the clock until TCP notices.
+            f"SET {scope} idle_in_transaction_session_timeout = {max(1, round(1000 * self.patience))}",
+        ]
         settings += [f"SET {scope} {detour} = off" for detour in _DETOURS]
         if self._commit_setting is not None:
             settings.append(f"SET {scope} synchronous_commit = {self._commit_setting}")
@@ -260,7 +278,7 @@ class PostgresServer:
         state = getattr(error, "sqlstate", None) or ""
         if state in _POOLED:
             self._note_pooler()
-        return state.startswith((*_AGAIN, *_NOT_NOW, *_POOLED))
+        return state.startswith((*_AGAIN, *_NOT_NOW, *_POOLED, *_CHANGED))
 
     def explain(self, error: BaseException) -> DatabaseError:
         """The error that tells a user what is wrong with which database."""
@@ -323,7 +341,7 @@ def _address(host: str) -> dict[str, Any]:
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return {"host": host.strip("[]")}
-    if not port.isdecimal():
+    if not port.isdecimal() or not 0 < int(port) < 65536:
         raise InvalidArgument(f"{host}: a host is followed by a colon and the number of its port, or by nothing")
     return {"host": name.strip("[]"), "port": int(port)}
 
@@ -334,6 +352,7 @@ class Link:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._connection: Connection = None
+        self._prepared: dict[str, Any] = {}
         self._loop = asyncio.get_running_loop()
         self._used = 0.0
 
@@ -343,7 +362,7 @@ class Link:
         if self._connection is not None and now - self._used > _IDLE_SECONDS:
             await self._try_out()
         if self._connection is None or self._connection.is_closed():
-            self._connection = None
+            self.drop()
             self._connection = await self._server.connect()
         self._used = now
         return self._connection
@@ -358,22 +377,19 @@ class Link:
 
     async def fetch(self, statement: str, *bindings: Any) -> list[Any]:
         """The rows of one statement, which is a transaction of its own."""
-        connection = await self.connected()
-        rows: list[Any]
-        if self._server.is_pooled:
-            async with self.transaction(self._server.begin):
-                rows = await connection.fetch(statement, *bindings)
-        else:
-            rows = await connection.fetch(statement, *bindings)
-        return rows
+        await self.connected()
+        if not self._server.is_pooled:
+            return await self.ask(statement, *bindings)
+        async with self.transaction(self._server.begin):
+            return await self.ask(statement, *bindings)
 
     @asynccontextmanager
-    async def transaction(self, begin: str) -> AsyncIterator[Connection]:
+    async def transaction(self, begin: str) -> AsyncIterator["Transaction"]:
         """Commits in the end, unless that was done; whatever goes wrong undoes it all."""
         connection = await self.connected()
         try:
             await connection.execute(begin)
-            yield connection
+            yield Transaction(connection.execute, self.ask)
             if connection.is_in_transaction():
                 await connection.execute("COMMIT")
         except Exception:
@@ -386,8 +402,23 @@ class Link:
             self.drop()
             raise
 
+    async def ask(self, statement: str, *bindings: Any) -> list[Any]:
+        """The rows of one statement, in whatever transaction there is."""
+        rows: list[Any]
+        if self._server.is_pooled:
+            rows = await self._connection.fetch(statement, *bindings)
+            return rows
+        prepared = self._prepared.get(statement)
+        if prepared is None:
+            # A name that nobody else has: should a pooler go unnoticed, no other's statement is taken for ours.
+            name = f"{self._server.token}_{len(self._prepared)}"
+            prepared = self._prepared[statement] = await self._connection.prepare(statement, name=name)
+        rows = await prepared.fetch(*bindings)
+        return rows
+
     def drop(self) -> None:
         """Forget the connection, at once: what it was doing is undone, or can't be known."""
+        self._prepared = {}
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
@@ -397,3 +428,12 @@ class Link:
             with contextlib.suppress(Exception):
                 await self._connection.close(timeout=1)
             self.drop()
+
+
+class Transaction(NamedTuple):
+    """What can be done between the beginning and the end."""
+
+    execute: Callable[[str], Awaitable[object]]
+    """Some SQL, without bindings and without rows."""
+    fetch: Callable[..., Awaitable[list[Any]]]
+    """The rows of one statement."""

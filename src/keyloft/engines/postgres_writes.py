@@ -7,7 +7,7 @@ in a later statement: one that waited for the clock would still show the state f
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,13 +15,15 @@ from msgspec.structs import replace
 from keyloft.engines.outcomes import Outcome, failed, joined
 from keyloft.engines.postgres_layouts import LAYOUTS, LOCK_CLOCK, READ_CLOCK, WRITE_CLOCK_AND_COMMIT
 from keyloft.engines.postgres_reads import PAUSE_SECONDS
-from keyloft.engines.postgres_server import Connection, Failure, Link, PostgresServer
+from keyloft.engines.postgres_server import Failure, Link, PostgresServer, Transaction
 from keyloft.engines.settle import Put, Remove, Retime, Verdict, Write, deciding, settle
 from keyloft.errors import Busy, CommitUnknown, DatabaseError, DiskFull, ReadOnly, Unreachable
 from keyloft.records import Address, Batch, Committed, Key, Record, Space
 
 # The server as a whole refused: asking again, batch by batch, would get the same answer 64 times.
-_HOPELESS: Final = (DiskFull, ReadOnly, Unreachable, CommitUnknown)
+_HOPELESS: Final = (DiskFull, ReadOnly, CommitUnknown)
+# It was tried until the time was over.
+_TOO_LATE: Final = (Unreachable, Busy)
 
 
 class PostgresWriter:
@@ -36,19 +38,25 @@ class PostgresWriter:
         self._last_clock = 0
         self._is_committing = False
 
-    async def commit(self, group: list[Batch], came: float) -> Outcome:
-        """Decide a group whose first batch came at a time; never raises, whatever becomes of it."""
+    async def commit(self, group: list[Batch], came: Sequence[float]) -> Outcome:
+        """Decide a group whose batches came at these times, in their order; never raises, whatever becomes of it."""
         try:
-            return await self._commit_patiently(group, came + self._server.patience)
+            return await self._commit_patiently(group, came[0] + self._server.patience)
         except DatabaseError as error:
             failure = error
         except Exception as error:  # nobody else would hear of it, and all callers would wait
             self._link.drop()
             failure = DatabaseError(f"{self._server.name}: a write failed unexpectedly: {type(error).__name__}")
             failure.__cause__ = error
+        if isinstance(failure, _TOO_LATE):
+            # For the first of them; whoever came later has time left, and goes with the next group.
+            late = asyncio.get_running_loop().time() - self._server.patience + self._server.lock_seconds
+            overdue = max(1, sum(moment <= late for moment in came))
+            verdicts = [*failed(group[:overdue], failure, 0).verdicts, *[None] * (len(group) - overdue)]
+            return Outcome(verdicts, self._last_clock, self._last_clock)
         if isinstance(failure, _HOPELESS) or len(group) == 1:
             return failed(group, failure, self._last_clock)
-        return joined([await self.commit([batch], came) for batch in group])
+        return joined([await self.commit([batch], [moment]) for batch, moment in zip(group, came, strict=True)])
 
     async def aclose(self) -> None:
         await self._link.aclose()
@@ -63,6 +71,8 @@ class PostgresWriter:
         trouble: DatabaseError | None = None
         while True:
             self._is_committing = False
+            if loop.time() >= deadline - locks:
+                raise trouble or self._server.unreachable()
             try:
                 async with asyncio.timeout_at(deadline - locks):
                     await self._link.connected()
@@ -111,37 +121,37 @@ class PostgresWriter:
         return int(base)
 
     async def _decide(self, group: list[Batch], addresses: set[Address]) -> Outcome:
-        async with self._link.transaction(f"{self._server.begin}; {LOCK_CLOCK}") as connection:
-            clock, now, current = await self._load(connection, addresses)
+        async with self._link.transaction(f"{self._server.begin}; {LOCK_CLOCK}") as transaction:
+            clock, now, current = await self._load(transaction, addresses)
             settled = settle(group, current, clock, now)
             if settled.clock != clock:
-                await self._apply(connection, settled.writes, now)
+                await self._apply(transaction, settled.writes, now)
                 self._is_committing = True
                 # One trip for all that is left to do.
-                await connection.execute(WRITE_CLOCK_AND_COMMIT.format(clock=settled.clock, name=self._name))
+                await transaction.execute(WRITE_CLOCK_AND_COMMIT.format(clock=settled.clock, name=self._name))
         return self._done(Outcome(settled.verdicts, clock, settled.clock, settled.writes))
 
     def _done(self, outcome: Outcome) -> Outcome:
         self._last_clock = outcome.clock_after
         return outcome
 
-    async def _load(self, connection: Connection, addresses: set[Address]) -> tuple[int, int, dict[Address, Record]]:
+    async def _load(self, transaction: Transaction, addresses: set[Address]) -> tuple[int, int, dict[Address, Record]]:
         """The clock, the time, and what is stored at some keys, expired or not."""
         now = self._now()
         clock, current = None, {}
         for space in sorted({space for space, _ in addresses}):
             layout = LAYOUTS[space]
             keys = sorted(key for at, key in addresses if at is space)
-            rows = await connection.fetch(layout.load, now, *layout.bind_keys(keys))
+            rows = await transaction.fetch(layout.load, now, *layout.bind_keys(keys))
             clock, now = self._server.clock_of(rows)[:2]
             for key, (record, _) in layout.found([row[2:] for row in rows if row[2] is not None]).items():
                 current[space, key] = record
         if clock is None:
-            clock, now = self._server.clock_of(await connection.fetch(READ_CLOCK, now))
+            clock, now = self._server.clock_of(await transaction.fetch(READ_CLOCK, now))
         assert now is not None
         return clock, now, current
 
-    async def _apply(self, connection: Connection, writes: dict[Address, Write], now: int) -> None:
+    async def _apply(self, transaction: Transaction, writes: dict[Address, Write], now: int) -> None:
         for space in sorted({space for space, _ in writes}):
             layout = LAYOUTS[space]
             puts: list[Record] = []
@@ -160,12 +170,12 @@ class PostgresWriter:
                     case Retime():
                         retimed.append((write.expires_at, key))
             if removed:
-                await connection.execute(layout.remove, *layout.bind_keys(removed))
+                await transaction.fetch(layout.remove, *layout.bind_keys(removed))
             if puts:
-                await connection.execute(layout.put, now, *layout.bind_puts(puts))
+                await transaction.fetch(layout.put, now, *layout.bind_puts(puts))
             if retimed:
                 due, keys = zip(*retimed, strict=True)
-                await connection.execute(layout.retime, due, *layout.bind_keys(keys))
+                await transaction.fetch(layout.retime, due, *layout.bind_keys(keys))
 
 
 def _moved(verdict: Verdict, base: int) -> Verdict:
