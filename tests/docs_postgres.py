@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from tests.docs_blocks import Block
-from tests.postgres import _programs, query
+from tools.postgres import find_programs, query
 
 _URL = re.compile(r"(postgresql(?:\+\w+)?://)(\w+):(\w+)@127\.0\.0\.1:5432/(\w+)(\?[^\s\"']*)?")
 _MADE = re.compile(r"CREATE (ROLE|DATABASE) (\w+)")
@@ -86,7 +86,7 @@ class DocumentPostgres:
 
 def _programs_for(server: str) -> Path:
     """psql and its like, as old as the server if there are such: newer ones say what it does not understand."""
-    newest = _programs()
+    newest = find_programs()
     [[version]] = query(server, "SHOW server_version_num")
     for programs in newest.parents[1].glob("pginstall*/bin"):
         told = subprocess.run([programs / "psql", "--version"], capture_output=True, text=True, check=True).stdout

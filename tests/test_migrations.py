@@ -22,7 +22,7 @@ import keyloft
 from keyloft import CannotOpen, DatabaseError, SchemaTooOld, WrongLoop, migrations
 from keyloft.engines import layouts
 from keyloft.plugins.models import Base
-from tests.postgres import fresh_database, query
+from tools.postgres import fresh_database, query
 
 ROOT = Path(__file__).parent.parent
 PLUGIN_ROW = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', 'score', '7')"

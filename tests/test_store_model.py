@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import keyloft
 from keyloft import U64, Entry, ManualClock, NotACounter, Store, Watching, keys
 from keyloft.keys import TupleKey, encode
-from tests.postgres import query
+from tools.postgres import query
 
 T = TypeVar("T")
 

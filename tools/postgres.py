@@ -143,7 +143,9 @@ class Server:
 def fresh_database(server: str) -> Iterator[str]:
     """Make an empty database, and drop it in the end, whoever is still connected."""
     name = f"keyloft_{uuid4().hex}"
-    query(server, f"CREATE DATABASE {name}")
+    # By copying files it takes less than half the time; servers before version 15 don't have the choice.
+    strategy = "" if named_server() else " STRATEGY FILE_COPY"
+    query(server, f"CREATE DATABASE {name}{strategy}")
     try:
         yield re.sub(r"^(\w+://[^/?]*)(/[^?]*)?", rf"\1/{name}", server)
     finally:

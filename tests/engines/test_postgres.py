@@ -10,7 +10,7 @@ from keyloft import DatabaseError, ManualClock, Unreachable
 from keyloft.engine import Engine
 from keyloft.engines.postgres import PostgresEngine
 from tests.engines.contract import EngineContract
-from tests.postgres import query
+from tools.postgres import query
 
 
 class TestPostgres(EngineContract):

@@ -12,7 +12,7 @@ import keyloft
 from keyloft import limits
 from keyloft.plugins import BotDatabase
 from keyloft.records import Ask
-from tests.postgres import query
+from tools.postgres import query
 
 HOUR = 3600
 LONGEST_SECONDS = 20

@@ -16,7 +16,7 @@ import pytest
 from keyloft.engines.postgres_layouts import CREATE, LAYOUTS, LOCK_CLOCK, READ_CLOCK, PostgresLayout
 from keyloft.engines.postgres_server import PostgresServer
 from keyloft.records import Space
-from tests.postgres import fresh_database
+from tools.postgres import fresh_database
 
 T = TypeVar("T")
 Node: TypeAlias = dict[str, Any]

@@ -16,7 +16,7 @@ import keyloft
 from keyloft import InvalidKey, KeyloftError, ManualClock, Store, limits
 from keyloft.keys import encode
 from keyloft.plugins import BotDatabase
-from tests.postgres import query
+from tools.postgres import query
 
 _INSERT = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json, expires_at) VALUES ('trivia', '{}', '1', {})"
 

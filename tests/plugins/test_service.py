@@ -18,7 +18,8 @@ from keyloft.engine import Engine
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.records import Batch, Committed, Conflict
 from tests.nats import private_server, settled
-from tests.postgres import database_url, query
+from tests.postgres import database_url
+from tools.postgres import query
 
 Ask: TypeAlias = Callable[..., Any]
 

@@ -15,8 +15,9 @@ from nats.aio.client import Client as Nats
 
 from keyloft.plugins import DatabaseClient
 from tests.nats import private_server
-from tests.postgres import PASSWORD, MortalServer, fresh_database, query
+from tests.postgres import PASSWORD, MortalServer
 from tests.server.test_serve import LONGEST_SECONDS, answers, keyloft, refused, serving
+from tools.postgres import fresh_database, query
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import pytest
 
 import keyloft
 from keyloft.keys import TupleKey
-from tests.postgres import MortalServer, fresh_database, query
+from tests.postgres import MortalServer
 from tests.postgres_proxy import proxy, silent_port
+from tools.postgres import fresh_database, query
 
 from .moves import Chain, Move, after, chains, contents_of, made_in, make, witness
 

@@ -11,8 +11,9 @@ import asyncpg  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
 import keyloft
-from tests.postgres import PASSWORD, MortalServer, query
+from tests.postgres import PASSWORD, MortalServer
 from tests.postgres_proxy import proxy, silent_port
+from tools.postgres import query
 
 _ROLE = "keyloft_visitor"
 _WRONG = "wrong-sesame"

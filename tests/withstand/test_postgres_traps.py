@@ -9,8 +9,8 @@ import pytest
 
 import keyloft
 from keyloft import Store
-from tests.postgres import query
 from tests.postgres_proxy import Message, pooler, proxy, silent_port
+from tools.postgres import query
 
 _OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 

@@ -71,12 +71,14 @@ class PostgresEngine:
         try:
             now = await patiently(server, link, set_up, asyncio.get_running_loop().time())
         except BaseException:
-            link.drop()
+            link.abandon()
+            await server.aclose()
             raise
         return cls(server, clock, ServerClock(now), link)
 
     def __init__(self, server: PostgresServer, clock: Clock | None, server_clock: ServerClock, link: Link) -> None:
         name = secrets.token_hex(8)
+        self._server = server
         self._clock = clock
         self._groups = Groups(self._start)
         self._answers = _Answers(Points(server, self._now), Others(server, self._now))
@@ -140,7 +142,8 @@ class PostgresEngine:
         self._notifier.close()
         await self._notices.aclose()
         await self._answers.aclose()
-        await self._writer.aclose()
+        self._writer.close()
+        await self._server.aclose()
 
 
 class _Answers:

@@ -51,8 +51,8 @@ class Notices:
         try:
             await self._tell()
         finally:
-            self._listening.drop()
-            self._looking.drop()
+            self._listening.abandon()
+            self._looking.abandon()
 
     async def _tell(self) -> None:
         while self._notifier.watched:

@@ -84,7 +84,7 @@ class Points:
         for lookups in self._waiting.values():
             _fail(lookups, Closed())
         for link in self._links:
-            await link.aclose()
+            link.abandon()
 
     async def _serve(self, link: Link) -> None:
         while True:
@@ -189,7 +189,7 @@ class Others:
             return await patiently(self._server, link, work, came)
         finally:
             if self._closed:
-                await link.aclose()
+                link.abandon()
             else:
                 self._links.append(link)
             self._free.release()
@@ -197,7 +197,7 @@ class Others:
     async def aclose(self) -> None:
         self._closed = True
         for link in self._links:
-            await link.aclose()
+            link.abandon()
 
 
 async def _answer_one(server: PostgresServer, at: Link | Transaction, ask: Ask, now: int | None) -> Any:

@@ -45,6 +45,7 @@ _ATTEMPT_SECONDS: Final = 5.0
 # Firewalls forget connections that are idle for some minutes, and tell neither side.
 _IDLE_SECONDS: Final = 60.0
 _PING_SECONDS: Final = 2.0
+_CLOSE_SECONDS: Final = 1.0
 _TRIES: Final = 5
 
 # Every statement has its index. A plan that was made while a table was small would otherwise walk all of it, and sort
@@ -104,6 +105,7 @@ class PostgresServer:
         self.token = f"keyloft_{secrets.token_hex(8)}"
         """What is named here is named like nothing else."""
         self._trouble: str | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
     # Connecting
 
@@ -206,6 +208,17 @@ class PostgresServer:
         """Begins a transaction that writes."""
         settings = self._settings_of("LOCAL") if self.is_pooled else ()
         return "; ".join(("BEGIN ISOLATION LEVEL READ COMMITTED", *settings))
+
+    def close_aside(self, connection: Connection) -> None:
+        """Close a connection that nobody waits for."""
+        closing = asyncio.create_task(_closed(connection))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def aclose(self) -> None:
+        """Wait until all connections that were left are closed."""
+        if self._closing:
+            await asyncio.wait(self._closing)
 
     # The schema
 
@@ -337,6 +350,13 @@ class PostgresServer:
         return told or type(error).__name__
 
 
+async def _closed(connection: Connection) -> None:
+    try:
+        await connection.close(timeout=_CLOSE_SECONDS)
+    except (*Failure, TimeoutError):
+        connection.terminate()
+
+
 def _address(host: str) -> dict[str, Any]:
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
@@ -379,7 +399,11 @@ class Link:
         """The rows of one statement, which is a transaction of its own."""
         await self.connected()
         if not self._server.is_pooled:
-            return await self.ask(statement, *bindings)
+            try:
+                return await self.ask(statement, *bindings)
+            except asyncio.CancelledError:
+                self.abandon()
+                raise
         async with self.transaction(self._server.begin):
             return await self.ask(statement, *bindings)
 
@@ -399,7 +423,7 @@ class Link:
                 self.drop()
             raise
         except BaseException:
-            self.drop()
+            self.abandon()
             raise
 
     async def ask(self, statement: str, *bindings: Any) -> list[Any]:
@@ -423,11 +447,15 @@ class Link:
             self._connection.terminate()
             self._connection = None
 
-    async def aclose(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(Exception):
-                await self._connection.close(timeout=1)
-            self.drop()
+    def abandon(self) -> None:
+        """Leave a connection whose caller was cancelled: the driver stops what it was doing, then it is closed.
+
+        It is not used again: what was cancelled may have been half done, and an answer may still come.
+        """
+        self._prepared = {}
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._server.close_aside(connection)
 
 
 class Transaction(NamedTuple):

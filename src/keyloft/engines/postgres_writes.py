@@ -58,8 +58,8 @@ class PostgresWriter:
             return failed(group, failure, self._last_clock)
         return joined([await self.commit([batch], [moment]) for batch, moment in zip(group, came, strict=True)])
 
-    async def aclose(self) -> None:
-        await self._link.aclose()
+    def close(self) -> None:
+        self._link.abandon()
 
     async def _commit_patiently(self, group: list[Batch], deadline: float) -> Outcome:
         """Try until it is done, refused, or too late.
