@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any, Final, TypeAlias, TypeVar
 
 from keyloft.engines.outcomes import copy
-from keyloft.engines.postgres_layouts import LAYOUTS, PLUGIN_USAGE, READ_CLOCK, Found
+from keyloft.engines.postgres_layouts import LAYOUTS, PLUGIN_USAGE, READ_CLOCK
 from keyloft.engines.postgres_server import Failure, Link, PostgresServer, Transaction
 from keyloft.errors import Closed, DatabaseError
 from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan, Space, Usage, Used
@@ -69,13 +69,17 @@ class Points:
         self._links = [Link(server) for _ in range(_POINT_LINKS)]
         self._tasks = [asyncio.create_task(self._serve(link), name="keyloft reader") for link in self._links]
 
-    async def read(self, gets: Sequence[Get]) -> list[Record | None]:
-        """The entries at keys of one space."""
+    def ask(self, space: Space, gets: Sequence[Get]) -> asyncio.Future[list[Record | None]]:
+        """The live entries at keys of one space."""
         future: asyncio.Future[list[Record | None]] = self._loop.create_future()
-        self._waiting.setdefault(gets[0].space, []).append((gets, future, self._loop.time()))
+        lookup = (gets, future, self._loop.time())
+        if space in self._waiting:
+            self._waiting[space].append(lookup)
+        else:
+            self._waiting[space] = [lookup]
         if self._idle:
             self._idle.pop().set_result(None)
-        return await future
+        return future
 
     async def aclose(self) -> None:
         for task in self._tasks:
@@ -131,9 +135,9 @@ class Points:
             return
         for gets, future, _ in lookups:
             if not future.done():
-                future.set_result([_answer(found, get) for get in gets])
+                future.set_result([found.get(get.key) for get in gets])
 
-    async def _fetch(self, link: Link, space: Space, keys: list[Any]) -> Found:
+    async def _fetch(self, link: Link, space: Space, keys: list[Any]) -> Mapping[Any, Record]:
         layout = LAYOUTS[space]
         if len(keys) == 1:
             return layout.found(await link.fetch(layout.get, self._now(), *layout.bind_key(keys[0])))
@@ -144,14 +148,6 @@ def _fail(lookups: list[_Lookup], error: DatabaseError | Closed) -> None:
     for _, future, _ in lookups:
         if not future.done():
             future.set_exception(copy(error) if isinstance(error, DatabaseError) else error)
-
-
-def _answer(found: Found, get: Get) -> Record | None:
-    record, is_due = found.get(get.key, _NOTHING)
-    return record if get.include_expired or not is_due else None
-
-
-_NOTHING: Final = (None, False)
 
 
 class Others:
@@ -209,7 +205,9 @@ async def _answer_one(server: PostgresServer, at: Link | Transaction, ask: Ask, 
     layout = LAYOUTS[ask.space]
     match ask:
         case Get():
-            return _answer(layout.found(await at.fetch(layout.get, now, *layout.bind_key(ask.key))), ask)
+            key = layout.bind_key(ask.key)
+            finding = at.fetch(layout.get_expired, *key) if ask.include_expired else at.fetch(layout.get, now, *key)
+            return layout.found(await finding).get(ask.key)
         case Scan():
             bindings = (*layout.bind_range(ask.start, ask.end), ask.limit)
             return layout.page(await at.fetch(layout.scan(ask), now, *bindings))

@@ -144,7 +144,7 @@ class PostgresWriter:
             keys = sorted(key for at, key in addresses if at is space)
             rows = await transaction.fetch(layout.load, now, *layout.bind_keys(keys))
             clock, now = self._server.clock_of(rows)[:2]
-            for key, (record, _) in layout.found([row[2:] for row in rows if row[2] is not None]).items():
+            for key, record in layout.found([row[2:] for row in rows if row[2] is not None]).items():
                 current[space, key] = record
         if clock is None:
             clock, now = self._server.clock_of(await transaction.fetch(READ_CLOCK, now))
