@@ -5,7 +5,7 @@ import logging
 import ssl
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,9 +125,16 @@ class Login(Struct, frozen=True):
 class SturdyNats(Nats):
     """nats-py's client, made to survive what a stranger may send: with it, one message could make a service deaf."""
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        if not self.stats["in_msgs"] % _LOOK_EVERY:
-            await self._wait_for_readers(sid)
+    def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> Coroutine[Any, Any, None]:
+        # Most messages can't go wrong: they go to nats-py without a step between.
+        if headers or not (subject + (reply or b"")).isascii() or not self.stats["in_msgs"] % _LOOK_EVERY:
+            return self._process_carefully(sid, subject, reply, data, headers)
+        return Nats._process_msg(self, sid, subject, reply, data, headers)
+
+    async def _process_carefully(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        await self._wait_for_readers(sid)
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
         except Exception as error:
