@@ -210,7 +210,7 @@ async def connect(
         # nats-py tells of every failed attempt; the first one was news.
         told = str(error) or type(error).__name__
         level = logging.WARNING if told != was_told and pace.allows() else logging.DEBUG
-        logger.log(level, "NATS: %s", told)
+        logger.log(level, "NATS: %s%s", told, "" if connection.is_connected else "; trying again until it is there")
         was_told = told
 
     async def lost() -> None:

@@ -358,7 +358,7 @@ async def test_a_taken_nats_port_names_the_ways_out(tmp_path: Path, nats_url: st
     [
         ("sqlite:///no/such/folder/x.db", 1, "CANNOT_OPEN: .*the folder .* does not exist"),
         ("not-a-database", 1, "NOT_A_DATABASE: .*is not an SQLite database"),
-        ("sqlite://x.db", 2, "--database: .*three slashes"),
+        ("sqlite://x.db", 2, "the setting `database`: .*three slashes"),
         ("oracle://host/x", 1, "CANNOT_OPEN: no engine"),
     ],
 )

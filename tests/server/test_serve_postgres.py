@@ -65,12 +65,12 @@ async def test_a_database_that_is_not_up_yet_is_waited_for(
         mortal_postgres.kill()
         try:
             async with serving(tmp_path, *flags, ready=False) as given_up:
-                await given_up.logs("waiting for PostgreSQL at")
+                await given_up.logs("waiting for it")
                 given_up.process.terminate()
                 assert await given_up.ends() == 0
                 assert given_up.said == ""
             served = await stack.enter_async_context(serving(tmp_path, *flags, ready=False))
-            await served.logs("waiting for PostgreSQL at")
+            await served.logs("waiting for it")
         finally:
             mortal_postgres.start()
         await served.ready()
@@ -173,7 +173,7 @@ async def test_migrations_by_the_command_line(url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "told"),
     [
-        (PASSWORD, "not-the-one", "CANNOT_OPEN: .*check the name and the password"),
+        (PASSWORD, "not-the-one", "CANNOT_OPEN: .*check the name, and the password"),
         ("/keyloft_", "/no_such_", "CANNOT_OPEN: .*CREATE DATABASE"),
     ],
 )

@@ -106,7 +106,7 @@ async def test_role_without_rights_on_the_tables(postgres_url: str) -> None:
         error = await refusal(url)
         assert type(error) is keyloft.CannotOpen
         assert "permission denied for table keyloft_version" in str(error)
-        assert "SELECT, INSERT, UPDATE and DELETE" in str(error)
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE" in str(error)
         query(postgres_url, f"GRANT SELECT ON keyloft_version TO {_ROLE}")
         assert "permission denied for table keyloft_clock" in str(await refusal(url))
 

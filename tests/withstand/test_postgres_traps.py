@@ -9,6 +9,7 @@ import pytest
 
 import keyloft
 from keyloft import Store
+from keyloft.keys import encode
 from tests.postgres_proxy import Message, pooler, proxy, silent_port
 from tools.postgres import query
 
@@ -231,3 +232,60 @@ async def test_lock_that_is_never_let_go_ends_a_write_in_time_and_undone(postgre
         await rival.close()
         await kv.set(("after",), 1)
         assert [entry.key async for entry in kv.list()] == [("after",)]
+
+
+async def test_locked_row_holds_up_nobody_else(postgres_url: str) -> None:
+    async with keyloft.open(postgres_url, patience=4) as kv:
+        await kv.set_many({("locked",): 0, ("free",): 0})
+        rival = await asyncpg.connect(postgres_url)
+        key = encode(("locked",)).hex()
+        await rival.execute(rf"BEGIN; UPDATE keyloft_tuples SET value = value WHERE key = '\x{key}'")
+        waiting = [asyncio.create_task(kv.set(("locked",), number)) for number in range(3)]
+        for number in range(5):
+            stamps = await asyncio.gather(*[kv.set(("free", at), number) for at in range(8)])
+            assert len(set(stamps)) == 8
+        assert not any(task.done() for task in waiting)
+        await rival.execute("COMMIT")
+        await rival.close()
+        stamps = [await task for task in waiting]
+        assert stamps == sorted(stamps)
+        assert (await kv.get(("locked",))).value == 2
+
+
+async def test_whoever_cancels_all_tasks_can_still_read_write_and_close(postgres_url: str) -> None:
+    for turns in range(6):
+        kv = await keyloft.open(postgres_url, patience=3)
+        await kv.set(("k",), 1)
+        calls = [asyncio.create_task(kv.set(("k", number), 1)) for number in range(20)]
+        calls += [asyncio.create_task(kv.set(("k",), (await kv.get(("k",))).value))]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        async with asyncio.timeout(10):
+            assert (await kv.get(("k",))).value == 1
+            await kv.set(("k",), 1)
+            await asyncio.gather(*calls, return_exceptions=True)
+            await kv.aclose()
+
+
+async def test_silent_first_host_is_passed_over_wherever_it_is_named(postgres_url: str) -> None:
+    async with proxy(postgres_url) as (_, url), silent_port() as silent:
+        place, _, rest = url.removeprefix("postgresql://").partition("@")
+        port, _, name = rest.partition(":")[2].partition("/")
+        several = f"postgresql://{place}@/{name}?host=127.0.0.1,127.0.0.1&port={silent},{port}"
+        async with keyloft.open(several, patience=3) as kv:
+            await kv.set(("k",), 1)
+
+
+async def test_stores_in_two_schemas_do_not_wake_each_other(postgres_url: str) -> None:
+    query(postgres_url, "CREATE SCHEMA other")
+    joint = "&" if "?" in postgres_url else "?"
+    async with keyloft.open(postgres_url) as kv, keyloft.open(f"{postgres_url}{joint}search_path=other") as other:
+        await kv.set(("k",), "ours")
+        watch = kv.watch(("k",))
+        assert [entry.value for entry in await anext(watch)] == ["ours"]
+        await other.set(("k",), "theirs")
+        assert (await kv.get(("k",))).value == "ours"
+        await kv.set(("k",), "ours again")
+        assert [entry.value for entry in await anext(watch)] == ["ours again"]

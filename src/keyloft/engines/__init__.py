@@ -42,8 +42,8 @@ async def open_engine(
         return MemoryEngine(local_clock)
     if target.lower().startswith(("sqlite:", "file:", "postgresql:", "postgres:", "memory:")) and "://" not in target:
         raise InvalidArgument(
-            f"{target}: a URL has slashes after its scheme, as in sqlite:///app.db or postgresql://host/app; "
-            "a path has no scheme"
+            f"{target.partition(':')[0]}:…: a URL has slashes after its scheme, as in sqlite:///app.db or "
+            "postgresql://host/app; a path has no scheme"
         )
     if "://" not in target:
         return await SqliteEngine.open(_absolute(target), local_clock, durability=durability, cache_mib=cache_mib)

@@ -18,6 +18,7 @@ Beginning: TypeAlias = Callable[[], int | asyncio.Future[int]]
 
 # A watch of a large range spends at most a tenth of the time on looking through it.
 _REST = 9.0
+_LOOK_AGAIN_SECONDS = 0.002
 
 
 class Notifier:
@@ -74,6 +75,13 @@ class Notifier:
         for watch in list(self._watches):
             watch.suspect()
 
+    async def quiet(self, seconds: float) -> None:
+        """Wait until the watches have told what they were woken for, but no longer than this."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + seconds
+        while any([watch.is_busy for watch in self._watches]) and loop.time() < ends:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
     def close(self) -> None:
         for watch in list(self._watches):
             watch.end()
@@ -87,6 +95,7 @@ class _Waking(ABC):
         self._clock = clock
         self._awaited = awaited
         self._ended = False
+        self._is_looking = False
         self._timer: Timer | None = None
         self._woken = asyncio.Event()
         self._woken.set()
@@ -105,6 +114,7 @@ class _Waking(ABC):
                 raise StopAsyncIteration
             # Cleared before looking: whatever happens from here on wakes again.
             self._woken.clear()
+            self._is_looking = True
             try:
                 changes = await self._look()
             except Closed:
@@ -114,8 +124,15 @@ class _Waking(ABC):
             except BaseException:
                 self._woken.set()
                 raise
+            finally:
+                self._is_looking = False
             if changes:
                 return changes
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody waits for what this watch is about to tell."""
+        return self._is_looking or (self._woken.is_set() and self in self._awaited)
 
     async def aclose(self) -> None:
         self.end()

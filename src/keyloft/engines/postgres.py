@@ -4,7 +4,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any, Final, cast
 
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
@@ -12,12 +13,15 @@ from keyloft.engine import Watch
 from keyloft.engines.groups import Groups
 from keyloft.engines.lifetime import Lifetime
 from keyloft.engines.notify import Notifier, RangeWatch
+from keyloft.engines.outcomes import Outcome
 from keyloft.engines.postgres_layouts import READ_CLOCK
 from keyloft.engines.postgres_notices import Notices
 from keyloft.engines.postgres_reads import Others, Points, patiently
 from keyloft.engines.postgres_server import Link, PostgresServer
 from keyloft.engines.postgres_writes import PostgresWriter
 from keyloft.records import Ask, Batch, Committed, Conflict, Get, Latest, Scan, Space
+
+_LAST_LOOKS_SECONDS: Final = 1.0
 
 
 class ServerClock(SystemClock):
@@ -63,21 +67,22 @@ class PostgresEngine:
         server = PostgresServer(url, durability=durability, patience=patience)
         link = Link(server)
 
-        async def set_up(link: Link) -> int:
-            await server.set_up_schema(await link.connected())
+        async def set_up(link: Link) -> tuple[int, int]:
+            store = await server.set_up_schema(await link.connected())
             _, now = server.clock_of(await link.fetch(READ_CLOCK, None))
-            return int(now)
+            return store, int(now)
 
         try:
-            now = await patiently(server, link, set_up, asyncio.get_running_loop().time())
+            store, now = await patiently(server, link, set_up, asyncio.get_running_loop().time())
         except BaseException:
             link.abandon()
             await server.aclose()
             raise
-        return cls(server, clock, ServerClock(now), link)
+        return cls(server, clock, ServerClock(now), link, f"{store}.{secrets.token_hex(8)}")
 
-    def __init__(self, server: PostgresServer, clock: Clock | None, server_clock: ServerClock, link: Link) -> None:
-        name = secrets.token_hex(8)
+    def __init__(
+        self, server: PostgresServer, clock: Clock | None, server_clock: ServerClock, link: Link, name: str
+    ) -> None:
         self._server = server
         self._clock = clock
         self._groups = Groups(self._start)
@@ -86,7 +91,7 @@ class PostgresEngine:
         self._notifier = Notifier(self._answers, clock or server_clock)
         self._notices = Notices(server, name, self._notifier, self._groups, server_clock.told)
         self._writer = PostgresWriter(server, link, self._now, name)
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[Outcome] | None = None
         self._beginnings: set[asyncio.Future[Any]] = set()
         self._lifetime = Lifetime(self._close)
 
@@ -121,7 +126,8 @@ class PostgresEngine:
 
         So whoever makes a watch and then lists what there is, or tells others to go ahead, misses nothing.
         """
-        await asyncio.wait(self._beginnings)
+        # Not for ever: a range may be large, and the network bad.
+        await asyncio.wait(self._beginnings, timeout=self._server.patience / 4)
         self._lifetime.check()
 
     def _begin(self) -> asyncio.Future[int]:
@@ -132,16 +138,19 @@ class PostgresEngine:
         return None if self._clock is None else self._clock.now()
 
     def _start(self, group: list[Batch]) -> None:
-        self._writing = asyncio.create_task(self._write(group), name="keyloft writer")
+        self._writing = asyncio.create_task(self._writer.commit(group, self._groups.came), name="keyloft writer")
+        self._writing.add_done_callback(partial(self._finished, group))
 
-    async def _write(self, group: list[Batch]) -> None:
-        outcome = await self._writer.commit(group, self._groups.came)
+    def _finished(self, group: list[Batch], writing: asyncio.Task[Outcome]) -> None:
+        # Whoever ends a program cancels all tasks, this one included; the callers and `aclose` wait for a verdict.
+        outcome = self._writer.given_up(group) if writing.cancelled() else writing.result()
         self._notifier.observe(outcome.clock_before, outcome.clock_after)
         self._notifier.committed(outcome.touched, outcome.clock_after)
         self._groups.finished(outcome.verdicts)
 
     async def _close(self) -> None:
         await self._groups.close()
+        await self._notifier.quiet(_LAST_LOOKS_SECONDS)
         self._notifier.close()
         await self._notices.aclose()
         await self._answers.aclose()

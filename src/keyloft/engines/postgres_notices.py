@@ -84,7 +84,8 @@ class Notices:
         self._are_heard = True
         self._missed = 0
         name, _, clock = notice.partition(" ")
-        if name != self._name:
+        store, _, _ = name.partition(".")
+        if name != self._name and self._name.startswith(f"{store}."):
             self._notifier.told_of(int(clock) if clock.isdecimal() else 0)
 
     async def _look(self) -> None:

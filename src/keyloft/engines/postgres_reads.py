@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from keyloft.engines.outcomes import copy
 from keyloft.engines.postgres_layouts import LAYOUTS, PLUGIN_USAGE, READ_CLOCK
 from keyloft.engines.postgres_server import Failure, Link, PostgresServer, Transaction
-from keyloft.errors import Closed, DatabaseError
+from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
 from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan, Space, Usage, Used
 
 logger = logging.getLogger(__name__)
@@ -66,29 +66,57 @@ class Points:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Space, list[_Lookup]] = {}
         self._idle: list[asyncio.Future[None]] = []
+        self._closed = False
         self._links = [Link(server) for _ in range(_POINT_LINKS)]
-        self._tasks = [asyncio.create_task(self._serve(link), name="keyloft reader") for link in self._links]
+        self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._serving = 0
 
     def ask(self, space: Space, gets: Sequence[Get]) -> asyncio.Future[list[Record | None]]:
         """The live entries at keys of one space."""
         future: asyncio.Future[list[Record | None]] = self._loop.create_future()
+        if self._closed:
+            future.set_exception(Closed())
+            return future
         lookup = (gets, future, self._loop.time())
         if space in self._waiting:
             self._waiting[space].append(lookup)
         else:
             self._waiting[space] = [lookup]
-        if self._idle:
-            self._idle.pop().set_result(None)
+        if self._serving < _POINT_LINKS:
+            self._start()
+        elif self._idle:
+            self._wake_one()
         return future
 
+    def _wake_one(self) -> None:
+        while self._idle:
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+                return
+
+    def _start(self) -> None:
+        """Begin to serve, or begin again: whoever ends a program cancels all tasks, and may still want to read."""
+        for link in self._links:
+            if link not in self._tasks or self._tasks[link].done():
+                self._serving += 1
+                task = self._tasks[link] = asyncio.create_task(self._serve(link), name="keyloft reader")
+                task.add_done_callback(self._ended)
+
     async def aclose(self) -> None:
-        for task in self._tasks:
+        self._closed = True
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for lookups in self._waiting.values():
             _fail(lookups, Closed())
         for link in self._links:
             link.abandon()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._serving -= 1
+        if self._waiting and not self._closed:
+            self._start()
 
     async def _serve(self, link: Link) -> None:
         while True:
@@ -117,8 +145,7 @@ class Points:
             taken += 1
         if taken < len(lookups):
             self._waiting[space] = lookups[taken:]
-            if self._idle:
-                self._idle.pop().set_result(None)
+            self._wake_one()
         return [lookup for lookup in lookups[:taken] if not lookup[1].done()]
 
     async def _answer(self, link: Link, lookups: list[_Lookup]) -> None:
@@ -126,6 +153,14 @@ class Points:
         space = lookups[0][0][0].space
         try:
             found = await patiently(self._server, link, lambda link: self._fetch(link, space, keys), lookups[0][2])
+        except (Unreachable, Busy) as error:
+            # For the first of them it is too late; whoever came later has time left.
+            late = self._loop.time() - self._server.patience
+            overdue = max(1, sum(came <= late for _, _, came in lookups))
+            _fail(lookups[:overdue], error)
+            if rest := lookups[overdue:]:
+                self._waiting[space] = rest + self._waiting.get(space, [])
+            return
         except DatabaseError as error:
             _fail(lookups, error)
             return
@@ -147,7 +182,8 @@ class Points:
 def _fail(lookups: list[_Lookup], error: DatabaseError | Closed) -> None:
     for _, future, _ in lookups:
         if not future.done():
-            future.set_exception(copy(error) if isinstance(error, DatabaseError) else error)
+            future.set_exception(copy(error) if isinstance(error, DatabaseError) else Closed())
+            future.exception()  # whoever asked may be gone
 
 
 class Others:

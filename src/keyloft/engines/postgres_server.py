@@ -8,7 +8,7 @@ import secrets
 import shlex
 import ssl
 import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -46,18 +46,27 @@ _ATTEMPT_SECONDS: Final = 5.0
 _IDLE_SECONDS: Final = 60.0
 _PING_SECONDS: Final = 2.0
 _CLOSE_SECONDS: Final = 1.0
+_LONGEST_LOCK_SECONDS: Final = 0.5
 _TRIES: Final = 5
 
 # Every statement has its index. A plan that was made while a table was small would otherwise walk all of it, and sort
 # it, long after it has grown.
 _DETOURS: Final = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin")
 
+# A session that the server ends while a commit is on its way to it would be a commit of unknown fate. Servers before
+# version 14 have no such setting.
+_NEVER_IDLE_FOR_TOO_LONG: Final = (
+    "SELECT set_config('idle_session_timeout', '0', false) "
+    "WHERE current_setting('idle_session_timeout', true) IS NOT NULL"
+)
+
 # SQLSTATEs. The session is gone: ended by an administrator or a crash, or the connection broke.
 _GONE: Final = ("57P", "08", "25P03")
 # What waiting cures: that, a server that has too many connections, and one that has yet to become the primary.
 _NOT_NOW: Final = (*_GONE, "53300", "25006")
 # The server undid the transaction, and the next try may succeed: serialization, deadlock, lock and statement time-outs.
-_AGAIN: Final = ("40001", "40P01", "55P03", "57014")
+_LOCKED: Final = "55P03"
+_AGAIN: Final = ("40001", "40P01", _LOCKED, "57014")
 _SOMEBODY_WAS_FASTER: Final = ("23505", "42P07", "42710", *_AGAIN)
 # A prepared statement that is not there, or there already: somebody between us gives each transaction another session.
 _POOLED: Final = ("26000", "42P05")
@@ -85,7 +94,7 @@ class PostgresServer:
                 "@ is %40, / is %2F, : is %3A, # is %23"
             )
         hosts = query.get("host") or place
-        addresses = [_address(host) for host in place.split(",")] if place else []
+        addresses = _addresses(query) if "host" in query else [_address(host) for host in place.split(",") if host]
         self._hosts: list[dict[str, Any]] = addresses if len(addresses) > 1 else [{}]
         self.name = f"PostgreSQL at {hosts or 'the local socket'}{parts.path}"
         user = login.partition(":")[0] + at
@@ -97,7 +106,7 @@ class PostgresServer:
         self._session_attributes = "read-write" if "," in hosts and not chosen else None
         self._durability = durability
         self.patience = patience
-        self.lock_seconds = patience / 4
+        self.lock_seconds = min(patience / 4, _LONGEST_LOCK_SECONDS)
         """How long a commit waits for somebody else's locks before the server itself gives it up, and tells so."""
         self._commit_setting: str | None = None
         self.is_pooled = False
@@ -121,20 +130,20 @@ class PostgresServer:
                 connection = await self._connect_to_one()
             except (Unreachable, ReadOnly) as error:
                 if self._trouble is None:
-                    logger.warning("waiting for %s: %s", self.name, error)
+                    logger.warning("%s; waiting for it", error)
                 self._trouble = str(error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 if self._trouble is not None:
-                    logger.info("connected to %s again", self.name)
+                    logger.info("connected to %s", self.name)
                 self._trouble = None
                 return connection
 
     def unreachable(self) -> Unreachable:
         """The error of whoever has waited long enough."""
         trouble = self._trouble or f"{self.name} has not answered"
-        return Unreachable(f"{trouble}; it was waited for {self.patience:g} s, and nothing was done: try again")
+        return Unreachable(f"{trouble}; it was waited for up to {self.patience:g} s, and nothing was done: try again")
 
     async def _connect_to_one(self) -> Connection:
         # Host by host, not all in one call of the driver: one that is silent must not use up the time of all.
@@ -184,7 +193,7 @@ class PostgresServer:
         if process != connection.get_server_pid():
             self._note_pooler()
         if not self.is_pooled:
-            await connection.execute("; ".join(self._settings_of("SESSION")))
+            await connection.execute("; ".join((*self._settings_of("SESSION"), _NEVER_IDLE_FOR_TOO_LONG)))
 
     def _settings_of(self, scope: str) -> list[str]:
         """What a session, or a transaction, is to be set to."""
@@ -222,8 +231,11 @@ class PostgresServer:
 
     # The schema
 
-    async def set_up_schema(self, connection: Connection) -> None:
+    async def set_up_schema(self, connection: Connection) -> int:
         """Make the tables in a database that is not ours yet; two processes may do so at once.
+
+        Returns:
+            What tells this store from another one in another schema of the database.
 
         Raises:
             SchemaTooOld: It is to be migrated.
@@ -248,13 +260,16 @@ class PostgresServer:
         if stamp < layouts.REVISION:
             raise SchemaTooOld(
                 f"{self.name} has schema {stamp}, this version of Keyloft has {layouts.REVISION}: run "
-                f"`keyloft migrate --database {shlex.quote(self._url_to_show)}`; the database was left as it is"
+                f"`keyloft migrate --database {shlex.quote(self._url_to_show)}`{self._left_out()}; the database was "
+                "left as it is"
             )
         if stamp > layouts.REVISION:
             raise SchemaTooNew(
                 f"{self.name} has schema {stamp}, which this version of Keyloft does not know (it has "
                 f"{layouts.REVISION}): upgrade keyloft; the database was left as it is"
             )
+        async with connection.transaction():
+            return int(await connection.fetchval("SELECT coalesce(to_regclass('keyloft_clock')::oid, 0)"))
 
     async def _stamp(self, connection: Connection) -> str | None:
         async with connection.transaction():
@@ -277,6 +292,10 @@ class PostgresServer:
         return rows[0]
 
     # What errors mean
+
+    def is_locked(self, error: DatabaseError) -> bool:
+        """Whether somebody else held a lock for too long."""
+        return getattr(error.__cause__, "sqlstate", None) == _LOCKED
 
     def is_lost(self, error: Exception) -> bool:
         """Whether there is nobody at the other end any more: what was under way there was done, or not."""
@@ -305,10 +324,7 @@ class PostgresServer:
             case "25006":
                 return ReadOnly(f"{self.name} can't be written: it is a standby, or set to read-only")
             case "42501":
-                return CannotOpen(
-                    f"{self.name}: {told}: GRANT this user CREATE and USAGE on the schema, and SELECT, INSERT, UPDATE "
-                    "and DELETE on Keyloft's tables, or let their owner run `keyloft migrate`"
-                )
+                return CannotOpen(f"{self.name}: {told}: {_right_for(told)}")
             case "42P01" | "3F000":
                 return DatabaseError(
                     f"{self.name}: {told}: run `keyloft migrate --database {shlex.quote(self._url_to_show)}`; "
@@ -325,7 +341,10 @@ class PostgresServer:
         state = getattr(error, "sqlstate", None) or ""
         told = self._told(error)
         if state.startswith("28"):
-            return CannotOpen(f"{self.name} refuses this user: {told}: check the name and the password in the URL")
+            return CannotOpen(
+                f"{self.name} refuses this user: {told}: check the name, and the password in the URL, in PGPASSWORD or "
+                "in the password file"
+            )
         if state == "3D000":
             return CannotOpen(f"{self.name}: {told}: make it with CREATE DATABASE, or correct its name in the URL")
         if state == "55000":
@@ -334,11 +353,18 @@ class PostgresServer:
             return CannotOpen(f"{self.name}: {told}: an option after ? in the URL is wrong")
         if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
             return ReadOnly(f"{self.name} can't be written: it is a standby, or set to read-only")
-        if isinstance(error, TimeoutError):
-            return Unreachable(f"{self.name} does not answer")
         if isinstance(error, (asyncpg.ClientConfigurationError, ssl.SSLCertVerificationError, ValueError)):
             return CannotOpen(f"{self.name} can't be connected to: {told}")
+        if isinstance(error, TimeoutError):
+            return Unreachable(f"{self.name} does not answer")
+        if isinstance(error, ConnectionError) and "rejected SSL" in told:
+            return CannotOpen(f"{self.name} has no TLS: set it up there, or leave sslmode out")
+        if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+            return Unreachable(f"{self.name} can't be reached: {told}: does it run, and are host and port right?")
         return self.explain(error)
+
+    def _left_out(self) -> str:
+        return " (with the password, which is left out here)" if self._secrets else ""
 
     def _told(self, error: BaseException) -> str:
         """What an error says, without what nobody else should read: it may quote the URL."""
@@ -350,11 +376,29 @@ class PostgresServer:
         return told or type(error).__name__
 
 
+def _right_for(told: str) -> str:
+    """What to grant, by what PostgreSQL says is denied."""
+    if "for schema" in told:
+        return "GRANT USAGE, CREATE ON its schema TO this user, or let its owner run `keyloft migrate` and grant USAGE"
+    if "for database" in told:
+        return "GRANT CONNECT ON it TO this user"
+    return "GRANT SELECT, INSERT, UPDATE, DELETE ON Keyloft's tables TO this user"
+
+
 async def _closed(connection: Connection) -> None:
     try:
         await connection.close(timeout=_CLOSE_SECONDS)
     except (*Failure, TimeoutError):
         connection.terminate()
+
+
+def _addresses(query: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Several hosts that are named behind the ?, with as many ports or none."""
+    hosts, ports = query["host"].split(","), query.get("port", "").split(",")
+    if len(hosts) == 1 or len(ports) not in (1, len(hosts)):
+        return []  # asyncpg's to understand, or to refuse
+    places = zip(hosts, ports if len(ports) == len(hosts) else ports * len(hosts), strict=True)
+    return [_address(f"{host}:{port}" if port else host) for host, port in places]
 
 
 def _address(host: str) -> dict[str, Any]:

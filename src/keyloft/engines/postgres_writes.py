@@ -22,6 +22,9 @@ from keyloft.records import Address, Batch, Committed, Key, Record, Space
 
 # The server as a whole refused: asking again, batch by batch, would get the same answer 64 times.
 _HOPELESS: Final = (DiskFull, ReadOnly, CommitUnknown)
+# How long what met a lock is kept back before it is tried again: each try holds up all others.
+_TRY_AGAIN_SECONDS: Final = 1.0
+
 # It was tried until the time was over.
 _TOO_LATE: Final = (Unreachable, Busy)
 
@@ -36,10 +39,17 @@ class PostgresWriter:
         self._name = name
         """How our commits are told from those of other processes."""
         self._last_clock = 0
+        self._recent_trouble: DatabaseError | None = None
+        self._kept_back: set[Address] = set()
+        """The keys of batches that met somebody else's lock."""
+        self._try_again_at = 0.0
         self._is_committing = False
 
     async def commit(self, group: list[Batch], came: Sequence[float]) -> Outcome:
         """Decide a group whose batches came at these times, in their order; never raises, whatever becomes of it."""
+        kept_back = [self._is_kept_back(batch) for batch in group] if self._kept_back else [False]
+        if any(kept_back):
+            return await self._commit_apart(group, came, kept_back)
         try:
             return await self._commit_patiently(group, came[0] + self._server.patience)
         except DatabaseError as error:
@@ -48,15 +58,74 @@ class PostgresWriter:
             self._link.drop()
             failure = DatabaseError(f"{self._server.name}: a write failed unexpectedly: {type(error).__name__}")
             failure.__cause__ = error
+        if self._server.is_locked(failure):
+            self._recent_trouble = failure
+            if len(group) > 1:
+                return await self._commit_each(group, came)
+            self._keep_back(group[0])
         if isinstance(failure, _TOO_LATE):
             # For the first of them; whoever came later has time left, and goes with the next group.
-            late = asyncio.get_running_loop().time() - self._server.patience + self._server.lock_seconds
-            overdue = max(1, sum(moment <= late for moment in came))
+            overdue = sum(not self._has_time(moment) for moment in came)
+            if not self._server.is_locked(failure):
+                overdue = max(1, overdue)
             verdicts = [*failed(group[:overdue], failure, 0).verdicts, *[None] * (len(group) - overdue)]
             return Outcome(verdicts, self._last_clock, self._last_clock)
         if isinstance(failure, _HOPELESS) or len(group) == 1:
             return failed(group, failure, self._last_clock)
-        return joined([await self.commit([batch], [moment]) for batch, moment in zip(group, came, strict=True)])
+        return await self._commit_each(group, came)
+
+    def given_up(self, group: list[Batch]) -> Outcome:
+        """What is to be told if a commit was cancelled."""
+        return failed(group, self._unknown() if self._is_committing else self._server.unreachable(), self._last_clock)
+
+    async def _commit_each(self, group: list[Batch], came: Sequence[float]) -> Outcome:
+        """Commit batch by batch: one that the database refuses, or that meets a lock, must not harm the others."""
+        outcomes: list[Outcome] = []
+        locked = 0
+        for batch, moment in zip(group, came, strict=True):
+            if locked > 1 or self._is_kept_back(batch):
+                # It would wait for the same lock, or for one that keeps all from writing.
+                outcomes.append(self._later(moment))
+                continue
+            outcomes.append(await self.commit([batch], [moment]))
+            locked = locked + 1 if self._is_kept_back(batch) else 0
+        return joined(outcomes)
+
+    async def _commit_apart(self, group: list[Batch], came: Sequence[float], kept_back: list[bool]) -> Outcome:
+        """Commit what meets no lock that we know of, together; try the rest now and then, one by one."""
+        loop = asyncio.get_running_loop()
+        free = [place for place, is_kept_back in enumerate(kept_back) if not is_kept_back]
+        rest = [place for place, is_kept_back in enumerate(kept_back) if is_kept_back]
+        outcomes = []
+        if free:
+            outcomes.append(await self.commit([group[place] for place in free], [came[place] for place in free]))
+        if loop.time() >= self._try_again_at:
+            self._kept_back.clear()
+            outcomes.append(await self._commit_each([group[place] for place in rest], [came[place] for place in rest]))
+        else:
+            if not free:
+                await asyncio.sleep(PAUSE_SECONDS)
+            outcomes += [self._later(came[place]) for place in rest]
+        both = joined(outcomes)
+        verdicts = dict(zip([*free, *rest], both.verdicts, strict=True))
+        return replace(both, verdicts=[verdicts[place] for place in range(len(group))])
+
+    def _later(self, moment: float) -> Outcome:
+        """A batch goes with a later group, if it still has time."""
+        if self._has_time(moment):
+            return Outcome([None], self._last_clock, self._last_clock)
+        locked = Busy(f"{self._server.name}: somebody else holds a lock; nothing was written: try again")
+        return Outcome([locked], self._last_clock, self._last_clock)
+
+    def _has_time(self, moment: float) -> bool:
+        return asyncio.get_running_loop().time() < moment + self._server.patience - self._server.lock_seconds
+
+    def _keep_back(self, batch: Batch) -> None:
+        self._try_again_at = asyncio.get_running_loop().time() + _TRY_AGAIN_SECONDS
+        self._kept_back.update((mutation.space, mutation.key) for mutation in batch.mutations)
+
+    def _is_kept_back(self, batch: Batch) -> bool:
+        return any((mutation.space, mutation.key) in self._kept_back for mutation in batch.mutations)
 
     def close(self) -> None:
         self._link.abandon()
@@ -72,7 +141,7 @@ class PostgresWriter:
         while True:
             self._is_committing = False
             if loop.time() >= deadline - locks:
-                raise trouble or self._server.unreachable()
+                raise trouble or self._recent_trouble or self._server.unreachable()
             try:
                 async with asyncio.timeout_at(deadline - locks):
                     await self._link.connected()
@@ -81,7 +150,9 @@ class PostgresWriter:
                         return await self._commit(group)
                     except Failure as error:
                         trouble = self._what_is_wrong(error)
-                        if not self._server.learn_from(error) or isinstance(trouble, CommitUnknown):
+                        trouble.__cause__ = error
+                        may_succeed = self._server.learn_from(error) and not self._server.is_locked(trouble)
+                        if not may_succeed or isinstance(trouble, CommitUnknown):
                             raise trouble from error
             except TimeoutError:
                 self._link.drop()
@@ -132,6 +203,8 @@ class PostgresWriter:
         return self._done(Outcome(settled.verdicts, clock, settled.clock, settled.writes))
 
     def _done(self, outcome: Outcome) -> Outcome:
+        self._recent_trouble = None
+        self._is_committing = False
         self._last_clock = outcome.clock_after
         return outcome
 

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from keyloft import limits
 from keyloft.errors import CannotOpen
+from keyloft.urls import without_password
 
 VERSION_TABLE: Final = "keyloft_version"
 _ATTEMPTS: Final = 5
@@ -57,6 +58,8 @@ def _url() -> str:
 def _database(url: str) -> tuple[str, str]:
     """The dialect, and what its driver connects to, whatever driver the URL names."""
     scheme, slashes, rest = url.partition("://")
+    if not slashes and url.lower().startswith(("sqlite:", "postgresql:", "postgres:")):
+        raise CannotMigrate(f"{url.partition(':')[0]}:…: a URL has slashes after its scheme, as in sqlite:///app.db")
     if not slashes and url != ":memory:":
         return "sqlite", url
     match scheme.partition("+")[0].lower():
@@ -119,6 +122,16 @@ def _migrate_postgres(dsn: str) -> None:
     async def attempt() -> None:
         # asyncpg reads the URL itself, as it does for the engine: sslmode, several hosts, socket folders.
         async def connect() -> Any:
+            connection = await reach()
+            encoding = await connection.fetchval("SHOW server_encoding")
+            if encoding != "UTF8":
+                await connection.close()
+                raise CannotMigrate(
+                    f"{without_password(dsn)} is encoded as {encoding}: make a database with ENCODING 'UTF8'"
+                )
+            return connection
+
+        async def reach() -> Any:
             # Of several hosts, the one that can be written.
             return await asyncpg.connect(dsn, target_session_attrs="read-write" if "," in dsn else None)
 
@@ -132,9 +145,9 @@ def _migrate_postgres(dsn: str) -> None:
             return
         except DBAPIError as error:
             if not remaining or getattr(error.orig, "sqlstate", None) not in _SOMEBODY_WAS_FASTER:
-                raise _failed("PostgreSQL", error.orig) from error
+                raise _failed(without_password(dsn), error.orig) from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            raise _failed("PostgreSQL", error) from error
+            raise _failed(without_password(dsn), error) from error
 
 
 def _failed(where: str, reason: BaseException | None) -> CommandError:

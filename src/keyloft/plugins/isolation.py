@@ -27,7 +27,7 @@ from typing import Final, TypedDict
 
 from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
-from keyloft.plugins.service import PREFIXES
+from keyloft.plugins.rules import PREFIXES
 from keyloft.plugins.wire import OPERATIONS
 
 SERVICE: Final = "SERVICE"

@@ -5,7 +5,7 @@ import time
 from typing import Final
 
 from keyloft import limits
-from keyloft.errors import CommitUnknown, KeyloftError, Stalled, Unreachable
+from keyloft.errors import DatabaseError, KeyloftError
 
 _BUSY_PER_SECOND: Final = 1000
 _SAMPLE: Final = 100
@@ -69,8 +69,9 @@ class OperationLog:
         self._turn()
         if self._may_say():
             code = error.code if isinstance(error, KeyloftError) else type(error).__name__
-            # Of a server that is away, its name says more than where in the code that was noticed.
-            traceback = None if isinstance(error, (Unreachable, CommitUnknown, Stalled)) else error
+            # Whatever has a name of its own says more than where in the code it was noticed.
+            is_named = isinstance(error, DatabaseError) and type(error) is not DatabaseError
+            traceback = None if is_named else error
             self._logger.error("[KV] %d requests failed (%s): %s", requests, code, error, exc_info=traceback)
 
     def lost_reply(self, error: Exception) -> None:

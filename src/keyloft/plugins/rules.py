@@ -8,6 +8,11 @@ from keyloft.errors import InvalidArgument, InvalidKey, InvalidPluginName, Inval
 from keyloft.records import PluginKey, Scan, Set, Space
 from keyloft.values import Encoding
 
+PREFIXES: Final = ("db.kv", "rosey.db.kv")
+"""The subjects before `.<plugin>.<operation>`, unless configured otherwise."""
+QUEUE: Final = "keyloft"
+"""The queue group in which instances of the service share the requests, unless configured otherwise."""
+
 _NAME: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
 # No key has more than 255 characters, so this comes after whatever can follow a prefix.
 _BEYOND: Final = "\U0010ffff" * (limits.PLUGIN_KEY_CHARACTERS + 1)

@@ -31,8 +31,6 @@ from keyloft.records import Batch, Committed, Delete, Get, Scan, Set, Space
 
 logger = logging.getLogger(__name__)
 
-PREFIXES: Final = ("db.kv", "rosey.db.kv")
-QUEUE: Final = "keyloft"
 NAME: Final = "keyloft-plugins"
 
 _PLUGINS: Final = Space.PLUGINS
@@ -87,8 +85,8 @@ class DatabaseService:
         nats: Nats,
         db: BotDatabase,
         *,
-        prefixes: Sequence[str] = PREFIXES,
-        queue: str = QUEUE,
+        prefixes: Sequence[str] = rules.PREFIXES,
+        queue: str = rules.QUEUE,
         requests_per_plugin: int = limits.REQUESTS_PER_PLUGIN,
         requests_in_all: int = limits.REQUESTS,
         deadline: float = limits.DEADLINE_SECONDS,

@@ -184,15 +184,19 @@ class App:
             async with asyncio.timeout(_HEALTH_SECONDS):
                 engine = await self._db.engine()
                 await engine.read(_LOOK)
-                # A check that fails goes all the way to where writes are made, and writes nothing.
-                await engine.commit(Batch((), (Check(_LOOK.space, _LOOK.key, -1),)))
+                await self._try_to_write()
         except TimeoutError:
             return f"the database has not answered within {_HEALTH_SECONDS:g} s"
         except KeyloftError as error:
             # What exactly it says may name files and hosts: it belongs in the log.
-            logger.warning("the database can't be read: %s", error)
-            return f"the database can't be read ({error.code})"
+            logger.warning("the database can't be used: %s", error)
+            return f"the database can't be used ({error.code})"
         return None
+
+    async def _try_to_write(self) -> None:
+        """A check that fails goes all the way to where writes are made, and writes nothing."""
+        engine = await self._db.engine()
+        await engine.commit(Batch((), (Check(_LOOK.space, _LOOK.key, -1),)))
 
     # The database
 
@@ -201,8 +205,9 @@ class App:
         while True:
             try:
                 await self._db.create_tables()
+                await self._try_to_write()
             except InvalidArgument as error:
-                raise InvalidArgument(f"--database: {error}") from None
+                raise InvalidArgument(f"the setting `database`: {error}") from None
             except _INCURABLE:
                 raise
             except DatabaseError as error:

@@ -10,16 +10,18 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from keyloft import limits
-from keyloft.bus import Login
 from keyloft.errors import InvalidArgument
 from keyloft.plugins.isolation import isolate
-from keyloft.plugins.service import PREFIXES, QUEUE
+from keyloft.plugins.rules import PREFIXES, QUEUE
+
+if TYPE_CHECKING:
+    from keyloft.bus import Login
 
 DEFAULT_NATS_PORT: Final = 4222
 OFF: Final = "off"
@@ -153,11 +155,13 @@ class Config(Struct, frozen=True, kw_only=True):
             raise InvalidArgument(f"http must be host:port, as in 127.0.0.1:9464, or {OFF}")
         return found[1] or found[2], int(found[3])
 
-    def login(self) -> Login:
+    def login(self) -> "Login":
         """How to get into the NATS server."""
 
         def path(name: str | None) -> Path | None:
             return None if name is None else Path(name)
+
+        from keyloft.bus import Login  # migrations read settings, too, and need no NATS
 
         return Login(
             credentials=path(self.nats_creds),
