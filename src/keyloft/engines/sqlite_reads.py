@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain, starmap
-from typing import Any
+from typing import Any, Final
 
 import apsw
 
@@ -13,6 +13,8 @@ from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.turns import Turn
 from keyloft.engines.worker import Worker
 from keyloft.records import Ask, Count, Expired, Get, Latest, Page, Record, Scan, Usage, Used
+
+_WORTH_ONE_STATEMENT: Final = 5
 
 
 def point(cursor: apsw.Cursor, ask: Get) -> Record | None:
@@ -29,12 +31,14 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
     for first in range(0, len(asks), GETS_AT_ONCE):
         some = asks[first : first + GETS_AT_ONCE]
         space = some[0].space
-        if len(some) < GETS_AT_ONCE or any([ask.space is not space for ask in some]):
+        if len(some) < _WORTH_ONE_STATEMENT or any([ask.space is not space for ask in some]):
             found += [_alive(point(cursor, ask), ask, now) for ask in some]
             continue
         layout = LAYOUTS[space]
-        records: list[Record | None] = [None] * GETS_AT_ONCE
+        records: list[Record | None] = [None] * len(some)
         bindings = tuple(chain.from_iterable([layout.bind_key(ask.key) for ask in some]))
+        if len(some) < GETS_AT_ONCE:
+            bindings += (None,) * (len(bindings) // len(some) * (GETS_AT_ONCE - len(some)))  # NULL is no key
         rows: list[Row] = cursor.execute(layout.gets, bindings).fetchall()
         for row in rows:
             ask = some[row[0]]
