@@ -46,6 +46,18 @@ def test_a_service_does_not_load_sqlalchemy() -> None:
     assert shown.stdout == "[]\n"
 
 
+def test_migrating_needs_no_nats(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['nats'] = None\n"
+        "from keyloft.cli import main\n"
+        "sys.argv = ['keyloft', 'migrate', '--database', sys.argv[1]]\n"
+        "sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "app.db")]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (shown.returncode, shown.stderr) == (0, f"{tmp_path / 'app.db'} has the schema of this version\n")
+
+
 def test_a_missing_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['nats'] = sys.modules['sqlalchemy'] = None\n"
