@@ -8,7 +8,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from keyloft.engines.outcomes import copy
 from keyloft.engines.postgres_layouts import LAYOUTS, PLUGIN_USAGE, READ_CLOCK
-from keyloft.engines.postgres_server import Failure, Link, PostgresServer, Transaction
+from keyloft.engines.postgres_links import Link, Transaction
+from keyloft.engines.postgres_server import Failure, PostgresServer
 from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
 from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan, Space, Usage, Used
 

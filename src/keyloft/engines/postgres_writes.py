@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from keyloft.engines.outcomes import Outcome, failed, joined
 from keyloft.engines.postgres_layouts import LAYOUTS, LOCK_CLOCK, READ_CLOCK, WRITE_CLOCK_AND_COMMIT
+from keyloft.engines.postgres_links import Link, Transaction
 from keyloft.engines.postgres_reads import PAUSE_SECONDS
-from keyloft.engines.postgres_server import Failure, Link, PostgresServer, Transaction
+from keyloft.engines.postgres_server import Failure, PostgresServer
 from keyloft.engines.settle import Put, Remove, Retime, Verdict, Write, deciding, settle
 from keyloft.errors import Busy, CommitUnknown, DatabaseError, DiskFull, ReadOnly, Unreachable
 from keyloft.records import Address, Batch, Committed, Key, Record, Space
