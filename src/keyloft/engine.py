@@ -65,7 +65,8 @@ class Engine(Reader, Protocol):
 
         Raises:
             NotACounter: A Sum, Min or Max met something else than a U64.
-            DatabaseError: The database failed; the batch was not made.
+            CommitUnknown: The database was lost meanwhile; the whole batch was made, or nothing of it.
+            DatabaseError: The database failed in any other way; the batch was not made.
             Closed: The engine is closed.
         """
 

@@ -15,9 +15,9 @@ from keyloft.engines.lifetime import Lifetime
 from keyloft.engines.notify import Notifier, RangeWatch
 from keyloft.engines.outcomes import Outcome
 from keyloft.engines.postgres_layouts import READ_CLOCK
-from keyloft.engines.postgres_links import Link
+from keyloft.engines.postgres_links import Link, patiently
 from keyloft.engines.postgres_notices import Notices
-from keyloft.engines.postgres_reads import Others, Points, patiently
+from keyloft.engines.postgres_reads import Others, Points
 from keyloft.engines.postgres_server import PostgresServer
 from keyloft.engines.postgres_writes import PostgresWriter
 from keyloft.records import Ask, Batch, Committed, Conflict, Get, Latest, Scan, Space

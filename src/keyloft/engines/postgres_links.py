@@ -4,13 +4,19 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from keyloft.engines.postgres_server import Connection, Failure, PostgresServer
+from keyloft.errors import DatabaseError
 
 # Firewalls forget connections that are idle for some minutes, and tell neither side.
 _IDLE_SECONDS: Final = 60.0
 _PING_SECONDS: Final = 2.0
+
+PAUSE_SECONDS: Final = 0.01
+"""Between two tries. Whoever has to connect anew first waits longer by himself."""
+
+T = TypeVar("T")
 
 
 class Link:
@@ -63,14 +69,16 @@ class Link:
             yield Transaction(connection.execute, self.ask)
             if connection.is_in_transaction():
                 await connection.execute("COMMIT")
-        except Exception:
-            with contextlib.suppress(Exception):
-                await connection.execute("ROLLBACK")
-            if connection.is_closed() or connection.is_in_transaction():
-                self.drop()
-            raise
-        except BaseException:
-            self.abandon()
+        except BaseException as error:
+            is_undone = False
+            try:
+                if isinstance(error, Exception):
+                    with contextlib.suppress(*Failure):
+                        await connection.execute("ROLLBACK")
+                    is_undone = not (connection.is_closed() or connection.is_in_transaction())
+            finally:
+                if not is_undone:
+                    self.abandon()
             raise
 
     async def ask(self, statement: str, *bindings: Any) -> list[Any]:
@@ -112,3 +120,26 @@ class Transaction(NamedTuple):
     """Some SQL, without bindings and without rows."""
     fetch: Callable[..., Awaitable[list[Any]]]
     """The rows of one statement."""
+
+
+async def patiently(server: PostgresServer, link: Link, work: Callable[[Link], Awaitable[T]], came: float) -> T:
+    """Do something that changes nothing, again if need be, until it is done or the caller has waited long enough.
+
+    Raises:
+        DatabaseError: It can't be done.
+    """
+    trouble: DatabaseError | None = None
+    while True:
+        try:
+            async with asyncio.timeout_at(came + server.patience):
+                try:
+                    return await work(link)
+                except Failure as error:
+                    link.drop()
+                    trouble = server.explain(error)
+                    if not server.learn_from(error):
+                        raise trouble from error
+                    await asyncio.sleep(PAUSE_SECONDS)
+        except TimeoutError:
+            link.drop()
+            raise trouble or server.unreachable() from None

@@ -8,8 +8,7 @@ from keyloft import limits
 from keyloft.engines.groups import Groups
 from keyloft.engines.notify import Notifier
 from keyloft.engines.postgres_layouts import CHANNEL, READ_CLOCK
-from keyloft.engines.postgres_links import Link
-from keyloft.engines.postgres_reads import patiently
+from keyloft.engines.postgres_links import Link, patiently
 from keyloft.engines.postgres_server import Connection, Failure, PostgresServer
 from keyloft.errors import Closed, DatabaseError
 

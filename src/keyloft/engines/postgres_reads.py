@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any, Final, TypeAlias, TypeVar
 
 from keyloft.engines.outcomes import copy
 from keyloft.engines.postgres_layouts import LAYOUTS, PLUGIN_USAGE, READ_CLOCK
-from keyloft.engines.postgres_links import Link, Transaction
-from keyloft.engines.postgres_server import Failure, PostgresServer
+from keyloft.engines.postgres_links import Link, Transaction, patiently
+from keyloft.engines.postgres_server import PostgresServer
 from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
 from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan, Space, Usage, Used
 
@@ -28,32 +28,6 @@ _SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # What looks at whole ranges and tables may also walk a table from one end to the other.
 _WALKING: Final = f"{_SNAPSHOT}; SET LOCAL enable_seqscan = on; SET LOCAL enable_bitmapscan = on"
 
-
-async def patiently(server: PostgresServer, link: Link, work: Callable[[Link], Awaitable[T]], came: float) -> T:
-    """Do something that changes nothing, again if need be, until it is done or the caller has waited long enough.
-
-    Raises:
-        DatabaseError: It can't be done.
-    """
-    trouble: DatabaseError | None = None
-    while True:
-        try:
-            async with asyncio.timeout_at(came + server.patience):
-                try:
-                    return await work(link)
-                except Failure as error:
-                    link.drop()
-                    trouble = server.explain(error)
-                    if not server.learn_from(error):
-                        raise trouble from error
-                    await asyncio.sleep(PAUSE_SECONDS)
-        except TimeoutError:
-            link.drop()
-            raise trouble or server.unreachable() from None
-
-
-PAUSE_SECONDS: Final = 0.01
-"""Between two tries. Whoever has to connect anew first waits longer by himself."""
 
 _Lookup: TypeAlias = tuple[Sequence[Get], asyncio.Future[list[Record | None]], float]
 
@@ -129,7 +103,7 @@ class Points:
                 try:
                     await self._answer(link, some)
                 except asyncio.CancelledError:
-                    _fail(some, Closed())
+                    self._put_back(some)
                     raise
 
     def _take(self) -> list[_Lookup]:
@@ -149,6 +123,12 @@ class Points:
             self._wake_one()
         return [lookup for lookup in lookups[:taken] if not lookup[1].done()]
 
+    def _put_back(self, lookups: list[_Lookup]) -> None:
+        """They are the next to be looked up, whoever does it."""
+        if lookups:
+            space = lookups[0][0][0].space
+            self._waiting[space] = lookups + self._waiting.get(space, [])
+
     async def _answer(self, link: Link, lookups: list[_Lookup]) -> None:
         keys = list({get.key for gets, _, _ in lookups for get in gets})
         space = lookups[0][0][0].space
@@ -159,8 +139,7 @@ class Points:
             late = self._loop.time() - self._server.patience
             overdue = max(1, sum(came <= late for _, _, came in lookups))
             _fail(lookups[:overdue], error)
-            if rest := lookups[overdue:]:
-                self._waiting[space] = rest + self._waiting.get(space, [])
+            self._put_back(lookups[overdue:])
             return
         except DatabaseError as error:
             _fail(lookups, error)

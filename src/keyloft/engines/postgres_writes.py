@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from keyloft.engines.outcomes import Outcome, failed, joined
 from keyloft.engines.postgres_layouts import LAYOUTS, LOCK_CLOCK, READ_CLOCK, WRITE_CLOCK_AND_COMMIT
-from keyloft.engines.postgres_links import Link, Transaction
-from keyloft.engines.postgres_reads import PAUSE_SECONDS
+from keyloft.engines.postgres_links import PAUSE_SECONDS, Link, Transaction
 from keyloft.engines.postgres_server import Failure, PostgresServer
 from keyloft.engines.settle import Put, Remove, Retime, Verdict, Write, deciding, settle
 from keyloft.errors import Busy, CommitUnknown, DatabaseError, DiskFull, ReadOnly, Unreachable
@@ -58,6 +57,8 @@ class PostgresWriter:
         except Exception as error:  # nobody else would hear of it, and all callers would wait
             self._link.drop()
             failure = DatabaseError(f"{self._server.name}: a write failed unexpectedly: {type(error).__name__}")
+            if self._is_committing:
+                failure = self._unknown()
             failure.__cause__ = error
         if self._server.is_locked(failure):
             self._recent_trouble = failure
