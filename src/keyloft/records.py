@@ -6,6 +6,7 @@ They are msgspec structs because one is made per operation: 0.06 µs each, again
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import repeat
 from typing import Any, Final, TypeAlias, overload
 
 from msgspec import Struct
@@ -29,7 +30,10 @@ class Space(StrEnum):
 
 
 class Record(Struct, frozen=True, gc=False):
-    """One stored entry, undecoded. Times are milliseconds since 1970; only a Get tells the last two."""
+    """One stored entry, undecoded. Times are milliseconds since 1970.
+
+    Only a Get tells the last two; of the semantic space, a Scan tells `updated_at`, too.
+    """
 
     key: Key
     value: bytes
@@ -46,7 +50,7 @@ class Record(Struct, frozen=True, gc=False):
 class Page(Sequence[Record]):
     """The records of a scan, held by column: whoever shows a thousand of them is done a tenth sooner than by record."""
 
-    __slots__ = ("encodings", "expiries", "keys", "values", "versions")
+    __slots__ = ("encodings", "expiries", "keys", "updates", "values", "versions")
 
     def __init__(
         self,
@@ -55,18 +59,22 @@ class Page(Sequence[Record]):
         encodings: Sequence[int] = (),
         versions: Sequence[int] = (),
         expiries: Sequence[int | None] = (),
+        updates: Sequence[int] = (),
     ) -> None:
         self.keys = keys
         self.values = values
         self.encodings = encodings
         self.versions = versions
         self.expiries = expiries
+        self.updates = updates
+        """Empty where a scan does not tell of them."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __iter__(self) -> Iterator[Record]:
-        return map(Record, self.keys, self.values, self.encodings, self.versions, self.expiries)
+        columns = (self.keys, self.values, self.encodings, self.versions, self.expiries)
+        return map(Record, *columns, repeat(0), self.updates) if self.updates else map(Record, *columns)
 
     @overload
     def __getitem__(self, at: int) -> Record: ...
@@ -147,11 +155,15 @@ Ask: TypeAlias = Get | Scan | Count | Expired | Latest | Usage
 
 
 class Check(Struct, frozen=True, gc=False):
-    """The batch holds only if the entry at this key has this version; None: only if there is none."""
+    """The batch holds only if the entry at this key has this version; None: only if there is none.
+
+    What has expired counts as absent, unless `include_expired`: then it counts until it is removed.
+    """
 
     space: Space
     key: Key
     version: int | None
+    include_expired: bool = False
 
 
 class Set(Struct, frozen=True, gc=False):
@@ -162,6 +174,29 @@ class Set(Struct, frozen=True, gc=False):
     value: bytes
     encoding: int
     expire_in: int | None = None
+
+
+class Append(Struct, frozen=True, gc=False):
+    """Store a value under a key that ends with the commit's own version: what is appended sorts as it was committed.
+
+    The key is `key`, the version as 8 bytes, and `suffix`, which tells apart what one batch appends. Keys are bytes.
+    """
+
+    space: Space
+    key: bytes
+    value: bytes
+    encoding: int
+    expire_in: int | None = None
+    suffix: bytes = b""
+
+    def at(self, version: int) -> Set:
+        """What is stored if this is committed as that version."""
+        return Set(self.space, appended_key(self.key, version, self.suffix), self.value, self.encoding, self.expire_in)
+
+
+def appended_key(key: bytes, version: int, suffix: bytes = b"") -> bytes:
+    """Where an Append of a version is stored."""
+    return key + version.to_bytes(8) + suffix
 
 
 class Delete(Struct, frozen=True, gc=False):
@@ -214,7 +249,7 @@ class Purge(Struct, frozen=True, gc=False):
     version: int
 
 
-Mutation: TypeAlias = Set | Delete | Sum | Min | Max | Touch | Purge
+Mutation: TypeAlias = Set | Append | Delete | Sum | Min | Max | Touch | Purge
 
 
 class Batch(Struct, frozen=True, gc=False):

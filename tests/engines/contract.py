@@ -9,6 +9,7 @@ from keyloft import Closed, ManualClock, NotACounter
 from keyloft.engine import Engine, Pages, Watch
 from keyloft.engines.notify import RangeWatch
 from keyloft.records import (
+    Append,
     Batch,
     Change,
     Check,
@@ -31,6 +32,7 @@ from keyloft.records import (
     Touch,
     Usage,
     Used,
+    appended_key,
 )
 from keyloft.values import Encoding, pack_counter, unpack_counter
 
@@ -351,7 +353,57 @@ class EngineContract:
         assert await scan(engine) == [b"again", b"alive"]
         assert await engine.read(Get(A, b"due", include_expired=True)) == [None]
 
+    async def test_a_check_can_ask_for_an_expired_entry(self, engine: Engine, clock: ManualClock) -> None:
+        old = await write(engine, put(b"k", expire_in=1000))
+        clock.advance(1)
+        guarded = Batch((put(b"taken"),), (Check(A, b"k", old.version, include_expired=True),))
+        assert isinstance(await engine.commit(guarded), Committed)
+        refused = await engine.commit(Batch((put(b"k"),), (Check(A, b"k", None, include_expired=True),)))
+        assert isinstance(refused, Conflict)
+        assert refused.failed[0].current is not None
+        await write(engine, Purge(A, b"k", old.version))
+        assert isinstance(await engine.commit(guarded), Conflict)
+
+    # Appending
+
+    async def test_what_is_appended_sorts_as_it_was_committed(self, engine: Engine) -> None:
+        """Alone, with others of its batch and of its group; each key tells the version of its commit."""
+
+        def append(number: int, suffix: bytes = b"") -> Append:
+            return Append(B, b"log/", b"%d" % number, Encoding.JSON, suffix=suffix)
+
+        first = await write(engine, append(0))
+        both = await write(engine, append(1, b"a"), put(b"beside", space=B), append(2, b"b"))
+        many = await asyncio.gather(*[write(engine, append(number)) for number in range(3, 40)])
+        [page] = await engine.read(Scan(B, b"log/", b"log0", 100))
+        keys = [appended_key(b"log/", first.version)]
+        keys += [appended_key(b"log/", both.version, suffix) for suffix in (b"a", b"b")]
+        assert list(page.keys[:3]) == keys
+        assert list(page.versions) == sorted([first.version, *[both.version] * 2, *[done.version for done in many]])
+        by_version = {done.version: b"%d" % number for number, done in enumerate(many, 3)}
+        assert [by_version[record.version] for record in page[3:]] == list(page.values[3:])
+
+    async def test_what_is_appended_expires_and_is_watched_like_all_else(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        watch = engine.watch(Scan(B, b"log/", b"log0", 100))
+        done = await write(engine, Append(B, b"log/", b"1", Encoding.JSON, 1000))
+        [change] = await anext(aiter(watch))
+        assert change.key == appended_key(b"log/", done.version)
+        clock.advance(1)
+        assert await get(engine, change.key, B) is None
+
     # Times
+
+    async def test_a_scan_of_the_semantic_space_tells_when_entries_were_written(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        await write(engine, put(b"a", space=B))
+        clock.advance(5)
+        await write(engine, put(b"b", space=B))
+        [page, other] = await engine.read(Scan(B, START, END, 10), Scan(B, START, END, 10, keys_only=True))
+        assert [record.updated_at for record in page] == [clock.now() - 5000, clock.now()]
+        assert list(other.updates) == list(page.updates)
 
     async def test_created_at_is_kept_by_an_update_and_restarted_by_a_new_entry(
         self, engine: Engine, clock: ManualClock

@@ -7,6 +7,7 @@ from keyloft import KeyloftError
 from keyloft.engines.settle import Put, Remove, Settled, Write, deciding, settle
 from keyloft.records import (
     Address,
+    Append,
     Batch,
     Check,
     Delete,
@@ -32,6 +33,7 @@ payloads = st.sampled_from([(b"1", Encoding.JSON), (b"x", Encoding.BYTES), (pack
 
 mutations = st.one_of(
     st.builds(lambda s, k, p, e: Set(s, k, p[0], p[1], e), spaces, names, payloads, expiries),
+    st.builds(lambda s, k, p, e: Append(s, k, p[0], p[1], e, k), spaces, names, payloads, expiries),
     st.builds(Delete, spaces, names),
     st.builds(Sum, spaces, names, operands),
     st.builds(Min, spaces, names, operands),
@@ -42,7 +44,7 @@ mutations = st.one_of(
 batches = st.builds(
     lambda ms, cs: Batch(tuple(ms), tuple(cs)),
     st.lists(mutations, max_size=4),
-    st.lists(st.builds(Check, spaces, names, st.none() | versions), max_size=2),
+    st.lists(st.builds(Check, spaces, names, st.none() | versions, st.booleans()), max_size=2),
 )
 records = st.builds(
     lambda k, p, v, e: Record(k, p[0], p[1], v, e, NOW - 50, NOW - 20),

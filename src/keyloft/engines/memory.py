@@ -134,6 +134,7 @@ class _Table:
             [record.encoding for record in found],
             [record.version for record in found],
             [record.expires_at for record in found],
+            [record.updated_at for record in found] if ask.space is Space.SEMANTIC else (),
         )
 
     def apply(self, key: Key, write: Write, now: int) -> None:

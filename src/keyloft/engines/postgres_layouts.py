@@ -92,16 +92,17 @@ def _statements(insert: Callable[[str, int], str]) -> dict[str, str]:
     }
 
 
-def bytes_layout(table: str) -> PostgresLayout:
+def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
     """A table with one binary key."""
     told = "value, encoding, version, expires_at, created_at, updated_at"
     now = f"(SELECT coalesce($1::bigint, {milliseconds('now()')}))"
     alive = f"(expires_at IS NULL OR expires_at > {now})"
+    time = ", updated_at" if lists_times else ""
 
     def scan(reverse: bool, keys_only: bool, after: bool) -> str:
         value = "''::bytea" if keys_only else "value"
         return (
-            f"SELECT key, {value}, encoding, version, expires_at FROM {table} "
+            f"SELECT key, {value}, encoding, version, expires_at{time} FROM {table} "
             f"WHERE key {'>' if after else '>='} $2 AND key < $3 AND {alive} "
             f"ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT $4"
         )
@@ -270,7 +271,7 @@ def _moment(time: str) -> str:
 
 LAYOUTS: Final[Mapping[Space, PostgresLayout]] = {
     Space.TUPLES: bytes_layout("keyloft_tuples"),
-    Space.SEMANTIC: bytes_layout("keyloft_semantic"),
+    Space.SEMANTIC: bytes_layout("keyloft_semantic", lists_times=True),
     Space.PLUGINS: _plugin_layout(),
 }
 

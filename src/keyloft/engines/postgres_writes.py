@@ -18,7 +18,7 @@ from keyloft.engines.postgres_links import PAUSE_SECONDS, Link, Transaction
 from keyloft.engines.postgres_server import Failure, PostgresServer
 from keyloft.engines.settle import Put, Remove, Retime, Verdict, Write, deciding, settle
 from keyloft.errors import Busy, CommitUnknown, DatabaseError, DiskFull, ReadOnly, Unreachable
-from keyloft.records import Address, Batch, Committed, Key, Record, Space
+from keyloft.records import Address, Append, Batch, Committed, Key, Record, Space
 
 # The server as a whole refused: asking again, batch by batch, would get the same answer 64 times.
 _HOPELESS: Final = (DiskFull, ReadOnly, CommitUnknown)
@@ -174,7 +174,7 @@ class PostgresWriter:
 
     async def _commit(self, group: list[Batch]) -> Outcome:
         addresses = deciding(group)
-        if not addresses:
+        if not addresses and not _names_versions(group):
             settled = settle(group, {}, 0, 0)
             spaces = {space for space, _ in settled.writes}
             if len(spaces) == 1:
@@ -251,6 +251,11 @@ class PostgresWriter:
             if retimed:
                 due, keys = zip(*retimed, strict=True)
                 await transaction.fetch(layout.retime, due, *layout.bind_keys(keys))
+
+
+def _names_versions(group: list[Batch]) -> bool:
+    """Whether a key is made of a version, which then has to be known before anything is written."""
+    return any(type(mutation) is Append for batch in group for mutation in batch.mutations)
 
 
 def _moved(verdict: Verdict, base: int) -> Verdict:

@@ -15,6 +15,7 @@ from keyloft import limits
 from keyloft.errors import KeyloftError, NotACounter
 from keyloft.records import (
     Address,
+    Append,
     Batch,
     Check,
     Committed,
@@ -66,13 +67,16 @@ class Settled(Struct, frozen=True):
 
 
 def deciding(group: Iterable[Batch]) -> set[Address]:
-    """The keys whose stored records `settle` must see. A plain Set decides nothing, so most writes load nothing."""
+    """The keys whose stored records `settle` must see. A plain Set decides nothing, so most writes load nothing.
+
+    What is appended is new, whatever is stored.
+    """
     addresses = set()
     for batch in group:
         for check in batch.checks:
             addresses.add((check.space, check.key))
         for mutation in batch.mutations:
-            if type(mutation) is not Set:
+            if type(mutation) is not Set and type(mutation) is not Append:
                 addresses.add((mutation.space, mutation.key))
     return addresses
 
@@ -111,7 +115,9 @@ class _State:
         self.writes: dict[Address, Write] = {}
 
     def fails(self, check: Check) -> FailedCheck | None:
-        record = self._alive(self._stored((check.space, check.key)))
+        record = self._stored((check.space, check.key))
+        if not check.include_expired:
+            record = self._alive(record)
         version = None if record is None else record.version
         return None if version == check.version else FailedCheck(check, record)
 
@@ -120,6 +126,8 @@ class _State:
         draft: dict[Address, tuple[Record | None, Write]] = {}
         found: list[bool] = []
         for mutation in mutations:
+            if type(mutation) is Append:
+                mutation = mutation.at(version)
             address = (mutation.space, mutation.key)
             stored, write = draft.get(address) or (self._stored(address), self.writes.get(address))
             record = self._alive(stored)
