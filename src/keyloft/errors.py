@@ -18,6 +18,13 @@
     ├── Undecodable                      UNDECODABLE        what is stored is no key or value of ours
     ├── Closed                           CLOSED             used after aclose()
     ├── WrongLoop (RuntimeError)         WRONG_LOOP         used from another event loop or thread
+    ├── VersionConflict                  VERSION_CONFLICT   what is stored is not what was expected; nothing was written
+    ├── StaleFence                       STALE_FENCE        the lock of this fencing token is no longer held
+    ├── NothingToRestore (LookupError)   NOTHING_TO_RESTORE nothing was deleted here, or too long ago
+    ├── NotForward (ValueError)          NOT_FORWARD        a checkpoint was to be moved back
+    ├── LockHeld (TimeoutError)          LOCK_HELD          somebody else held a lock for as long as was waited
+    ├── LockLost                         LOCK_LOST          a lock was lost while its holder was at work
+    ├── Escalated                        ESCALATED          trying again did not help; the intent is a dead letter
     ├── NatsServerFailed                 NATS_SERVER_FAILED our own nats-server does not run
     ├── Unanswered (ConnectionError)     UNANSWERED         a request over the bus got no answer
     │   ├── NoService                    NO_SERVICE         nobody serves this subject
@@ -180,6 +187,79 @@ class WrongLoop(KeyloftError, RuntimeError):
         self, message: str = "this store belongs to another event loop: open it in the one that uses it"
     ) -> None:
         super().__init__(message)
+
+
+class VersionConflict(KeyloftError):
+    """What is stored is not what a write expected; nothing was written."""
+
+    code = "VERSION_CONFLICT"
+
+    def __init__(
+        self, message: str, *, current: Any = None, conflicts: tuple[Any, ...] = (), correlation_id: str | None = None
+    ) -> None:
+        """A write of one key tells what is stored there now; a batch tells of every key that was in its way.
+
+        Args:
+            message: What was expected, and what is there.
+            current: The `Envelope` that is stored now, or None. Of a batch, the first one's.
+            conflicts: A `FailedWrite` for each key.
+            correlation_id: As the log and the audit trail name this conflict.
+        """
+        super().__init__(message)
+        self.current = current
+        self.conflicts = conflicts
+        self.correlation_id = correlation_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), str(self), self.current, self.conflicts, self.correlation_id)
+
+
+def _again(kind: Any, message: str, current: Any, conflicts: tuple[Any, ...], correlation_id: str | None) -> Any:
+    return kind(message, current=current, conflicts=conflicts, correlation_id=correlation_id)
+
+
+class StaleFence(KeyloftError):
+    """The lock that gave out this fencing token is no longer held by whoever got it; nothing was written."""
+
+    code = "STALE_FENCE"
+
+
+class NothingToRestore(KeyloftError, LookupError):
+    """Nothing was deleted at this key, nothing has expired there, or it is too long ago."""
+
+    code = "NOTHING_TO_RESTORE"
+
+
+class NotForward(InvalidInput):
+    """A checkpoint only moves forward, and this is where it is, or behind it."""
+
+    code = "NOT_FORWARD"
+
+
+class LockHeld(KeyloftError, TimeoutError):
+    """Somebody else held the lock for as long as was waited."""
+
+    code = "LOCK_HELD"
+
+
+class LockLost(KeyloftError):
+    """The lock expired or was taken away while its holder was at work; the holder's later writes are refused."""
+
+    code = "LOCK_LOST"
+
+
+class Escalated(KeyloftError):
+    """A write was tried as often as it makes sense; its cause says what stood in the way each time."""
+
+    code = "ESCALATED"
+
+    def __init__(self, message: str, dead_letter: int | None = None) -> None:
+        """`dead_letter` is where the intent is kept; None where there was none to keep, or it could not be stored."""
+        super().__init__(message)
+        self.dead_letter = dead_letter
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, int | None]]:
+        return type(self), (str(self), self.dead_letter)
 
 
 class NatsServerFailed(KeyloftError):

@@ -109,3 +109,50 @@ SLOW_SECONDS: Final = 0.1
 
 PLUGIN_LABELS: Final = 1000
 """How many plugins have metrics of their own; the rest are counted together as `other`."""
+
+SEMANTIC_KEY_CHARACTERS: Final = 128
+"""The longest key of the semantic store, with its tenant and project."""
+
+SEMANTIC_ID_CHARACTERS: Final = 64
+"""The longest id of a tenant or project."""
+
+SEMANTIC_VALUE_BYTES: Final = 64 * 1024
+"""The largest value of the semantic store, as stored: compact JSON in UTF-8."""
+
+WRITER_CHARACTERS: Final = 128
+"""The longest name of a writer; also of a producer, a consumer hint, a requestId."""
+
+SPEC_REF_CHARACTERS: Final = 256
+"""The longest pointer to a spec."""
+
+CONSUMER_HINTS: Final = 32
+"""How many consumer hints an entry may have."""
+
+PURPOSE_CHARACTERS: Final = 64
+"""The longest name of a purpose."""
+
+BATCH_OPERATIONS: Final = 1000
+"""How many puts and deletes one batch of the semantic store may have."""
+
+REQUEST_MEMORY_SECONDS: Final = 86_400
+"""How long a requestId is remembered: a retry within this time returns the first outcome."""
+
+RESTORE_SECONDS: Final = 7 * 86_400
+"""How long what was deleted or has expired can be restored."""
+
+AUDIT_SECONDS: Final = 90 * 86_400
+"""How long audit records are kept."""
+
+TRANSIENT_ATTEMPTS: Final = 5
+"""How often a write is tried against transient errors before it is escalated."""
+
+CONFLICT_PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Seconds between the attempts at a write that meets conflicts; after the last one it is escalated."""
+
+CONFLICT_RATE: Final = 0.10
+"""More conflicts than this share of all writes, for CONFLICT_WINDOW_SECONDS, raise an alert."""
+
+CONFLICT_WINDOW_SECONDS: Final = 60.0
+
+OUTAGE_SECONDS: Final = 300.0
+"""A database that fails for longer than this raises an alert."""

@@ -263,10 +263,11 @@ class Batch(Struct, frozen=True, gc=False):
 
 
 class Committed(Struct, frozen=True, gc=False):
-    """The batch was made; `found` tells for each Delete, Touch and Purge, in order, whether it met an entry."""
+    """The batch was made at that time; `found` tells for each Delete, Touch and Purge whether it met an entry."""
 
     version: int
-    found: tuple[bool, ...] = ()
+    found: tuple[bool, ...]
+    at: int
 
 
 class FailedCheck(Struct, frozen=True, gc=False):

@@ -86,6 +86,7 @@ class EngineContract:
     async def test_what_was_committed_is_read(self, engine: Engine, clock: ManualClock) -> None:
         done = await write(engine, put(b"k", b"[1]"))
         now = clock.now()
+        assert done.at == now
         assert await get(engine, b"k") == Record(b"k", b"[1]", Encoding.JSON, done.version, None, now, now)
         assert await get(engine, b"other") is None
 
@@ -366,13 +367,14 @@ class EngineContract:
 
     # Appending
 
-    async def test_what_is_appended_sorts_as_it_was_committed(self, engine: Engine) -> None:
+    async def test_what_is_appended_sorts_as_it_was_committed(self, engine: Engine, clock: ManualClock) -> None:
         """Alone, with others of its batch and of its group; each key tells the version of its commit."""
 
         def append(number: int, suffix: bytes = b"") -> Append:
             return Append(B, b"log/", b"%d" % number, Encoding.JSON, suffix=suffix)
 
         first = await write(engine, append(0))
+        assert first.at == clock.now()
         both = await write(engine, append(1, b"a"), put(b"beside", space=B), append(2, b"b"))
         many = await asyncio.gather(*[write(engine, append(number)) for number in range(3, 40)])
         [page] = await engine.read(Scan(B, b"log/", b"log0", 100))

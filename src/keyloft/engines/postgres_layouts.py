@@ -43,7 +43,7 @@ class PostgresLayout(Struct, frozen=True):
     load: str
     """keys; selects the clock and the time, then what `gets` selects, or NULLs where there is nothing"""
     set: str
-    """by how much the clock moves, who moves it, puts; selects the clock before it.
+    """by how much the clock moves, who moves it, puts; selects the clock before it, and the time.
 
     The records of the puts have versions that count from that clock, and expiries that count from that time.
     """
@@ -86,7 +86,7 @@ def _statements(insert: Callable[[str, int], str]) -> dict[str, str]:
     return {
         "set": (
             f"WITH tick AS ({_tick('$2')}), written AS ({insert('(SELECT base, now, now AS since FROM tick)', 4)}) "
-            f"SELECT base, pg_notify('{CHANNEL}', $3::text || ' ' || (base + $2)) FROM tick"
+            f"SELECT base, now, pg_notify('{CHANNEL}', $3::text || ' ' || (base + $2)) FROM tick"
         ),
         "put": insert("(SELECT 0::bigint AS base, $1::bigint AS now, 0::bigint AS since)", 2),
     }

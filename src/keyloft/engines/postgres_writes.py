@@ -178,20 +178,20 @@ class PostgresWriter:
             settled = settle(group, {}, 0, 0)
             spaces = {space for space, _ in settled.writes}
             if len(spaces) == 1:
-                base = await self._set(spaces.pop(), settled.writes, settled.clock)
-                verdicts = [_moved(verdict, base) for verdict in settled.verdicts]
+                base, now = await self._set(spaces.pop(), settled.writes, settled.clock)
+                verdicts = [_moved(verdict, base, now) for verdict in settled.verdicts]
                 return self._done(Outcome(verdicts, base, base + settled.clock, settled.writes))
         return await self._decide(group, addresses)
 
-    async def _set(self, space: Space, writes: dict[Address, Write], count: int) -> int:
-        """Write rows whatever is in their place; returns the clock before them."""
+    async def _set(self, space: Space, writes: dict[Address, Write], count: int) -> tuple[int, int]:
+        """Write rows whatever is in their place; returns the clock before them, and the time."""
         layout = LAYOUTS[space]
         puts = [write.record for _, write in sorted(writes.items(), key=_address) if isinstance(write, Put)]
         await self._link.connected()
         self._is_committing = True
         rows = await self._link.fetch(layout.set, self._now(), count, self._name, *layout.bind_puts(puts))
-        base, _ = self._server.clock_of(rows)
-        return int(base)
+        base, now, _ = self._server.clock_of(rows)
+        return base, now
 
     async def _decide(self, group: list[Batch], addresses: set[Address]) -> Outcome:
         async with self._link.transaction(f"{self._server.begin}; {LOCK_CLOCK}") as transaction:
@@ -258,8 +258,8 @@ def _names_versions(group: list[Batch]) -> bool:
     return any(type(mutation) is Append for batch in group for mutation in batch.mutations)
 
 
-def _moved(verdict: Verdict, base: int) -> Verdict:
-    return replace(verdict, version=base + verdict.version) if isinstance(verdict, Committed) else verdict
+def _moved(verdict: Verdict, base: int, now: int) -> Verdict:
+    return replace(verdict, version=base + verdict.version, at=now) if isinstance(verdict, Committed) else verdict
 
 
 def _address(write: tuple[Address, Write]) -> Address:

@@ -101,7 +101,7 @@ def settle(group: Sequence[Batch], current: Mapping[Address, Record], clock: int
             verdicts.append(error)
             continue
         clock += 1
-        verdicts.append(Committed(clock, found))
+        verdicts.append(Committed(clock, found, now))
     return Settled(verdicts, state.writes, clock)
 
 

@@ -1,0 +1,49 @@
+"""State that says what it means: compare-and-set with a purpose, locks that hold, checkpoints, flags, an audit trail.
+
+    store = SemanticStore(kv)                     # on an open store
+    entry = await store.put(key, value, expected_version=0, writer="agent:directive", semantics=Semantics("cursor"))
+    async with store.lock(key, writer="agent:directive") as lock: ...
+
+`Envelope` is what is read; `VersionConflict` tells what is there instead of what was expected.
+"""
+
+from keyloft.errors import Escalated, LockHeld, LockLost, NotForward, NothingToRestore, StaleFence, VersionConflict
+from keyloft.semantic.audit import AuditRecord
+from keyloft.semantic.changes import Delete, FailedWrite, Put
+from keyloft.semantic.checkpoints import Checkpoint
+from keyloft.semantic.envelope import Envelope, Semantics
+from keyloft.semantic.flags import Flags
+from keyloft.semantic.indexes import IndexVersion
+from keyloft.semantic.letters import DeadLetter
+from keyloft.semantic.locks import Lock
+from keyloft.semantic.naming import key_of, shortened
+from keyloft.semantic.retry import Retry
+from keyloft.semantic.signals import Alert, Signals
+from keyloft.semantic.store import SemanticStore
+
+__all__ = [
+    "Alert",
+    "AuditRecord",
+    "Checkpoint",
+    "DeadLetter",
+    "Delete",
+    "Envelope",
+    "Escalated",
+    "FailedWrite",
+    "Flags",
+    "IndexVersion",
+    "Lock",
+    "LockHeld",
+    "LockLost",
+    "NotForward",
+    "NothingToRestore",
+    "Put",
+    "Retry",
+    "SemanticStore",
+    "Semantics",
+    "Signals",
+    "StaleFence",
+    "VersionConflict",
+    "key_of",
+    "shortened",
+]

@@ -1,0 +1,320 @@
+"""Locks that hold: acquired by compare-and-set, renewed while their holder is alive, fenced against a late one.
+
+The version of its acquisition is a lock's fencing token. Renewing changes the expiry alone, so the token stays. A put
+that is given the token is made only if the lock is still held under it, by the same commit that makes the put.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from keyloft.engine import Engine
+from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
+from keyloft.records import Batch, Check, Conflict, Get, Record, Space, Touch
+from keyloft.semantic.envelope import Envelope, Semantics, envelope_of
+from keyloft.semantic.naming import Place
+
+if TYPE_CHECKING:
+    from keyloft.semantic.store import SemanticStore
+
+logger = logging.getLogger("keyloft.semantic")
+
+_SEMANTIC: Final = Space.SEMANTIC
+_RENEWALS_PER_TTL: Final = 3
+_PAUSE_SECONDS: Final = 0.1
+
+
+class Lock:
+    """A lock in the store. `async with` acquires it, renews it, and releases it at the end.
+
+    If it is lost meanwhile, the body is cancelled at once, and `async with` raises LockLost. Whoever calls `acquire`
+    and `release` instead looks at `is_held`, or waits for `lost`.
+    """
+
+    def __init__(
+        self,
+        store: "SemanticStore",
+        engine: Engine,
+        place: Place,
+        writer: str,
+        semantics: Semantics,
+        wait: float | None,
+    ) -> None:
+        if wait is not None and (type(wait) not in (int, float) or not wait >= 0):
+            raise InvalidArgument("wait: a number of seconds, 0 for not at all, None for as long as it takes")
+        assert semantics.ttl_seconds is not None
+        self._store = store
+        self._engine = engine
+        self._place = place
+        self._writer = writer
+        self._semantics = semantics
+        self._ttl = float(semantics.ttl_seconds)
+        self._wait = wait
+        self._entry: Envelope | None = None
+        self._until = 0.0
+        self._guards: list[asyncio.Task[None]] = []
+        self._deadline: asyncio.TimerHandle | None = None
+        self._holder: asyncio.Task[object] | None = None
+        self._cancelled_before = 0
+        self._reason = ""
+        self.lost = asyncio.Event()
+        """Set as soon as the lock is no longer held although nobody released it."""
+
+    @property
+    def key(self) -> str:
+        return self._place.key
+
+    @property
+    def is_held(self) -> bool:
+        return self._entry is not None and not self.lost.is_set()
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: later acquisitions have larger ones.
+
+        Raises:
+            LockLost: It was not acquired, or is released. That it was lost shows when the token is used.
+        """
+        if self._entry is None or self._entry.fence is None:
+            raise LockLost(f"{self.key} is not held: acquire it first")
+        return self._entry.fence
+
+    async def __aenter__(self) -> "Lock":
+        await self.acquire()
+        self._holder = asyncio.current_task()
+        assert self._holder is not None
+        self._cancelled_before = self._holder.cancelling()
+        if self.lost.is_set():  # between the two
+            await self._stop_guarding()
+            raise LockLost(self._reason)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        holder, self._holder = self._holder, None
+        assert holder is not None
+        if not self.lost.is_set():
+            try:
+                await self.release()
+            except LockLost:
+                if kind is None:
+                    raise
+            except DatabaseError as failure:
+                logger.warning("[KV] %s could not be released, and comes free by itself: %s", self.key, failure)
+            return
+        await self._stop_guarding()
+        ours = holder.uncancel() <= self._cancelled_before
+        if kind is None:
+            try:
+                await asyncio.sleep(0)  # our cancellation came too late to be noticed inside
+            except asyncio.CancelledError:
+                if not ours:
+                    raise
+            raise LockLost(self._reason)
+        if kind is asyncio.CancelledError and ours:
+            raise LockLost(self._reason) from error
+
+    async def acquire(self) -> Envelope:
+        """Acquire the lock; waits for it as long as it was made to.
+
+        Raises:
+            LockHeld: Somebody else had it all the time.
+        """
+        if self.is_held:
+            raise InvalidArgument(f"{self.key} is held by this lock already: make another one to wait for it")
+        loop = asyncio.get_running_loop()
+        deadline = None if self._wait is None else loop.time() + self._wait
+        holder: Envelope | None = None
+        while True:
+            try:
+                # What waits for a lock leaves no conflicts in the audit trail, unless it was a close race.
+                async with asyncio.timeout_at(deadline):
+                    holder = await self._until_free()
+            except TimeoutError:
+                held = "" if holder is None else f" by {holder.last_writer}"
+                raise LockHeld(f"{self.key} is held{held}, and was not free within {self._wait:g} s") from None
+            if holder is not None:
+                raise LockHeld(f"{self.key} is held by {holder.last_writer}")
+            try:
+                entry, began = await self._take()
+            except VersionConflict as error:
+                holder = error.current
+                if deadline is not None and loop.time() >= deadline:
+                    raise LockHeld(f"{self.key} is held by somebody who was faster") from None
+                continue
+            self._guard(entry, began)
+            return entry
+
+    async def release(self) -> None:
+        """Give the lock back.
+
+        Raises:
+            LockLost: It was no longer held.
+        """
+        entry = self._entry
+        if entry is None:
+            raise LockLost(f"{self.key} is not held: acquire it first")
+        self._entry = None
+        await self._stop_guarding()
+        if self.lost.is_set():
+            raise LockLost(self._reason)
+        try:
+            await self._store.delete(
+                self.key, expected_version=entry.version, writer=self._writer, request_id=uuid.uuid4().hex
+            )
+        except VersionConflict as error:
+            raise LockLost(f"{self.key} was lost before it was released: {_who(error.current)}") from None
+
+    # Acquiring
+
+    async def _until_free(self) -> Envelope | None:
+        """Wait until nobody holds it; returns who does, if there is no time to wait."""
+        watch = self._engine.watch(Get(_SEMANTIC, self._place.entry))
+        try:
+            async for [change] in watch:
+                if change.record is None:
+                    return None
+                if self._wait == 0:
+                    return envelope_of(change.record)
+            raise Closed
+        finally:
+            await watch.aclose()
+
+    async def _take(self) -> tuple[Envelope, float]:
+        """Put the lock's entry; returns it, and since when at the earliest it lives."""
+        putting = asyncio.ensure_future(self._put_patiently())
+        try:
+            return await asyncio.shield(putting)
+        except asyncio.CancelledError:
+            # It may be ours all the same, and then nobody would give it back before it expires.
+            self._store.see_to(self._give_back(putting))
+            raise
+
+    async def _put_patiently(self) -> tuple[Envelope, float]:
+        request_id = uuid.uuid4().hex
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            try:
+                entry = await self._store.put(
+                    self.key,
+                    {"holder": self._writer, "host": socket.gethostname(), "pid": os.getpid()},
+                    expected_version=0,
+                    writer=self._writer,
+                    semantics=self._semantics,
+                    request_id=request_id,
+                )
+            except CommitUnknown:
+                # It was made, or not: the same request tells, as long as it matters.
+                if loop.time() > began + self._ttl:
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                return entry, began
+
+    async def _give_back(self, putting: "asyncio.Future[tuple[Envelope, float]]") -> None:
+        try:
+            entry, _ = await putting
+            await self._store.delete(self.key, expected_version=entry.version, writer=self._writer)
+        except (VersionConflict, DatabaseError, Closed) as error:
+            logger.debug("[KV] %s was not given back: %s", self.key, error)
+
+    # Holding
+
+    def _guard(self, entry: Envelope, began: float) -> None:
+        self._entry = entry
+        self.lost.clear()
+        self._reason = ""
+        self._lives_from(began)
+        self._guards = [
+            asyncio.create_task(self._renew(entry), name=f"keyloft renews {self.key}"),
+            asyncio.create_task(self._look_out(entry), name=f"keyloft guards {self.key}"),
+        ]
+
+    async def _stop_guarding(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        guards, self._guards = self._guards, []
+        for guard in guards:
+            guard.cancel()
+        if guards:
+            await asyncio.wait(guards)
+
+    async def _renew(self, entry: Envelope) -> None:
+        """Extend the expiry, again and again. The version stays, so the fencing token does, too."""
+        loop = asyncio.get_running_loop()
+        version = entry.version
+        batch = Batch(
+            (Touch(_SEMANTIC, self._place.entry, round(1000 * self._ttl)),),
+            (Check(_SEMANTIC, self._place.entry, version),),
+        )
+        pause = self._ttl / _RENEWALS_PER_TTL
+        while True:
+            await asyncio.sleep(pause)
+            began = loop.time()
+            try:
+                done = await self._engine.commit(batch)
+            except Closed:
+                self._lose("the store was closed")
+                return
+            except DatabaseError as error:
+                # Until it expires, there is hope.
+                logger.warning("[KV] %s could not be renewed, trying again: %s", self.key, error)
+                pause = _PAUSE_SECONDS
+                continue
+            if isinstance(done, Conflict):
+                self._lose(_who_has_it(done.failed[0].current))
+                return
+            self._lives_from(began)
+            pause = self._ttl / _RENEWALS_PER_TTL
+
+    async def _look_out(self, entry: Envelope) -> None:
+        """Hear at once if somebody takes the lock away."""
+        while True:
+            watch = self._engine.watch(Get(_SEMANTIC, self._place.entry))
+            try:
+                async for [change] in watch:
+                    if change.record is None or change.record.version != entry.version:
+                        self._lose(_who_has_it(change.record))
+                        return
+                return  # the store is closed
+            except DatabaseError:
+                await asyncio.sleep(_PAUSE_SECONDS)
+            finally:
+                await watch.aclose()
+
+    def _lives_from(self, began: float) -> None:
+        """It lives for its TTL, from the moment at which we asked for it, at the latest."""
+        self._until = began + self._ttl
+        if self._deadline is not None:
+            self._deadline.cancel()
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_at(self._until, self._lose, "it could not be renewed in time")
+
+    def _lose(self, reason: str) -> None:
+        if self.lost.is_set() or self._entry is None:
+            return
+        self._reason = f"{self.key} is lost: {reason}; writes with its fencing token are refused"
+        self.lost.set()
+        logger.warning(
+            "[KV] lock lost: key=%s directive=%s %s",
+            self.key,
+            self._writer,
+            reason,
+            extra={"operation": "semantic_lock_lost", "key": self.key, "writer": self._writer, "reason": reason},
+        )
+        if self._holder is not None:
+            self._holder.cancel()
+
+
+def _who(current: Envelope | None) -> str:
+    return "it has expired, or was deleted" if current is None else f"{current.last_writer} has it"
+
+
+def _who_has_it(record: Record | None) -> str:
+    return _who(None if record is None else envelope_of(record))

@@ -1,0 +1,544 @@
+"""The semantic store: compare-and-set on entries that say who wrote them, why, for whom and until when."""
+
+import asyncio
+import inspect
+import logging
+import math
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+from keyloft import limits, records
+from keyloft.engine import Engine, Pages, PageSize
+from keyloft.errors import Closed, InvalidArgument, KeyloftError, VersionConflict
+from keyloft.records import EVERYTHING, Batch, Committed, Expired, Get, Purge, Scan, Space
+from keyloft.semantic import changes, naming
+from keyloft.semantic import envelope as rules
+from keyloft.semantic.audit import AuditTrail
+from keyloft.semantic.changes import Change, Delete, Known, Put
+from keyloft.semantic.checkpoints import Checkpoint
+from keyloft.semantic.envelope import PURPOSES, Envelope, ExpectedVersion, Semantics, envelope_of, read_stored
+from keyloft.semantic.flags import Flags
+from keyloft.semantic.indexes import IndexVersion
+from keyloft.semantic.letters import DeadLetters
+from keyloft.semantic.locks import Lock
+from keyloft.semantic.naming import place
+from keyloft.semantic.retry import Retry
+from keyloft.semantic.signals import Alert, Signals
+from keyloft.semantic.watching import Watching
+from keyloft.semantic.writing import Retention, Writer
+from keyloft.store import Store
+
+logger = logging.getLogger(__name__)
+
+_SEMANTIC: Final = Space.SEMANTIC
+
+Envelopes: TypeAlias = list[Envelope]
+
+
+class SemanticStore:
+    """Entries with meaning, on an open store: each write says what it expects, who writes it and what for.
+
+    Example:
+        store = SemanticStore(kv)
+        cursor = Semantics("cursor", producer="harvester", ttl_seconds=86_400)
+        key = "tenant/acme/project/web/docs/onedrive/delta"
+        first = await store.put(key, {"token": "a"}, expected_version=0, writer="harvester:sync", semantics=cursor)
+        await store.put(
+            key, {"token": "b"}, expected_version=first.version, writer="harvester:sync", semantics=cursor
+        )
+    """
+
+    def __init__(
+        self,
+        kv: Store,
+        *,
+        audit_key: bytes | str | None = None,
+        purposes: Iterable[str] = (),
+        request_memory: float = limits.REQUEST_MEMORY_SECONDS,
+        restore_within: float = limits.RESTORE_SECONDS,
+        audit_retention: float = limits.AUDIT_SECONDS,
+        sweep_every: float | None = limits.SWEEP_EVERY,
+        on_alert: Callable[[Alert], None] | None = None,
+        signals: Signals | None = None,
+    ) -> None:
+        """Args:
+        kv: An open store; it stays the caller's to close. Keys of the tuple store and of this one never meet.
+        audit_key: The secret of the audit's hashes. Without it the environment's KEYLOFT_AUDIT_KEY, and without that a
+            random one, which is kept in the database: whoever reads the database can then guess small values.
+        purposes: What entries may be for, besides checkpoint, feature_flag, lock, cursor, config and index_version.
+        request_memory: For how many seconds a request that comes again gets the outcome of the first one.
+        restore_within: For how many seconds what was deleted or has expired can be restored.
+        audit_retention: For how many seconds audit records are kept.
+        sweep_every: Seconds between two sweeps, which put aside what has expired; None leaves them to `sweep()`.
+        on_alert: Called when too many writes meet conflicts, when the database is away for long, and when that is over.
+        signals: Counters and alerts with other settings; instead of `on_alert`.
+        """
+        self._engine: Engine = kv.engine
+        self._purposes = frozenset([*PURPOSES, *[rules.purpose_name(purpose) for purpose in purposes]])
+        self.signals = signals or Signals(on_alert)
+        keep = Retention(
+            _milliseconds("request_memory", request_memory),
+            _milliseconds("restore_within", restore_within),
+            _milliseconds("audit_retention", audit_retention),
+        )
+        self._writer = Writer(self._engine, self.signals, keep, audit_key)
+        self.dead_letters = DeadLetters(self._engine, self._writer)
+        """Writes that were given up: to be listed, retried or dropped."""
+        self._page_size = PageSize()
+        self._asides: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
+        if sweep_every is not None:
+            _milliseconds("sweep_every", sweep_every)
+            self._sweeping = asyncio.create_task(self._sweep_regularly(sweep_every), name="keyloft semantic sweeper")
+
+    async def __aenter__(self) -> "SemanticStore":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End what goes on beside. The store below stays open."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
+        if self._asides:
+            await asyncio.wait(self._asides)
+
+    def see_to(self, job: Coroutine[Any, Any, None]) -> None:
+        """Do something beside, that whoever began it can't wait for."""
+        task = asyncio.create_task(job)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
+
+    # Reading
+
+    async def get(self, key: str) -> Envelope | None:
+        """The entry at a key, or None."""
+        at = place(key)
+        [record] = await self._writer.read(Get(_SEMANTIC, at.entry))
+        if record is None:
+            return None
+        stored = read_stored(record)
+        self._writer.note(at, Known.of(stored, record.version))
+        return envelope_of(record, at.key, stored=stored)
+
+    def list(
+        self, prefix: str, *, values: bool = False, limit: int | None = None, after: str | None = None
+    ) -> "EnvelopeList":
+        """The entries whose keys begin with a text, in the order of their keys: await them, or use `async for`.
+
+        Args:
+            prefix: A whole tenant and project, and what the path begins with: `tenant/acme/project/web/docs/`.
+            values: Whether to show values. Without them, status can be shown to those who may not see values.
+            limit: At most so many.
+            after: Only entries behind this key: the last one of a list continues it.
+        """
+        start, end = naming.below(prefix).rows
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
+        behind = None if after is None else place(after).entry
+        goes_on = behind is not None and behind >= start
+        scan = Scan(
+            _SEMANTIC,
+            behind if goes_on and behind is not None else start,
+            max(end, behind) if goes_on and behind is not None else end,
+            EVERYTHING if limit is None else limit,
+            after=goes_on,
+        )
+        return EnvelopeList(Pages(self._engine, scan, self._page_size), values=values)
+
+    def watch(self, key: str) -> Watching[Envelope | None]:
+        """The entry at a key now, then whenever it changed; None once it is deleted or has expired.
+
+        Example:
+            async for entry in store.watch(key):
+                ...
+        """
+        watch = self._engine.watch(Get(_SEMANTIC, place(key).entry))
+        return Watching(watch, lambda found: _shown(found[0]))
+
+    def changes(self, prefix: str) -> Watching[dict[str, Envelope | None]]:
+        """What changes from now on at the keys that begin with a text, by key; None once deleted or expired."""
+        start, end = naming.below(prefix).rows
+        watch = self._engine.watch(Scan(_SEMANTIC, start, end, EVERYTHING))
+        return Watching(watch, lambda found: {naming.place_of_row(change.key).key: _shown(change) for change in found})
+
+    def audit(
+        self, about: str, *, after: int | None = None, limit: int | None = None, reverse: bool = False
+    ) -> AuditTrail:
+        """What happened to a key, or in a project, in that order.
+
+        Args:
+            about: A key, or `tenant/<tenant>/project/<project>`.
+            after: Only what happened after the record with this `sequence`.
+            limit: At most so many.
+            reverse: The last one first.
+        """
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
+        if after is not None and (type(after) is not int or not 0 <= after < 2**63 - 1):
+            raise InvalidArgument("after: the sequence of an audit record")
+        within = naming.below(about)
+        at = place(about) if within.path else None
+        return AuditTrail(self._engine, within.tenant, within.project, at, after=after, limit=limit, reverse=reverse)
+
+    # Writing
+
+    async def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        expected_version: ExpectedVersion,
+        writer: str,
+        semantics: Semantics,
+        request_id: str | None = None,
+        spec_ref: str | None = None,
+        fence: int | None = None,
+    ) -> Envelope:
+        """Store a value, if what is there is what is expected.
+
+        Args:
+            key: `tenant/<tenant>/project/<project>/<path>`.
+            value: Whatever JSON can hold, up to 64 KB of it.
+            expected_version: 0: nothing may be there. n: it must be version n. "*": whatever is there.
+            writer: Who writes: `<agent>:<directive>`, or the name of a service account.
+            semantics: What the entry means; with a TTL it is gone after so many seconds.
+            request_id: Makes a retry harmless: the same request again gets the first outcome, and writes nothing.
+            spec_ref: A pointer to the spec that governs this.
+            fence: The token of a lock in the same project: the write is made only while that lock is held.
+
+        Raises:
+            VersionConflict: Something else is there; or the request id was used for another request.
+            StaleFence: The lock is no longer held by whoever got this token.
+            InvalidInput: A rule is broken, which the message names.
+        """
+        change = self._putting(Put(key, value, expected_version, writer, semantics, spec_ref, fence))
+        [entry] = await self._writer.carry_out([change], request_id)
+        assert entry is not None
+        return entry
+
+    async def delete(
+        self,
+        key: str,
+        *,
+        expected_version: ExpectedVersion,
+        writer: str,
+        request_id: str | None = None,
+        spec_ref: str | None = None,
+        fence: int | None = None,
+    ) -> Envelope | None:
+        """Remove an entry, if it is what is expected; returns what was removed. It can be restored for a while.
+
+        Raises:
+            VersionConflict: Something else is there; or the request id was used for another request.
+            StaleFence: The lock is no longer held by whoever got this token.
+        """
+        change = changes.deleting(Delete(key, expected_version, writer, spec_ref, fence))
+        [removed] = await self._writer.carry_out([change], request_id)
+        return removed
+
+    async def restore(
+        self, key: str, *, writer: str, request_id: str | None = None, spec_ref: str | None = None
+    ) -> Envelope:
+        """Bring back what was deleted last, or has expired, at a key where nothing is now. Its TTL begins anew.
+
+        Raises:
+            NothingToRestore: There is nothing, or it is too long ago.
+            VersionConflict: Something is there.
+        """
+        change = changes.restoring(key, writer, spec_ref)
+        [entry] = await self._writer.carry_out([change], request_id)
+        assert entry is not None
+        return entry
+
+    async def batch(
+        self, operations: Iterable[Put | Delete], *, request_id: str | None = None
+    ) -> Sequence[Envelope | None]:
+        """Make several puts and deletes, all or none; returns what `put` and `delete` would, in the same order.
+
+        Raises:
+            VersionConflict: Its `conflicts` names every operation that stood against what is stored.
+        """
+        asked = [*operations]
+        if not 1 <= len(asked) <= limits.BATCH_OPERATIONS:
+            raise InvalidArgument(f"operations: from 1 to {limits.BATCH_OPERATIONS} puts and deletes, not {len(asked)}")
+        prepared = [self._prepared(operation, number) for number, operation in enumerate(asked)]
+        keys = [change.place.key for change in prepared]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise InvalidArgument(f"operations: {twice} is named twice; a batch writes each key once")
+        first = prepared[0].place
+        row = None
+        if (name := rules.request_name(request_id)) is not None:
+            row = naming.batch_request(first.tenant, first.project, name)
+        return await self._writer.carry_out(prepared, request_id, row)
+
+    async def update(
+        self,
+        key: str,
+        change: Callable[[Any], Any],
+        *,
+        writer: str,
+        semantics: Semantics | None = None,
+        spec_ref: str | None = None,
+        fence: int | None = None,
+        retry: Retry | None = None,
+    ) -> Envelope:
+        """Read a value, change it, and put the result; again, as the retry policy says, if somebody else was faster.
+
+        Args:
+            key: `tenant/<tenant>/project/<project>/<path>`.
+            change: Is given the value that is there, or None, and returns the next one; it may be called several times.
+            writer: Who writes.
+            semantics: What the entry means; without it, as before.
+            spec_ref: A pointer to the spec that governs this; without it, as before.
+            fence: The token of a lock in the same project.
+            retry: Another policy than conflicts after 1, 2, 4 … 32 s, transient errors five times.
+
+        Raises:
+            Escalated: Trying again did not help; what was to be written is kept as a dead letter.
+        """
+        intent = _Update(self, key, change, writer, semantics, spec_ref, fence)
+        return await (retry or self.retrying()).run(intent.attempt)
+
+    def retrying(self, **options: Any) -> Retry:
+        """The retry policy for functions that write here: a decorator, or `await store.retrying().run(function)`.
+
+        When it gives up, the last write that failed is kept as a dead letter. Options are those of `Retry`.
+
+        Example:
+            @store.retrying()
+            async def advance() -> None:
+                ...
+        """
+        return Retry(self.dead_letters, **options)
+
+    # Built on it
+
+    def lock(
+        self,
+        key: str,
+        *,
+        writer: str,
+        ttl: int = 30,
+        wait: float | None = None,
+        producer: str | None = None,
+        consumer_hints: tuple[str, ...] = (),
+    ) -> Lock:
+        """A lock, to be held with `async with`; it renews itself, and comes free by itself when its holder dies.
+
+        Args:
+            key: Where it is kept.
+            writer: Who holds it.
+            ttl: After how many seconds without a sign of its holder it comes free.
+            wait: How many seconds to wait for it; None for as long as it takes, 0 not at all.
+            producer: As in `Semantics`.
+            consumer_hints: As in `Semantics`.
+
+        Example:
+            async with store.lock("tenant/acme/project/web/locks/sync", writer="harvester:sync") as lock:
+                await store.put(…, fence=lock.fence)
+        """
+        semantics = Semantics(rules.LOCK, producer, consumer_hints, ttl)
+        return Lock(self, self._engine, place(key), rules.writer_name(writer), semantics, wait)
+
+    def checkpoint(
+        self,
+        key: str,
+        *,
+        writer: str,
+        order: Callable[[Any], Any] | None = None,
+        semantics: Semantics | None = None,
+    ) -> Checkpoint:
+        """How far a workflow has come: `resume` where it is, `advance` it, and never back.
+
+        Args:
+            key: Where it is kept.
+            writer: Who advances it.
+            order: What of a position tells which comes first; without it, positions are compared as they are.
+            semantics: Another meaning than a plain checkpoint.
+        """
+        return Checkpoint(self, place(key).key, rules.writer_name(writer), order, semantics or Semantics("checkpoint"))
+
+    def flags(self, tenant: str, project: str, defaults: Mapping[str, Any] | None = None) -> Flags:
+        """The feature flags of a project; one that is not set has its default."""
+        return Flags(self, naming.tenant_id(tenant), naming.project_id(project), defaults or {})
+
+    def index_version(self, key: str, *, writer: str | None = None) -> IndexVersion:
+        """Which version of an index is the active one; whoever watches it hears of the next."""
+        return IndexVersion(self, place(key).key, None if writer is None else rules.writer_name(writer))
+
+    async def shorten(self, tenant: str, project: str, identifier: str, *, writer: str) -> str:
+        """A part of a path for an identifier of any length, with the identifier recorded at `identifiers/<part>`.
+
+        Example:
+            repo = await store.shorten("acme", "web", "https://github.com/acme/a-very-long-name", writer="indexer")
+            key = key_of("acme", "web", "code", repo, "last_sha")
+        """
+        part = naming.shortened(identifier)
+        key = naming.key_of(tenant, project, "identifiers", part)
+        if (await self.get(key)) is None:
+            await self.put(key, identifier, expected_version=rules.ANY, writer=writer, semantics=Semantics("config"))
+        return part
+
+    async def identifier(self, tenant: str, project: str, part: str) -> str | None:
+        """The identifier that `shorten` made a part of."""
+        entry = await self.get(naming.key_of(tenant, project, "identifiers", part))
+        return None if entry is None else str(entry.value)
+
+    def _prepared(self, operation: Put | Delete, number: int) -> Change:
+        try:
+            match operation:
+                case Put():
+                    return self._putting(operation)
+                case Delete():
+                    return changes.deleting(operation)
+        except KeyloftError as error:
+            error.add_note(f"this is operation {number} of the batch; nothing was written")
+            raise
+        raise InvalidArgument(f"operations: each is a Put or a Delete, not {type(operation).__name__}")
+
+    def _putting(self, asked: Put) -> Change:
+        change = changes.putting(asked)
+        assert change.semantics is not None
+        if change.semantics.purpose not in self._purposes:
+            raise InvalidArgument(
+                f"semantics.purpose: {change.semantics.purpose!r} is none of {', '.join(sorted(self._purposes))}; "
+                "SemanticStore(kv, purposes=[…]) registers one of your own"
+            )
+        return change
+
+    # Expiry
+
+    async def sweep(self) -> int:
+        """Put aside what has expired, each with its audit record, and remove what was kept long enough.
+
+        Returns how many entries expired. Readers never see them either way.
+        """
+        expired = 0
+        while True:
+            [due] = await self._engine.read(Expired(_SEMANTIC, limits.SWEEP_SLICE))
+            if not due:
+                return expired
+            rest = [record for record in due if not naming.is_entry(record.key)]
+            entries = [record for record in due if naming.is_entry(record.key)]
+            swept = await asyncio.gather(*[self._writer.expire(record) for record in entries])
+            expired += sum(swept)
+            removed = 0
+            if rest:
+                done = await self._writer.commit(Batch(tuple(Purge(_SEMANTIC, one.key, one.version) for one in rest)))
+                assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
+                removed = sum(done.found)
+            if len(due) < limits.SWEEP_SLICE or not removed + sum(swept):
+                return expired
+
+    async def _sweep_regularly(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self.dead_letters.save()
+                await self.sweep()
+            except Closed:
+                return
+            except KeyloftError as error:
+                logger.warning("[KV] sweeping failed (%s), next try in %g s: %s", error.code, seconds, error)
+            except Exception:
+                logger.exception("[KV] sweeping failed unexpectedly, next try in %g s", seconds)
+            self.signals.look()
+
+
+class _Update:
+    """A read, a change and a put, which can be tried again at any point."""
+
+    def __init__(
+        self,
+        store: SemanticStore,
+        key: str,
+        change: Callable[[Any], Any],
+        writer: str,
+        semantics: Semantics | None,
+        spec_ref: str | None,
+        fence: int | None,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._change = change
+        self._writer = writer
+        self._semantics = semantics
+        self._spec_ref = spec_ref
+        self._fence = fence
+        self._put: Callable[[], Awaitable[Envelope]] | None = None
+
+    async def attempt(self) -> Envelope:
+        put = self._put or await self._prepare()
+        # If the answer to a put gets lost, the very same put is tried again: it may have been made.
+        self._put = put
+        try:
+            return await put()
+        except VersionConflict:
+            self._put = None
+            raise
+
+    async def _prepare(self) -> Callable[[], Awaitable[Envelope]]:
+        current = await self._store.get(self._key)
+        value = self._change(None if current is None else current.value)
+        if inspect.isawaitable(value):
+            value = await value
+        semantics, spec_ref, version = self._semantics, self._spec_ref, 0
+        if current is not None:
+            semantics, spec_ref, version = semantics or current.semantics, spec_ref or current.spec_ref, current.version
+        if semantics is None:
+            raise InvalidArgument(f"semantics: {self._key} is not there yet, so they have to be given")
+        return partial(
+            self._store.put,
+            self._key,
+            value,
+            expected_version=version,
+            writer=self._writer,
+            semantics=semantics,
+            request_id=uuid.uuid4().hex,
+            spec_ref=spec_ref,
+            fence=self._fence,
+        )
+
+
+class EnvelopeList:
+    """Entries on request: iterate them with `async for`, or `await` them all."""
+
+    def __init__(self, pages: Pages, *, values: bool) -> None:
+        self._pages = pages
+        self._values = values
+
+    def __repr__(self) -> str:
+        return "<entries on request: await them, or go through them with async for>"
+
+    def __bool__(self) -> bool:
+        raise TypeError("these entries are still to be fetched: await them first, or go through them with async for")
+
+    def __await__(self) -> Generator[Any, None, Envelopes]:
+        return self._all().__await__()
+
+    async def _all(self) -> Envelopes:
+        return [entry async for entry in self]
+
+    async def __aiter__(self) -> AsyncIterator[Envelope]:
+        async for page in self._pages:
+            for record in page:
+                yield envelope_of(record, value=self._values)
+
+
+def _shown(change: records.Change) -> Envelope | None:
+    return None if change.record is None else envelope_of(change.record)
+
+
+def _milliseconds(name: str, seconds: float) -> int:
+    if type(seconds) not in (int, float) or not 0 < seconds < math.inf or seconds > limits.LONGEST_EXPIRY_SECONDS:
+        raise InvalidArgument(f"{name} is a number of seconds above 0")
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,38 @@
+"""A watch in progress, as the semantic store shows it."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from keyloft.engine import Watch
+from keyloft.records import Change
+
+T = TypeVar("T")
+
+
+class Watching(Generic[T]):
+    """Iterate it with `async for`. Nothing that happens after it was made gets lost; changes may be merged.
+
+    Closing it, or the store below, ends the iteration.
+    """
+
+    def __init__(self, watch: Watch, show: Callable[[list[Change]], T]) -> None:
+        self._watch = watch
+        self._show = show
+
+    async def __aenter__(self) -> "Watching[T]":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> "Watching[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        return self._show(await self._watch.__anext__())
+
+    async def aclose(self) -> None:
+        await self._watch.aclose()

@@ -1,0 +1,320 @@
+"""Makes changes: looks at what is stored, refuses what stands against it, commits the rest with its audit records.
+
+A change takes this way: what is stored is read, or guessed from what was last written or read here; whatever stands
+against the change is recorded and told; else a `Plan` says what the commit has to check and to write, and the engine
+makes all of it or nothing. If all was not as it was seen, the change looks again.
+"""
+
+import logging
+import os
+import secrets
+import uuid
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from keyloft.engine import Engine
+from keyloft.errors import (
+    DatabaseError,
+    InvalidArgument,
+    KeyloftError,
+    NothingToRestore,
+    StaleFence,
+    Undecodable,
+    VersionConflict,
+)
+from keyloft.records import Batch, Check, Committed, Conflict, Get, Purge, Record, Set, Space
+from keyloft.semantic import changes, naming
+from keyloft.semantic import envelope as rules
+from keyloft.semantic.audit import Hasher
+from keyloft.semantic.changes import Change, FailedWrite, Known, Made, Plan, Reason, Seen
+from keyloft.semantic.envelope import Envelope, read_stored
+from keyloft.semantic.naming import Place, place
+from keyloft.semantic.signals import Signals
+from keyloft.values import Encoding
+
+logger = logging.getLogger(__name__)
+
+_SEMANTIC: Final = Space.SEMANTIC
+_KEY_BYTES: Final = 32
+_KNOWN_FENCES: Final = 1024
+_LATELY: Final = 4096
+"""Of how many entries is remembered what was last written or read, without the value: about a megabyte."""
+
+
+class Retention(Struct, frozen=True):
+    """How long things are kept, in milliseconds."""
+
+    requests: int
+    deleted: int
+    audit: int
+
+
+class Attempt:
+    """What somebody tries to write who may have to give up: it is kept then, as a dead letter."""
+
+    def __init__(self) -> None:
+        self.changes: Sequence[Change] = ()
+        self.request_id: str | None = None
+
+
+attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
+"""Who wants to know what is being written, if anybody."""
+
+
+class Writer:
+    """Makes changes in a database."""
+
+    def __init__(self, engine: Engine, signals: Signals, keep: Retention, audit_key: bytes | str | None) -> None:
+        self._engine = engine
+        self._signals = signals
+        self._keep = keep
+        self._hashes = _given_hasher(audit_key)
+        self._lately: dict[bytes, Known] = {}
+        self._known_fences: dict[tuple[bytes, int], Place] = {}
+
+    async def carry_out(
+        self,
+        wanted: Sequence[Change],
+        request_id: str | None,
+        row: bytes | None = None,
+        letter: tuple[bytes, int] | None = None,
+    ) -> Sequence[Envelope | None]:
+        """Make changes, all or none.
+
+        Args:
+            wanted: The changes.
+            request_id: Who asks for the same again gets the first outcome.
+            row: Where the request is remembered, unless that is with the key of the only change.
+            letter: The row of a dead letter, and its version, that is gone once the changes are made.
+        """
+        if rules.request_name(request_id) is not None and row is None:
+            row = wanted[0].place.request(str(request_id))
+        if (trying := attempt.get()) is not None:
+            trying.changes, trying.request_id = wanted, request_id
+        digest = "" if row is None else changes.digest_of(wanted)
+        hasher = self._hashes or await self._make_hasher()
+        thoroughly = any([change.action == "restore" for change in wanted])
+        # What was written or read here lately is mostly still there, and the commit finds out.
+        guess = self._guess(wanted)
+        while True:
+            seen, record = (guess, None) if guess else await self._look(wanted, row, thoroughly)
+            guess = ()
+            if record is not None:
+                memory = changes.remembered(record)
+                if memory.digest == digest:
+                    return changes.replay(wanted, memory, record, request_id)
+                await self._refuse(wanted, seen, ["request_id"] * len(wanted), request_id, hasher)
+            objections = [sight.objection(change) for change, sight in zip(wanted, seen, strict=True)]
+            if any(objections):
+                await self._refuse(wanted, seen, objections, request_id, hasher)
+            plan = self._plan(hasher)
+            made = [plan.make(change, sight, request_id) for change, sight in zip(wanted, seen, strict=True)]
+            if row is not None:
+                plan.remember(row, changes.memory_of(digest, made), self._keep.requests)
+            if letter is not None:
+                plan.drop(*letter)
+            done = await self.commit(plan.batch())
+            if isinstance(done, Committed):
+                self._tell(made, request_id, done.version)
+                return [one.outcome(done) for one in made]
+            if letter is not None and any(failed.check.key == letter[0] for failed in done.failed):
+                raise InvalidArgument("this dead letter is gone: somebody has retried or dropped it meanwhile")
+            # Somebody was faster, or something has expired that a plain look does not show.
+            thoroughly = True
+
+    def _plan(self, hasher: Hasher) -> Plan:
+        return Plan(hasher, keep_audit=self._keep.audit, keep_deleted=self._keep.deleted)
+
+    def _guess(self, wanted: Sequence[Change]) -> Sequence[Seen]:
+        """What is stored at the keys of changes, as far as we remember; nothing, unless all can be made of that."""
+        seen = []
+        for change in wanted:
+            known = self._lately.get(change.place.entry)
+            if change.action != "put" or change.fence is not None:
+                return ()
+            if change.expected == 0:
+                known = None
+            elif known is None or (change.expected is not None and known.version != change.expected):
+                return ()
+            seen.append(Seen(known))
+        return seen
+
+    def note(self, at: Place, known: Known) -> None:
+        """Remember what is stored at a key, for its next change."""
+        lately = self._lately
+        lately[at.entry] = known
+        if len(lately) > _LATELY:
+            del lately[next(iter(lately))]
+
+    async def _look(
+        self, wanted: Sequence[Change], row: bytes | None, thoroughly: bool
+    ) -> tuple[Sequence[Seen], Record | None]:
+        """What is stored at the keys of changes, and what is remembered of their request; all as of one moment."""
+        asks = [Get(_SEMANTIC, change.place.entry) for change in wanted]
+        locks = [None if change.fence is None else await self._lock_of(change.place, change.fence) for change in wanted]
+        fenced = [number for number, lock in enumerate(locks) if lock is not None]
+        asks += [Get(_SEMANTIC, lock.entry) for lock in locks if lock is not None]
+        if row is not None:
+            asks.append(Get(_SEMANTIC, row))
+        if thoroughly:
+            asks += [Get(_SEMANTIC, change.place.entry, include_expired=True) for change in wanted]
+            asks += [Get(_SEMANTIC, change.place.deleted) for change in wanted if change.action == "restore"]
+        found = iter(await self.read(*asks))
+        seen = [Seen.of(next(found)) for _ in wanted]
+        for number in fenced:
+            seen[number].lock = next(found)
+        record = None if row is None else next(found)
+        if thoroughly:
+            for sight in seen:
+                stored = next(found)
+                sight.expired = stored if sight.alive is None else None
+            for change, sight in zip(wanted, seen, strict=True):
+                if change.action == "restore":
+                    sight.deleted = next(found)
+                    if not (sight.alive or sight.expired or sight.deleted or record):
+                        raise NothingToRestore(
+                            f"nothing to restore at {change.place.key}: nothing was deleted or expired there "
+                            f"within the last {self._keep.deleted // 1000} s"
+                        )
+        return seen, record
+
+    async def _lock_of(self, at: Place, fence: int) -> Place | None:
+        """The lock of a fencing token, held or not; None where there is none in this project."""
+        known = self._known_fences.get((at.inside, fence))
+        if known is None:
+            [record] = await self.read(Get(_SEMANTIC, at.fence(fence)))
+            if record is None:
+                return None
+            known = place(naming.key_of(at.tenant, at.project, record.value.decode()))
+            if len(self._known_fences) >= _KNOWN_FENCES:
+                self._known_fences.clear()
+            self._known_fences[at.inside, fence] = known
+        return known
+
+    async def _refuse(
+        self,
+        wanted: Sequence[Change],
+        seen: Sequence[Seen],
+        objections: Sequence[Reason | None],
+        request_id: str | None,
+        hasher: Hasher,
+    ) -> None:
+        """Record that a write was not made, then tell."""
+        correlation_id = request_id or uuid.uuid4().hex
+        plan = self._plan(hasher)
+        failed = []
+        for change, sight, reason in zip(wanted, seen, objections, strict=True):
+            if reason is not None:
+                plan.refuse(change, sight, reason, request_id, correlation_id)
+                failed.append(FailedWrite(change.place.key, change.expected_version, sight.current, reason))
+        await self.commit(plan.batch())
+        for change, sight, reason in zip(wanted, seen, objections, strict=True):
+            if reason is not None:
+                self._signals.conflict(
+                    change.action,
+                    change.place.key,
+                    change.writer,
+                    change.semantics or sight.semantics,
+                    request_id,
+                    sight.version,
+                    reason=reason,
+                    correlation_id=correlation_id,
+                )
+        told = "; ".join([_told(one) for one in failed[:3]]) + (f" … {len(failed)} in all" if len(failed) > 3 else "")
+        if any(reason == "fence" for reason in objections):
+            raise StaleFence(f"{told}; nothing was written")
+        raise VersionConflict(
+            f"{told}; nothing was written",
+            current=failed[0].current,
+            conflicts=tuple(failed),
+            correlation_id=correlation_id,
+        )
+
+    def _tell(self, made: Sequence[Made], request_id: str | None, version: int) -> None:
+        for one in made:
+            change = one.change
+            if one.stored is not None:
+                self.note(change.place, Known.of(one.stored, version))
+            if one.expired is not None:
+                self._tell_expiry(change.place, one.expired)
+            self._signals.success(change.action, change.place.key, change.writer, one.semantics, request_id, version)
+
+    def _tell_expiry(self, at: Place, record: Record) -> None:
+        was = read_stored(record)
+        self._signals.expiry(at.key, was.writer, was.semantics, was.request_id, record.version)
+
+    # The database
+
+    async def read(self, *asks: Get) -> Sequence[Record | None]:
+        try:
+            found = await self._engine.read(*asks)
+        except DatabaseError:
+            self._signals.failure()
+            raise
+        self._signals.answered()
+        return found
+
+    async def commit(self, batch: Batch) -> Committed | Conflict:
+        try:
+            done = await self._engine.commit(batch)
+        except DatabaseError:
+            self._signals.failure()
+            raise
+        self._signals.answered()
+        return done
+
+    async def _make_hasher(self) -> Hasher:
+        """Where no key is configured, one that is kept in the database makes the audit's hashes."""
+        while self._hashes is None:
+            [record] = await self.read(Get(_SEMANTIC, naming.AUDIT_KEY))
+            if record is not None:
+                self._hashes = Hasher(record.value)
+                break
+            made = Set(_SEMANTIC, naming.AUDIT_KEY, secrets.token_bytes(_KEY_BYTES), Encoding.BYTES)
+            await self.commit(Batch((made,), (Check(_SEMANTIC, naming.AUDIT_KEY, None),)))
+        return self._hashes
+
+    async def expire(self, due: Record) -> bool:
+        """Put one entry aside; returns whether it was still the one that was due."""
+        [record] = await self.read(Get(_SEMANTIC, due.key, include_expired=True))
+        if record is None or record.version != due.version:
+            return False
+        try:
+            at = naming.place_of_row(record.key)
+            plan = self._plan(self._hashes or await self._make_hasher())
+            plan.expire(at, record)
+        except (Undecodable, msgspec.MsgspecError, KeyloftError) as error:
+            logger.error("[KV] a damaged entry has expired and is removed: %s", error)
+            await self.commit(Batch((Purge(_SEMANTIC, record.key, record.version),)))
+            return True
+        done = await self.commit(plan.batch())
+        if isinstance(done, Conflict):
+            return False
+        self._tell_expiry(at, record)
+        return True
+
+
+def _told(failed: FailedWrite) -> str:
+    there = "nothing" if failed.current is None else f"version {failed.current.version} by {failed.current.last_writer}"
+    match failed.reason:
+        case "fence":
+            return f"{failed.key}: the lock of this fencing token is no longer held; {there} is there"
+        case "request_id":
+            return f"{failed.key}: this requestId was used for another request; {there} is there"
+    wanted = "nothing" if failed.expected_version == 0 else f"version {failed.expected_version}"
+    return f"{failed.key}: {wanted} was expected, and {there} is there"
+
+
+def _given_hasher(key: bytes | str | None) -> Hasher | None:
+    given = key if key is not None else os.environ.get("KEYLOFT_AUDIT_KEY")
+    if given is None or given == "":
+        if key is not None:
+            raise InvalidArgument("audit_key: it must not be empty")
+        return None
+    if not isinstance(given, (str, bytes)):
+        raise InvalidArgument(f"audit_key: bytes or a text, not {type(given).__name__}")
+    return Hasher(given.encode() if isinstance(given, str) else given)
