@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import keyloft
-from keyloft import bus, errors, plugins
+from keyloft import bus, errors, plugins, semantic
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,11 +19,12 @@ ROOT = Path(__file__).parent.parent
 def test_the_public_names_are_these() -> None:
     assert sorted(keyloft.__all__) == sorted(
         """
-        Atomic Busy CannotOpen Clock Closed CommitResult CommitUnknown DatabaseError DiskFull Entry InvalidArgument
-        InvalidCursor InvalidInput InvalidJson InvalidKey InvalidKeyType InvalidPluginName InvalidSubject InvalidValue
-        InvalidValueType KeyTooLarge KeyloftError Listing ManualClock MissingField NatsServerFailed NoService
-        NotACounter NotADatabase NotPermitted Opening ReadOnly SchemaTooNew SchemaTooOld Stalled Store TimedOut U64
-        Unanswered Undecodable Unreachable ValueTooLarge Watching WrongLoop open
+        Atomic Busy CannotOpen Clock Closed CommitResult CommitUnknown DatabaseError DiskFull Entry Escalated
+        InvalidArgument InvalidCursor InvalidInput InvalidJson InvalidKey InvalidKeyType InvalidPluginName
+        InvalidSubject InvalidValue InvalidValueType KeyTooLarge KeyloftError Listing LockHeld LockLost
+        ManualClock MissingField NatsServerFailed NoService NotACounter NotADatabase NotForward NotPermitted
+        NothingToRestore Opening ReadOnly SchemaTooNew SchemaTooOld StaleFence Stalled Store TimedOut U64
+        Unanswered Undecodable Unreachable ValueTooLarge VersionConflict Watching WrongLoop open
         """.split()
     )
     assert all(hasattr(keyloft, name) for name in keyloft.__all__)
@@ -34,6 +35,17 @@ def test_the_public_names_of_plugins_are_these() -> None:
     assert all(hasattr(plugins, name) for name in plugins.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         plugins.Nothing  # noqa: B018
+
+
+def test_the_public_names_of_semantic_are_these() -> None:
+    assert sorted(semantic.__all__) == sorted(
+        """
+        Alert AuditRecord Checkpoint DeadLetter Delete Envelope Escalated FailedWrite Flags IndexVersion Lock LockHeld
+        LockLost Login NotForward NothingToRestore Put Retry SemanticClient SemanticService SemanticStore Semantics
+        Signals StaleFence VersionConflict key_of shortened
+        """.split()
+    )
+    assert all(hasattr(semantic, name) for name in semantic.__all__)
 
 
 def test_a_service_does_not_load_sqlalchemy() -> None:

@@ -12,6 +12,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 from nats.aio.client import Client as Nats
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import AuthorizationError
 from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConfig, ServiceInfo, ServiceStats
 
@@ -26,8 +28,10 @@ from keyloft.errors import (
     KeyloftError,
     MissingField,
     NotPermitted,
+    StaleFence,
     Stalled,
     ValueTooLarge,
+    VersionConflict,
 )
 
 logger = logging.getLogger(__name__)
@@ -44,6 +48,8 @@ WIRE_ERRORS: Final[Mapping[str, type[KeyloftError]]] = {
     "VALUE_TOO_LARGE": ValueTooLarge,
     "INVALID_PLUGIN_NAME": InvalidPluginName,
     "INVALID_SUBJECT": InvalidSubject,
+    "VERSION_CONFLICT": VersionConflict,
+    "STALE_FENCE": StaleFence,
     "BUSY": Busy,
     "DATABASE_ERROR": DatabaseError,
     "INTERNAL_ERROR": KeyloftError,
@@ -64,7 +70,7 @@ def wire_code(error: BaseException) -> str:
     return KeyloftError.code
 
 
-def refusal(error: BaseException) -> bytes:
+def refusal(error: BaseException, more: Mapping[str, Any] | None = None) -> bytes:
     """The reply that tells of an error. What a database or a bug says stays in the service's log."""
     code = wire_code(error)
     told = str(error)
@@ -74,7 +80,7 @@ def refusal(error: BaseException) -> bytes:
         told = _FAILED
     elif code == KeyloftError.code:
         told = _UNEXPECTED
-    return _to_json({"success": False, "error_code": code, "message": told})
+    return _to_json({"success": False, "error_code": code, "message": told, **(more or {})})
 
 
 def refused(reply: Mapping[str, Any]) -> KeyloftError:
@@ -167,7 +173,7 @@ _MOST_UNREAD: Final = 20_000
 _MOST_UNREAD_BYTES: Final = 64 * 1024 * 1024
 
 
-class _Pace:
+class Pace:
     """Lets so many lines a second into the log: what others send must not fill the disk."""
 
     def __init__(self, lines: int) -> None:
@@ -198,7 +204,7 @@ async def connect(
     """
     hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     was_told = ""
-    pace = _Pace(10)
+    pace = Pace(10)
 
     async def failed(error: Exception) -> None:
         nonlocal was_told
@@ -266,6 +272,34 @@ async def ended(task: "asyncio.Future[Any]") -> None:
         await asyncio.wait([task], timeout=0.1)
     if not task.cancelled():
         task.exception()
+
+
+# Serving
+
+
+async def subscribe(
+    connection: Nats, prefixes: Iterable[str], queue: str, receive: Callable[[Msg], Coroutine[Any, Any, None]]
+) -> list[Subscription]:
+    """Hear all requests below some prefixes, each of which ends with a dot; once this returns, they are heard."""
+    found = [
+        # No bounds in nats-py, which would drop what is over them in silence: a service counts what it takes.
+        await connection.subscribe(f"{prefix}>", queue=queue, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0)
+        for prefix in prefixes
+    ]
+    await connection.flush()
+    return found
+
+
+async def drain(subscriptions: Iterable[Subscription], seconds: float) -> None:
+    """Take what the server has sent already, and no more."""
+    # Without a server there is nothing to drain: what it had for us it gives to another instance, or to none.
+    # Not cancelled when it takes too long: nats-py would stumble over an answer that still comes.
+    if draining := [asyncio.ensure_future(_drained(subscription)) for subscription in subscriptions]:
+        await asyncio.wait(draining, timeout=seconds)
+
+
+async def _drained(subscription: Subscription) -> None:
+    await subscription.drain()  # type: ignore[no-untyped-call]
 
 
 # The NATS services API

@@ -71,6 +71,9 @@ PLUGIN_KEY_CHARACTERS: Final = 255
 PLUGIN_VALUE_BYTES: Final = 64 * 1024
 """The largest value of a plugin, as stored: compact JSON in UTF-8."""
 
+LONGEST_INT_DIGITS: Final = 64 * 1024
+"""The longest int of a request: a longer one alone would be over the size of a value."""
+
 LONGEST_TTL_SECONDS: Final = 2**31 - 1
 """The longest TTL of a plugin's entry: about 68 years."""
 
@@ -87,10 +90,11 @@ GETS_PER_READ: Final = 64
 """How many gets are read before their replies are sent: at most 4 MiB of values."""
 
 REQUESTS_PER_PLUGIN: Final = 1000
-"""How many requests of one plugin a service takes before it answers BUSY: at most 64 MiB of values."""
+"""How many requests of one plugin, or of one tenant, a service takes before it answers BUSY: at most 64 MiB of values.
+"""
 
 REQUESTS: Final = 10_000
-"""How many requests of all plugins a service takes before it answers BUSY."""
+"""How many requests of all plugins, or of all tenants, a service takes before it answers BUSY."""
 
 ROUTES: Final = 10_000
 """How many subjects a service remembers the meaning of; beyond that it works them out anew."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keyloft import InvalidArgument, InvalidJson, KeyloftError, ValueTooLarge
+from keyloft import InvalidArgument, InvalidJson, KeyloftError, ValueTooLarge, payloads
 from keyloft.plugins import rules, wire
 from keyloft.records import Delete, Record, Set, Space
 from keyloft.values import Encoding
@@ -25,7 +25,7 @@ fields = st.lists(st.tuples(names, values), max_size=5)
 
 
 @st.composite
-def payloads(draw: st.DrawFn) -> bytes:
+def written(draw: st.DrawFn) -> bytes:
     """Objects written in many ways: spaced, escaped or not, with names twice, cut short, or with a byte changed."""
     pairs = draw(fields)
     ascii_only, space = draw(st.booleans()), draw(st.sampled_from(["", " ", "\n\t"]))
@@ -48,7 +48,7 @@ def outcome(read: Callable[[], Any]) -> Any:
 
 
 @settings(max_examples=300)
-@given(payloads())
+@given(written())
 @example(b'{"key":"a","value":1,"value":2}')
 @example(b'{"key":"a","value":{"x":1,"x":2}}')
 @example(b'{"key":"a","value":"\\ud800"}')
@@ -58,12 +58,12 @@ def outcome(read: Callable[[], Any]) -> Any:
 @example(b'{"key":"a","value":123456789012345678901234567890}')
 def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
     assert outcome(lambda: wire.setting("p", data)) == outcome(lambda: wire._set_carefully("p", data))
-    careful = outcome(lambda: rules.key(wire._field(wire._read_carefully(data), "key")))
+    careful = outcome(lambda: rules.key(payloads.field(payloads.read(data), "key")))
     assert outcome(lambda: wire.key(data)) == careful
 
 
 @settings(max_examples=150)
-@given(st.binary(max_size=40) | payloads())
+@given(st.binary(max_size=40) | written())
 def test_whatever_arrives_is_read_or_refused(data: bytes) -> None:
     for read in (wire.setting, wire.deleting, wire.listing):
         try:
@@ -95,7 +95,7 @@ def test_the_digits_of_an_int_count(value: bytes) -> None:
 )
 def test_what_is_too_large_is_not_read_carefully(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes a third of a second for a megabyte, in which nobody else is served."""
-    monkeypatch.setattr(wire, "_read_carefully", lambda data: pytest.fail("it was"))
+    monkeypatch.setattr(payloads, "read", lambda data: pytest.fail("it was"))
     with pytest.raises(ValueTooLarge, match="65536"):
         wire.setting("p", b'{"key":"k","value":' + value + b"}")
 

@@ -19,7 +19,7 @@ import pytest
 from nats.errors import NoRespondersError
 
 from keyloft.plugins import BotDatabase, DatabaseClient
-from keyloft.plugins.isolation import isolate
+from keyloft.server.isolation import isolate
 from keyloft.server.nats_server import NatsServer
 from tests.nats import private_server
 

@@ -75,9 +75,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"keyloft {keyloft.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, about, prepare in (
-        ("serve", "run the storage service for plugins", _prepare_serve),
+        ("serve", "run the storage services for plugins and workflows", _prepare_serve),
         ("plugin", "read and write what a plugin stores, over NATS", _prepare_plugin),
-        ("nats-config", "write a NATS configuration that keeps plugins apart", _prepare_nats_config),
+        ("nats-config", "write a NATS configuration that keeps plugins and tenants apart", _prepare_nats_config),
         ("migrate", "bring the schema of a database to another version", _prepare_migrate),
     ):
         command = _add_command(commands, name, about)
@@ -121,7 +121,7 @@ def _prepare_serve(parser: argparse.ArgumentParser) -> None:
     from keyloft.server.config import SETTINGS
 
     parser.description = """\
-Run the storage service for plugins, until Ctrl-C or SIGTERM.
+Run the storage services for plugins and workflows, until Ctrl-C or SIGTERM.
 
 A setting comes from its flag, else from the environment, else from the file of
 --config, else it has its default. In that file --log-level is called log_level."""
@@ -222,7 +222,7 @@ def _inbox(login: "Login", addresses: list[str]) -> dict[str, str]:
     """A user that may reach all plugins' storage does not receive its answers where a plugin does."""
     from urllib.parse import urlsplit
 
-    from keyloft.plugins.isolation import ADMIN
+    from keyloft.server.isolation import ADMIN
 
     users = {login.user, *[urlsplit(address).username for address in addresses]}
     return {"inbox_prefix": "_INBOX"} if ADMIN in users else {}
@@ -299,11 +299,18 @@ def _json(value: object) -> str:
 
 def _prepare_nats_config(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
-Write a configuration of nats-server with a user and a password for each plugin,
-that lets it reach its own storage and nobody else's; and users for the service
-(SERVICE) and the operator (ADMIN)."""
+Write a configuration of nats-server with a user and a password for each plugin
+and tenant, that lets it reach its own storage and nobody else's; and users for
+the service (SERVICE) and the operator (ADMIN)."""
     parser.add_argument(
-        "--plugin", action="append", required=True, metavar="NAME", help="A plugin; to be repeated for each."
+        "--plugin", action="append", default=[], metavar="NAME", help="A plugin; to be repeated for each."
+    )
+    parser.add_argument(
+        "--tenant",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="A tenant of the semantic store; to be repeated for each. It logs in as TENANT-ID.",
     )
     parser.add_argument("--output", metavar="FILE", help="Where to write it. [default: the standard output]")
     parser.add_argument(
@@ -312,19 +319,25 @@ that lets it reach its own storage and nobody else's; and users for the service
     parser.add_argument(
         "--listen", default="127.0.0.1:4222", metavar="HOST:PORT", help="Where it listens. [default: 127.0.0.1:4222]"
     )
-    _add_settings(parser, ["prefixes"])
+    _add_settings(parser, ["prefixes", "semantic_prefix"])
     parser.set_defaults(work=_nats_config)
 
 
 def _nats_config(asked: argparse.Namespace) -> int:
-    from keyloft.plugins import isolation
-    from keyloft.server import config
+    from keyloft.semantic.naming import tenant_user
+    from keyloft.server import config, isolation
 
-    users = {isolation.SERVICE, isolation.ADMIN, *asked.plugin}
+    if not asked.plugin and not asked.tenant:
+        raise InvalidArgument("name at least one --plugin or --tenant")
+    tenants = [tenant_user(tenant) for tenant in asked.tenant]
+    users = {isolation.SERVICE, isolation.ADMIN, *asked.plugin, *tenants}
     gone = _users_in_use(asked.output) - users if asked.replace else set()
+    settings = config.load(vars(asked), only=["prefixes", "semantic_prefix"])
     made = isolation.isolate(
         asked.plugin,
-        prefixes=config.load(vars(asked), only=["prefixes"]).prefixes,
+        asked.tenant,
+        prefixes=settings.prefixes,
+        semantic_prefix=settings.semantic_prefix,
         passwords=_passwords_in_use(asked.output, users) if asked.replace else None,
         listen=asked.listen,
     )
@@ -343,7 +356,7 @@ def _nats_config(asked: argparse.Namespace) -> int:
 {"Save it as FILE, readable by you alone" if asked.output is None else f"{file} is written"}. Next:
   nats-server -c {file}
   KEYLOFT_NATS_USER={made.service.name} KEYLOFT_NATS_PASSWORD=… keyloft serve --nats nats://{asked.listen}
-A plugin logs in under its own name; the passwords are in {file}.
+A plugin logs in under its own name, a tenant as TENANT-<id>; the passwords are in {file}.
 """)
     return 0
 

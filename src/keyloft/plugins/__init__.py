@@ -7,9 +7,9 @@
 `PluginKVStorage` is the table as a SQLAlchemy model, for migrations, reports and tests.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
+from keyloft.extras import loader
 from keyloft.plugins.store import BotDatabase
 
 if TYPE_CHECKING:
@@ -21,23 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["BotDatabase", "DatabaseClient", "DatabaseService", "Login", "PluginKVStorage"]
 
 
-# Loaded when they are asked for: nats-py is an extra, and SQLAlchemy takes 19 MB that a service never needs.
-_ELSEWHERE: Final = {
-    "DatabaseClient": ("keyloft.plugins.client", "nats"),
-    "DatabaseService": ("keyloft.plugins.service", "nats"),
-    "Login": ("keyloft.bus", "nats"),
-    "PluginKVStorage": ("keyloft.plugins.models", "sql"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _ELSEWHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, extra = _ELSEWHERE[name]
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"{name} needs the package {error.name}, which comes with an extra: "
-            f'pip install "keyloft[{extra}]", or in a clone pip install ".[{extra}]"'
-        ) from error
+# nats-py is an extra, and SQLAlchemy takes 19 MB that a service never needs.
+__getattr__ = loader(
+    __name__,
+    {
+        "DatabaseClient": ("keyloft.plugins.client", "nats"),
+        "DatabaseService": ("keyloft.plugins.service", "nats"),
+        "Login": ("keyloft.bus", "nats"),
+        "PluginKVStorage": ("keyloft.plugins.models", "sql"),
+    },
+)

@@ -1,26 +1,19 @@
 """A plugin's view of its storage: four calls instead of subjects and JSON."""
 
-import asyncio
-import re
 from collections.abc import AsyncIterator, Generator
 from types import TracebackType
 from typing import Any, Final
 
 import msgspec
 from nats.aio.client import Client as Nats
-from nats.errors import ConnectionClosedError, ConnectionDrainingError, NoRespondersError, OutboundBufferLimitError
-from nats.errors import TimeoutError as NatsTimeoutError
 
 from keyloft import bus, limits
 from keyloft.bus import Login
-from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
+from keyloft.calls import Caller
+from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
-from keyloft.values import decode_json
 
 PREFIX: Final = "db.kv"
-_CONNECT_SECONDS: Final = 3.0
-_PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
-_to_json = msgspec.json.Encoder().encode
 
 
 class DatabaseClient:
@@ -42,15 +35,21 @@ class DatabaseClient:
         prefix: The subject before `.<plugin>.<operation>`, as the service has it.
         timeout: How many seconds a request waits for its answer.
         """
-        if not isinstance(nats, Nats):
-            raise InvalidArgument("nats is a connected client of nats-py; with a URL, use DatabaseClient.connect")
-        self.nats = nats
         self.plugin_name = rules.plugin_name(plugin_name)
         self.kv = PluginKV(self)
         self._prefix = prefix
-        self._timeout = timeout
-        self._is_ours = False
-        self._waiting: dict[str, set[asyncio.Future[NotPermitted]]] = {}
+        self._caller = Caller(
+            nats,
+            subjects=f"{prefix}.<plugin>.<operation>",
+            log_in_as=f"the plugin {plugin_name}",
+            timeout=timeout,
+            refused=bus.refused,
+        )
+
+    @property
+    def nats(self) -> Nats:
+        """The connection."""
+        return self._caller.nats
 
     @classmethod
     async def connect(
@@ -77,32 +76,14 @@ class DatabaseClient:
             Unanswered: NATS can't be reached, or refuses this user.
         """
         client = cls(Nats(), plugin_name, prefix=prefix, timeout=timeout)
-        # Replies come to subjects that no other plugin may listen to: `keyloft nats-config` grants just these.
-        options.setdefault("inbox_prefix", f"_INBOX_{plugin_name}")
-        try:
-            client.nats = await asyncio.wait_for(
-                bus.connect(
-                    url, name=f"keyloft plugin {plugin_name}", login=login, on_error=client._nats_said, **options
-                ),
-                min(timeout, _CONNECT_SECONDS),
-            )
-        except TimeoutError:
-            where = url if isinstance(url, str) else ", ".join(url)
-            raise Unanswered(
-                f"no NATS answers at {where.rpartition('@')[2]}: is it running, and is the address right? "
-                "`keyloft serve` starts one with the service"
-            ) from None
-        except KeyloftError:
-            raise
-        except Exception as error:
-            raise Unanswered(f"NATS can't be used: {error or type(error).__name__}") from error
-        client._is_ours = True
+        await client._caller.connect(
+            url, name=f"keyloft plugin {plugin_name}", login=login, inbox=f"_INBOX_{plugin_name}", options=options
+        )
         return client
 
     async def close(self) -> None:
         """End the connection, if `connect` made it."""
-        if self._is_ours and not self.nats.is_closed:
-            await self.nats.close()
+        await self._caller.close()
 
     async def __aenter__(self) -> "DatabaseClient":
         return self
@@ -121,60 +102,7 @@ class DatabaseClient:
             NotPermitted: NATS lets this user not send this request, or not receive its reply.
             TimedOut: No reply came in time.
         """
-        subject = f"{self._prefix}.{self.plugin_name}.{operation}"
-        data = _to_json(fields)
-        refused: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(subject.lower(), set())  # as nats-py tells of it
-        waiting.add(refused)
-        asking = asyncio.ensure_future(self.nats.request(subject, data, timeout=self._timeout))
-        either: list[asyncio.Future[Any]] = [asking, refused]
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if refused.done() and not asking.done():
-                raise refused.result()
-            return self._read((await asking).data)
-        except NoRespondersError:
-            raise NoService(
-                f"nobody serves {self._prefix}.<plugin>.<operation> on this NATS: start one with `keyloft serve`"
-            ) from None
-        except NatsTimeoutError:
-            state = "the connection to NATS is lost" if not self.nats.is_connected else "the service is slow or gone"
-            raise TimedOut(
-                f"no answer to {subject} within {self._timeout:g} s ({state}); it may have been carried out, or not"
-            ) from None
-        except (ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError) as error:
-            raise Unanswered(f"not connected to NATS: {error}") from error
-        finally:
-            asking.cancel()
-            waiting.discard(refused)
-            if not waiting:
-                self._waiting.pop(subject.lower(), None)
-
-    def _read(self, data: bytes) -> dict[str, Any]:
-        try:
-            reply = decode_json(data)
-        except Undecodable as error:
-            raise Unanswered("the reply is not JSON: somebody else answers on this subject") from error
-        if not isinstance(reply, dict) or "success" not in reply:
-            raise Unanswered("the reply is none of Keyloft's: somebody else answers on this subject")
-        if not reply["success"]:
-            raise bus.refused(reply)
-        return reply
-
-    def _nats_said(self, error: Exception) -> None:
-        """NATS tells of a refused request by the way, with its subject: it belongs to whoever waits for that."""
-        if (found := _PERMISSION.search(str(error))) is None:
-            return
-        action, subject = found.groups()
-        if action.lower() == "publish":
-            told = f"NATS does not let this user send to {subject}: log in as the plugin {self.plugin_name}"
-            waiting = self._waiting.get(subject.lower(), set())
-        else:
-            told = f"NATS does not let this user receive replies at {subject}: log in as the plugin {self.plugin_name}"
-            waiting = set().union(*self._waiting.values())
-        for future in waiting:
-            if not future.done():
-                future.set_result(NotPermitted(told))
+        return await self._caller.request(f"{self._prefix}.{self.plugin_name}.{operation}", fields)
 
 
 class PluginKV:

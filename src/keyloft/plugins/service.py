@@ -86,6 +86,7 @@ class DatabaseService:
         db: BotDatabase,
         *,
         prefixes: Sequence[str] = rules.PREFIXES,
+        reserved: Sequence[str] = (),
         queue: str = rules.QUEUE,
         requests_per_plugin: int = limits.REQUESTS_PER_PLUGIN,
         requests_in_all: int = limits.REQUESTS,
@@ -98,6 +99,7 @@ class DatabaseService:
         nats: A connected client; it stays the caller's to close.
         db: It stays the caller's to close, too.
         prefixes: The subjects before `.<plugin>.<operation>`.
+        reserved: Prefixes of other services on this connection: no answer goes there.
         queue: Services of one queue group share the requests.
         requests_per_plugin: How many of one plugin are taken before one is answered BUSY.
         requests_in_all: How many of all plugins are taken before one is answered BUSY.
@@ -110,6 +112,7 @@ class DatabaseService:
         self.db = db
         self.meters = meters or Meters()
         self._prefixes = tuple([f"{prefix}." for prefix in prefixes])
+        self._reserved = (*self._prefixes, *[f"{prefix}." for prefix in reserved])
         self._queue = queue
         self._per_plugin = requests_per_plugin
         self._in_all = requests_in_all
@@ -158,27 +161,15 @@ class DatabaseService:
             asyncio.create_task(self._forever(job), name=f"keyloft plugins: {job.__name__}")
             for job in (self._answer, self._write, self._list, self._refuse, self._clean_up)
         ]
-        for prefix in self._prefixes:
-            # No bounds in nats-py, which would drop what is over them in silence: ours are counted in `_receive`.
-            self._subscriptions.append(
-                await self.nats.subscribe(
-                    f"{prefix}>", queue=self._queue, cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
-                )
-            )
+        self._subscriptions = await bus.subscribe(self.nats, self._prefixes, self._queue, self._receive)
         await self._listed.start()
-        # Twice: nats-py's first ping may overtake the subscriptions that are still in its buffer.
-        await self.nats.flush()
         await self.nats.flush()
         logger.info("[KV] serving %s", ", ".join(f"{prefix}<plugin>.<operation>" for prefix in self._prefixes))
 
     async def stop(self) -> None:
         """Take no more requests, answer those that were taken, then return. A second call does nothing."""
         subscriptions, self._subscriptions = self._subscriptions, []
-        if subscriptions:
-            # Without a server there is nothing to drain: what it had for us it gives to another instance, or to none.
-            # Not cancelled when it takes too long: nats-py would stumble over an answer that still comes.
-            draining = [asyncio.ensure_future(_drained(subscription)) for subscription in subscriptions]
-            await asyncio.wait(draining, timeout=self._deadline)
+        await bus.drain(subscriptions, self._deadline)
         await self._all_answered.wait()
         while self._refusals:
             await self._publish(*self._refusals.popleft())
@@ -198,7 +189,7 @@ class DatabaseService:
         came = perf_counter()
         reply, plugin, operation = message.reply, None, ""
         try:
-            if reply.startswith(self._prefixes):
+            if reply.startswith(self._reserved):
                 # Answering, be it with a refusal, would be a request in our name, to any plugin's keys.
                 reply = ""
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
@@ -528,7 +519,3 @@ class DatabaseService:
                     endpoint.seconds += meter.durations[operation].seconds
             found.append(endpoint)
         return found
-
-
-async def _drained(subscription: Subscription) -> None:
-    await subscription.drain()  # type: ignore[no-untyped-call]

@@ -1,18 +1,17 @@
 """Requests and replies of the plugin service, as they travel: JSON in, vocabulary out, and back.
 
 An ordinary request is read by msgspec in a microsecond. Whatever is unusual (an escape, a field too many, a type that
-does not fit, an error) goes through `_read_carefully`, which is slow and says exactly what is wrong.
+does not fit, an error) goes through `payloads.read`, which is slow and says exactly what is wrong.
 """
 
-import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from keyloft import limits, longints
-from keyloft.errors import InvalidArgument, InvalidJson, MissingField, Undecodable, ValueTooLarge
+from keyloft import limits, payloads
+from keyloft.errors import InvalidArgument, Undecodable, ValueTooLarge
 from keyloft.plugins import rules
 from keyloft.plugins.store import report_broken
 from keyloft.records import Delete, Record, Scan, Set, Space
@@ -30,7 +29,6 @@ ABSENT: Final = b'{"success":true,"exists":false}'
 _LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + 16_384
 _LARGEST_KEYED: Final = 16_384
 _USUAL_KEYED: Final = limits.PLUGIN_KEY_CHARACTERS
-_TOO_DEEP: Final = f"the payload nests too deep; a value may nest {limits.VALUE_DEPTH} levels"
 
 
 class _Keyed(Struct):
@@ -58,7 +56,7 @@ def deleting(plugin: str, data: bytes) -> Delete:
 def setting(plugin: str, data: bytes) -> Set:
     """The write that a set asks for."""
     if len(data) > _LARGEST_SET:
-        _check_json(data)
+        payloads.check_json(data)
         raise ValueTooLarge(len(data), limits.PLUGIN_VALUE_BYTES)
     try:
         asked = _read_valued(data)
@@ -93,7 +91,7 @@ MUTATIONS: Final[Mapping[str, Callable[[str, bytes], Set | Delete]]] = {"set": s
 def listing(plugin: str, data: bytes) -> Scan:
     """The scan that a list asks for."""
     _check_size(data)
-    fields = _read_carefully(data)
+    fields = payloads.read(data)
     return rules.listing(plugin, fields.get("prefix"), fields.get("limit"), fields.get("after"))
 
 
@@ -135,12 +133,12 @@ def key(data: bytes) -> str:
     if name and name.isascii() and b"\\" not in data and data.count(b'"') == 4:
         return name
     _check_size(data)
-    return rules.key(_field(_read_carefully(data), "key"))
+    return rules.key(payloads.field(payloads.read(data), "key"))
 
 
 def _set_carefully(plugin: str, data: bytes) -> Set:
-    fields = _read_carefully(data)
-    name, content = _field(fields, "key"), _field(fields, "value")
+    fields = payloads.read(data)
+    name, content = payloads.field(fields, "key"), payloads.field(fields, "value")
     ttl, alias = fields.get("ttl"), fields.get("ttl_seconds")
     if rules.ttl(ttl) is not None and rules.ttl(alias) is not None and ttl != alias:
         raise InvalidArgument("ttl and ttl_seconds mean the same, and here they differ: send one of them")
@@ -150,65 +148,5 @@ def _set_carefully(plugin: str, data: bytes) -> Set:
 def _check_size(data: bytes) -> None:
     """To read a megabyte carefully takes a third of a second: what is too large by far is not read at all."""
     if len(data) > _LARGEST_KEYED:
-        _check_json(data)
+        payloads.check_json(data)
         raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {_LARGEST_KEYED}")
-
-
-def _check_json(data: bytes) -> None:
-    try:
-        _skim(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        if isinstance(error, RecursionError):
-            raise InvalidArgument(_TOO_DEEP) from None
-        raise InvalidJson("the payload is not JSON") from None
-
-
-def _field(fields: Mapping[str, Any], name: str) -> Any:
-    if name not in fields:
-        raise MissingField(f"Missing required field: {name}")
-    return fields[name]
-
-
-def _read_carefully(data: bytes) -> dict[str, Any]:
-    """The fields of a request.
-
-    Raises:
-        InvalidJson: It is not JSON, or a name stands twice in one object: one of the two values would get lost.
-        InvalidArgument: It is JSON and no object.
-    """
-    if not data.strip():
-        raise InvalidJson("the payload is empty: send a JSON object, {} at the least")
-    try:
-        fields = json.loads(
-            data.decode(),
-            object_pairs_hook=_unique,
-            parse_constant=_refuse_constant,
-            parse_int=_integer,
-        )
-    except UnicodeDecodeError:
-        raise InvalidJson("the payload is not JSON: it is no UTF-8 text") from None
-    except RecursionError:
-        raise InvalidArgument(_TOO_DEEP) from None
-    except json.JSONDecodeError as error:
-        raise InvalidJson(f"the payload is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise InvalidArgument('the payload must be a JSON object, as in {"key": …}')
-    return fields
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise InvalidJson("the payload is ambiguous: a name stands twice in one object")
-    return fields
-
-
-def _integer(digits: str) -> int:
-    """An int of any length, unless it alone is over the limit: a megabyte of digits would take a second."""
-    if len(digits) > limits.PLUGIN_VALUE_BYTES:
-        raise ValueTooLarge(len(digits), limits.PLUGIN_VALUE_BYTES)
-    return longints.parse(digits)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidJson(f"the payload is not JSON: JSON has no {name}")

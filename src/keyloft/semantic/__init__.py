@@ -3,11 +3,16 @@
     store = SemanticStore(kv)                     # on an open store
     entry = await store.put(key, value, expected_version=0, writer="agent:directive", semantics=Semantics("cursor"))
     async with store.lock(key, writer="agent:directive") as lock: ...
+    service = SemanticService(nats, store)        # serves it on db.semantic.<tenant>.<project>.<operation>
+    client = await SemanticClient.connect("nats://…", tenant="acme", project="web")
 
 `Envelope` is what is read; `VersionConflict` tells what is there instead of what was expected.
 """
 
+from typing import TYPE_CHECKING
+
 from keyloft.errors import Escalated, LockHeld, LockLost, NotForward, NothingToRestore, StaleFence, VersionConflict
+from keyloft.extras import loader
 from keyloft.semantic.audit import AuditRecord
 from keyloft.semantic.changes import Delete, FailedWrite, Put
 from keyloft.semantic.checkpoints import Checkpoint
@@ -20,6 +25,11 @@ from keyloft.semantic.naming import key_of, shortened
 from keyloft.semantic.retry import Retry
 from keyloft.semantic.signals import Alert, Signals
 from keyloft.semantic.store import SemanticStore
+
+if TYPE_CHECKING:
+    from keyloft.bus import Login
+    from keyloft.semantic.client import SemanticClient
+    from keyloft.semantic.service import SemanticService
 
 __all__ = [
     "Alert",
@@ -35,10 +45,13 @@ __all__ = [
     "Lock",
     "LockHeld",
     "LockLost",
+    "Login",
     "NotForward",
     "NothingToRestore",
     "Put",
     "Retry",
+    "SemanticClient",
+    "SemanticService",
     "SemanticStore",
     "Semantics",
     "Signals",
@@ -47,3 +60,12 @@ __all__ = [
     "key_of",
     "shortened",
 ]
+
+__getattr__ = loader(
+    __name__,
+    {
+        "Login": ("keyloft.bus", "nats"),
+        "SemanticClient": ("keyloft.semantic.client", "nats"),
+        "SemanticService": ("keyloft.semantic.service", "nats"),
+    },
+)

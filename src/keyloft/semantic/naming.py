@@ -11,6 +11,11 @@ from keyloft import limits
 from keyloft.errors import InvalidKey, InvalidKeyType, KeyTooLarge
 from keyloft.records import appended_key
 
+PREFIX: Final = "db.semantic"
+"""The subject before `.<tenant>.<project>.<operation>`, unless configured otherwise."""
+OPERATIONS: Final = ("put", "get", "delete", "list", "batch")
+"""What can be asked for over NATS."""
+
 _ID: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
 _PART: Final = re.compile(r"[a-z0-9._-]+", re.ASCII)
 _BEGINNING: Final = re.compile(r"(?:[a-z0-9._-]+/)*[a-z0-9._-]*", re.ASCII)
@@ -149,6 +154,11 @@ def key_of(tenant: str, project: str, *parts: str) -> str:
 def tenant_id(tenant: object, field: str = "tenant") -> str:
     """A tenant's id, if it can be one."""
     return _id(tenant, field)
+
+
+def tenant_user(tenant: str) -> str:
+    """Whom a tenant logs in to NATS as; no plugin can have a name in capitals."""
+    return f"TENANT-{tenant}"
 
 
 def project_id(project: object, field: str = "project") -> str:

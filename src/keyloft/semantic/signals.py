@@ -17,6 +17,7 @@ from keyloft.semantic.envelope import Semantics, directive_of
 logger = logging.getLogger("keyloft.semantic")
 
 AlertName: TypeAlias = Literal["conflict_rate", "storage_outage"]
+ALERTS: Final[tuple[AlertName, ...]] = ("conflict_rate", "storage_outage")
 
 _STEPS: Final = 12
 """Into how many parts the window of the conflict rate is divided."""

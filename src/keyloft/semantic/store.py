@@ -411,7 +411,7 @@ class SemanticStore:
         if change.semantics.purpose not in self._purposes:
             raise InvalidArgument(
                 f"semantics.purpose: {change.semantics.purpose!r} is none of {', '.join(sorted(self._purposes))}; "
-                "SemanticStore(kv, purposes=[…]) registers one of your own"
+                "SemanticStore(kv, purposes=[…]), or `keyloft serve --purposes …`, registers one of your own"
             )
         return change
 

@@ -1,4 +1,4 @@
-"""Runs the plugin service: the database, NATS, metrics and health, from the first signal of life to the last answer."""
+"""Runs the services: the database, NATS, metrics and health, from the first signal of life to the last answer."""
 
 import asyncio
 import contextlib
@@ -39,10 +39,14 @@ from keyloft.plugins.meters import Meters
 from keyloft.plugins.service import NAME, DatabaseService
 from keyloft.plugins.store import BotDatabase
 from keyloft.records import Batch, Check, Get, Space
+from keyloft.semantic.service import SemanticService
+from keyloft.semantic.signals import Signals
+from keyloft.semantic.store import SemanticStore
 from keyloft.server.config import DEFAULT_NATS_PORT, Config
 from keyloft.server.http import Answer, HttpServer, shown
 from keyloft.server.nats_server import NatsServer
 from keyloft.server.telemetry import Metrics, set_up_logging
+from keyloft.store import Store
 from keyloft.urls import without_password
 
 logger = logging.getLogger(__name__)
@@ -113,7 +117,8 @@ class App:
         self._meters = Meters()
         # The database is given up before a request is, so that its answer can still be told.
         self._db = BotDatabase(config.database, durability=config.durability, patience=0.8 * config.deadline)
-        self._metrics = Metrics(self._meters, self._db, prefix=config.metrics_prefix)
+        self._signals = Signals()
+        self._metrics = Metrics(self._meters, self._db, self._signals, prefix=config.metrics_prefix)
         self._own_server: NatsServer | None = None
         self._nats: Nats | None = None
         self._is_open = False
@@ -131,10 +136,25 @@ class App:
             await self._open_database()
             stack.push_async_callback(self._db.close)
             stack.push_async_callback(self._metrics.aclose)
+            store = await self._semantic_store()
+            stack.push_async_callback(store.aclose)
             addresses = await self._find_nats(stack)
             self._greeting = _greeting(self._config, addresses, self._own_server, pages)
             while True:
-                await self._serve(addresses)
+                await self._serve(addresses, store)
+
+    async def _semantic_store(self) -> SemanticStore:
+        config = self._config
+        return SemanticStore(
+            Store(await self._db.engine()),
+            audit_key=config.audit_key,
+            purposes=config.purposes,
+            request_memory=config.request_memory,
+            restore_within=config.restore_within,
+            audit_retention=config.audit_retention,
+            sweep_every=config.cleanup_every,
+            signals=self._signals,
+        )
 
     def abandon(self, code: int) -> NoReturn:
         """End at once. What was acknowledged is on disk."""
@@ -240,7 +260,7 @@ class App:
         stack.push_async_callback(bus.ended, keeping)
         return [server.url]
 
-    async def _serve(self, addresses: list[str]) -> None:
+    async def _serve(self, addresses: list[str], store: SemanticStore) -> None:
         """Serve until the connection to NATS ends for good."""
         is_first = self._greeting != ""
         not_served: list[str] = []
@@ -255,6 +275,7 @@ class App:
                 self._nats,
                 self._db,
                 prefixes=self._config.prefixes,
+                reserved=[self._config.semantic_prefix],
                 queue=self._config.queue,
                 requests_per_plugin=self._config.requests_per_plugin,
                 requests_in_all=self._config.requests_in_all,
@@ -263,11 +284,24 @@ class App:
                 meters=self._meters,
                 metadata=self._metadata(),
             )
+            semantic = SemanticService(
+                self._nats,
+                store,
+                prefix=self._config.semantic_prefix,
+                reserved=self._config.prefixes,
+                queue=self._config.queue,
+                requests_per_tenant=self._config.requests_per_plugin,
+                requests_in_all=self._config.requests_in_all,
+                deadline=self._config.deadline,
+                metadata=self._metadata(),
+            )
             if is_first and self._config.login() == bus.Login():
                 await self._look_for_others(self._nats)
             stack.push_async_callback(service.stop)
+            stack.push_async_callback(semantic.stop)
             try:
                 await service.start()
+                await semantic.start()
                 await self._nats.flush()  # NATS has said by now what it does not allow
             except Exception as error:
                 logger.warning("the service can't begin yet, trying again: %s", error or type(error).__name__)

@@ -17,8 +17,10 @@ from msgspec import Meta, Struct
 
 from keyloft import limits
 from keyloft.errors import InvalidArgument
-from keyloft.plugins.isolation import isolate
 from keyloft.plugins.rules import PREFIXES, QUEUE
+from keyloft.semantic.envelope import purpose_name
+from keyloft.semantic.naming import PREFIX as SEMANTIC_PREFIX
+from keyloft.server.isolation import isolate
 
 if TYPE_CHECKING:
     from keyloft.bus import Login
@@ -88,6 +90,53 @@ class Config(Struct, frozen=True, kw_only=True):
             extra={"metavar": "SUBJECT"},
         ),
     ] = PREFIXES
+    semantic_prefix: Annotated[
+        str,
+        Meta(
+            description="What comes before .<tenant>.<project>.<operation> in the subjects of the semantic store.",
+            extra={"metavar": "SUBJECT"},
+        ),
+    ] = SEMANTIC_PREFIX
+    purposes: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="What entries of the semantic store may be for, besides checkpoint, feature_flag, lock, "
+            "cursor, config and index_version; several with commas.",
+            extra={"metavar": "NAME"},
+        ),
+    ] = ()
+    audit_key: Annotated[
+        str | None,
+        Meta(
+            description="The secret that the audit trail's hashes are made with. Without it, one is kept in the "
+            "database. Better set by the environment.",
+            extra={"metavar": "SECRET"},
+        ),
+    ] = None
+    audit_retention: Annotated[
+        float,
+        Meta(
+            gt=0, le=3650 * _DAY, description="Seconds for which audit records are kept.", extra={"metavar": "SECONDS"}
+        ),
+    ] = float(limits.AUDIT_SECONDS)
+    restore_within: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3650 * _DAY,
+            description="Seconds for which what was deleted or expired in the semantic store can be restored.",
+            extra={"metavar": "SECONDS"},
+        ),
+    ] = float(limits.RESTORE_SECONDS)
+    request_memory: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=365 * _DAY,
+            description="Seconds for which a requestId of the semantic store is remembered.",
+            extra={"metavar": "SECONDS"},
+        ),
+    ] = float(limits.REQUEST_MEMORY_SECONDS)
     queue: Annotated[
         str,
         Meta(pattern=r"^[^\s]+$", description="The queue group: services with the same one share the requests."),
@@ -97,7 +146,7 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="How many requests of one plugin are taken before one is answered BUSY.",
+            description="How many requests of one plugin or tenant are taken before one is answered BUSY.",
             extra={"metavar": "N"},
         ),
     ] = limits.REQUESTS_PER_PLUGIN
@@ -106,7 +155,7 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=10_000_000,
-            description="How many requests of all plugins are taken before one is answered BUSY.",
+            description="How many requests of all plugins, or tenants, are taken before one is answered BUSY.",
             extra={"metavar": "N"},
         ),
     ] = limits.REQUESTS
@@ -320,7 +369,20 @@ def _check(config: Config, sources: Mapping[str, str]) -> None:
     for address in config.nats:
         if re.fullmatch(r"(?:(?:nats|tls|ws|wss)://)?[^\s/?#]+/?", address) is None:
             raise InvalidArgument(f"{sources['nats']}: an address is like nats://127.0.0.1:{DEFAULT_NATS_PORT}")
-    for name, check in (("http", config.http_address), ("prefixes", lambda: isolate((), prefixes=config.prefixes))):
+
+    def subjects() -> None:
+        isolate((), prefixes=config.prefixes, semantic_prefix=config.semantic_prefix)
+
+    def purposes() -> None:
+        for purpose in config.purposes:
+            purpose_name(purpose)
+
+    for name, check in (
+        ("http", config.http_address),
+        ("prefixes", subjects),
+        ("semantic_prefix", subjects),
+        ("purposes", purposes),
+    ):
         if name in sources:
             try:
                 check()

@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,6 +17,7 @@ from keyloft.plugins.meters import BOUNDS, OTHER, Histogram, Meters
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.wire import OPERATIONS
 from keyloft.records import Usage, Used
+from keyloft.semantic.signals import ALERTS, Signals
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -87,6 +88,9 @@ class _Counted(Struct, frozen=True):
     cleanups: tuple[Sequence[int], float]
     cleaned: int
     used: Sequence[Used] | None
+    semantic: Sequence[tuple[str, str, int]]
+    """Of the semantic store: outcome, purpose, how often."""
+    alerts: Sequence[str]
 
 
 class Metrics:
@@ -98,6 +102,7 @@ class Metrics:
         self,
         meters: Meters,
         db: BotDatabase,
+        signals: Signals | None = None,
         *,
         prefix: str,
         usage_every: float = 60.0,
@@ -106,12 +111,14 @@ class Metrics:
         """Args:
         meters: What to show.
         db: What is stored is counted here.
+        signals: What the semantic store tells.
         prefix: What the names of the metrics begin with.
         usage_every: Counting walks the whole table, so the result is kept for so many seconds.
         usage_seconds: If counting takes longer, the result before it is shown.
         """
         self._meters = meters
         self._db = db
+        self._signals = signals or Signals()
         self._prefix = prefix
         self._usage_every = usage_every
         self._usage_seconds = usage_seconds
@@ -168,6 +175,8 @@ class Metrics:
             _frozen(self._meters.cleanups),
             self._meters.cleaned,
             None if self._used is None else _bounded(self._used, plugins),
+            [(outcome, purpose, times) for (outcome, purpose), times in self._signals.counts.items()],
+            list(self._signals.alerts),
         )
 
 
@@ -204,7 +213,7 @@ def _write(prefix: str, counted: _Counted) -> bytes:
 
     class Snapshot(Collector):
         def collect(self) -> Iterator["Metric"]:
-            return _families(f"{prefix}_kv", counted)
+            return chain(_families(f"{prefix}_kv", counted), _semantic_families(f"{prefix}_semantic", counted))
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Snapshot())
@@ -241,6 +250,23 @@ def _families(prefix: str, counted: _Counted) -> Iterator["Metric"]:
     cleanup.add_metric([], _cumulated(counted.cleanups[0]), counted.cleanups[1])
     yield cleanup
     yield CounterMetricFamily(f"{prefix}_cleanup_deleted", "Expired keys that were removed", value=counted.cleaned)
+
+
+def _semantic_families(prefix: str, counted: _Counted) -> Iterator["Metric"]:
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+    total = CounterMetricFamily(
+        f"{prefix}_operations",
+        "Writes that succeeded or met conflicts, entries that expired, failures of the database",
+        labels=["outcome", "purpose"],
+    )
+    for outcome, purpose, times in counted.semantic:
+        total.add_metric([outcome, purpose], times)
+    yield total
+    alert = GaugeMetricFamily(f"{prefix}_alert", "1 while an alert is raised", labels=["alert"])
+    for name in ALERTS:
+        alert.add_metric([name], float(name in counted.alerts))
+    yield alert
 
 
 def _cumulated(buckets: Sequence[int]) -> list[tuple[str, float]]:

@@ -1,17 +1,19 @@
-"""Writes the configuration of a nats-server that keeps plugins apart, whatever they try.
+"""Writes the configuration of a nats-server that keeps plugins and tenants apart, whatever they try.
 
-Without it a plugin is whom its subjects say it is. With it every plugin has a user of its own, and the server refuses
-whatever leaves that plugin's subjects and its inbox:
+Without it a plugin or tenant is whom its subjects say it is. With it each has a user of its own, and the server refuses
+whatever leaves the user's own subjects and inbox:
 
-    user        publishes to                              subscribes to             (for every prefix, not db.kv alone)
-    trivia      db.kv.trivia.{set,get,delete,list}        _INBOX_trivia.>
-    SERVICE     the inboxes                               db.kv.>, in a queue group; $SRV.>; _INBOX_SERVICE.>
-    ADMIN       db.kv.>, $SRV.>                           _INBOX.>, db.kv.>, $SRV.>
+    user           publishes to                                       subscribes to   (for every prefix)
+    trivia         db.kv.trivia.{set,get,delete,list}                 _INBOX_trivia.>
+    TENANT-acme    db.semantic.acme.*.{put,get,delete,list,batch}     _INBOX_TENANT-acme.>
+    SERVICE        the inboxes                                        db.kv.>, db.semantic.>, both in a queue group;
+                                                                      $SRV.>; _INBOX_SERVICE.>
+    ADMIN          db.kv.>, db.semantic.>, $SRV.>                     _INBOX.>, db.kv.>, db.semantic.>, $SRV.>
 
-A plugin connects with its inbox prefix: `nats.connect(url, **isolation.plugins["trivia"].options())`. No plugin can be
-called SERVICE or ADMIN: plugin names are lowercase.
+A plugin connects with its inbox prefix: `nats.connect(url, **isolation.plugins["trivia"].options())`. No plugin can
+have a name in capitals.
 
-What it can't stop: a plugin may name another one's inbox as the reply subject of its own request, and the server does
+What it can't stop: a user may name another one's inbox as the reply subject of its own request, and the server does
 not look at reply subjects. Such an answer is only heard by a client that waits on that very subject, and clients make
 theirs too random to guess.
 """
@@ -21,7 +23,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypedDict
 
@@ -29,6 +31,8 @@ from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
 from keyloft.plugins.rules import PREFIXES
 from keyloft.plugins.wire import OPERATIONS
+from keyloft.semantic import naming
+from keyloft.semantic.naming import tenant_user
 
 SERVICE: Final = "SERVICE"
 ADMIN: Final = "ADMIN"
@@ -67,6 +71,7 @@ class Isolation:
 
     text: str = field(repr=False)
     plugins: Mapping[str, User]
+    tenants: Mapping[str, User]
     service: User
     admin: User
 
@@ -90,28 +95,35 @@ class Isolation:
 
 def isolate(
     plugins: Iterable[str],
+    tenants: Iterable[str] = (),
     *,
     prefixes: Sequence[str] = PREFIXES,
+    semantic_prefix: str = naming.PREFIX,
     passwords: Mapping[str, str] | None = None,
     listen: str = "127.0.0.1:4222",
 ) -> Isolation:
-    """Make the configuration for some plugins.
+    """Make the configuration for some plugins and tenants.
 
     Args:
-        plugins: Their names.
-        prefixes: What the service's subjects begin with.
-        passwords: By user: a plugin's name, `SERVICE` or `ADMIN`; plain, or a bcrypt hash as nats-server takes them.
-            Users without one get a random one. To add a plugin to a configuration in use, pass the passwords in use.
+        plugins: The names of the plugins.
+        tenants: The ids of the tenants of the semantic store.
+        prefixes: What the subjects of the plugins' storage begin with.
+        semantic_prefix: What the subjects of the semantic store begin with.
+        passwords: By user: a plugin's name, `TENANT-…`, `SERVICE` or `ADMIN`; plain, or a bcrypt hash as nats-server
+            takes them. Users without one get a random one. To add a user to a configuration in use, pass the passwords
+            in use.
         listen: Where the server listens, as host:port.
 
     Raises:
         InvalidPluginName: No plugin can have this name.
-        InvalidArgument: A plugin is named twice; or a prefix, password or address can't be used.
+        InvalidKey: No tenant can have this id.
+        InvalidArgument: A plugin or tenant is named twice; or a prefix, password or address can't be used.
     """
-    if isinstance(plugins, str):
-        raise InvalidArgument("plugins must be several names, not one string")
+    if isinstance(plugins, str) or isinstance(tenants, str):
+        raise InvalidArgument("plugins and tenants must be several names, not one string")
     names = _unlike([rules.plugin_name(name) for name in plugins], "plugin")
-    spaces = _prefixes(prefixes)
+    ids = _unlike([naming.tenant_id(tenant) for tenant in tenants], "tenant")
+    *spaces, semantic = _prefixes([*_several(prefixes), semantic_prefix])
     if _LISTEN.fullmatch(listen) is None:
         raise InvalidArgument("listen must be host:port, as in 127.0.0.1:4222")
     given = dict(passwords or {})
@@ -119,15 +131,23 @@ def isolate(
     # The prefix that every client has by itself: the operator's tools need no option.
     admin = User(ADMIN, _password(given, ADMIN), "_INBOX")
     users = {name: User(name, _password(given, name), _inbox(name)) for name in names}
+    workflows = {tenant: _tenant(given, tenant) for tenant in ids}
     if given:
         raise InvalidArgument(f"passwords for users that there are not: {', '.join(sorted(map(repr, given)))}")
-    return Isolation(_text(users, service, admin, spaces, listen), users, service, admin)
+    plain = Isolation("", users, workflows, service, admin)
+    return replace(plain, text=_text(plain, spaces, semantic, listen))
 
 
-def _text(users: Mapping[str, User], service: User, admin: User, prefixes: Sequence[str], listen: str) -> str:
-    requests = [f"{prefix}.>" for prefix in prefixes]
+def _tenant(given: dict[str, str], tenant: str) -> User:
+    name = tenant_user(tenant)
+    return User(name, _password(given, name), _inbox(name))
+
+
+def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: str) -> str:
+    users, tenants, service, admin = isolation.plugins, isolation.tenants, isolation.service, isolation.admin
+    requests = [f"{prefix}.>" for prefix in (*prefixes, semantic)]
     lines = [
-        "# A NATS server on which plugins can't reach each other's data. Start it with: nats-server -c FILE",
+        "# A NATS server on which plugins and tenants can't reach each other's data. Start it: nats-server -c FILE",
         "# This file holds passwords: only the user that runs the server should be able to read it.",
         "",
         f'listen: "{listen}"',
@@ -135,16 +155,16 @@ def _text(users: Mapping[str, User], service: User, admin: User, prefixes: Seque
         "# There is no user for those who bring no password: they are refused.",
         "authorization {",
         "  users: [",
-        "    # The plugin service. It hears all requests, and only in a queue group, so that each is carried out once.",
+        "    # The service. It hears all requests, and only in a queue group, so that each is carried out once.",
         "    # It speaks to inboxes only. Not by allow_responses: that would let it answer to any subject which a",
         "    # request names as its reply subject, another plugin's «set» included.",
         *_user(
             service,
-            publish=[f"{user.inbox_prefix}.>" for user in (*users.values(), admin)],
+            publish=[f"{user.inbox_prefix}.>" for user in (*users.values(), *tenants.values(), admin)],
             subscribe=[*[f"{request} >" for request in requests], "$SRV.>", f"{service.inbox_prefix}.>"],
         ),
         "",
-        "    # The operator: all plugins' data, and the state of the services.",
+        "    # The operator: everybody's data, and the state of the services.",
         *_user(
             admin,
             publish=[*requests, "$SRV.>"],
@@ -159,6 +179,17 @@ def _text(users: Mapping[str, User], service: User, admin: User, prefixes: Seque
             *_user(
                 user,
                 publish=[f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in OPERATIONS],
+                subscribe=[f"{user.inbox_prefix}.>"],
+            ),
+        ]
+    for tenant, user in tenants.items():
+        lines += [
+            "",
+            f"    # The tenant {tenant}: the state of its own projects. It connects with the inbox prefix",
+            f"    # {user.inbox_prefix}",
+            *_user(
+                user,
+                publish=[f"{semantic}.{tenant}.*.{operation}" for operation in naming.OPERATIONS],
                 subscribe=[f"{user.inbox_prefix}.>"],
             ),
         ]
@@ -195,9 +226,13 @@ def _inbox(user: str) -> str:
     return f"_INBOX_{user}"
 
 
-def _prefixes(prefixes: Sequence[str]) -> list[str]:
+def _several(prefixes: Sequence[str]) -> Sequence[str]:
     if isinstance(prefixes, str) or not prefixes:
         raise InvalidArgument("prefixes must be a sequence of at least one prefix")
+    return prefixes
+
+
+def _prefixes(prefixes: Sequence[str]) -> list[str]:
     for prefix in prefixes:
         if _PREFIX.fullmatch(prefix) is None:
             raise InvalidArgument(

@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
 from keyloft.errors import InvalidArgument, InvalidPluginName
-from keyloft.plugins.isolation import ADMIN, SERVICE, Isolation, User, isolate
+from keyloft.server.isolation import ADMIN, SERVICE, Isolation, User, isolate
 from keyloft.server.nats_server import NatsServer
 from tests.nats import private_server, settled
 
