@@ -41,10 +41,14 @@ ON_EVERY_DATABASE = pytest.mark.parametrize("database", ["sqlite file", "postgre
 
 
 @pytest.fixture
-async def db(
-    database: str, request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
-) -> AsyncIterator[BotDatabase]:
-    db = BotDatabase(database_url(database, request, tmp_path), clock=clock)
+def url(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    # Not within the event loop: the first one starts a server.
+    return database_url(database, request, tmp_path)
+
+
+@pytest.fixture
+async def db(url: str | None, clock: ManualClock) -> AsyncIterator[BotDatabase]:
+    db = BotDatabase(url, clock=clock)
     yield db
     await db.close()
 

@@ -1,4 +1,4 @@
-"""Plugins that try to reach each other on a real nats-server with our configuration, and its refusals."""
+"""Plugins and tenants that try to reach each other on a real nats-server with our configuration, and its refusals."""
 
 import asyncio
 import json
@@ -13,7 +13,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
+import keyloft
 from keyloft.errors import InvalidArgument, InvalidPluginName
+from keyloft.semantic import Login, SemanticClient, Semantics, SemanticService, SemanticStore
 from keyloft.server.isolation import ADMIN, SERVICE, Isolation, User, isolate
 from keyloft.server.nats_server import NatsServer
 from tests.nats import private_server, settled
@@ -22,6 +24,9 @@ OPERATIONS = ["set", "get", "delete", "list"]
 PREFIXES = ["db.kv", "rosey.db.kv"]
 # Names that begin alike, and those that could be taken for the service or the operator.
 PLUGINS = ["a", "a-b", "a_b", "service", "admin", "trivia", "_", "123"]
+SEMANTIC_OPERATIONS = ["put", "get", "delete", "list", "batch"]
+# Ids that begin alike, and some that plugins have as names.
+TENANTS = ["acme", "acme-2", "a", "a-b", "service"]
 _LONGEST_SECONDS = 30.0
 
 
@@ -81,7 +86,7 @@ class WorstService(Connected):
     heard: list[str] = field(default_factory=list)
 
     async def serve(self) -> None:
-        for prefix in PREFIXES:
+        for prefix in (*PREFIXES, "db.semantic"):
             await self.nats.subscribe(f"{prefix}.>", queue="any", cb=self._answer)
         for verb in ("PING", "INFO", "STATS"):
             await self.nats.subscribe(f"$SRV.{verb}", cb=self._answer)
@@ -103,6 +108,9 @@ class World:
     def plugin(self, name: str) -> AbstractAsyncContextManager[Connected]:
         return connected(self.server, self.isolation.plugins[name])
 
+    def tenant(self, tenant: str) -> AbstractAsyncContextManager[Connected]:
+        return connected(self.server, self.isolation.tenants[tenant])
+
     def admin(self) -> AbstractAsyncContextManager[Connected]:
         return connected(self.server, self.isolation.admin)
 
@@ -119,7 +127,7 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A server with our configuration, and the worst possible service on it."""
-    isolation = isolate(PLUGINS)
+    isolation = isolate(PLUGINS, TENANTS)
     isolation.write(tmp_path / "nats.conf")
     async with private_server(tmp_path / "nats.conf") as server, connected(server, isolation.service) as client:
         service = WorstService(client.nats, client.refusals)
@@ -156,7 +164,14 @@ async def test_a_plugin_learns_that_nobody_serves(tmp_path: Path) -> None:
 
 async def test_the_operator_reaches_all_plugins_and_the_state_of_the_service(world: World) -> None:
     async with world.admin() as admin:
-        for subject in ("db.kv.trivia.get", "rosey.db.kv.a-b.set", "$SRV.PING", "$SRV.INFO.keyloft", "$SRV.STATS"):
+        for subject in (
+            "db.kv.trivia.get",
+            "rosey.db.kv.a-b.set",
+            "db.semantic.acme.web.get",
+            "$SRV.PING",
+            "$SRV.INFO.keyloft",
+            "$SRV.STATS",
+        ):
             assert await admin.ask(subject) == subject
         assert not await admin.is_refused_to_subscribe("db.kv.>")
 
@@ -187,6 +202,7 @@ async def test_a_plugin_can_neither_read_nor_write_nor_delete_nor_list_what_is_a
         "db.kv",
         "db.other.a.set",
         "rosey.db.kv.b.set",
+        "db.semantic.a.web.get",
         "_INBOX_trivia.x",
         "_INBOX_a.x",
         "_INBOX_SERVICE.x",
@@ -247,7 +263,8 @@ async def test_a_client_without_its_inbox_prefix_hears_no_answers(world: World) 
 
 
 @pytest.mark.parametrize(
-    "reply", ["db.kv.trivia.set", "rosey.db.kv.trivia.delete", "db.kv.a.set", "$SRV.PING", "other"]
+    "reply",
+    ["db.kv.trivia.set", "rosey.db.kv.trivia.delete", "db.kv.a.set", "db.semantic.a.web.put", "$SRV.PING", "other"],
 )
 async def test_the_service_is_nobodys_messenger(world: World, reply: str) -> None:
     async with world.plugin("a") as plugin:
@@ -290,6 +307,92 @@ async def test_the_service_listens_to_requests_in_a_queue_group_and_to_nothing_e
 )
 async def test_the_service_speaks_to_inboxes_of_plugins_and_to_nothing_else(world: World, subject: str) -> None:
     assert await world.service.is_refused_to_publish(subject)
+
+
+# Tenants of the semantic store
+
+
+@pytest.mark.parametrize("tenant", TENANTS)
+async def test_a_tenant_gets_answers_about_all_its_projects(world: World, tenant: str) -> None:
+    async with world.tenant(tenant) as workflow:
+        for project in ("web", tenant, "_"):
+            for operation in SEMANTIC_OPERATIONS:
+                subject = f"db.semantic.{tenant}.{project}.{operation}"
+                assert await workflow.ask(subject) == subject
+        assert workflow.refusals == []
+
+
+@pytest.mark.parametrize(("rogue", "other"), [("acme", "acme-2"), ("acme-2", "acme"), ("a", "a-b"), ("service", "a")])
+async def test_a_tenant_reaches_neither_another_tenant_nor_a_plugin(world: World, rogue: str, other: str) -> None:
+    async with world.tenant(rogue) as workflow:
+        for operation in SEMANTIC_OPERATIONS:
+            assert await workflow.is_refused_to_publish(f"db.semantic.{other}.web.{operation}")
+            assert await workflow.is_refused_to_publish(
+                f"db.semantic.{other}.web.{operation}", reply=workflow.nats.new_inbox()
+            )
+        for subject in (
+            f"db.kv.{rogue}.get",
+            f"db.semantic.{rogue}.web.other",
+            f"db.semantic.{rogue}.put",
+            f"db.semantic.{rogue}.web.x.put",
+            "$SRV.PING",
+            f"_INBOX_TENANT-{other}.x",
+        ):
+            assert await workflow.is_refused_to_publish(subject)
+        for subject in (
+            ">",
+            "db.semantic.>",
+            f"_INBOX_TENANT-{other}.>",
+            f"_INBOX_{rogue}.>",
+            "_INBOX_*.>",
+            "_INBOX.>",
+        ):
+            assert await workflow.is_refused_to_subscribe(subject)
+        assert not await workflow.is_refused_to_subscribe(f"_INBOX_TENANT-{rogue}.>")
+    assert await world.heard() == []
+
+
+async def test_the_service_is_no_tenants_messenger(world: World) -> None:
+    async with world.tenant("acme") as workflow:
+        for reply in ("db.semantic.acme-2.web.put", "db.semantic.acme.web.put", "db.kv.trivia.set"):
+            assert not await workflow.is_refused_to_publish("db.semantic.acme.web.get", reply=reply)
+            assert await world.heard() == ["db.semantic.acme.web.get"]
+            assert f'publish to "{reply}"'.lower() in world.service.refusals[-1].lower()
+
+
+async def test_a_rogue_tenant_gets_nothing_from_the_real_service(tmp_path: Path) -> None:
+    isolation = isolate((), ["acme", "rogue"])
+    isolation.write(tmp_path / "nats.conf")
+    config = Semantics("config")
+    async with (
+        private_server(tmp_path / "nats.conf") as server,
+        connected(server, isolation.service) as behind,
+        keyloft.open() as kv,
+        SemanticStore(kv) as store,
+    ):
+        service = SemanticService(behind.nats, store)
+        await service.start()
+
+        async def client(user: User, tenant: str) -> SemanticClient:
+            login = Login(user=user.name, password=user.password)
+            return await SemanticClient.connect(server.url, tenant=tenant, project="web", login=login)
+
+        async with await client(isolation.tenants["acme"], "acme") as acme:
+            secret = await acme.put("secret", "gold", expected_version=0, writer="w", semantics=config)
+            async with await client(isolation.tenants["rogue"], "acme") as rogue:
+                with pytest.raises(keyloft.NotPermitted, match="log in as the tenant acme"):
+                    await rogue.get("secret")
+            async with await client(isolation.tenants["rogue"], "rogue") as rogue:
+                assert await rogue.get("secret") is None
+                assert await rogue.list() == []
+                assert await rogue.get("../../acme/project/web/secret") is None
+                # A get whose answer would be another tenant's put.
+                await rogue.nats.publish(
+                    "db.semantic.rogue.web.get", b'{"key": "secret"}', reply="db.semantic.acme.web.put"
+                )
+                assert await rogue.list() == []
+            assert await acme.get("secret") == secret
+        await service.stop()
 
 
 async def test_the_operator_can_pose_neither_as_the_service_nor_as_the_system(world: World) -> None:
