@@ -8,7 +8,7 @@ The first word behind a fence is the block's language, the rest says what is don
     sh                      runs in the document's folder, and must succeed
     sh background           is started, waited for until it is ready, and ended with the document
     json                    is JSON
-    json request SUBJECT    is sent to the service; the next block is `json reply`, and its answer
+    json request SUBJECT    is sent to the service; the next block is `json reply`, and its answer («…»: anything)
     sql                     runs on bot.db in the document's folder, which is migrated if nobody made it
     sql postgres            runs in psql as an administrator, in the PostgreSQL database that the document made last
     toml                    is a configuration that the service takes
@@ -94,6 +94,15 @@ def prose_of(text: str) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def _agrees(shown: Any, told: Any) -> bool:
+    """Whether an answer is the one that a document shows; «…» stands for anything."""
+    if isinstance(shown, dict) and isinstance(told, dict):
+        return shown.keys() == told.keys() and all(_agrees(shown[name], told[name]) for name in shown)
+    if isinstance(shown, list) and isinstance(told, list):
+        return len(shown) == len(told) and all(map(_agrees, shown, told))
+    return bool(shown == "…" or shown == told)
+
+
 def _free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -175,7 +184,7 @@ class World:
             case "json", "request":
                 self._reply = asyncio.run(self._ask(block.purpose.partition(" ")[2], text.strip().encode()))
             case "json", "reply":
-                assert self._reply == json.loads(text), f"the service answered {json.dumps(self._reply)}"
+                assert _agrees(json.loads(text), self._reply), f"the service answered {json.dumps(self._reply)}"
             case "sql", "":
                 self._query(text)
             case "sql", "postgres":

@@ -19,6 +19,8 @@ DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 GUIDE = ROOT / "docs" / "guides" / "PLUGIN_KV_STORAGE.md"
 PROTOCOL = ROOT / "docs" / "api" / "DATABASE_KV_API.md"
 SERVICE = ROOT / "docs" / "DATABASE_SERVICE.md"
+SEMANTIC = ROOT / "docs" / "guides" / "SEMANTIC_STORE.md"
+PLUGIN_CODES = [code for code in WIRE_ERRORS if code not in ("VERSION_CONFLICT", "STALE_FENCE")]
 
 
 def each(documents: list[Path]) -> pytest.MarkDecorator:
@@ -116,16 +118,42 @@ def test_what_is_taken_from_the_code_is_up_to_date() -> None:
 
 
 def test_the_protocol_lists_the_codes_that_a_service_answers_with() -> None:
-    assert first_column(section(PROTOCOL, "Errors")) == list(WIRE_ERRORS)
+    assert first_column(section(PROTOCOL, "Errors")) == PLUGIN_CODES
 
 
 def test_the_guide_lists_the_codes_that_a_client_meets() -> None:
     named = first_column(section(GUIDE, "Errors"))
     of_the_bus = {kind.code for kind in (errors.Unanswered, errors.NoService, errors.NotPermitted, errors.TimedOut)}
     before_sending = {errors.InvalidKey.code, errors.InvalidValue.code}
-    assert set(named) == {*WIRE_ERRORS, *of_the_bus, *before_sending}
+    assert set(named) == {*PLUGIN_CODES, *of_the_bus, *before_sending}
     for code, kind in re.findall(r"^\| `([A-Z_]+)` \| `(\w+)` \|", section(GUIDE, "Errors"), re.MULTILINE):
         assert getattr(errors, kind).code == code
+
+
+def test_the_semantic_guide_lists_the_codes_that_its_users_meet() -> None:
+    named = first_column(section(SEMANTIC, "Errors"))
+    others = {"INVALID_KEY", "KEY_TOO_LARGE", "INVALID_VALUE", "NO_SERVICE", "NOT_PERMITTED", "TIMED_OUT", "UNANSWERED"}
+    own = {"NOTHING_TO_RESTORE", "NOT_FORWARD", "LOCK_HELD", "LOCK_LOST", "ESCALATED"}
+    assert set(named) == {*WIRE_ERRORS, *others, *own} - {"INVALID_PLUGIN_NAME"}
+    for codes, kinds in re.findall(r"^\| (`[^|]+) \| (`[^|]+) \|", section(SEMANTIC, "Errors"), re.MULTILINE):
+        pairs = zip(re.findall("[A-Z_]{3,}", codes), re.findall(r"\w+", kinds), strict=True)
+        assert all(getattr(errors, kind).code == code for code, kind in pairs)
+
+
+def test_the_limits_of_the_semantic_guide_are_those_of_the_code() -> None:
+    shown = {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", section(SEMANTIC, "Limits"))}
+    known = {
+        limits.SEMANTIC_KEY_CHARACTERS,
+        limits.SEMANTIC_ID_CHARACTERS,
+        limits.SEMANTIC_VALUE_BYTES,
+        limits.VALUE_DEPTH,
+        limits.WRITER_CHARACTERS,
+        limits.CONSUMER_HINTS,
+        limits.SPEC_REF_CHARACTERS,
+        limits.LONGEST_TTL_SECONDS,
+        limits.BATCH_OPERATIONS,
+    }
+    assert shown == known | {1, 8}  # from 1; UTF-8
 
 
 @pytest.mark.parametrize(("document", "heading"), [(GUIDE, "Limits"), (PROTOCOL, "Sizes")], ids=["guide", "protocol"])
@@ -156,5 +184,5 @@ async def test_metrics_are_those_of_the_code() -> None:
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", shown, re.MULTILINE))
     listed = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section(SERVICE, "Metrics"), re.MULTILINE))
     assert listed == kinds
-    for name in re.findall(r"rosey_kv_\w+", SERVICE.read_text()):
+    for name in re.findall(r"rosey_(?:kv|semantic)_\w+", SERVICE.read_text()):
         assert name in kinds or re.sub("_(bucket|sum|count)$", "", name) in kinds

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parent.parent
-MODULES: Final = ("keyloft", "keyloft.plugins")
+MODULES: Final = ("keyloft", "keyloft.plugins", "keyloft.semantic")
 HEAD: Final = """\
 # Reference
 
 The public names, with their signatures and docstrings. This page is written by `scripts/reference`: change the
 docstrings, not the page. What things are for is in the [README](../../README.md) and in
-[the guide for plugin authors](../guides/PLUGIN_KV_STORAGE.md).
+the guides for [authors of plugins](../guides/PLUGIN_KV_STORAGE.md) and [of workflows](../guides/SEMANTIC_STORE.md).
 
 `Key` stands for `Sequence[str | bytes | int | float | bool]`: a tuple, in most cases."""
 

@@ -59,8 +59,8 @@ class Retry:
         conflict_pauses: Sequence[float] = limits.CONFLICT_PAUSES,
         transient_attempts: int = limits.TRANSIENT_ATTEMPTS,
         transient_pause: float = 0.5,
-        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[Any]] | None = None,
+        chance: Callable[[], float] | None = None,
     ) -> None:
         """Args:
         dead_letters: Where what was given up is kept; without them it is only raised and logged.
@@ -76,8 +76,8 @@ class Retry:
         self._conflict_pauses = tuple(conflict_pauses)
         self._transient_attempts = transient_attempts
         self._transient_pause = transient_pause
-        self._sleep = sleep
-        self._chance = chance
+        self._sleep = sleep or asyncio.sleep
+        self._chance = chance or random.random
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         @functools.wraps(function)

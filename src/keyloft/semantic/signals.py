@@ -44,7 +44,7 @@ class Signals:
         conflict_rate: float = limits.CONFLICT_RATE,
         conflict_window: float = limits.CONFLICT_WINDOW_SECONDS,
         outage_after: float = limits.OUTAGE_SECONDS,
-        seconds: Callable[[], float] = time.monotonic,
+        seconds: Callable[[], float] | None = None,
     ) -> None:
         """Args:
         on_alert: Called when an alert is raised and when it is cleared.
@@ -61,7 +61,7 @@ class Signals:
         self._rate = conflict_rate
         self._window = conflict_window
         self._outage_after = outage_after
-        self._seconds = seconds
+        self._seconds = seconds or time.monotonic
         self._steps: deque[_Step] = deque()
         self._failing_since: float | None = None
 
