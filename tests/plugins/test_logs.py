@@ -85,3 +85,14 @@ def test_a_flood_of_errors_is_no_flood_of_lines(
     log.refusal("set", "trivia", "k", "BUSY", "too many", level=logging.WARNING)
     assert "1980 more requests failed or were slow" in caplog.text
     assert len(caplog.records) == 22
+
+
+def test_several_refusals_at_once_count_as_many(
+    log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: Seconds
+) -> None:
+    log.refusal("set", "trivia", "", "BUSY", "too many", level=logging.WARNING, times=15)
+    log.refusal("get", "trivia", "", "BUSY", "too many", level=logging.WARNING, times=15)
+    assert [record.operation for record in caplog.records] == ["kv_set"] * 15 + ["kv_get"] * 5  # type: ignore[attr-defined]
+    seconds.now += 1
+    log.refusal("set", "trivia", "", "BUSY", "too many", level=logging.WARNING)
+    assert "10 more requests failed or were slow" in caplog.text

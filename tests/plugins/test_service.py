@@ -16,6 +16,7 @@ from keyloft import DiskFull, ManualClock, bus
 from keyloft.bus import WIRE_ERRORS
 from keyloft.engine import Engine
 from keyloft.plugins import BotDatabase, DatabaseService
+from keyloft.plugins.service import _MOST_UNTOLD
 from keyloft.records import Batch, Committed, Conflict
 from tests.nats import private_server, settled
 from tests.postgres import database_url
@@ -607,6 +608,67 @@ class TestStrangers:
                         except NoRespondersError:  # it comes back by itself
                             await asyncio.sleep(0.05)
             rogue.close()
+            await client.close()
+            await stopped(service)
+
+    async def test_a_flood_over_a_raw_socket_is_answered_to_the_last_request(self, db: BotDatabase) -> None:
+        sent = 100_000
+        async with private_server() as server:
+            connection = await bus.connect(server.url, name="service")
+            service = DatabaseService(connection, db)
+            await service.start()
+            reader, rogue = await asyncio.open_connection("127.0.0.1", server.port)
+            rogue.write(b'CONNECT {"verbose":false}\r\nSUB inbox 1\r\n')
+            rogue.write(b'PUB db.kv.rogue.get inbox 11\r\n{"key":"k"}\r\n' * sent)
+            client = await nats.connect(server.url)
+            answered, busy, rest = 0, 0, b""
+            most_waiting = 0
+            async with asyncio.timeout(30):
+                other = asyncio.create_task(ask(client, "other.get", {"key": "k"}))
+                while answered < sent:
+                    lines = (rest + await reader.read(1024 * 1024)).split(b"\r\n")
+                    rest = lines.pop()
+                    answered += sum(line.startswith(b"MSG inbox ") for line in lines)
+                    busy += sum(b'"BUSY"' in line for line in lines)
+                    most_waiting = max(most_waiting, len(service._refusals))
+                assert (await other)["exists"] is False
+            assert answered == sent
+            assert busy == service.meters.plugins["rogue"].errors["BUSY"]
+            assert busy + service.meters.plugins["rogue"].durations["get"].count == sent
+            assert most_waiting <= _MOST_UNTOLD
+            assert connection.stats["reconnects"] == 0
+            rogue.close()
+            await client.close()
+            await stopped(service)
+
+    @pytest.mark.parametrize("size", [1, 7, 50, 4096])
+    async def test_requests_are_taken_whole_wherever_the_reading_cuts_them(self, db: BotDatabase, size: int) -> None:
+        async with private_server() as server:
+            connection = await bus.connect(server.url, name="service")
+            service = DatabaseService(connection, db)
+            await service.start()
+            client = await nats.connect(server.url)
+            inbox = client.new_inbox()
+            replies = await client.subscribe(inbox)
+            await settled(client)
+            sid = service._subscriptions[0]._id
+            stream = b""
+            for number in range(30):
+                data = b'{"key":"%d","value":"\r\nMSG db.kv.x.set 1 5\r\n"}' % number
+                stream += b"MSG db.kv.trivia.set %d %b %d\r\n%b\r\n" % (sid, inbox.encode(), len(data), data)
+                stream += (b"PING\r\n", b"+OK\r\n", b"MSG nobody 999 1\r\n.\r\n")[number % 3]
+                head = b"NATS/1.0\r\n\r\n"
+                data = b'{"key":"%d"}' % number
+                sizes = (len(head), len(head) + len(data))
+                stream += b"HMSG db.kv.trivia.get %d %b %d %d\r\n" % (sid, inbox.encode(), *sizes)
+                stream += head + data + b"\r\n"
+            for at in range(0, len(stream), size):
+                await connection._ps.parse(stream[at : at + size])
+            async with asyncio.timeout(10):
+                got = [json.loads((await replies.next_msg(timeout=10)).data) for _ in range(60)]
+            # A raw line break is not JSON: these sets are refused, each of them once and as one message.
+            assert sum(reply.get("error_code") == "INVALID_JSON" for reply in got) == 30
+            assert sum(reply.get("exists") is False for reply in got) == 30
             await client.close()
             await stopped(service)
 

@@ -49,20 +49,22 @@ class OperationLog:
             },
         )
 
-    def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, level: int) -> None:
-        """A request was refused or failed."""
+    def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, level: int, times: int = 1) -> None:
+        """A request was refused or failed, or several were for the same reason."""
         self._turn()
-        if not self._may_say():
-            return
-        self._logger.log(
-            level,
-            "[KV] %s failed: plugin=%s error=%s %s",
-            name or "request",
-            plugin,
-            code,
-            message,
-            extra={"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code},
-        )
+        said = min(times, max(0, _LINES_PER_SECOND - self._lines))
+        self._lines += times
+        self._unsaid += times - said
+        for _ in range(said):
+            self._logger.log(
+                level,
+                "[KV] %s failed: plugin=%s error=%s %s",
+                name or "request",
+                plugin,
+                code,
+                message,
+                extra={"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code},
+            )
 
     def failure(self, requests: int, error: Exception) -> None:
         """Requests came to nothing, because the database failed or something unexpected happened."""

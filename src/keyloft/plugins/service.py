@@ -1,9 +1,9 @@
 """Serves the plugins' storage on NATS: `db.kv.<plugin>.<operation>`.
 
-A message takes this way: `_receive` reads it, or refuses it; gets gather for `_answer`, which asks the database
+A message takes this way: `_take` reads it, or refuses it; gets gather for `_answer`, which asks the database
 once for all that came in one turn of the event loop; writes gather for `_write`, which commits them together. A get
-whose key has a write under way waits for that write, so that a plugin reads what it published. `_receive` never awaits:
-nats-py does not deliver the next message before the handler of the last one has returned.
+whose key has a write under way waits for that write, so that a plugin reads what it published. `_take` never awaits:
+no further message is read before it has returned. Only when refusals pile up does reading wait until some are sent.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 from nats.aio.client import Client as Nats
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 import keyloft
@@ -36,6 +35,12 @@ NAME: Final = "keyloft-plugins"
 _PLUGINS: Final = Space.PLUGINS
 _SLOW_CLEANUP_SECONDS: Final = 1.0
 _NOT_CARRIED_OUT: Final = "it was not carried out"
+_TOO_MANY: Final = "too many requests are under way, and this one was not carried out: try again later"
+_BUSY: Final = bus.refusal(Busy(_TOO_MANY))
+_MOST_UNTOLD: Final = 10_000
+"""So many refusals may wait to be sent before no further request is read."""
+_TOLD_AT_ONCE: Final = 1000
+_MOST_UNSENT_BYTES: Final = 512 * 1024
 
 
 class _Plugin:
@@ -129,6 +134,7 @@ class DatabaseService:
         self._all_answered = asyncio.Event()
         self._all_answered.set()
         self._refusals: deque[tuple[str, bytes]] = deque()
+        self._busy: Counter[tuple[_Plugin, str]] = Counter()
         self._something_to_refuse = asyncio.Event()
         self._lists: dict[_Plugin, deque[tuple[_Request, Scan]]] = {}
         self._something_to_list = asyncio.Event()
@@ -159,9 +165,9 @@ class DatabaseService:
         self._engine = await self.db.engine()
         self._tasks = [
             asyncio.create_task(self._forever(job), name=f"keyloft plugins: {job.__name__}")
-            for job in (self._answer, self._write, self._list, self._refuse, self._clean_up)
+            for job in (self._answer, self._write, self._list, self._tell_refused, self._clean_up)
         ]
-        self._subscriptions = await bus.subscribe(self.nats, self._prefixes, self._queue, self._receive)
+        self._subscriptions = await bus.subscribe(self.nats, self._prefixes, self._queue, self._take)
         await self._listed.start()
         await self.nats.flush()
         logger.info("[KV] serving %s", ", ".join(f"{prefix}<plugin>.<operation>" for prefix in self._prefixes))
@@ -169,10 +175,9 @@ class DatabaseService:
     async def stop(self) -> None:
         """Take no more requests, answer those that were taken, then return. A second call does nothing."""
         subscriptions, self._subscriptions = self._subscriptions, []
-        await bus.drain(subscriptions, self._deadline)
+        await bus.drain(self.nats, subscriptions, self._deadline)
         await self._all_answered.wait()
-        while self._refusals:
-            await self._publish(*self._refusals.popleft())
+        await self._tell_all_refused()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             await bus.ended(task)
@@ -185,41 +190,52 @@ class DatabaseService:
 
     # Taking requests in
 
-    async def _receive(self, message: Msg) -> None:
+    def _take(self, subject: str, reply: str, data: bytes) -> Coroutine[Any, Any, None] | None:
+        """Take a request, or refuse it; what is returned is to be awaited before the next one."""
         came = perf_counter()
-        reply, plugin, operation = message.reply, None, ""
+        plugin, operation = None, ""
         try:
             if reply.startswith(self._reserved):
                 # Answering, be it with a refusal, would be a request in our name, to any plugin's keys.
                 reply = ""
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
-            plugin, operation = self._routes.get(message.subject) or self._route(message.subject)
+            plugin, operation = self._routes.get(subject) or self._route(subject)
             if plugin.taken >= self._per_plugin or self._taken >= self._in_all:
-                raise Busy("too many requests are under way, and this one was not carried out: try again later")
+                self._busy[plugin, operation] += 1
+                return self._refuse(reply, _BUSY)
             if operation == "get":
-                request = _Request(plugin, operation, reply, wire.key(message.data), came)
+                request = _Request(plugin, operation, reply, wire.key(data), came)
                 if request.key in plugin.writing:
                     self._park(plugin.writing[request.key], request, None)
                 else:
                     self._gets.append(request)
                     self._something_to_answer.set()
             elif operation == "list":
-                self._take_list(_Request(plugin, operation, reply, "", came), wire.listing(plugin.name, message.data))
+                self._take_list(_Request(plugin, operation, reply, "", came), wire.listing(plugin.name, data))
             else:
-                mutation = wire.MUTATIONS[operation](plugin.name, message.data)
+                mutation = wire.MUTATIONS[operation](plugin.name, data)
                 self._take_write(_Request(plugin, operation, reply, mutation.key[1], came), mutation)
         except Exception as error:
             if not isinstance(error, KeyloftError):
                 logger.exception("[KV] reading a request failed unexpectedly")
             self._note_error(OTHER if plugin is None else plugin.name, operation, error)
-            if reply:
-                self._refusals.append((reply, bus.refusal(error)))
-                self._something_to_refuse.set()
-        else:
-            plugin.taken += 1
-            self._taken += 1
-            if self._taken == 1:
-                self._all_answered.clear()
+            return self._refuse(reply, bus.refusal(error))
+        plugin.taken += 1
+        self._taken += 1
+        if self._taken == 1:
+            self._all_answered.clear()
+        return None
+
+    def _refuse(self, reply: str, data: bytes) -> Coroutine[Any, Any, None] | None:
+        if reply:
+            self._refusals.append((reply, data))
+        self._something_to_refuse.set()
+        return self._tell_some() if len(self._refusals) >= _MOST_UNTOLD else None
+
+    async def _tell_some(self) -> None:
+        """Read no further for a while: NATS slows down those who send what is not read."""
+        while len(self._refusals) >= _MOST_UNTOLD:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
     def _take_list(self, request: _Request, scan: Scan) -> None:
         if request.plugin.writing:
@@ -261,13 +277,27 @@ class DatabaseService:
 
     # Reading
 
-    async def _refuse(self) -> None:
+    async def _tell_refused(self) -> None:
         """Tell who was refused; not with the answers, which may have to wait for the database."""
         while True:
             await self._something_to_refuse.wait()
             self._something_to_refuse.clear()
-            while self._refusals:
-                await self._publish(*self._refusals.popleft())
+            await self._tell_all_refused()
+
+    async def _tell_all_refused(self) -> None:
+        busy, self._busy = self._busy, Counter()
+        for (plugin, operation), times in busy.items():
+            self._count_error(plugin.name, operation, Busy.code, times)
+            self._log.refusal(operation, plugin.name, "", Busy.code, _TOO_MANY, level=logging.WARNING, times=times)
+        while self._refusals:
+            some = [self._refusals.popleft() for _ in range(min(len(self._refusals), _TOLD_AT_ONCE))]
+            try:
+                await bus.publish_all(self.nats, some)
+            except Exception as error:
+                self._log.lost_reply(error)
+            # Were nats-py's buffer full of refusals, each answer would wait until all of them are sent.
+            while self.nats.is_connected and self.nats.pending_data_size > _MOST_UNSENT_BYTES:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
 
     async def _answer(self) -> None:
         """Ask the database for what came since the last turn."""
@@ -463,14 +493,17 @@ class DatabaseService:
 
     def _note_error(self, plugin: str, operation: str, error: Exception, key: str = "") -> None:
         code = bus.wire_code(error)
-        self.meters.of(plugin).errors[code] += 1
-        self._errors[operation] += 1
-        self._last_errors[operation] = code
+        self._count_error(plugin, operation, code)
         ours = code in (DatabaseError.code, KeyloftError.code)
         told = str(error) if isinstance(error, KeyloftError) else type(error).__name__
         if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
             told = "the value was refused"  # where it is wrong is told by the names in it, to its sender alone
         self._log.refusal(operation, plugin, key, code, told, level=logging.ERROR if ours else logging.WARNING)
+
+    def _count_error(self, plugin: str, operation: str, code: str, times: int = 1) -> None:
+        self.meters.of(plugin).errors[code] += times
+        self._errors[operation] += times
+        self._last_errors[operation] = code
 
     # What goes on beside
 

@@ -8,13 +8,12 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Final
 
 from msgspec import Struct
 from nats.aio.client import Client as Nats
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 import keyloft
@@ -31,6 +30,8 @@ logger = logging.getLogger(__name__)
 NAME: Final = "keyloft-semantic"
 _WRITES: Final = ("put", "delete", "batch")
 _LINES_PER_SECOND: Final = 20
+_MOST_UNTOLD: Final = 1000
+"""So many refusals may wait to be sent before no further request is read."""
 
 
 class _Request(Struct, gc=False):
@@ -116,7 +117,7 @@ class SemanticService:
     async def stop(self) -> None:
         """Take no more requests, answer those that were taken, then return. A second call does nothing."""
         subscriptions, self._subscriptions = self._subscriptions, []
-        await bus.drain(subscriptions, self._deadline)
+        await bus.drain(self.nats, subscriptions, self._deadline)
         while self._tasks or self._refusing:
             await asyncio.wait([*self._tasks, *([self._refusing] if self._refusing else [])])
         if subscriptions:
@@ -126,23 +127,24 @@ class SemanticService:
 
     # Taking requests in
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, subject: str, reply: str, data: bytes) -> Coroutine[Any, Any, None] | None:
+        """Take a request, or refuse it; what is returned is to be awaited before the next one."""
         came = perf_counter()
-        reply, operation = message.reply, ""
+        operation = ""
         try:
             if reply.startswith(self._reserved):
                 # Answering, be it with a refusal, would be a request in our name, to anybody's keys.
                 reply = ""
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
-            spot, operation = self._route(message.subject)
+            spot, operation = self._route(subject)
             if self._taken[spot.tenant] >= self._per_tenant or len(self._tasks) >= self._in_all:
                 raise Busy("too many requests are under way, and this one was not carried out: try again later")
-            asked = wire.READERS[operation](spot, message.data)
+            asked = wire.READERS[operation](spot, data)
         except Exception as error:
             self._note_error(operation, error)
-            self._refuse(reply, wire.refusal(error, self.nats.max_payload))
-            return
+            return self._refuse(reply, wire.refusal(error, self.nats.max_payload))
         self._take(_Request(spot, operation, asked, reply, came))
+        return None
 
     def _route(self, subject: str) -> tuple[Spot, str]:
         """Whose request this is and what it asks for: both come from the subject alone."""
@@ -243,11 +245,18 @@ class SemanticService:
         self._note_error(request.operation, error)
         await self._publish(request.reply, wire.refusal(error, self.nats.max_payload))
 
-    def _refuse(self, reply: str, data: bytes) -> None:
-        """Tell who was refused, without making the next message wait."""
-        self._refusals.append((reply, data))
-        if self._refusing is None:
-            self._refusing = asyncio.create_task(self._tell_refused())
+    def _refuse(self, reply: str, data: bytes) -> Coroutine[Any, Any, None] | None:
+        """Tell who was refused; the next message waits for that only when too many are to be told."""
+        if reply:
+            self._refusals.append((reply, data))
+            if self._refusing is None:
+                self._refusing = asyncio.create_task(self._tell_refused())
+            if len(self._refusals) >= _MOST_UNTOLD:
+                return self._told(self._refusing)
+        return None
+
+    async def _told(self, refusing: asyncio.Task[None]) -> None:
+        await asyncio.wait([refusing])
 
     async def _tell_refused(self) -> None:
         try:
