@@ -14,6 +14,7 @@ import pytest
 from nats.aio.client import Client as Nats
 
 from keyloft.plugins import DatabaseClient
+from keyloft.semantic import SemanticClient, Semantics, VersionConflict
 from tests.nats import private_server
 from tests.postgres import PASSWORD, MortalServer
 from tests.server.test_serve import LONGEST_SECONDS, answers, keyloft, refused, serving
@@ -55,6 +56,38 @@ async def test_it_serves_without_telling_anybody_the_password(url: str, tmp_path
             for secret in (PASSWORD, "confidential", "Traceback"):
                 assert secret not in told
             assert "postgresql" in served.said
+
+
+async def test_the_state_of_workflows_is_served_and_told_without_its_values(url: str, tmp_path: Path) -> None:
+    cursor = Semantics("cursor", ttl_seconds=1)
+    flags = ["--nats-port", "0", "--log-format", "json", "--cleanup-every", "0.1", "--purposes", "workflow_state"]
+    for database in (url, f"sqlite:///{tmp_path / 'state.db'}"):
+        async with serving(tmp_path, *flags, "--database", database) as served:
+            async with await SemanticClient.connect(served.nats, tenant="acme", project="web") as client:
+                kept = await client.put(
+                    "kept", "confidential", expected_version=0, writer="w:d", semantics=Semantics("workflow_state")
+                )
+                await client.put("gone", "confidential", expected_version=0, writer="w:d", semantics=cursor)
+                with pytest.raises(VersionConflict):
+                    await client.put("kept", "confidential", expected_version=0, writer="w:d", semantics=cursor)
+            await served.logs('"operation":"semantic_expire"')
+            _, metrics = await served.page("/metrics")
+            for outcome, purpose in (("success", "workflow_state"), ("conflict", "cursor"), ("expiry", "cursor")):
+                assert f'rosey_semantic_operations_total{{outcome="{outcome}",purpose="{purpose}"}} 1.0' in metrics
+            assert 'rosey_semantic_alert{alert="storage_outage"} 0.0' in metrics
+            served.process.send_signal(signal.SIGTERM)
+            assert await served.ends() == 0
+            assert "confidential" not in served.said + served.log + metrics
+            lines = [json.loads(line) for line in served.log.splitlines()]
+            put, conflict = [line for line in lines if line.get("key") == kept.key]
+            assert (put["level"], conflict["level"]) == ("INFO", "WARNING")
+            assert (put["directive"], put["semantics.purpose"], put["version"]) == ("d", "workflow_state", kept.version)
+            assert conflict["correlationId"]
+        async with (
+            serving(tmp_path, *flags, "--database", database) as served,
+            await SemanticClient.connect(served.nats, tenant="acme", project="web") as client,
+        ):
+            assert await client.get("kept") == kept
 
 
 async def test_a_database_that_is_not_up_yet_is_waited_for(

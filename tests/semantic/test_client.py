@@ -1,0 +1,201 @@
+"""The client of the semantic store, on a real NATS and a real service."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+
+import nats
+import pytest
+from nats.aio.msg import Msg
+
+import keyloft
+from keyloft import limits
+from keyloft.semantic import (
+    Delete,
+    Put,
+    Retry,
+    SemanticClient,
+    Semantics,
+    SemanticService,
+    SemanticStore,
+    StaleFence,
+    VersionConflict,
+)
+
+CURSOR = Semantics("cursor", producer="harvester", consumer_hints=("search", "ui"))
+SPOT = "tenant/acme/project/web"
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[SemanticStore]:
+    async with keyloft.open() as kv, SemanticStore(kv, purposes=["workflow_state"]) as store:
+        yield store
+
+
+@pytest.fixture
+async def service(nats_url: str, store: SemanticStore) -> AsyncIterator[SemanticService]:
+    connection = await nats.connect(nats_url)
+    service = SemanticService(connection, store, prefix="client.semantic")
+    await service.start()
+    yield service
+    await service.stop()
+    await connection.close()
+
+
+@pytest.fixture
+async def client(nats_url: str, service: SemanticService) -> AsyncIterator[SemanticClient]:
+    async with await SemanticClient.connect(nats_url, tenant="acme", project="web", prefix="client.semantic") as client:
+        yield client
+
+
+async def test_what_it_puts_is_what_the_store_holds(client: SemanticClient, store: SemanticStore) -> None:
+    value = {"token": "é\u0000", "n": [10**40, 1.5, None]}
+    entry = await client.put(
+        "docs/delta",
+        value,
+        expected_version=0,
+        writer="harvester:sync",
+        semantics=CURSOR,
+        request_id="r",
+        spec_ref="specs/kv.md",
+    )
+    assert entry == await client.get("docs/delta") == await store.get(f"{SPOT}/docs/delta")
+    assert entry.value == value
+    again = await client.put(
+        "docs/delta",
+        value,
+        expected_version=0,
+        writer="harvester:sync",
+        semantics=CURSOR,
+        request_id="r",
+        spec_ref="specs/kv.md",
+    )
+    assert again == entry
+    assert await client.delete("docs/delta", expected_version=entry.version, writer="w") == entry
+    assert await client.get("docs/delta") is None
+    assert await client.delete("docs/delta", expected_version="*", writer="w") is None
+
+
+async def test_a_conflict_carries_what_is_there(client: SemanticClient) -> None:
+    entry = await client.put("k", 1, expected_version=0, writer="w", semantics=CURSOR)
+    with pytest.raises(VersionConflict, match="nothing was expected") as caught:
+        await client.put("k", 2, expected_version=0, writer="w", semantics=CURSOR, request_id="r2")
+    assert caught.value.current == entry
+    assert caught.value.correlation_id == "r2"
+    with pytest.raises(VersionConflict) as batched:
+        await client.batch([Put("k", 2, 0, "w", CURSOR), Put("new", 1, 0, "w", CURSOR), Delete("gone", 7, "w")])
+    assert [(one.key, one.current) for one in batched.value.conflicts] == [(f"{SPOT}/k", entry), (f"{SPOT}/gone", None)]
+    assert await client.get("new") is None
+
+
+async def test_a_batch_is_one_commit(client: SemanticClient) -> None:
+    made = await client.batch([Put("a", 1, 0, "w", CURSOR), Put("b", 2, "*", "w", CURSOR), Delete("c", "*", "w")])
+    assert [entry and entry.value for entry in made] == [1, 2, None]
+    assert made[0] is not None
+    assert made[1] is not None
+    assert made[0].version == made[1].version
+
+
+async def test_a_list_of_any_length_comes_whole(client: SemanticClient, store: SemanticStore) -> None:
+    for first in range(0, 2500, 500):
+        await store.batch(
+            [Put(f"{SPOT}/many/{number:04}", number, 0, "w", CURSOR) for number in range(first, first + 500)]
+        )
+    assert [entry.value async for entry in client.list("many/", values=True)] == list(range(2500))
+    assert [entry.value for entry in await client.list("many/", limit=3)] == [None] * 3
+    assert len(await client.list("many/", limit=1700)) == 1700
+    assert await client.list("other/") == []
+
+
+async def test_a_list_of_large_values_comes_in_several_messages(client: SemanticClient) -> None:
+    for number in range(40):
+        await client.put(f"large/{number:02}", "x" * 60_000, expected_version=0, writer="w", semantics=CURSOR)
+    found = await client.list("large/", values=True)
+    assert [len(entry.value) for entry in found] == [60_000] * 40
+
+
+async def test_replies_that_fit_into_no_message_come_without_values(client: SemanticClient) -> None:
+    for number in range(20):
+        await client.put(f"large/{number:02}", "x" * 60_000, expected_version=0, writer="w", semantics=CURSOR)
+    with pytest.raises(VersionConflict) as caught:
+        await client.batch([Delete(f"large/{number:02}", 1, "w") for number in range(20)])
+    assert len(caught.value.conflicts) == 20
+    assert all(failed.current is not None and failed.current.value is None for failed in caught.value.conflicts)
+    removed = await client.batch([Delete(f"large/{number:02}", "*", "w") for number in range(20)])
+    assert [entry is not None and entry.value is None for entry in removed] == [True] * 20
+    assert await client.list("large/") == []
+
+
+async def test_a_lock_over_nats_is_a_put_that_is_renewed_by_its_token(client: SemanticClient) -> None:
+    lock = Semantics("lock", ttl_seconds=30)
+    held = await client.put("lock", None, expected_version=0, writer="w", semantics=lock)
+    renewed = await client.put(
+        "lock", None, expected_version=held.version, writer="w", semantics=lock, fence=held.fence
+    )
+    assert renewed.fence == held.fence == held.version < renewed.version
+    await client.put("k", 1, expected_version=0, writer="w", semantics=CURSOR, fence=held.fence)
+    await client.delete("lock", expected_version="*", writer="operator")
+    with pytest.raises(StaleFence):
+        await client.put("k", 2, expected_version="*", writer="w", semantics=CURSOR, fence=held.fence)
+
+
+async def test_a_registered_purpose_is_taken_and_another_is_not(client: SemanticClient) -> None:
+    await client.put("k", 1, expected_version=0, writer="w", semantics=Semantics("workflow_state"))
+    with pytest.raises(keyloft.InvalidArgument, match="purpose"):
+        await client.put("k", 1, expected_version="*", writer="w", semantics=Semantics("other"))
+
+
+@pytest.mark.parametrize("path", ["", "A", "a//b", "a b", "/a", "x" * 120, f"{SPOT}/k", 5])
+async def test_a_path_that_breaks_a_rule_is_not_sent(client: SemanticClient, path: str) -> None:
+    with pytest.raises(keyloft.InvalidKey):
+        await client.get(path)
+
+
+async def test_what_is_no_value_is_not_sent(client: SemanticClient) -> None:
+    with pytest.raises(keyloft.InvalidValue):
+        await client.put("k", float("nan"), expected_version=0, writer="w", semantics=CURSOR)
+    with pytest.raises(keyloft.ValueTooLarge):
+        await client.put("k", "x" * 70_000, expected_version=0, writer="w", semantics=CURSOR)
+    with pytest.raises(keyloft.InvalidArgument):
+        client.list(limit=0)
+    with pytest.raises(TypeError, match="await them first"):
+        bool(client.list())
+
+
+async def test_a_missing_service_is_told_at_once(nats_url: str) -> None:
+    async with await SemanticClient.connect(nats_url, tenant="acme", project="web", prefix="nobody.here") as client:
+        began = time.monotonic()
+        with pytest.raises(keyloft.NoService, match="keyloft serve"):
+            await client.get("k")
+        assert time.monotonic() - began < limits.PATIENCE_SECONDS / 2
+
+
+async def test_an_answer_that_got_lost_is_asked_for_again(nats_url: str, store: SemanticStore) -> None:
+    """The service carries a put out, and its first answer reaches nobody."""
+    connection, other = await nats.connect(nats_url), await nats.connect(nats_url)
+    service = SemanticService(connection, store, prefix="behind.semantic")
+    await service.start()
+    lost: list[bytes] = []
+
+    async def forgetful(message: Msg) -> None:
+        answer = await other.request(f"behind.{message.subject.partition('.')[2]}", message.data, timeout=20)
+        if lost:
+            await message.respond(answer.data)
+        lost.append(answer.data)
+
+    await other.subscribe("front.semantic.>", cb=forgetful)
+    await other.flush()
+    async with await SemanticClient.connect(
+        nats_url, tenant="acme", project="web", prefix="front.semantic", timeout=0.5
+    ) as client:
+
+        async def put() -> keyloft.semantic.Envelope:
+            return await client.put("k", 1, expected_version=0, writer="w", semantics=CURSOR, request_id="once")
+
+        entry = await Retry(transient_pause=0.01).run(put)
+    assert entry == await store.get(f"{SPOT}/k")
+    assert [json.loads(data)["entry"]["version"] for data in lost] == [entry.version] * 2
+    assert [record.action async for record in store.audit(f"{SPOT}/k")] == ["put"]
+    await service.stop()
+    await asyncio.gather(connection.close(), other.close())
