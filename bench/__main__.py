@@ -1,4 +1,4 @@
-"""Runs a benchmark by its name: `scripts/bench embedded|nats|postgres [--quick]`."""
+"""Runs a benchmark by its name: `scripts/bench embedded|nats|postgres|semantic [--quick]`."""
 
 import argparse
 import signal
@@ -8,14 +8,14 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import embedded, on_postgres, over_nats, report
+from bench import embedded, on_postgres, over_nats, report, semantic
 
 _RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures Keyloft against its peers.")
-    parser.add_argument("benchmark", choices=["embedded", "nats", "postgres"])
+    parser.add_argument("benchmark", choices=["embedded", "nats", "postgres", "semantic"])
     parser.add_argument("--quick", action="store_true", help="fewer keys and rounds: a look, not a measurement")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--dir", type=Path, default=Path(), help="where the databases go; a real disk (default: here)")
@@ -24,12 +24,14 @@ def main() -> int:
     # Like Ctrl-C: children end, and temporary files go.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
-    scale: embedded.Scale | over_nats.Scale | on_postgres.Scale
+    scale: embedded.Scale | over_nats.Scale | on_postgres.Scale | semantic.Scale
     match given.benchmark:
         case "nats":
             scale = over_nats.QUICK if given.quick else over_nats.FULL
         case "postgres":
             scale = on_postgres.QUICK if given.quick else on_postgres.FULL
+        case "semantic":
+            scale = semantic.QUICK if given.quick else semantic.FULL
         case _:
             scale = embedded.QUICK if given.quick else embedded.FULL
     notes = [f"{scale.stored:,} keys, {scale.rounds} interleaved rounds after a warm-up; median (lowest … highest)"]
@@ -56,6 +58,11 @@ def main() -> int:
                     "connection, which is a trip to the server of its own"
                 )
                 measures = closing.enter_context(on_postgres.rows(scale, folder, server))
+            case semantic.Scale():
+                server = closing.enter_context(on_postgres.serving(folder))
+                about |= server.software()
+                notes += semantic.NOTES
+                measures = semantic.rows(scale, folder, server, closing)
             case embedded.Scale():
                 measures = embedded.rows(scale, folder)
         wanted = given.only or list(measures)

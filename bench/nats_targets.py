@@ -1,6 +1,5 @@
 """The targets that plugin storage was ordered with, one by one beside what is measured."""
 
-import os
 import random
 import statistics
 import tempfile
@@ -25,8 +24,6 @@ from keyloft.server.nats_server import NatsServer
 
 PLUGINS = 10
 EXPIRED = 10_000
-_SYNCS = 100
-_PAGE_BYTES = 8192
 _PATIENCE_SECONDS = 0.1
 _LIST_PATIENCE_SECONDS = 0.5
 """After so long the orderers' clients give up."""
@@ -178,23 +175,6 @@ async def trying(folder: Path, stored: int, rounds: int, share: float) -> AsyncI
             clients(server.url, PLUGINS) as connected,
         ):
             yield Trial(connected, stored, rounds, share)
-
-
-def syncing(folder: Path, rounds: int) -> Row:
-    """What every durable write waits for on this disk, whoever does it."""
-    medians = []
-    with tempfile.NamedTemporaryFile(dir=folder, buffering=0) as file:
-        file.write(bytes(_SYNCS * _PAGE_BYTES))
-        os.fsync(file.fileno())
-        for _ in range(rounds):
-            seconds = []
-            for page in range(_SYNCS):
-                os.pwrite(file.fileno(), os.urandom(_PAGE_BYTES), page * _PAGE_BYTES)
-                began = time.perf_counter()
-                os.fdatasync(file.fileno())
-                seconds.append(time.perf_counter() - began)
-            medians.append(statistics.median(seconds) * 1000)
-    return Row("fsync", (Figure("fdatasync after overwriting 8 KiB", "ms", tuple(medians)),))
 
 
 async def cleaning_up(folder: Path, stored: int, rounds: int) -> Row:

@@ -17,8 +17,8 @@ from msgspec import Struct
 from bench import postgres_ours as ours
 from bench import postgres_peers as peers
 from bench.data import GROUP
+from bench.disk import syncing
 from bench.harness import Arm, Figure, Row, compare, race, ratio
-from bench.nats_targets import syncing
 from tools import postgres
 
 WORKERS = 64

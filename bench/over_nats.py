@@ -13,10 +13,11 @@ from typing import Any
 import uvloop
 from msgspec import Struct
 
+from bench.disk import syncing
 from bench.harness import Row
 from bench.nats_race import racing
 from bench.nats_resident import remembering
-from bench.nats_targets import Trial, cleaning_up, syncing, trying
+from bench.nats_targets import Trial, cleaning_up, trying
 
 
 class Scale(Struct, frozen=True):
