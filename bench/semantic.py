@@ -36,8 +36,9 @@ class Scale(Struct, frozen=True):
     """Of the operations of a full run's round."""
 
 
-FULL = Scale(10_000, 15, 1.0)
-QUICK = Scale(10_000, 3, 0.25)
+# Short rounds and many: what disturbs one arm of a round then mostly disturbs the others, too.
+FULL = Scale(10_000, 25, 1.0)
+QUICK = Scale(10_000, 5, 0.5)
 
 
 def rows(scale: Scale, folder: Path, place: Place, closing: ExitStack) -> dict[str, Callable[[], Row]]:
@@ -71,8 +72,8 @@ class _Measure:
         return race(contestants, self._folder, self._rounds)
 
     def gets(self) -> Row:
-        semantic = arms.getting(self._stored, self._operations(20_000))
-        plain = ours.getting(self._stored, self._operations(20_000), name="tuple get")
+        semantic = arms.getting(self._stored, self._operations(4000))
+        plain = ours.getting(self._stored, self._operations(4000), name="tuple get")
         found = self._run(semantic, plain)
         return Row(
             "get, awaited one by one",
@@ -81,7 +82,7 @@ class _Measure:
         )
 
     def puts(self) -> Row:
-        stored, operations = self._stored, self._operations(6400)
+        stored, operations = self._stored, self._operations(1600)
         semantic = arms.putting(stored, operations, WORKERS)
         plain = arms.swapping(stored, operations, WORKERS)
         again = arms.requesting(stored, operations, WORKERS)
@@ -94,7 +95,7 @@ class _Measure:
 
     def locks(self) -> Row:
         url = self._closing.enter_context(postgres.fresh_database(self._server))
-        operations = self._operations(200)
+        operations = self._operations(100)
         on_file = arms.locking("lock", self._stored, operations)
         on_server = arms.locking("lock on PostgreSQL", self._stored, operations, url)
         found = self._run(on_file, on_server, disk.syncing_among())
@@ -106,7 +107,7 @@ class _Measure:
         )
 
     def lone_puts(self) -> Row:
-        operations = self._operations(800)
+        operations = self._operations(200)
         return self._beside(
             "put with audit, one after the other",
             arms.putting(self._stored, operations, 1),
@@ -114,11 +115,11 @@ class _Measure:
         )
 
     def lists(self) -> Row:
-        plain = replace(ours.listing(self._stored, self._operations(40)), name="tuple list, with values")
-        return self._beside(f"list of {GROUP:,} entries", arms.listing(self._stored, self._operations(40)), plain)
+        plain = replace(ours.listing(self._stored, self._operations(10)), name="tuple list, with values")
+        return self._beside(f"list of {GROUP:,} entries", arms.listing(self._stored, self._operations(10)), plain)
 
     def deletes(self) -> Row:
-        operations = self._operations(3200)
+        operations = self._operations(1600)
         return self._beside(
             f"delete with audit, {WORKERS} concurrent",
             arms.deleting(self._stored, operations, WORKERS),
@@ -126,7 +127,7 @@ class _Measure:
         )
 
     def batches(self) -> Row:
-        operations = self._operations(640)
+        operations = self._operations(160)
         return self._beside(
             f"batch of {arms.TEN} puts with audit, {WORKERS} concurrent",
             arms.putting_ten(self._stored, operations, WORKERS),
