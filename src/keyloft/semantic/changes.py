@@ -140,7 +140,8 @@ class Known(Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, stored: Stored, version: int) -> "Known":
-        return cls(version, stored.hash, stored.fence(version), stored.semantics, stored.number)
+        semantics = stored.semantics
+        return cls(version, stored.hash, stored.fence_of(semantics, version), semantics, stored.number)
 
 
 class Seen(Struct):

@@ -108,22 +108,27 @@ class Stored(Struct, frozen=True, gc=False, omit_defaults=True):
         return _read_semantics(bytes(self.semantics_json))
 
     def fence(self, version: int) -> int | None:
-        if self.semantics.purpose != LOCK:
+        return self.fence_of(self.semantics, version)
+
+    def fence_of(self, semantics: Semantics, version: int) -> int | None:
+        """The same for whoever has read the semantics already."""
+        if semantics.purpose != LOCK:
             return None
         return version if self.kept_fence is None else self.kept_fence
 
     def envelope(self, key: str, version: int, updated_at: int, expires_at: int | None, *, value: bool) -> Envelope:
+        semantics = self.semantics
         return Envelope(
             key,
             values.decode_json(bytes(self.value)) if value else None,
             version,
             self.writer,
-            self.semantics,
+            semantics,
             self.request_id,
             self.spec_ref,
             moment(updated_at),
             None if expires_at is None else moment(expires_at),
-            self.fence(version),
+            self.fence_of(semantics, version),
         )
 
 
@@ -177,7 +182,8 @@ def envelope_of(
 
 
 def moment(milliseconds: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=milliseconds)
+    seconds, rest = divmod(milliseconds, 1000)
+    return _EPOCH + timedelta(0, seconds, 1000 * rest)
 
 
 # Rules

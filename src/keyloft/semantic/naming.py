@@ -16,6 +16,7 @@ PREFIX: Final = "db.semantic"
 OPERATIONS: Final = ("put", "get", "delete", "list", "batch")
 """What can be asked for over NATS."""
 
+_KEY: Final = re.compile(r"tenant/([a-z0-9_-]+)/project/([a-z0-9_-]+)/((?:[a-z0-9._-]+/)*[a-z0-9._-]+)", re.ASCII)
 _ID: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
 _PART: Final = re.compile(r"[a-z0-9._-]+", re.ASCII)
 _BEGINNING: Final = re.compile(r"(?:[a-z0-9._-]+/)*[a-z0-9._-]*", re.ASCII)
@@ -107,21 +108,28 @@ def place_of_row(row: bytes) -> Place:
 
 @lru_cache(maxsize=4096)
 def _parsed(key: str) -> Place:
+    fits = _KEY.fullmatch(key) if len(key) <= limits.SEMANTIC_KEY_CHARACTERS else None
+    if fits is None or max(len(fits[1]), len(fits[2])) > limits.SEMANTIC_ID_CHARACTERS:
+        raise _what_is_wrong(key)
+    tenant, project, path = fits.groups()
+    return Place(key, tenant, project, path, f"e/{tenant}/{project}/{path}".encode())
+
+
+def _what_is_wrong(key: str) -> InvalidKey:
+    """The rule that a key breaks."""
     words = key.split("/")
     if len(words) < 5 or words[0] != "tenant" or words[2] != "project":
-        raise InvalidKey(f"key: {_FORM}, as in tenant/acme/project/web/docs/onedrive/delta; this one is {_shown(key)}")
-    tenant, project = tenant_id(words[1], "key: the tenant"), project_id(words[3], "key: the project")
+        return InvalidKey(f"key: {_FORM}, as in tenant/acme/project/web/docs/onedrive/delta; this one is {_shown(key)}")
+    tenant_id(words[1], "key: the tenant")
+    project_id(words[3], "key: the project")
     for part in words[4:]:
         if _PART.fullmatch(part) is None:
             what = "an empty part" if not part else f"the part {_shown(part)}"
-            raise InvalidKey(f"key: {what} is not allowed; each part of the path has {_PART_RULE}")
-    if len(key) > limits.SEMANTIC_KEY_CHARACTERS:
-        raise KeyTooLarge(
-            f"key: {len(key)} characters are over the limit of {limits.SEMANTIC_KEY_CHARACTERS}; "
-            "keyloft.semantic.shortened(…) makes a short part of a long identifier"
-        )
-    path = "/".join(words[4:])
-    return Place(key, tenant, project, path, f"e/{tenant}/{project}/{path}".encode())
+            return InvalidKey(f"key: {what} is not allowed; each part of the path has {_PART_RULE}")
+    return KeyTooLarge(
+        f"key: {len(key)} characters are over the limit of {limits.SEMANTIC_KEY_CHARACTERS}; "
+        "keyloft.semantic.shortened(…) makes a short part of a long identifier"
+    )
 
 
 def place(key: object) -> Place:

@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import uuid
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Final
@@ -73,7 +74,7 @@ class Writer:
         self._signals = signals
         self._keep = keep
         self._hashes = _given_hasher(audit_key)
-        self._lately: dict[bytes, Known] = {}
+        self._lately: OrderedDict[bytes, Known] = OrderedDict()
         self._known_fences: dict[tuple[bytes, int], Place] = {}
 
     async def carry_out(
@@ -148,7 +149,7 @@ class Writer:
         lately = self._lately
         lately[at.entry] = known
         if len(lately) > _LATELY:
-            del lately[next(iter(lately))]
+            lately.popitem(last=False)
 
     async def _look(
         self, wanted: Sequence[Change], row: bytes | None, thoroughly: bool
