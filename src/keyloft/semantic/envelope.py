@@ -209,8 +209,8 @@ def value_json(value: object) -> bytes:
 
 def text(content: object, field: str, longest: int = limits.WRITER_CHARACTERS) -> str:
     """A text that can stand in a line of a log."""
-    if not isinstance(content, str) or not content:
-        raise InvalidArgument(f"{field}: it must be a text that is not empty")
+    if type(content) is not str or not content:
+        raise InvalidArgument(f"{field}: it must be a str that is not empty")
     if len(content) > longest:
         raise InvalidArgument(f"{field}: it must have at most {longest} characters, not {len(content)}")
     if _UNPRINTABLE.search(content):
@@ -256,7 +256,7 @@ def fence_token(fence: object) -> int | None:
 
 
 def purpose_name(purpose: object) -> str:
-    if not isinstance(purpose, str) or _PURPOSE.fullmatch(purpose) is None or len(purpose) > limits.PURPOSE_CHARACTERS:
+    if type(purpose) is not str or _PURPOSE.fullmatch(purpose) is None or len(purpose) > limits.PURPOSE_CHARACTERS:
         raise InvalidArgument(
             f"semantics.purpose: a name of a-z 0-9 _, such as {', '.join(PURPOSES)}, "
             f"of at most {limits.PURPOSE_CHARACTERS} characters"
