@@ -312,7 +312,7 @@ def _told(failed: FailedWrite) -> str:
 
 def _given_hasher(key: bytes | str | None) -> Hasher | None:
     given = key if key is not None else os.environ.get("KEYLOFT_AUDIT_KEY")
-    if given is None or given == "":
+    if not given:
         if key is not None:
             raise InvalidArgument("audit_key: it must not be empty")
         return None
