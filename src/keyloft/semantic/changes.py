@@ -49,6 +49,10 @@ class Put(Struct, frozen=True):
     spec_ref: str | None = None
     fence: int | None = None
 
+    def __repr__(self) -> str:
+        # As with an envelope: whoever logs it does not mean to log a secret.
+        return f"<put of {self.key} by {self.writer}, expected version {self.expected_version}>"
+
 
 class Delete(Struct, frozen=True):
     """A delete of a batch."""
