@@ -160,7 +160,9 @@ def read_stored(record: Record) -> Stored:
         Undecodable: It is none of ours.
     """
     try:
-        return _read_stored(record.value)
+        stored = _read_stored(record.value)
+        _read_semantics(bytes(stored.semantics_json))
+        return stored
     except msgspec.MsgspecError as error:
         raise Undecodable(f"the row {record.key!r} is damaged: it holds no envelope") from error
 
