@@ -1,0 +1,59 @@
+"""What the tests of the semantic store write, in few words.
+
+PYTEST_DONT_REWRITE: modules may import from here, too.
+"""
+
+from typing import Any
+
+from keyloft.semantic import AuditRecord, Delete, Envelope, Put, Semantics, SemanticStore
+
+PROJECT = "tenant/acme/project/web"
+KEY = f"{PROJECT}/docs/onedrive/delta"
+OTHER = f"{PROJECT}/docs/onedrive/snapshot"
+LOCK = f"{PROJECT}/locks/sync"
+WRITER = "harvester:sync"
+CURSOR = Semantics("cursor", producer="harvester", consumer_hints=("indexer", "search"))
+
+
+def living(seconds: int) -> Semantics:
+    return Semantics("cursor", producer="harvester", consumer_hints=("indexer", "search"), ttl_seconds=seconds)
+
+
+def locked(seconds: int = 30) -> Semantics:
+    return Semantics("lock", ttl_seconds=seconds)
+
+
+async def put(
+    store: SemanticStore,
+    key: str = KEY,
+    value: Any = 1,
+    expected: int | str = "*",
+    semantics: Semantics = CURSOR,
+    writer: str = WRITER,
+    **options: Any,
+) -> Envelope:
+    return await store.put(key, value, expected_version=expected, writer=writer, semantics=semantics, **options)
+
+
+async def delete(store: SemanticStore, key: str = KEY, expected: int | str = "*", **options: Any) -> Envelope | None:
+    return await store.delete(key, expected_version=expected, writer=WRITER, **options)
+
+
+async def restore(store: SemanticStore, key: str = KEY, **options: Any) -> Envelope:
+    return await store.restore(key, writer=WRITER, **options)
+
+
+def putting(key: str, value: Any = 1, expected: int | str = "*", semantics: Semantics = CURSOR, **more: Any) -> Put:
+    return Put(key, value, expected, WRITER, semantics, **more)
+
+
+def deleting(key: str, expected: int | str = "*", **more: Any) -> Delete:
+    return Delete(key, expected, WRITER, **more)
+
+
+async def trail(store: SemanticStore, about: str = KEY, **options: Any) -> list[AuditRecord]:
+    return [record async for record in store.audit(about, **options)]
+
+
+async def actions(store: SemanticStore, about: str = KEY, **options: Any) -> list[str]:
+    return [record.action for record in await trail(store, about, **options)]

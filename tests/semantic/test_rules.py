@@ -1,0 +1,206 @@
+"""What an entry has to say of itself: whatever breaks a rule is refused, with the field named, and nothing is written."""
+
+import math
+from typing import Any
+
+import pytest
+
+import keyloft
+from keyloft import InvalidArgument, InvalidValue, ValueTooLarge
+from keyloft.errors import InvalidInput
+from keyloft.semantic import Delete, Put, Semantics, SemanticStore, VersionConflict
+
+from .entries import CURSOR, KEY, OTHER, PROJECT, WRITER, actions, deleting, put, putting
+
+
+class Name(str):
+    """A text of somebody's own type."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"purpose": ""}, "semantics.purpose"),
+        ({"purpose": "Cursor"}, "semantics.purpose"),
+        ({"purpose": "a-b"}, "semantics.purpose"),
+        ({"purpose": "1st"}, "semantics.purpose"),
+        ({"purpose": "x" * 65}, "semantics.purpose"),
+        ({"purpose": "cursor\n"}, "semantics.purpose"),
+        ({"purpose": None}, "semantics.purpose"),
+        ({"producer": ""}, "semantics.producer"),
+        ({"producer": "a\nb"}, "semantics.producer"),
+        ({"producer": "x" * 129}, "semantics.producer"),
+        ({"producer": 7}, "semantics.producer"),
+        ({"consumer_hints": ["a"]}, "semantics.consumerHints"),
+        ({"consumer_hints": "ab"}, "semantics.consumerHints"),
+        ({"consumer_hints": ("a",) * 33}, "semantics.consumerHints"),
+        ({"consumer_hints": ("",)}, "semantics.consumerHints"),
+        ({"consumer_hints": ("\ud800",)}, "semantics.consumerHints"),
+        ({"consumer_hints": (1,)}, "semantics.consumerHints"),
+        ({"ttl_seconds": 0}, "semantics.ttlSeconds"),
+        ({"ttl_seconds": -1}, "semantics.ttlSeconds"),
+        ({"ttl_seconds": 1.5}, "semantics.ttlSeconds"),
+        ({"ttl_seconds": True}, "semantics.ttlSeconds"),
+        ({"ttl_seconds": "60"}, "semantics.ttlSeconds"),
+        ({"ttl_seconds": 2**31}, "semantics.ttlSeconds"),
+    ],
+)
+def test_semantics_that_break_a_rule_are_refused_by_field(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{named}: "):
+        Semantics(**({"purpose": "cursor"} | fields))
+
+
+def test_a_lock_must_have_a_ttl() -> None:
+    with pytest.raises(InvalidArgument, match=r"^semantics\.ttlSeconds: a lock must have one"):
+        Semantics("lock")
+    assert Semantics("lock", ttl_seconds=1).expire_in == 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"expected_version": None}, "expectedVersion"),
+        ({"expected_version": -1}, "expectedVersion"),
+        ({"expected_version": True}, "expectedVersion"),
+        ({"expected_version": 1.0}, "expectedVersion"),
+        ({"expected_version": "1"}, "expectedVersion"),
+        ({"expected_version": ""}, "expectedVersion"),
+        ({"expected_version": 2**63}, "expectedVersion"),
+        ({"expected_version": b"*"}, "expectedVersion"),
+        ({"writer": ""}, "lastWriter"),
+        ({"writer": None}, "lastWriter"),
+        ({"writer": "a\x00b"}, "lastWriter"),
+        ({"writer": "a\u2028b"}, "lastWriter"),
+        ({"writer": "\udfff"}, "lastWriter"),
+        ({"writer": "x" * 129}, "lastWriter"),
+        ({"spec_ref": ""}, "specRef"),
+        ({"spec_ref": "x" * 257}, "specRef"),
+        ({"spec_ref": 7}, "specRef"),
+        ({"request_id": ""}, "requestId"),
+        ({"request_id": "x" * 129}, "requestId"),
+        ({"request_id": "a\x7f"}, "requestId"),
+        ({"request_id": 7}, "requestId"),
+        ({"fence": -1}, "fence"),
+        ({"fence": "7"}, "fence"),
+        ({"fence": True}, "fence"),
+        ({"fence": 2**63}, "fence"),
+    ],
+)
+async def test_a_write_that_breaks_a_rule_is_refused_by_field(fields: dict[str, Any], named: str) -> None:
+    good: dict[str, Any] = {"expected_version": "*", "writer": WRITER}
+    async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
+        with pytest.raises(InvalidArgument, match=f"^{named}: "):
+            await store.put(KEY, 1, semantics=CURSOR, **good | fields)
+        with pytest.raises(InvalidArgument, match=f"^{named}: "):
+            await store.delete(KEY, **good | fields)
+        assert await actions(store, PROJECT) == []
+
+
+@pytest.mark.parametrize("semantics", [None, {"purpose": "cursor"}, "cursor"])
+async def test_semantics_are_required(semantics: Any) -> None:
+    async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
+        with pytest.raises(InvalidArgument, match="^semantics: "):
+            await put(store, semantics=semantics)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, {1: 2}, {1}, b"bytes", "\ud800", object(), [[{"a": math.nan}]]])
+async def test_a_value_that_would_not_come_back_equal_is_refused(value: Any) -> None:
+    async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
+        with pytest.raises(InvalidValue, match="^value: "):
+            await put(store, value=value)
+        assert await store.get(KEY) is None
+
+
+async def test_a_value_takes_64_kilobytes_at_most(store: SemanticStore) -> None:
+    largest = "é" * (32 * 1024 - 1)
+    await put(store, value=largest)
+    with pytest.raises(ValueTooLarge) as refused:
+        await put(store, value=largest + "x")
+    assert (refused.value.size, refused.value.limit) == (65_537, 65_536)
+    entry = await store.get(KEY)
+    assert entry is not None
+    assert entry.value == largest
+
+
+@pytest.mark.parametrize("value", [None, False, 0, "", [], {}, 10**40, 1.5, "\x00", {"": [None, {"é": 2**64}]}])
+async def test_a_value_comes_back_equal(value: Any) -> None:
+    async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
+        written = await put(store, value=value)
+        assert await store.get(KEY) == written
+        assert written.value == value
+        assert type(written.value) is type(value)
+
+
+async def test_only_registered_purposes_can_be_written(kv: keyloft.Store, store: SemanticStore) -> None:
+    lease = Semantics("lease")
+    with pytest.raises(InvalidArgument, match=r"^semantics\.purpose: 'lease' is none of .*purposes="):
+        await put(store, semantics=lease)
+    async with SemanticStore(kv, sweep_every=None, purposes=["lease"]) as knowing:
+        written = await put(knowing, semantics=lease)
+    assert await store.get(KEY) == written, "whoever did not register it can read it all the same"
+    with pytest.raises(InvalidArgument, match=r"^semantics\.purpose: "):
+        SemanticStore(kv, sweep_every=None, purposes=["Not One"])
+
+
+@pytest.mark.parametrize("purpose", ["checkpoint", "feature_flag", "cursor", "config", "index_version"])
+async def test_the_purposes_of_the_spec_need_no_registration(purpose: str) -> None:
+    async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
+        assert (await put(store, semantics=Semantics(purpose))).semantics.purpose == purpose
+
+
+@pytest.mark.parametrize("field", ["writer", "request_id", "spec_ref"])
+async def test_a_text_of_a_type_of_its_own_is_refused_and_not_found_out_about_by_the_codec(field: str) -> None:
+    async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
+        with pytest.raises(InvalidArgument, match="a str that is not empty"):
+            await put(store, **{field: Name("agent:act")})
+    for fields in ({"purpose": Name("cursor")}, {"purpose": "cursor", "producer": Name("p")}):
+        with pytest.raises(InvalidArgument, match="^semantics"):
+            Semantics(**fields)
+
+
+@pytest.mark.parametrize("operation", [None, "put", {"key": KEY}, (KEY, 1)])
+async def test_a_batch_has_puts_and_deletes_alone(operation: Any) -> None:
+    async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
+        with pytest.raises(InvalidArgument, match="^operations: "):
+            await store.batch([putting(KEY), operation])
+        assert await store.get(KEY) is None
+
+
+async def test_a_batch_names_each_key_once_and_at_least_one(store: SemanticStore) -> None:
+    for operations in ([], [putting(KEY), deleting(KEY)], [putting(f"{PROJECT}/{n}") for n in range(1001)]):
+        with pytest.raises(InvalidArgument, match="^operations: "):
+            await store.batch(operations)
+    assert await actions(store, PROJECT) == []
+
+
+async def test_a_bad_operation_of_a_batch_is_named_by_its_number(store: SemanticStore) -> None:
+    bad: list[Put | Delete] = [putting(f"{PROJECT}/Bad"), putting(OTHER, math.nan), deleting(OTHER, -1)]
+    for operation in bad:
+        with pytest.raises(InvalidInput) as refused:
+            await store.batch([putting(KEY), operation])
+        assert refused.value.__notes__ == ["this is operation 1 of the batch; nothing was written"]
+    assert await store.get(KEY) is None
+
+
+@pytest.mark.parametrize("option", ["request_memory", "restore_within", "audit_retention", "sweep_every"])
+@pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan, True, "60", 10**12])
+async def test_a_time_of_the_store_is_a_number_above_0(option: str, seconds: Any) -> None:
+    async with keyloft.open() as kv:
+        with pytest.raises(InvalidArgument, match=f"^{option} is a number of seconds"):
+            SemanticStore(kv, **{"sweep_every": None} | {option: seconds})
+
+
+@pytest.mark.parametrize("audit_key", ["", b"", 7])
+async def test_an_audit_key_is_not_empty(audit_key: Any) -> None:
+    async with keyloft.open() as kv:
+        with pytest.raises(InvalidArgument, match="^audit_key: "):
+            SemanticStore(kv, sweep_every=None, audit_key=audit_key)
+
+
+async def test_what_is_logged_by_accident_shows_no_value(store: SemanticStore) -> None:
+    operation = putting(KEY, "secret", expected=0)
+    assert "secret" not in repr(operation)
+    assert "secret" not in repr(await store.batch([operation]))
+    with pytest.raises(VersionConflict) as refused:
+        await store.batch([operation])
+    assert "secret" not in f"{refused.value!r} {refused.value.conflicts!r}"
