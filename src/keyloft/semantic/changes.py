@@ -436,7 +436,7 @@ class _Outcome(Struct, frozen=True, omit_defaults=True):
 
     kept_fence: int | None = None
     removed: _Removed | None = None
-    restored: Raw | None = None
+    restored: Stored | None = None
 
 
 class Memory(Struct, frozen=True):
@@ -463,8 +463,7 @@ def memory_of(digest: str, made: Sequence[Made]) -> bytes:
 
 def _outcome(made: Made) -> _Outcome:
     if made.stored is not None:
-        restored = Raw(write_stored(made.stored)) if made.change.action == "restore" else None
-        return _Outcome(made.stored.kept_fence, None, restored)
+        return _Outcome(made.stored.kept_fence, None, made.stored if made.change.action == "restore" else None)
     was = made.removed
     if was is None:
         return _Outcome()
@@ -489,9 +488,8 @@ def replay(changes: Sequence[Change], memory: Memory, record: Record, request_id
                 )
             )
             continue
-        if outcome.restored is not None:
-            stored = read_stored(Record(change.place.entry, bytes(outcome.restored), Encoding.JSON, 0, None))
-        else:
+        stored = outcome.restored
+        if stored is None:
             assert change.semantics is not None
             stored = Stored(
                 change.writer,
