@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from keyloft.engine import Engine, Pages
 from keyloft.errors import Undecodable
-from keyloft.records import EVERYTHING, Append, Get, Record, Scan, Space
+from keyloft.records import EVERYTHING, Append, Get, Latest, Record, Scan, Space
 from keyloft.semantic.envelope import directive_of, moment, read_stored
 from keyloft.semantic.naming import Place, audit_log, rows_below
 from keyloft.values import Encoding
@@ -160,10 +160,11 @@ class AuditTrail:
 
     async def _backwards(self, place: Place) -> AsyncIterator[AuditRecord]:
         """What happened to a key, the last first: from pointer to pointer, and between them from put to put."""
-        [entry] = await self._engine.read(Get(Space.SEMANTIC, place.entry, include_expired=True))
+        entry, latest = await self._engine.read(Get(Space.SEMANTIC, place.entry, include_expired=True), Latest())
         link = None if entry is None else ending(entry.version, read_stored(entry).number)
-        start, end = rows_below(place.trace)
-        scan = Scan(Space.SEMANTIC, start + ending(self._after + 1, 0), end, EVERYTHING, reverse=True, keys_only=True)
+        # No pointer to what came after this look: the puts before it, which have none, would be missing.
+        start, end = [place.trace + ending(version + 1, 0) for version in (self._after, max(self._after, latest))]
+        scan = Scan(Space.SEMANTIC, start, end, EVERYTHING, reverse=True, keys_only=True)
         async for page in Pages(self._engine, scan):
             for key in page.keys:
                 pointer = key[-_ENDING_BYTES:]
