@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from keyloft.engine import Engine
 from keyloft.errors import (
     DatabaseError,
     InvalidArgument,
-    KeyloftError,
     NothingToRestore,
     StaleFence,
     Undecodable,
@@ -284,11 +282,11 @@ class Writer:
         [record] = await self.read(Get(_SEMANTIC, due.key, include_expired=True))
         if record is None or record.version != due.version:
             return False
+        plan = self._plan(self._hashes or await self._make_hasher())
         try:
             at = naming.place_of_row(record.key)
-            plan = self._plan(self._hashes or await self._make_hasher())
             plan.expire(at, record)
-        except (Undecodable, msgspec.MsgspecError, KeyloftError) as error:
+        except (Undecodable, ValueError) as error:
             logger.error("[KV] a damaged entry has expired and is removed: %s", error)
             await self.commit(Batch((Purge(_SEMANTIC, record.key, record.version),)))
             return True
