@@ -231,6 +231,7 @@ class Plan:
         self._checks: list[Check] = []
         self._mutations: list[Mutation] = []
         self._facts = 0
+        self._acquiring: set[bytes] = set()
 
     def batch(self) -> Batch:
         return Batch(tuple(self._mutations), tuple(self._checks))
@@ -341,6 +342,10 @@ class Plan:
         )
         self._mutations.append(Set(_SEMANTIC, at.entry, write_stored(stored), Encoding.JSON, semantics.expire_in))
         if semantics.purpose == LOCK and kept_fence is None:
+            # A commit has one version to give as a token, and a token stands for one lock.
+            if at.inside in self._acquiring:
+                raise InvalidArgument("operations: a batch acquires one lock of a project at most")
+            self._acquiring.add(at.inside)
             self._mutations.append(Append(_SEMANTIC, at.fences, at.path.encode(), Encoding.BYTES))
         return stored
 
