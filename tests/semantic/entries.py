@@ -5,7 +5,10 @@ PYTEST_DONT_REWRITE: modules may import from here, too.
 
 from typing import Any
 
+from keyloft import Store
+from keyloft.records import Get, Space
 from keyloft.semantic import AuditRecord, Delete, Envelope, Put, Semantics, SemanticStore
+from keyloft.semantic.naming import place
 
 PROJECT = "tenant/acme/project/web"
 KEY = f"{PROJECT}/docs/onedrive/delta"
@@ -57,3 +60,19 @@ async def trail(store: SemanticStore, about: str = KEY, **options: Any) -> list[
 
 async def actions(store: SemanticStore, about: str = KEY, **options: Any) -> list[str]:
     return [record.action for record in await trail(store, about, **options)]
+
+
+async def agreeing_trail(kv: Store, store: SemanticStore, key: str) -> list[AuditRecord]:
+    """The trail of a key, if each change begins with what the one before it left, and the last one left what is stored.
+
+    What has expired is stored until that is recorded.
+    """
+    records = await trail(store, key)
+    there: tuple[int | None, str | None] = (None, None)
+    for record in records:
+        if record.action != "conflict":
+            assert (record.version_before, record.before_hash) == there, record
+            there = (record.version_after, record.after_hash)
+    [stored] = await kv.engine.read(Get(Space.SEMANTIC, place(key).entry, include_expired=True))
+    assert there[0] == (None if stored is None else stored.version)
+    return records
