@@ -144,13 +144,21 @@ class TestReading:
                 later = await trail(store, about, after=record.sequence, reverse=True)
                 assert later == everything[:index:-1]
 
-    @pytest.mark.parametrize("options", [{"limit": 0}, {"limit": True}, {"after": -1}, {"after": "1"}, {"after": 2**63}])
+    @pytest.mark.parametrize(
+        "options", [{"limit": 0}, {"limit": True}, {"after": -1}, {"after": "1"}, {"after": 2**63}]
+    )
     async def test_options_that_make_no_sense_are_refused(self, store: SemanticStore, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidArgument, match=f"^{next(iter(options))}: "):
             store.audit(KEY, **options)
 
     async def test_a_project_shows_nothing_of_its_neighbours(self, store: SemanticStore) -> None:
-        neighbours = ["acme/project/web2", "acme/project/we", "acme/project/web-", "acm/project/web", "acme2/project/web"]
+        neighbours = [
+            "acme/project/web2",
+            "acme/project/we",
+            "acme/project/web-",
+            "acm/project/web",
+            "acme2/project/web",
+        ]
         for neighbour in neighbours:
             await put(store, f"tenant/{neighbour}/docs/onedrive/delta")
         await put(store, f"{KEY}/below")
@@ -179,18 +187,24 @@ class TestReading:
     async def test_whoever_reads_on_while_others_write_misses_nothing(self, store: SemanticStore) -> None:
         """A reader that goes on after the last record it saw ends up with what the project's trail shows."""
         writing = asyncio.gather(*[_busy_life(store) for _ in range(4)])
-        seen: list[AuditRecord] = []
-        is_last = False
-        while not is_last:
-            is_last = writing.done()
-            seen += await trail(store, after=seen[-1].sequence if seen else None)
-            await asyncio.sleep(0)
+
+        async def read_on() -> list[AuditRecord]:
+            seen: list[AuditRecord] = []
+            is_last = False
+            while not is_last:
+                is_last = writing.done()
+                seen += await trail(store, after=seen[-1].sequence if seen else None)
+                await asyncio.sleep(0)
+            return seen
+
+        readers = await asyncio.gather(*[read_on() for _ in range(4)])
         await writing
-        assert seen == await trail(store, PROJECT)
+        everything = await trail(store, PROJECT)
+        assert all(seen == everything for seen in readers)
 
 
 async def _busy_life(store: SemanticStore) -> None:
-    for number in range(25):
+    for number in range(30):
         await put(store, value=number)
         await refused(put(store, expected=1))
 

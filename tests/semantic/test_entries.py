@@ -384,6 +384,23 @@ class TestExpiry:
         assert (await put(store, expected=new.version)).version > new.version
         assert await actions(store) == ["put", "put", "put"]
 
+    async def test_nothing_is_put_over_what_a_clock_that_is_set_back_has_revived(
+        self, store: SemanticStore, clock: ManualClock
+    ) -> None:
+        for turns in [*range(10), *range(10, 100, 3)]:
+            old = await put(store, semantics=living(60))
+            clock.advance(60)
+            writing = asyncio.ensure_future(put(store, value="new", expected=0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            clock.advance(-30)
+            await asyncio.wait([writing])
+            if writing.exception() is None:
+                assert old.expires_at is not None
+                assert writing.result().updated_at >= old.expires_at
+            else:
+                assert isinstance(writing.exception(), VersionConflict)
+
     async def test_a_damaged_entry_that_has_expired_is_swept_and_holds_up_no_other(
         self, kv: Store, store: SemanticStore, clock: ManualClock
     ) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from keyloft import InvalidArgument, ManualClock, Store
+from keyloft.records import Count, Space
 from keyloft.semantic import Envelope, Semantics, SemanticStore, StaleFence, VersionConflict
 
 from .entries import (
@@ -154,20 +155,48 @@ async def test_the_version_of_an_ordinary_entry_is_no_token(store: SemanticStore
         await put(store, fence=entry.version)
 
 
-async def test_the_token_is_checked_in_the_commit_of_the_put(store: SemanticStore) -> None:
+@pytest.mark.parametrize("writes_first", [True, False])
+async def test_the_token_is_checked_in_the_commit_of_the_put(store: SemanticStore, writes_first: bool) -> None:
     """However late a lock is lost: what was written with its token was written before."""
-    for turns in range(12):
+    for turns in range(10):
         lock = await put(store, LOCK, expected=0, semantics=locked())
-        writing = asyncio.ensure_future(put(store, value=turns, fence=lock.fence))
+        await put(store, fence=lock.fence)
+        write, release = put(store, value=turns, fence=lock.fence), delete(store, LOCK)
+        first = asyncio.ensure_future(write if writes_first else release)
         for _ in range(turns):
             await asyncio.sleep(0)
-        await delete(store, LOCK)
-        await asyncio.wait([writing])
+        second = asyncio.ensure_future(release if writes_first else write)
+        writing = first if writes_first else second
+        await asyncio.wait([first, second])
         [released] = await trail(store, LOCK, limit=1, reverse=True)
-        if writing.exception() is None:
-            assert writing.result().version < released.sequence
+        error = writing.exception()
+        assert error is None or isinstance(error, StaleFence)
+        [last] = [record async for record in store.audit(KEY, limit=1, reverse=True)]
+        if last.action == "put":
+            assert last.sequence < released.sequence
         else:
-            assert isinstance(writing.exception(), StaleFence)
+            assert last.reason == "fence"
+
+
+async def test_a_lock_leaves_no_token_behind(kv: Store, store: SemanticStore, clock: ManualClock) -> None:
+    async def tokens() -> int:
+        [count] = await kv.engine.read(Count(Space.SEMANTIC, b"f/", b"f0"))
+        assert isinstance(count, int)
+        return count
+
+    for turn in range(4):
+        lock = await put(store, LOCK, semantics=locked())
+        await put(store, LOCK, semantics=locked(), fence=lock.fence)
+        assert await tokens() == 1
+        if turn == 1:
+            await delete(store, LOCK)
+            assert await tokens() == 0
+        elif turn == 2:
+            clock.advance(30)
+            await store.sweep()
+            assert await tokens() == 0
+    await put(store, LOCK, semantics=Semantics("config"))
+    assert await tokens() == 0
 
 
 async def test_a_write_and_the_release_of_its_lock_can_be_one(store: SemanticStore, lock: Envelope) -> None:

@@ -15,7 +15,16 @@ from msgspec.structs import replace
 
 import keyloft
 from keyloft import ManualClock
-from keyloft.semantic import Delete, Envelope, NothingToRestore, Put, Semantics, SemanticStore, StaleFence, VersionConflict
+from keyloft.semantic import (
+    Delete,
+    Envelope,
+    NothingToRestore,
+    Put,
+    Semantics,
+    SemanticStore,
+    StaleFence,
+    VersionConflict,
+)
 from tools.postgres import query
 
 from .entries import CURSOR, PROJECT, WRITER, living, locked, trail
