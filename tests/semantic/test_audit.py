@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -90,7 +91,8 @@ class TestRecords:
         with pytest.raises(VersionConflict) as told:
             await put(store, expected=9)
         [conflict] = await trail(store)
-        assert conflict.correlation_id == told.value.correlation_id is not None
+        assert conflict.correlation_id is not None
+        assert conflict.correlation_id == told.value.correlation_id
         [line] = [record for record in caplog.records if record.levelname == "WARNING"]
         assert line.__dict__["correlationId"] == conflict.correlation_id
         assert conflict.correlation_id in line.message
@@ -240,10 +242,8 @@ class History:
             case "stale":
                 await refused(delete(store, key, fence=2**62))
             case "restore":
-                try:
+                with suppress(VersionConflict, NothingToRestore):
                     await restore(store, key)
-                except (VersionConflict, NothingToRestore):
-                    pass
             case "pass":
                 self.clock.advance(1)
             case "sweep":

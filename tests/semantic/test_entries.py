@@ -221,7 +221,7 @@ class TestList:
 
     @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3"])
     async def test_a_limit_that_makes_no_sense_is_refused(self, store: SemanticStore, limit: Any) -> None:
-        with pytest.raises(InvalidArgument, match="^limit: "):
+        with pytest.raises(InvalidArgument, match=r"^limit: "):
             store.list(PROJECT, limit=limit)
 
     async def test_whoever_forgets_to_await_it_is_told(self, store: SemanticStore) -> None:

@@ -216,7 +216,7 @@ async def test_a_stale_token_counts_more_than_a_wrong_version(store: SemanticSto
 
 async def test_a_batch_acquires_one_lock_of_a_project_since_it_has_one_token_to_give(store: SemanticStore) -> None:
     both = [putting(LOCK, semantics=locked()), putting(SECOND, semantics=locked())]
-    with pytest.raises(InvalidArgument, match="^operations: "):
+    with pytest.raises(InvalidArgument, match=r"^operations: "):
         await store.batch(both)
     assert await store.list(PROJECT) == []
     elsewhere = "tenant/acme/project/shop/locks/sync"

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -180,7 +181,8 @@ class Machine(RuleBasedStateMachine):
     def expect(self, key: str, how: str) -> int | str:
         now = self.version(key)
         old = self.entries[key].version if key in self.entries else 1
-        return {"right": now, "*": "*", "0": 0, "old": old, "wrong": now + 1}[how]
+        versions: dict[str, int | str] = {"right": now, "*": "*", "0": 0, "old": old, "wrong": now + 1}
+        return versions[how]
 
     def token(self, how: str | None) -> int | None:
         if how is None or not self.fences:
@@ -206,7 +208,7 @@ class Machine(RuleBasedStateMachine):
     )
     def batch(self, chosen: list[str], each: list[Any], request_id: str | None) -> None:
         wanted = [
-            Wanted(key, self.expect(key, how), self.token(fence), value, semantics)
+            Wanted(key, self.expect(key, how), self.token(fence), value if semantics else None, semantics)
             for key, (how, fence, value, semantics) in zip(chosen, each, strict=False)
         ]
         if len([one for one in wanted if one.semantics and one.semantics.purpose == "lock"]) < 2:
@@ -235,18 +237,17 @@ class Machine(RuleBasedStateMachine):
         if done is not None:
             reasons = dict.fromkeys(reasons, None if done.asked == wanted else "request_id")
         failed = {key: reason for key, reason in reasons.items() if reason}
-        try:
-            outcomes = self.run(self.carry_out(wanted, request_id, scope))
-        except (VersionConflict, StaleFence) as error:
-            assert isinstance(error, StaleFence) == ("fence" in failed.values())
-            if isinstance(error, VersionConflict):
-                assert {one.key: one.reason for one in error.conflicts} == failed
-                for one in error.conflicts:
+        if failed:
+            with pytest.raises(StaleFence if "fence" in failed.values() else VersionConflict) as told:
+                self.run(self.carry_out(wanted, request_id, scope))
+            if isinstance(told.value, VersionConflict):
+                assert {one.key: one.reason for one in told.value.conflicts} == failed
+                for one in told.value.conflicts:
                     assert (one.current and as_held(one.current)) == self.live(one.key)
             for key in failed:
                 self.told[key].append(("conflict", self.version(key) or None, None))
             return
-        assert not failed
+        outcomes = self.run(self.carry_out(wanted, request_id, scope))
         if done is not None:
             assert outcomes == done.outcome
             return
@@ -278,22 +279,21 @@ class Machine(RuleBasedStateMachine):
         stored, (put_aside, until) = self.entries.get(key), self.aside.get(key, (None, 0))
         there = self.live(key)
         old = stored or (put_aside if self.clock.now() < until else None)
-        try:
-            outcome = self.run(self.store.restore(key, writer=WRITER, request_id=request_id))
-        except NothingToRestore:
-            assert old is None
-            assert done is None
+        restoring = self.store.restore(key, writer=WRITER, request_id=request_id)
+        if done is not None and done.asked == "restore":
+            assert self.run(restoring) == done.outcome
             return
-        except VersionConflict as error:
-            assert there is not None or (done is not None and done.asked != "restore")
-            assert (error.current and as_held(error.current)) == there
+        if done is not None or there is not None:
+            with pytest.raises(VersionConflict) as told:
+                self.run(restoring)
+            assert (told.value.current and as_held(told.value.current)) == there
             self.told[key].append(("conflict", self.version(key) or None, None))
             return
-        if done is not None:
-            assert (done.asked, done.outcome) == ("restore", outcome)
+        if old is None:
+            with pytest.raises(NothingToRestore):
+                self.run(restoring)
             return
-        assert there is None
-        assert old is not None
+        outcome = self.run(restoring)
         self.grew(outcome.version)
         self.note_expiry(key)
         self.aside.pop(key, None)

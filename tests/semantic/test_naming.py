@@ -71,23 +71,23 @@ def test_a_key_that_is_no_str_is_a_type_error(key: Any) -> None:
     "prefix", ["", "tenant/a", "tenant/a/project", "tenant/a/project/", "tenant/a./project/b", "tenant/A/project/b/"]
 )
 def test_a_prefix_without_a_whole_tenant_and_project_is_refused(prefix: str) -> None:
-    with pytest.raises(InvalidKey, match="^prefix: "):
+    with pytest.raises(InvalidKey, match=r"^prefix: "):
         below(prefix)
 
 
 @pytest.mark.parametrize("path", ["//", "a//b", "/a", "A", "a b", "a*", "x" * 128, "\x00", "\ud800"])
 def test_a_prefix_with_which_no_path_begins_is_refused(path: str) -> None:
-    with pytest.raises(InvalidKey, match="^prefix: "):
+    with pytest.raises(InvalidKey, match=r"^prefix: "):
         below(f"{PROJECT}/{path}")
 
 
 async def test_every_call_refuses_a_bad_key(store: SemanticStore) -> None:
     bad = f"{PROJECT}/Bad"
     for asked in (put(store, bad), delete(store, bad), store.get(bad), store.restore(bad, writer="w")):
-        with pytest.raises(InvalidKey, match="^key: "):
+        with pytest.raises(InvalidKey, match=r"^key: "):
             await asked
     for ask in (store.watch, store.list, store.changes, store.audit):
-        with pytest.raises(InvalidKey, match="^(key|prefix): "):
+        with pytest.raises(InvalidKey, match=r"^(key|prefix): "):
             ask(bad)
 
 
@@ -117,14 +117,14 @@ def test_rows_of_different_keys_never_meet(keys: list[str]) -> None:
 
 @pytest.mark.parametrize("parts", [(), ("",), ("a", ""), ("/a",), ("A",)])
 def test_key_of_refuses_what_makes_no_key(parts: tuple[str, ...]) -> None:
-    with pytest.raises(InvalidKey, match="^key: "):
+    with pytest.raises(InvalidKey, match=r"^key: "):
         key_of("acme", "web", *parts)
 
 
 def test_key_of_lets_no_tenant_reach_into_another() -> None:
-    with pytest.raises(InvalidKey, match="^tenant must be lowercase"):
+    with pytest.raises(InvalidKey, match=r"^tenant must be lowercase"):
         key_of("acme/project/web/x", "web", "a")
-    with pytest.raises(InvalidKey, match="^project must be lowercase"):
+    with pytest.raises(InvalidKey, match=r"^project must be lowercase"):
         key_of("acme", "web/x", "a")
 
 
@@ -149,7 +149,7 @@ def test_shortened_is_the_same_for_ever() -> None:
 
 @pytest.mark.parametrize("identifier", ["", None, 7, b"x", "\ud800"])
 def test_shortened_refuses_what_is_no_text(identifier: Any) -> None:
-    with pytest.raises(InvalidInput, match="^identifier: "):
+    with pytest.raises(InvalidInput, match=r"^identifier: "):
         shortened(identifier)
 
 

@@ -115,8 +115,9 @@ async def test_a_retry_after_a_lost_answer_changes_nothing(store: SemanticStore,
 )
 async def test_the_same_id_with_another_payload_is_a_conflict(store: SemanticStore, changed: dict[str, Any]) -> None:
     first = await put(store, semantics=living(60), request_id="r")
+    changes: dict[str, Any] = {"semantics": living(60), "request_id": "r"} | changed
     with pytest.raises(VersionConflict, match="this requestId was used for another request") as refused:
-        await put(store, **{"semantics": living(60), "request_id": "r"} | changed)
+        await put(store, **changes)
     assert refused.value.current == first == await store.get(KEY)
     assert [failed.reason for failed in refused.value.conflicts] == ["request_id"]
     assert [record.reason for record in await trail(store)] == [None, "request_id"]

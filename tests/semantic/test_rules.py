@@ -1,4 +1,4 @@
-"""What an entry has to say of itself: whatever breaks a rule is refused, with the field named, and nothing is written."""
+"""What an entry has to say of itself: what breaks a rule is refused, with the field named, and nothing is written."""
 
 import math
 from typing import Any
@@ -99,14 +99,14 @@ async def test_a_write_that_breaks_a_rule_is_refused_by_field(fields: dict[str, 
 @pytest.mark.parametrize("semantics", [None, {"purpose": "cursor"}, "cursor"])
 async def test_semantics_are_required(semantics: Any) -> None:
     async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
-        with pytest.raises(InvalidArgument, match="^semantics: "):
+        with pytest.raises(InvalidArgument, match=r"^semantics: "):
             await put(store, semantics=semantics)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, {1: 2}, {1}, b"bytes", "\ud800", object(), [[{"a": math.nan}]]])
 async def test_a_value_that_would_not_come_back_equal_is_refused(value: Any) -> None:
     async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
-        with pytest.raises(InvalidValue, match="^value: "):
+        with pytest.raises(InvalidValue, match=r"^value: "):
             await put(store, value=value)
         assert await store.get(KEY) is None
 
@@ -151,24 +151,26 @@ async def test_the_purposes_of_the_spec_need_no_registration(purpose: str) -> No
 @pytest.mark.parametrize("field", ["writer", "request_id", "spec_ref"])
 async def test_a_text_of_a_type_of_its_own_is_refused_and_not_found_out_about_by_the_codec(field: str) -> None:
     async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
+        named: dict[str, Any] = {field: Name("agent:act")}
         with pytest.raises(InvalidArgument, match="a str that is not empty"):
-            await put(store, **{field: Name("agent:act")})
+            await put(store, **named)
     for fields in ({"purpose": Name("cursor")}, {"purpose": "cursor", "producer": Name("p")}):
-        with pytest.raises(InvalidArgument, match="^semantics"):
+        with pytest.raises(InvalidArgument, match=r"^semantics"):
             Semantics(**fields)
 
 
 @pytest.mark.parametrize("operation", [None, "put", {"key": KEY}, (KEY, 1)])
 async def test_a_batch_has_puts_and_deletes_alone(operation: Any) -> None:
     async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
-        with pytest.raises(InvalidArgument, match="^operations: "):
+        with pytest.raises(InvalidArgument, match=r"^operations: "):
             await store.batch([putting(KEY), operation])
         assert await store.get(KEY) is None
 
 
 async def test_a_batch_names_each_key_once_and_at_least_one(store: SemanticStore) -> None:
-    for operations in ([], [putting(KEY), deleting(KEY)], [putting(f"{PROJECT}/{n}") for n in range(1001)]):
-        with pytest.raises(InvalidArgument, match="^operations: "):
+    too_many: list[Put | Delete] = [putting(f"{PROJECT}/{number}") for number in range(1001)]
+    for operations in ([], [putting(KEY), deleting(KEY)], too_many):
+        with pytest.raises(InvalidArgument, match=r"^operations: "):
             await store.batch(operations)
     assert await actions(store, PROJECT) == []
 
@@ -193,7 +195,7 @@ async def test_a_time_of_the_store_is_a_number_above_0(option: str, seconds: Any
 @pytest.mark.parametrize("audit_key", ["", b"", 7])
 async def test_an_audit_key_is_not_empty(audit_key: Any) -> None:
     async with keyloft.open() as kv:
-        with pytest.raises(InvalidArgument, match="^audit_key: "):
+        with pytest.raises(InvalidArgument, match=r"^audit_key: "):
             SemanticStore(kv, sweep_every=None, audit_key=audit_key)
 
 

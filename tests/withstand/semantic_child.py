@@ -53,8 +53,9 @@ async def make(store: SemanticStore, writer: int, number: int) -> list[str]:
         case 5:
             return told("restore", await store.restore(key, writer=who))
     put, delete = Put(key, number, "*", who, CONFIG), Delete(pair, "*", who)
-    entry, removed = await store.batch([put, delete] if number % 16 == 7 else [put, Put(pair, number, "*", who, BRIEF)])
-    return told("put", entry) + told("delete" if number % 16 == 7 else "put", removed)
+    deletes = number % 16 == 7
+    one, other = await store.batch([put, delete if deletes else Put(pair, number, "*", who, BRIEF)])
+    return told("put", one) + told("delete" if deletes else "put", other)
 
 
 async def go_on(store: SemanticStore, writer: int) -> None:
