@@ -288,6 +288,25 @@ async def test_what_happened_to_a_key_is_what_happened_to_it_in_its_project(
 _projects = 0
 
 
+async def test_trails_agree_when_many_write_through_two_stores_at_once(
+    kv: Store, store: SemanticStore, clock: ManualClock
+) -> None:
+    project = "tenant/acme/project/crowd"
+    async with SemanticStore(kv, sweep_every=None) as other:
+        histories = [History(store, other, clock, project), History(other, store, clock, project)] * 4
+
+        async def live(history: History, seed: int) -> None:
+            kinds = ["put", "brief", "conflict", "batch", "delete", "restore", "pass", "lock", "sweep", "stale"]
+            for step in range(15):
+                await history.make(kinds[(7 * step + 3 * seed) % 10], 1 + (step + seed) % 63)
+
+        await asyncio.gather(*[live(history, seed) for seed, history in enumerate(histories)])
+    everything = await trail(store, project)
+    for key in histories[0].keys:
+        assert await agreeing_trail(kv, store, key) == [record for record in everything if record.key == key]
+    assert {record.action for record in everything} == {"put", "delete", "expire", "conflict", "restore"}
+
+
 class TestSecrecy:
     async def test_nothing_of_a_value_is_in_any_record_or_log_line(
         self, kv: Store, store: SemanticStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
@@ -333,6 +352,10 @@ class TestSecrecy:
         [other] = [record.after_hash for record in await trail(store, OTHER)]
         assert one == two
         assert len({one, three, other}) == 3
+
+    @pytest.fixture(autouse=True)
+    def _no_key_in_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("KEYLOFT_AUDIT_KEY", raising=False)
 
     async def test_another_audit_key_makes_other_hashes(self, kv: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         hashes = []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from keyloft import InvalidArgument, ManualClock, Store, Undecodable
+from keyloft import Closed, InvalidArgument, ManualClock, Store, Undecodable
 from keyloft.records import Batch, Get, Set, Space
 from keyloft.semantic import Delete, Envelope, FailedWrite, NothingToRestore, Put, SemanticStore, VersionConflict
 from keyloft.values import Encoding
@@ -523,6 +523,14 @@ class TestWatching:
             while len(seen) < 2:
                 seen |= await anext(changing)
         assert seen == {KEY: first, OTHER: None}
+
+    async def test_once_the_store_below_is_closed_nothing_is_read_or_written(
+        self, kv: Store, store: SemanticStore
+    ) -> None:
+        await kv.aclose()
+        for asked in (store.get(KEY), put(store), delete(store), restore(store), store.sweep()):
+            with pytest.raises(Closed):
+                await asked
 
     async def test_closing_the_store_below_ends_it(self, kv: Store, store: SemanticStore) -> None:
         watching = store.watch(KEY)

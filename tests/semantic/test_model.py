@@ -375,10 +375,10 @@ def test_postgresql_model(semantic_database: str) -> None:
     class OnPostgres(PostgresMachine):
         database = semantic_database
 
-    run_state_machine_as_test(OnPostgres, settings=settings(max_examples=8, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(OnPostgres, settings=settings(max_examples=6, stateful_step_count=30, deadline=None))
 
 
 TestMemoryModel = Machine.TestCase
-TestMemoryModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMemoryModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestSqliteModel = SqliteMachine.TestCase
-TestSqliteModel.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestSqliteModel.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
