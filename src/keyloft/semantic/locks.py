@@ -9,14 +9,16 @@ import logging
 import os
 import socket
 import uuid
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from keyloft.engine import Engine
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
 from keyloft.records import Batch, Check, Conflict, Get, Record, Space, Touch
-from keyloft.semantic.envelope import Envelope, Semantics, envelope_of
+from keyloft.semantic.envelope import Envelope, Semantics, directive_of, envelope_of
 from keyloft.semantic.naming import Place
+from keyloft.semantic.writing import attempt
 
 if TYPE_CHECKING:
     from keyloft.semantic.store import SemanticStore
@@ -127,23 +129,17 @@ class Lock:
         """
         if self.is_held:
             raise InvalidArgument(f"{self.key} is held by this lock already: make another one to wait for it")
+        await self._stop_guarding()  # what was lost before
         loop = asyncio.get_running_loop()
         deadline = None if self._wait is None else loop.time() + self._wait
-        holder: Envelope | None = None
         while True:
-            try:
-                # What waits for a lock leaves no conflicts in the audit trail, unless it was a close race.
-                async with asyncio.timeout_at(deadline):
-                    holder = await self._until_free()
-            except TimeoutError:
-                held = "" if holder is None else f" by {holder.last_writer}"
-                raise LockHeld(f"{self.key} is held{held}, and was not free within {self._wait:g} s") from None
-            if holder is not None:
-                raise LockHeld(f"{self.key} is held by {holder.last_writer}")
+            # What waits for a lock leaves no conflicts in the audit trail, unless it was a close race.
+            if (holder := await self._until_free(deadline)) is not None:
+                waited = f", and was not free within {self._wait:g} s" if self._wait else ""
+                raise LockHeld(f"{self.key} is held by {holder.last_writer}{waited}")
             try:
                 entry, began = await self._take()
-            except VersionConflict as error:
-                holder = error.current
+            except VersionConflict:
                 if deadline is not None and loop.time() >= deadline:
                     raise LockHeld(f"{self.key} is held by somebody who was faster") from None
                 continue
@@ -160,28 +156,37 @@ class Lock:
         if entry is None:
             raise LockLost(f"{self.key} is not held: acquire it first")
         self._entry = None
-        await self._stop_guarding()
         if self.lost.is_set():
+            await self._stop_guarding()
             raise LockLost(self._reason)
+        releasing = asyncio.ensure_future(self._give_back(entry))
         try:
-            await self._store.delete(
-                self.key, expected_version=entry.version, writer=self._writer, request_id=uuid.uuid4().hex
-            )
+            await asyncio.shield(releasing)
+        except asyncio.CancelledError:
+            self._store.see_to(self._quietly(releasing))
+            raise
         except VersionConflict as error:
             raise LockLost(f"{self.key} was lost before it was released: {_who(error.current)}") from None
 
     # Acquiring
 
-    async def _until_free(self) -> Envelope | None:
-        """Wait until nobody holds it; returns who does, if there is no time to wait."""
+    async def _until_free(self, deadline: float | None) -> Envelope | None:
+        """Wait until nobody holds it; returns who does, if there is no more time."""
         watch = self._engine.watch(Get(_SEMANTIC, self._place.entry))
+        holder: Envelope | None = None
         try:
-            async for [change] in watch:
-                if change.record is None:
-                    return None
-                if self._wait == 0:
-                    return envelope_of(change.record)
+            async with asyncio.timeout(None) as patience:
+                async for [change] in watch:
+                    if change.record is None:
+                        return None
+                    holder = envelope_of(change.record)
+                    # Only now: a first look takes its time, and even who has none hears how things are.
+                    patience.reschedule(deadline)
             raise Closed
+        except TimeoutError:
+            if holder is None:
+                raise
+            return holder
         finally:
             await watch.aclose()
 
@@ -192,13 +197,15 @@ class Lock:
             return await asyncio.shield(putting)
         except asyncio.CancelledError:
             # It may be ours all the same, and then nobody would give it back before it expires.
-            self._store.see_to(self._give_back(putting))
+            self._store.see_to(self._quietly(self._undo(putting)))
             raise
 
     async def _put_patiently(self) -> tuple[Envelope, float]:
+        attempt.set(None)  # whoever gives up on a lock leaves no dead letter
         request_id = uuid.uuid4().hex
         loop = asyncio.get_running_loop()
         began = loop.time()
+        may_be_made = False
         while True:
             try:
                 entry = await self._store.put(
@@ -209,18 +216,30 @@ class Lock:
                     semantics=self._semantics,
                     request_id=request_id,
                 )
-            except CommitUnknown:
-                # It was made, or not: the same request tells, as long as it matters.
-                if loop.time() > began + self._ttl:
+            except DatabaseError as error:
+                # If it may have been made, the same request tells, as long as it matters.
+                may_be_made = may_be_made or isinstance(error, CommitUnknown)
+                if not may_be_made or loop.time() > began + self._ttl:
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
                 return entry, began
 
-    async def _give_back(self, putting: "asyncio.Future[tuple[Envelope, float]]") -> None:
+    async def _undo(self, putting: "asyncio.Future[tuple[Envelope, float]]") -> None:
+        entry, _ = await putting
+        await self._give_back(entry)
+
+    async def _give_back(self, entry: Envelope) -> None:
+        attempt.set(None)
+        await self._stop_guarding()
+        await self._store.delete(
+            self.key, expected_version=entry.version, writer=self._writer, request_id=uuid.uuid4().hex
+        )
+
+    async def _quietly(self, job: Awaitable[None]) -> None:
+        """Do what nobody waits for any more."""
         try:
-            entry, _ = await putting
-            await self._store.delete(self.key, expected_version=entry.version, writer=self._writer)
+            await job
         except (VersionConflict, DatabaseError, Closed) as error:
             logger.debug("[KV] %s was not given back: %s", self.key, error)
 
@@ -276,17 +295,21 @@ class Lock:
     async def _look_out(self, entry: Envelope) -> None:
         """Hear at once if somebody takes the lock away."""
         while True:
-            watch = self._engine.watch(Get(_SEMANTIC, self._place.entry))
             try:
-                async for [change] in watch:
-                    if change.record is None or change.record.version != entry.version:
-                        self._lose(_who_has_it(change.record))
-                        return
-                return  # the store is closed
+                watch = self._engine.watch(Get(_SEMANTIC, self._place.entry))
+                try:
+                    async for [change] in watch:
+                        if change.record is None or change.record.version != entry.version:
+                            self._lose(_who_has_it(change.record))
+                            return
+                finally:
+                    await watch.aclose()
+                raise Closed
+            except Closed:
+                self._lose("the store was closed")
+                return
             except DatabaseError:
                 await asyncio.sleep(_PAUSE_SECONDS)
-            finally:
-                await watch.aclose()
 
     def _lives_from(self, began: float) -> None:
         """It lives for its TTL, from the moment at which we asked for it, at the latest."""
@@ -301,12 +324,21 @@ class Lock:
             return
         self._reason = f"{self.key} is lost: {reason}; writes with its fencing token are refused"
         self.lost.set()
+        for guard in self._guards:
+            guard.cancel()
+        directive = directive_of(self._writer)
         logger.warning(
             "[KV] lock lost: key=%s directive=%s %s",
             self.key,
-            self._writer,
+            directive,
             reason,
-            extra={"operation": "semantic_lock_lost", "key": self.key, "writer": self._writer, "reason": reason},
+            extra={
+                "operation": "semantic_lock_lost",
+                "key": self.key,
+                "directive": directive,
+                "writer": self._writer,
+                "reason": reason,
+            },
         )
         if self._holder is not None:
             self._holder.cancel()
