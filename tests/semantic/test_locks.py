@@ -1,0 +1,518 @@
+"""Locks: one holder at a time, who is told at once when it is no longer the one."""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+import pytest
+
+import keyloft
+from keyloft import InvalidArgument, ManualClock, Store
+from keyloft.semantic import Lock, LockHeld, LockLost, Semantics, SemanticStore, StaleFence, VersionConflict
+from tests.postgres_proxy import proxy
+from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, behind_network, until
+
+KEY = f"{PROJECT}/locks/sync"
+WORK = f"{PROJECT}/docs/cursor"
+CURSOR = Semantics("cursor")
+
+
+async def is_free(store: SemanticStore) -> bool:
+    return await store.get(KEY) is None
+
+
+async def write(store: SemanticStore, fence: int, key: str = WORK) -> None:
+    await store.put(key, "x", expected_version="*", writer="w:work", semantics=CURSOR, fence=fence)
+
+
+async def take_away(store: SemanticStore) -> None:
+    await store.delete(KEY, expected_version="*", writer="operator")
+
+
+async def hold_until_lost(lock: Lock, entered: asyncio.Event) -> None:
+    async with lock:
+        entered.set()
+        await asyncio.sleep(PATIENCE_SECONDS)
+
+
+async def actions(store: SemanticStore) -> list[str]:
+    return [record.action async for record in store.audit(KEY)]
+
+
+class TestAcquiring:
+    async def test_a_lock_is_there_while_it_is_held_and_gone_after(self, store: SemanticStore) -> None:
+        lock = store.lock(KEY, writer="w:sync", ttl=7, producer="harvester", consumer_hints=("ops",))
+        async with lock:
+            entry = await store.get(KEY)
+            assert entry is not None
+            assert lock.is_held
+            assert entry.fence == lock.fence == entry.version
+            assert entry.last_writer == "w:sync"
+            assert entry.semantics == Semantics("lock", "harvester", ("ops",), 7)
+        assert await is_free(store)
+        assert not lock.is_held
+        assert not lock.lost.is_set()
+
+    async def test_a_lock_that_is_free_needs_no_wait(self, store: SemanticStore) -> None:
+        async with store.lock(KEY, writer="w", wait=0) as lock:
+            assert lock.is_held
+
+    async def test_a_lock_that_is_free_is_acquired_however_short_the_wait(self, store: SemanticStore) -> None:
+        async with store.lock(KEY, writer="w", wait=1e-9) as lock:
+            assert lock.is_held
+
+    @pytest.mark.parametrize("wait", [0, 0.02])
+    async def test_a_lock_that_stays_held_is_refused_naming_its_holder(self, store: SemanticStore, wait: float) -> None:
+        async with store.lock(KEY, writer="first:job"):
+            with pytest.raises(LockHeld, match="first:job"):
+                await store.lock(KEY, writer="second", wait=wait).acquire()
+        assert await actions(store) == ["put", "delete"], "whoever waits leaves no conflicts"
+
+    async def test_a_waiter_gets_it_as_soon_as_it_is_released(self, store: SemanticStore) -> None:
+        first, second = store.lock(KEY, writer="first"), store.lock(KEY, writer="second", wait=PATIENCE_SECONDS)
+        await first.acquire()
+        waiting = asyncio.create_task(second.acquire())
+        fence = first.fence
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await first.release()
+        entry = await asyncio.wait_for(waiting, 2)
+        assert entry.fence is not None
+        assert entry.fence > fence
+        await second.release()
+
+    async def test_a_waiter_gets_it_at_the_moment_it_expires(self, store: SemanticStore, clock: ManualClock) -> None:
+        await store.put(
+            KEY, 1, expected_version=0, writer="a dead process", semantics=Semantics("lock", ttl_seconds=30)
+        )
+        waiting = asyncio.create_task(store.lock(KEY, writer="next", wait=None).acquire())
+        clock.advance(29.999)
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        clock.advance(0.001)
+        await asyncio.wait_for(waiting, 2)
+        assert await actions(store) == ["put", "expire", "put"]
+        waiting.result()
+
+    async def test_fences_grow_through_release_loss_and_expiry(self, store: SemanticStore, clock: ManualClock) -> None:
+        fences = []
+        for end in ("release", "delete", "expire") * 2:
+            lock = store.lock(KEY, writer="w")
+            await lock.acquire()
+            fences.append(lock.fence)
+            if end == "delete":
+                await take_away(store)
+            elif end == "expire":
+                clock.advance(30)
+            with suppress(LockLost):
+                await lock.release()
+        assert fences == sorted(set(fences))
+
+    async def test_a_held_lock_is_not_acquired_again(self, store: SemanticStore) -> None:
+        async with store.lock(KEY, writer="w") as lock:
+            with pytest.raises(InvalidArgument, match="already"):
+                await lock.acquire()
+            assert lock.is_held
+
+    async def test_what_was_not_acquired_has_no_fence_and_no_release(self, store: SemanticStore) -> None:
+        lock = store.lock(KEY, writer="w")
+        with pytest.raises(LockLost, match="acquire it first"):
+            _ = lock.fence
+        with pytest.raises(LockLost, match="acquire it first"):
+            await lock.release()
+
+    @pytest.mark.parametrize("wait", [-1, float("nan"), "1", True])
+    async def test_a_wait_that_is_none_is_refused(self, store: SemanticStore, wait: float) -> None:
+        with pytest.raises(InvalidArgument, match="wait"):
+            store.lock(KEY, writer="w", wait=wait)
+
+    async def test_two_locks_in_one_task_are_lost_each_on_its_own(self, store: SemanticStore) -> None:
+        inner = store.lock(f"{KEY}/inner", writer="w")
+        async with store.lock(KEY, writer="w") as outer:
+            with pytest.raises(LockLost, match="inner"):
+                async with inner:
+                    await store.delete(inner.key, expected_version="*", writer="operator")
+                    await asyncio.sleep(PATIENCE_SECONDS)
+            assert outer.is_held
+            await write(store, outer.fence)
+        assert await is_free(store)
+
+    async def test_the_loss_of_an_outer_lock_ends_the_inner_body_and_releases_that_lock(
+        self, store: SemanticStore
+    ) -> None:
+        inner = store.lock(f"{KEY}/inner", writer="w")
+        with pytest.raises(LockLost, match="locks/sync is lost"):
+            async with store.lock(KEY, writer="w"), inner:
+                await take_away(store)
+                await asyncio.sleep(PATIENCE_SECONDS)
+        assert not inner.lost.is_set()
+        assert await store.get(inner.key) is None
+
+
+class TestLosing:
+    async def test_a_holder_whose_lock_an_operator_deletes_is_told_at_once(self, store: SemanticStore) -> None:
+        lock, entered = store.lock(KEY, writer="w"), asyncio.Event()
+        holding = asyncio.create_task(hold_until_lost(lock, entered))
+        await entered.wait()
+        fence = lock.fence
+        await take_away(store)
+        with pytest.raises(LockLost, match="expired, or was deleted"):
+            await asyncio.wait_for(holding, 2)
+        assert lock.lost.is_set()
+        assert not lock.is_held
+        with pytest.raises(StaleFence):
+            await write(store, fence)
+        assert await store.get(WORK) is None
+
+    async def test_a_holder_whose_lock_is_overwritten_hears_by_whom(self, store: SemanticStore) -> None:
+        lock, entered = store.lock(KEY, writer="w"), asyncio.Event()
+        holding = asyncio.create_task(hold_until_lost(lock, entered))
+        await entered.wait()
+        fence = lock.fence
+        taken = await store.put(
+            KEY, 1, expected_version="*", writer="thief:x", semantics=Semantics("lock", ttl_seconds=30)
+        )
+        with pytest.raises(LockLost, match="thief:x has it"):
+            await asyncio.wait_for(holding, 2)
+        with pytest.raises(StaleFence):
+            await write(store, fence)
+        assert taken.fence is not None
+        await write(store, taken.fence)
+        assert await store.get(KEY) == taken, "the thief's lock stays"
+
+    async def test_a_holder_whose_lock_expires_is_told_at_once(self, store: SemanticStore, clock: ManualClock) -> None:
+        lock, entered = store.lock(KEY, writer="w"), asyncio.Event()
+        holding = asyncio.create_task(hold_until_lost(lock, entered))
+        await entered.wait()
+        clock.advance(30)
+        with pytest.raises(LockLost):
+            await asyncio.wait_for(holding, 2)
+        with pytest.raises(StaleFence):
+            await write(store, lock.fence)
+
+    async def test_a_lock_taken_through_another_store_is_lost_as_well(
+        self, store: SemanticStore, url: str | None, clock: ManualClock
+    ) -> None:
+        if url is None:
+            pytest.skip("memory belongs to one store")
+        lock, entered = store.lock(KEY, writer="w"), asyncio.Event()
+        holding = asyncio.create_task(hold_until_lost(lock, entered))
+        await entered.wait()
+        async with keyloft.open(url, clock=clock) as kv, SemanticStore(kv) as other:
+            await take_away(other)
+            with pytest.raises(LockLost):
+                await asyncio.wait_for(holding, 3)
+            with pytest.raises(StaleFence):
+                await write(other, lock.fence)
+
+    async def test_a_hold_that_could_not_be_renewed_is_over_and_harms_no_later_one(self, clock: ManualClock) -> None:
+        network, kv = behind_network(await keyloft.open(clock=clock))
+        async with kv, SemanticStore(kv, sweep_every=None) as store:
+            lock = store.lock(KEY, writer="w", ttl=1)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(LockLost, match="could not be renewed in time"):
+                async with lock:
+                    network.is_down = True
+                    await asyncio.sleep(PATIENCE_SECONDS)
+            assert asyncio.get_running_loop().time() - began < 1.5
+            network.is_down = False
+            clock.advance(1)
+            await lock.acquire()
+            await asyncio.sleep(0.4)  # a renewal
+            assert lock.is_held
+            await lock.release()
+
+    async def test_a_lost_lock_is_neither_renewed_nor_watched_any_more(self, store: SemanticStore) -> None:
+        lock = store.lock(KEY, writer="w", ttl=1)
+        await lock.acquire()
+        await take_away(store)
+        await asyncio.wait_for(lock.lost.wait(), 2)
+        await asyncio.sleep(0)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().endswith(KEY)]
+        await lock.acquire()
+        assert lock.is_held
+        await lock.release()
+
+    async def test_a_lock_renews_itself_beyond_its_ttl(self, store: SemanticStore, clock: ManualClock) -> None:
+        async with store.lock(KEY, writer="w", ttl=1) as lock:
+            first = await store.get(KEY)
+            assert first is not None
+            for _ in range(2):
+                clock.advance(0.9)
+                due = clock.now() + 1000
+
+                async def is_renewed(due: int = due) -> bool:
+                    entry = await store.get(KEY)
+                    assert entry is not None
+                    assert entry.expires_at is not None
+                    return round(entry.expires_at.timestamp() * 1000) == due
+
+                await until(is_renewed)
+            renewed = await store.get(KEY)
+            assert renewed is not None
+            assert (renewed.version, renewed.fence) == (first.version, first.fence)
+            await write(store, lock.fence)
+        assert await actions(store) == ["put", "delete"], "renewing leaves no records"
+
+    async def test_a_late_end_of_the_body_raises_as_well(self, store: SemanticStore) -> None:
+        with pytest.raises(LockLost):
+            async with store.lock(KEY, writer="w") as lock:
+                await take_away(store)
+                with suppress(asyncio.CancelledError):
+                    await lock.lost.wait()
+                    await asyncio.sleep(PATIENCE_SECONDS)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    async def test_the_body_s_own_error_is_not_hidden_by_the_loss(self, store: SemanticStore) -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with store.lock(KEY, writer="w"):
+                try:
+                    await take_away(store)
+                    await asyncio.sleep(PATIENCE_SECONDS)
+                except asyncio.CancelledError:
+                    raise ZeroDivisionError from None
+        await asyncio.sleep(0)  # nothing of the cancellation is left
+
+    async def test_release_of_a_lost_lock_tells(self, store: SemanticStore) -> None:
+        lock = store.lock(KEY, writer="w")
+        await lock.acquire()
+        await take_away(store)
+        with pytest.raises(LockLost):
+            await lock.release()
+
+    async def test_closing_the_database_is_a_loss(self, clock: ManualClock) -> None:
+        kv = await keyloft.open(clock=clock)
+        async with SemanticStore(kv) as store:
+            lock = store.lock(KEY, writer="w", ttl=1)
+            await lock.acquire()
+            await kv.aclose()
+            await asyncio.wait_for(lock.lost.wait(), 0.2)
+
+    async def test_loss_is_logged_with_key_and_directive(
+        self, store: SemanticStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        lock = store.lock(KEY, writer="agent:tidy-up")
+        await lock.acquire()
+        await take_away(store)
+        await asyncio.wait_for(lock.lost.wait(), 2)
+        [line] = [r for r in caplog.records if r.getMessage().startswith("[KV] lock lost")]
+        assert line.levelno == logging.WARNING
+        assert line.__dict__["key"] == KEY
+        assert line.__dict__["directive"] == "tidy-up"
+
+
+class TestFences:
+    async def test_a_fence_admits_writes_while_its_lock_is_held(self, store: SemanticStore) -> None:
+        async with store.lock(KEY, writer="w") as lock:
+            await write(store, lock.fence)
+            fence = lock.fence
+        with pytest.raises(StaleFence):
+            await write(store, fence)
+
+    async def test_the_next_holder_s_writes_pass_and_the_last_one_s_do_not(self, store: SemanticStore) -> None:
+        async with store.lock(KEY, writer="w") as lock:
+            old = lock.fence
+        async with store.lock(KEY, writer="w") as lock:
+            await write(store, lock.fence)
+            with pytest.raises(StaleFence):
+                await write(store, old)
+
+    async def test_fences_of_other_projects_and_invented_ones_are_refused(self, store: SemanticStore) -> None:
+        async with store.lock(KEY, writer="w") as lock:
+            for fence in (0, lock.fence - 1, lock.fence + 1, 2**63 - 1):
+                with pytest.raises(StaleFence):
+                    await write(store, fence)
+            with pytest.raises(StaleFence):
+                await write(store, lock.fence, "tenant/acme/project/other/docs/cursor")
+
+    async def test_a_late_delete_is_refused_too(self, store: SemanticStore) -> None:
+        async with store.lock(KEY, writer="w") as lock:
+            await write(store, lock.fence)
+            fence = lock.fence
+        with pytest.raises(StaleFence):
+            await store.delete(WORK, expected_version="*", writer="w", fence=fence)
+        assert await store.get(WORK) is not None
+
+
+class TestCancelling:
+    async def test_a_cancelled_waiter_leaves_no_lock_behind(self, store: SemanticStore) -> None:
+        first = store.lock(KEY, writer="first")
+        await first.acquire()
+        waiting = asyncio.create_task(store.lock(KEY, writer="second").acquire())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await first.release()
+        assert await is_free(store)
+
+    async def test_acquiring_cancelled_at_any_point_leaves_no_lock_behind(self, kv: Store) -> None:
+        for steps in range(12):
+            async with SemanticStore(kv, sweep_every=None) as store:
+                acquiring = asyncio.create_task(store.lock(KEY, writer="w").acquire())
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                acquiring.cancel()
+                with suppress(asyncio.CancelledError):
+                    await acquiring
+                    await take_away(store)  # it was faster
+            async with SemanticStore(kv, sweep_every=None) as store:
+                assert await is_free(store), steps
+
+    async def test_a_cancelled_holder_releases_and_stays_cancelled(self, store: SemanticStore) -> None:
+        lock, entered = store.lock(KEY, writer="w"), asyncio.Event()
+        holding = asyncio.create_task(hold_until_lost(lock, entered))
+        await entered.wait()
+        holding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+        assert holding.cancelled()
+        assert await is_free(store)
+
+    async def test_releasing_cancelled_at_any_point_leaves_no_lock_behind(self, kv: Store) -> None:
+        async def hold_shortly(store: SemanticStore, leaving: asyncio.Event) -> None:
+            async with store.lock(KEY, writer="w"):
+                leaving.set()
+
+        for steps in range(8):
+            async with SemanticStore(kv, sweep_every=None) as store:
+                leaving = asyncio.Event()
+                holding = asyncio.create_task(hold_shortly(store, leaving))
+                await leaving.wait()
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                holding.cancel()
+                with suppress(asyncio.CancelledError):
+                    await holding
+            async with SemanticStore(kv, sweep_every=None) as store:
+                assert await is_free(store), steps
+
+    async def test_a_timeout_around_a_held_lock_is_a_timeout(self, store: SemanticStore) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), store.lock(KEY, writer="w"):
+                await asyncio.sleep(PATIENCE_SECONDS)
+        assert await is_free(store)
+
+    async def test_a_timeout_inside_does_not_end_the_hold(self, store: SemanticStore) -> None:
+        async with store.lock(KEY, writer="w") as lock:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await asyncio.sleep(PATIENCE_SECONDS)
+            assert lock.is_held
+            await write(store, lock.fence)
+
+    async def test_a_loss_inside_a_timeout_is_a_loss(self, store: SemanticStore) -> None:
+        with pytest.raises(LockLost):
+            async with asyncio.timeout(PATIENCE_SECONDS), store.lock(KEY, writer="w"):
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await take_away(store)
+                    await asyncio.sleep(PATIENCE_SECONDS)
+
+    async def test_cancelled_and_lost_at_once_is_cancelled(self, store: SemanticStore) -> None:
+        lock, entered = store.lock(KEY, writer="w"), asyncio.Event()
+        holding = asyncio.create_task(hold_until_lost(lock, entered))
+        await entered.wait()
+        watch = store.watch(KEY)
+        assert await anext(watch) is not None
+        await take_away(store)
+        holding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+        assert await is_free(store)
+
+    async def test_a_task_that_lost_its_lock_is_a_healthy_task(self, store: SemanticStore) -> None:
+        async def lose_then_work() -> str:
+            with pytest.raises(LockLost):
+                await hold_until_lost(store.lock(KEY, writer="w"), entered)
+            async with asyncio.timeout(2):
+                await asyncio.sleep(0.01)
+            return "done"
+
+        entered = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(lose_then_work())
+            await entered.wait()
+            await take_away(store)
+        assert working.result() == "done"
+
+
+class TestLostAnswers:
+    async def test_an_acquisition_whose_answer_was_lost_is_found_again(self, kv: Store) -> None:
+        network, through = behind_network(kv)
+        async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
+            network.loses_answers = 1
+            async with store.lock(KEY, writer="w", wait=0) as lock:
+                await write(store, lock.fence)
+            assert await actions(store) == ["put", "delete"]
+
+    async def test_an_acquisition_whose_answer_was_lost_waits_for_the_database(self, kv: Store) -> None:
+        network, through = behind_network(kv)
+        network.breaks_after_loss = True
+        async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
+            network.loses_answers = 1
+            acquiring = asyncio.create_task(store.lock(KEY, writer="w", wait=0).acquire())
+
+            async def is_broken() -> bool:
+                return network.is_down
+
+            await until(is_broken)
+            await asyncio.sleep(0.15)  # it has asked again, and met the network down
+            network.is_down = False
+            assert (await asyncio.wait_for(acquiring, 2)).fence is not None
+
+    async def test_acquiring_survives_a_connection_cut_at_its_commit(self, postgres_url: str) -> None:
+        async with proxy(postgres_url) as (network, url), keyloft.open(url, patience=3) as kv:
+            async with SemanticStore(kv, audit_key="k", sweep_every=None) as store:
+                await store.get(KEY)
+                acquiring = asyncio.create_task(store.lock(KEY, writer="w", ttl=5).acquire())
+
+                def lets_answer(message: object) -> bool:
+                    kind, body = message  # type: ignore[misc]
+                    if kind == b"C" and b"COMMIT" in body:
+                        network.cut()
+                        network.lets_answer = lambda message: True
+                        return False
+                    return True
+
+                network.lets_answer = lets_answer
+                entry = await asyncio.wait_for(acquiring, 5)
+                assert entry.fence is not None
+                await write(store, entry.fence)
+                assert await actions(store) == ["put"]
+
+    async def test_a_holder_cut_off_from_its_database_is_told_in_time(self, postgres_url: str) -> None:
+        async with proxy(postgres_url) as (network, url), keyloft.open(url, patience=3) as kv:
+            async with SemanticStore(kv, sweep_every=None) as store:
+                lock, entered = store.lock(KEY, writer="w", ttl=1), asyncio.Event()
+                holding = asyncio.create_task(hold_until_lost(lock, entered))
+                await entered.wait()
+                network.pause()
+                with pytest.raises(LockLost):
+                    await asyncio.wait_for(holding, 1.5)
+                network.go_on()
+            async with keyloft.open(postgres_url) as direct, SemanticStore(direct, sweep_every=None) as other:
+                async with other.lock(KEY, writer="next", wait=3):
+                    with pytest.raises(StaleFence):
+                        await write(other, lock.fence)
+
+
+async def test_a_conflict_of_a_close_race_is_no_error(store: SemanticStore) -> None:
+    held = 0
+    most = 0
+
+    async def work(number: int) -> None:
+        nonlocal held, most
+        async with store.lock(KEY, writer=f"worker-{number}"):
+            held += 1
+            most = max(most, held)
+            await asyncio.sleep(0)
+            held -= 1
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.gather(*[work(number) for number in range(20)])
+    assert most == 1
+    assert await is_free(store)
+    with pytest.raises(VersionConflict):
+        await store.delete(KEY, expected_version=1, writer="w")
