@@ -131,6 +131,9 @@ class LiveFlags(Mapping[str, Any]):
         changing = asyncio.ensure_future(self._changed.wait())
         try:
             await asyncio.wait([changing, self._following], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._following.cancel()  # it is not entered, so nobody will leave it
+            raise
         finally:
             changing.cancel()
         if self._following.done():
