@@ -16,7 +16,7 @@ from keyloft.semantic import naming
 from keyloft.semantic.changes import Change
 from keyloft.semantic.envelope import ANY, Envelope, ExpectedVersion, Semantics, expected, moment
 from keyloft.semantic.naming import place
-from keyloft.semantic.writing import Writer
+from keyloft.semantic.writing import Attempt, Writer
 from keyloft.values import Encoding, decode_json
 
 logger = logging.getLogger("keyloft.semantic")
@@ -89,6 +89,7 @@ class _Letter(Struct, frozen=True):
     error_code: str
     error: str
     attempts: int
+    is_batch: bool
 
 
 _to_json = msgspec.json.Encoder().encode
@@ -103,9 +104,7 @@ class DeadLetters:
         self._writer = writer
         self._unsaved: list[Append] = []
 
-    async def keep(
-        self, changes: Sequence[Change], request_id: str | None, error_code: str, error: str, attempts: int
-    ) -> int | None:
+    async def keep(self, given_up: Attempt, error_code: str, error: str, attempts: int) -> int | None:
         """Keep writes that were given up; returns the letter's id, or None if it has to wait for the database."""
         operations = tuple(
             _Kept(
@@ -118,10 +117,11 @@ class DeadLetters:
                 change.spec_ref,
                 change.fence,
             )
-            for change in changes
+            for change in given_up.changes
         )
-        letter = _to_json(_Letter(operations, request_id, error_code, error, attempts))
-        at = changes[0].place
+        is_batch = given_up.row is not None
+        letter = _to_json(_Letter(operations, given_up.request_id, error_code, error, attempts, is_batch))
+        at = given_up.changes[0].place
         append = Append(_SEMANTIC, naming.dead_letters(at.tenant, at.project), letter, Encoding.JSON)
         try:
             done = await self._engine.commit(Batch((append,)))
@@ -163,14 +163,15 @@ class DeadLetters:
         [record] = await self._engine.read(Get(_SEMANTIC, row))
         if record is None:
             raise InvalidArgument("this dead letter is gone: somebody has retried or dropped it meanwhile")
-        changes = [kept.change() for kept in _stored(record).operations]
+        stored = _stored(record)
+        changes = [kept.change() for kept in stored.operations]
         if expected_version is not None:
             version = expected(expected_version)
             changes = [msgspec.structs.replace(change, expected=version) for change in changes]
         memory = None
-        if letter.request_id is not None and len(changes) > 1:
-            memory = naming.batch_request(letter.tenant, letter.project, letter.request_id)
-        return await self._writer.carry_out(changes, letter.request_id, memory, (row, record.version))
+        if stored.request_id is not None and stored.is_batch:
+            memory = naming.batch_request(letter.tenant, letter.project, stored.request_id)
+        return await self._writer.carry_out(changes, stored.request_id, memory, (row, record.version))
 
     async def drop(self, letter: DeadLetter) -> bool:
         """Remove a dead letter; returns whether it was still there."""

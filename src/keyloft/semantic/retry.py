@@ -120,7 +120,7 @@ class Retry:
         code = error.code if isinstance(error, KeyloftError) else type(error).__name__
         kept = None
         if self._dead_letters is not None and trying.changes:
-            kept = await self._dead_letters.keep(trying.changes, trying.request_id, code, str(error), attempts)
+            kept = await self._dead_letters.keep(trying, code, str(error), attempts)
         keys = [change.place.key for change in trying.changes]
         told = "nothing to keep" if not keys else "kept as a dead letter" if kept else "not yet kept"
         logger.error(

@@ -58,6 +58,7 @@ class Attempt:
     def __init__(self) -> None:
         self.changes: Sequence[Change] = ()
         self.request_id: str | None = None
+        self.row: bytes | None = None
 
 
 attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
@@ -90,10 +91,18 @@ class Writer:
             row: Where the request is remembered, unless that is with the key of the only change.
             letter: The row of a dead letter, and its version, that is gone once the changes are made.
         """
+        if (trying := attempt.get()) is not None:
+            trying.changes, trying.request_id, trying.row = wanted, request_id, row
+        made = await self._carry_out(wanted, request_id, row, letter)
+        if trying is not None and trying.changes is wanted:
+            trying.changes = ()
+        return made
+
+    async def _carry_out(
+        self, wanted: Sequence[Change], request_id: str | None, row: bytes | None, letter: tuple[bytes, int] | None
+    ) -> Sequence[Envelope | None]:
         if rules.request_name(request_id) is not None and row is None:
             row = wanted[0].place.request(str(request_id))
-        if (trying := attempt.get()) is not None:
-            trying.changes, trying.request_id = wanted, request_id
         digest = "" if row is None else changes.digest_of(wanted)
         hasher = self._hashes or await self._make_hasher()
         thoroughly = any([change.action == "restore" for change in wanted])
@@ -105,6 +114,10 @@ class Writer:
             if record is not None:
                 memory = changes.remembered(record)
                 if memory.digest == digest:
+                    if letter is not None:
+                        plan = self._plan(hasher)
+                        plan.drop(*letter)
+                        await self.commit(plan.batch())
                     return changes.replay(wanted, memory, record, request_id)
                 await self._refuse(wanted, seen, ["request_id"] * len(wanted), request_id, hasher)
             objections = [sight.objection(change) for change, sight in zip(wanted, seen, strict=True)]
