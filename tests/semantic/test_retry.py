@@ -1,0 +1,238 @@
+"""The retry policy: how often, after which pauses, and what is never tried again."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import keyloft
+from keyloft import CommitUnknown, InvalidArgument, KeyloftError, Store, Unreachable
+from keyloft.errors import Busy, CannotOpen, DiskFull, NotPermitted, ReadOnly, Stalled, TimedOut
+from keyloft.semantic import Escalated, Retry, Semantics, SemanticStore, StaleFence, VersionConflict
+from tests.semantic.trouble import PROJECT, behind_network
+
+KEY = f"{PROJECT}/docs/cursor"
+CURSOR = Semantics("cursor")
+
+
+class Pauses(list[float]):
+    """Takes the place of sleeping, and may do something meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[int], Awaitable[object]] | None = None) -> None:
+        super().__init__()
+        self._meanwhile = meanwhile
+
+    async def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+        if self._meanwhile is not None:
+            await self._meanwhile(len(self))
+
+
+def failing(error: Exception, times: float = float("inf")) -> Callable[[], Awaitable[int]]:
+    """A function that fails so often, then tells how often it was called."""
+    calls = itertools.count(1)
+
+    async def function() -> int:
+        if (call := next(calls)) <= times:
+            raise error
+        return call
+
+    return function
+
+
+class TestPauses:
+    async def test_conflicts_are_tried_again_after_1_to_32_seconds_then_escalated(self) -> None:
+        pauses = Pauses()
+        conflict = VersionConflict("no")
+        with pytest.raises(Escalated, match="7 attempts") as caught:
+            await Retry(sleep=pauses).run(failing(conflict))
+        assert pauses == [1, 2, 4, 8, 16, 32]
+        assert caught.value.__cause__ is conflict
+
+    async def test_the_last_attempt_counts(self) -> None:
+        assert await Retry(sleep=Pauses()).run(failing(VersionConflict("no"), 6)) == 7
+        assert await Retry(sleep=Pauses()).run(failing(Busy("no"), 4)) == 5
+
+    @pytest.mark.parametrize(("chance", "share"), [(0.0, 0.5), (0.5, 0.75), (1.0, 1.0)])
+    async def test_transient_errors_have_five_attempts_with_pauses_that_differ(
+        self, chance: float, share: float
+    ) -> None:
+        pauses = Pauses()
+        with pytest.raises(Escalated, match="5 attempts"):
+            await Retry(sleep=pauses, chance=lambda: chance).run(failing(Unreachable("away")))
+        assert pauses == [share * pause for pause in (0.5, 1, 2, 4)]
+
+    async def test_pauses_are_random_by_themselves(self) -> None:
+        seen = set()
+        for _ in range(5):
+            pauses = Pauses()
+            with pytest.raises(Escalated):
+                await Retry(sleep=pauses).run(failing(Unreachable("away")))
+            seen.add(tuple(pauses))
+            assert all(longest / 2 <= pause <= longest for pause, longest in zip(pauses, (0.5, 1, 2, 4), strict=True))
+        assert len(seen) == 5
+
+    async def test_a_transient_pause_is_never_longer_than_8_seconds(self) -> None:
+        pauses = Pauses()
+        with pytest.raises(Escalated):
+            await Retry(sleep=pauses, transient_attempts=8, chance=lambda: 1.0).run(failing(Unreachable("away")))
+        assert max(pauses) == pauses[-1] == 8
+
+    @pytest.mark.parametrize(
+        "error",
+        [Unreachable("x"), CommitUnknown("x"), Stalled("x"), Busy("x"), DiskFull("x"), TimedOut("x"), TimeoutError()],
+        ids=lambda error: type(error).__name__,
+    )
+    async def test_what_may_pass_is_tried_again(self, error: Exception) -> None:
+        assert await Retry(sleep=Pauses()).run(failing(error, 1)) == 2
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            InvalidArgument("x"),
+            StaleFence("x"),
+            ReadOnly("x"),
+            CannotOpen("x"),
+            NotPermitted("x"),
+            keyloft.Closed(),
+            PermissionError(),
+            KeyError(),
+            asyncio.CancelledError(),
+        ],
+        ids=lambda error: type(error).__name__,
+    )
+    async def test_what_trying_again_does_not_help_is_raised_at_once(self, error: Exception) -> None:
+        pauses = Pauses()
+        with pytest.raises(type(error)):
+            await Retry(sleep=pauses).run(failing(error))
+        assert pauses == []
+
+    async def test_a_decorated_function_keeps_its_name_arguments_and_result(self) -> None:
+        calls: list[tuple[int, str]] = []
+
+        @Retry(sleep=Pauses())
+        async def advance(step: int, *, by: str) -> str:
+            calls.append((step, by))
+            if len(calls) < 3:
+                raise VersionConflict("no")
+            return f"{step} by {by}"
+
+        assert await advance(3, by="me") == "3 by me"
+        assert calls == [(3, "me")] * 3
+        assert advance.__name__ == "advance"
+
+    @pytest.mark.parametrize("attempts", [0, -1, True, 1.5])
+    async def test_a_number_of_attempts_that_is_none_is_refused(self, attempts: Any) -> None:
+        with pytest.raises(InvalidArgument):
+            Retry(transient_attempts=attempts)
+
+
+class TestUpdate:
+    async def test_an_update_changes_what_is_there(self, store: SemanticStore) -> None:
+        first = await store.update(KEY, lambda value: [value], writer="a", semantics=CURSOR, spec_ref="adr-1")
+        assert first.value == [None]
+
+        async def more(value: Any) -> Any:
+            return [*value, 2]
+
+        second = await store.update(KEY, more, writer="b:more")
+        assert second.value == [None, 2]
+        assert (second.semantics, second.spec_ref, second.last_writer) == (CURSOR, "adr-1", "b:more")
+
+    async def test_an_update_of_nothing_needs_semantics(self, store: SemanticStore) -> None:
+        with pytest.raises(InvalidArgument, match="semantics"):
+            await store.update(KEY, lambda value: 1, writer="w")
+
+    async def test_updates_at_once_lose_nothing(self, store: SemanticStore) -> None:
+        async def add(number: int) -> None:
+            await store.update(
+                KEY,
+                lambda value: [*(value or []), number],
+                writer=f"w{number}",
+                semantics=CURSOR,
+                retry=store.retrying(conflict_pauses=[0.0] * 100),
+            )
+
+        await asyncio.gather(*[add(number) for number in range(12)])
+        entry = await store.get(KEY)
+        assert entry is not None
+        assert sorted(entry.value) == [*range(12)]
+
+    async def test_an_update_reads_again_after_a_conflict(self, store: SemanticStore) -> None:
+        async def interfere(pause: int) -> None:
+            if pause < 3:
+                await store.put(KEY, 10 * pause, expected_version="*", writer="rival", semantics=CURSOR)
+
+        async def change(value: int) -> int:
+            seen.append(value)
+            if len(seen) < 3:
+                await interfere(len(seen))
+            return value + 1
+
+        seen: list[int] = []
+        pauses = Pauses()
+        await store.put(KEY, 0, expected_version=0, writer="w", semantics=CURSOR)
+        entry = await store.update(KEY, change, writer="w", retry=store.retrying(sleep=pauses))
+        assert (entry.value, seen, pauses) == (21, [0, 10, 20], [1, 2])
+
+    async def test_an_update_whose_answer_was_lost_is_made_once(self, kv: Store) -> None:
+        network, through = behind_network(kv)
+        async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
+            await store.update(KEY, lambda value: 1, writer="w", semantics=CURSOR)
+            network.loses_answers = 1
+            calls: list[int] = []
+
+            def add(value: int) -> int:
+                calls.append(value)
+                return value + 1
+
+            entry = await store.update(KEY, add, writer="w", retry=store.retrying(sleep=Pauses()))
+            assert calls == [1]
+            assert entry.value == 2
+            assert entry == await store.get(KEY)
+            assert [record.action async for record in store.audit(KEY)] == ["put", "put"]
+
+    async def test_an_update_whose_answer_was_lost_is_made_once_though_others_write_on(self, kv: Store) -> None:
+        network, through = behind_network(kv)
+
+        async def overwrite(pause: int) -> None:
+            await rival.update(KEY, lambda value: value + 100, writer="rival")
+
+        async with (
+            SemanticStore(through, audit_key="k", sweep_every=None) as store,
+            SemanticStore(kv, audit_key="k", sweep_every=None) as rival,
+        ):
+            await store.update(KEY, lambda value: 1, writer="w", semantics=CURSOR)
+            network.loses_answers = 1
+            entry = await store.update(
+                KEY, lambda value: value + 1, writer="w", retry=store.retrying(sleep=Pauses(overwrite))
+            )
+            assert entry.value == 2
+            current = await store.get(KEY)
+            assert current is not None
+            assert current.value == 102
+
+    async def test_a_function_s_own_error_ends_the_update(self, store: SemanticStore) -> None:
+        def fail(value: Any) -> Any:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await store.update(KEY, fail, writer="w", semantics=CURSOR)
+        assert await store.get(KEY) is None
+
+    async def test_a_stale_fence_ends_the_update_at_once(self, store: SemanticStore) -> None:
+        pauses = Pauses()
+        with pytest.raises(StaleFence):
+            await store.update(
+                KEY, lambda value: 1, writer="w", semantics=CURSOR, fence=1, retry=store.retrying(sleep=pauses)
+            )
+        assert pauses == []
+
+    async def test_what_an_update_makes_keeps_to_the_rules(self, store: SemanticStore) -> None:
+        with pytest.raises(KeyloftError):
+            await store.update(KEY, lambda value: {1, 2}, writer="w", semantics=CURSOR)
+        with pytest.raises(InvalidArgument):
+            await store.update(KEY, lambda value: 1, writer="", semantics=CURSOR)
+        assert await store.get(KEY) is None
