@@ -6,7 +6,7 @@ Log lines carry who, what for and which version; never a value.
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -21,6 +21,9 @@ ALERTS: Final[tuple[AlertName, ...]] = ("conflict_rate", "storage_outage")
 
 _STEPS: Final = 12
 """Into how many parts the window of the conflict rate is divided."""
+
+_PARTS: Final = 3
+"""In how many parts of the window the rate has to be too high, so that a burst within one is none that lasts."""
 
 _FEWEST_WRITES: Final = 10
 """Of fewer writes in a window, a share says nothing."""
@@ -63,6 +66,7 @@ class Signals:
         self._outage_after = outage_after
         self._seconds = seconds or time.monotonic
         self._steps: deque[_Step] = deque()
+        self._busy_since = 0.0
         self._failing_since: float | None = None
 
     # What happened
@@ -168,19 +172,28 @@ class Signals:
             steps.popleft()
         writes = sum(step.writes for step in steps)
         conflicts = sum(step.conflicts for step in steps)
-        lasts = bool(steps) and now - steps[0].began >= self._window
-        high = writes >= _FEWEST_WRITES and conflicts > self._rate * writes
+        high = writes >= _FEWEST_WRITES and self._is_high(steps)
+        parts: dict[int, list[_Step]] = {}
+        for step in steps:
+            part = int(_PARTS * (now - step.began) / self._window)
+            parts.setdefault(min(part, _PARTS - 1), []).append(step)
+        lasts = now - self._busy_since >= self._window and all(map(self._is_high, parts.values()))
         told = f"{conflicts} of {writes} writes within {self._window:g} s met conflicts"
         if high and lasts:
             self._set("conflict_rate", True, f"{told}, which is more than {self._rate:.0%}")
         elif not high:
             self._set("conflict_rate", False, told)
 
+    def _is_high(self, steps: Collection["_Step"]) -> bool:
+        return sum(step.conflicts for step in steps) > self._rate * sum(step.writes for step in steps)
+
     def _count(self, *, conflict: bool) -> None:
         now = self._seconds()
         if not self._steps or now - self._steps[-1].began >= self._window / _STEPS:
-            self._steps.append(_Step(now))
             self._look_at_conflicts(now)
+            if not self._steps:
+                self._busy_since = now
+            self._steps.append(_Step(now))
         step = self._steps[-1]
         step.writes += 1
         step.conflicts += conflict

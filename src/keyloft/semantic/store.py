@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from keyloft import limits, records
 from keyloft.engine import Engine, Pages, PageSize
-from keyloft.errors import Closed, InvalidArgument, KeyloftError, VersionConflict
+from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, VersionConflict
 from keyloft.records import EVERYTHING, Batch, Committed, Expired, Get, Purge, Scan, Space
 from keyloft.semantic import changes, naming
 from keyloft.semantic import envelope as rules
@@ -445,9 +445,12 @@ class SemanticStore:
             try:
                 await self.dead_letters.save()
                 await self.sweep()
+                self.signals.answered()
             except Closed:
                 return
             except KeyloftError as error:
+                if isinstance(error, DatabaseError):
+                    self.signals.failure()
                 logger.warning("[KV] sweeping failed (%s), next try in %g s: %s", error.code, seconds, error)
             except Exception:
                 logger.exception("[KV] sweeping failed unexpectedly, next try in %g s", seconds)
