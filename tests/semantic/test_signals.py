@@ -1,0 +1,284 @@
+"""What the store tells of itself: log lines, counters, alerts. Nothing of a value is in them."""
+
+import logging
+from typing import Any
+
+import pytest
+
+import keyloft
+from keyloft import ManualClock, Store, Unreachable
+from keyloft.semantic import Alert, Put, Semantics, SemanticStore, Signals, StaleFence, VersionConflict
+from tests.semantic.trouble import PROJECT, behind_network, until
+
+KEY = f"{PROJECT}/docs/cursor"
+CURSOR = Semantics("cursor", "harvester", ("search", "ops"), 60)
+SECRET = "a-secret-value"
+
+
+class Seconds:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fields(record: logging.LogRecord, *names: str) -> list[Any]:
+    return [record.__dict__[name] for name in names]
+
+
+TOLD = ("directive", "key", "semantics.purpose", "requestId", "version")
+
+
+class TestLogLines:
+    @pytest.fixture(autouse=True)
+    def _all_lines(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "keyloft.semantic")
+
+    async def test_each_change_is_told_at_info(self, store: SemanticStore, caplog: pytest.LogCaptureFixture) -> None:
+        entry = await store.put(
+            KEY, SECRET, expected_version=0, writer="agent:sync", semantics=CURSOR, request_id="run-1"
+        )
+        await store.delete(KEY, expected_version="*", writer="agent:tidy")
+        restored = await store.restore(KEY, writer="service")
+        put, delete, restore = caplog.records
+        assert {record.levelno for record in caplog.records} == {logging.INFO}
+        assert fields(put, *TOLD) == ["sync", KEY, "cursor", "run-1", entry.version]
+        assert fields(delete, "operation", *TOLD[:3]) == ["semantic_delete", "tidy", KEY, "cursor"]
+        assert fields(restore, *TOLD) == ["service", KEY, "cursor", None, restored.version]
+        assert f"[KV] put: key={KEY} directive=sync purpose=cursor requestId=run-1" in put.getMessage()
+        assert SECRET not in caplog.text
+
+    async def test_a_conflict_is_told_at_warn_with_its_correlation_id(
+        self, store: SemanticStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        entry = await store.put(KEY, SECRET, expected_version=0, writer="a:b", semantics=CURSOR)
+        with pytest.raises(VersionConflict) as caught:
+            await store.put(KEY, SECRET * 2, expected_version=0, writer="agent:late", semantics=CURSOR)
+        [line] = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert fields(line, *TOLD) == ["late", KEY, "cursor", None, entry.version]
+        correlation_id = caught.value.correlation_id
+        assert fields(line, "correlationId", "error_code", "reason") == [correlation_id, "VERSION_CONFLICT", "version"]
+        assert str(correlation_id) in line.getMessage()
+        [audited] = [record async for record in store.audit(KEY) if record.action == "conflict"]
+        assert audited.correlation_id == correlation_id
+        assert SECRET not in caplog.text + str(caught.value)
+
+    async def test_a_conflict_of_a_request_is_correlated_by_its_id(
+        self, store: SemanticStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with pytest.raises(VersionConflict) as caught:
+            await store.put(KEY, 1, expected_version=7, writer="a", semantics=CURSOR, request_id="run-2")
+        [line] = caplog.records
+        assert fields(line, "correlationId", "requestId", "version") == ["run-2", "run-2", None]
+        assert caught.value.correlation_id == "run-2"
+
+    async def test_an_expiry_is_told_with_its_meaning(
+        self, store: SemanticStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        entry = await store.put(KEY, SECRET, expected_version=0, writer="a:b", semantics=CURSOR, request_id="r")
+        clock.advance(60)
+        assert await store.sweep() == 1
+        line = caplog.records[-1]
+        assert line.levelno == logging.INFO
+        assert fields(line, *TOLD) == ["b", KEY, "cursor", "r", entry.version]
+        assert fields(line, "semantics.producer", "semantics.consumerHints", "semantics.ttlSeconds") == [
+            "harvester",
+            ["search", "ops"],
+            60,
+        ]
+        assert "producer=harvester consumerHints=search,ops ttlSeconds=60" in line.getMessage()
+        assert SECRET not in caplog.text
+
+    async def test_a_batch_is_told_key_by_key(self, store: SemanticStore, caplog: pytest.LogCaptureFixture) -> None:
+        await store.batch([Put(f"{KEY}/{number}", number, 0, "w", CURSOR) for number in range(3)])
+        assert [record.__dict__["key"] for record in caplog.records] == [f"{KEY}/{number}" for number in range(3)]
+
+    async def test_a_repeated_request_is_not_told_as_another_change(
+        self, store: SemanticStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for _ in range(3):
+            await store.put(KEY, 1, expected_version=0, writer="w", semantics=CURSOR, request_id="r")
+        assert len(caplog.records) == 1
+        assert store.signals.counts == {("success", "cursor"): 1}
+
+
+async def test_counters_tell_outcomes_by_purpose(store: SemanticStore, clock: ManualClock) -> None:
+    entry = await store.put(KEY, 1, expected_version=0, writer="w", semantics=CURSOR)
+    await store.put(KEY, 2, expected_version=entry.version, writer="w", semantics=CURSOR)
+    with pytest.raises(VersionConflict):
+        await store.put(KEY, 3, expected_version=0, writer="w", semantics=CURSOR)
+    with pytest.raises(StaleFence):
+        await store.put(KEY, 3, expected_version="*", writer="w", semantics=CURSOR, fence=1)
+    with pytest.raises(VersionConflict):
+        await store.delete(KEY, expected_version=1, writer="w")
+    await store.put(f"{KEY}/flag", 1, expected_version=0, writer="w", semantics=Semantics("feature_flag"))
+    clock.advance(60)
+    await store.put(KEY, 4, expected_version=0, writer="w", semantics=CURSOR)  # over what has expired
+    clock.advance(60)
+    await store.sweep()
+    assert store.signals.counts == {
+        ("success", "cursor"): 3,
+        ("success", "feature_flag"): 1,
+        ("conflict", "cursor"): 3,
+        ("expiry", "cursor"): 2,
+    }
+
+
+class TestConflictRate:
+    def signals(self) -> tuple[Signals, Seconds, list[Alert]]:
+        alerts: list[Alert] = []
+        seconds = Seconds()
+        return Signals(alerts.append, seconds=seconds), seconds, alerts
+
+    def write(self, signals: Signals, *, conflict: bool) -> None:
+        if conflict:
+            signals.conflict("put", KEY, "w", CURSOR, None, 1, reason="version", correlation_id="c")
+        else:
+            signals.success("put", KEY, "w", CURSOR, None, 1)
+
+    def run(self, signals: Signals, seconds: Seconds, lasting: float, every: float, conflicts: int) -> None:
+        """Write for so many seconds; so many of ten writes meet a conflict."""
+        ends = seconds.now + lasting
+        number = 0
+        while seconds.now < ends:
+            self.write(signals, conflict=number * conflicts % 10 < conflicts)
+            number += 1
+            seconds.now += every
+
+    @pytest.mark.parametrize("every", [0.1, 1, 3.3, 4.9, 5.5])
+    def test_a_rate_that_stays_high_raises_one_alert_and_a_low_one_clears_it(self, every: float) -> None:
+        signals, seconds, alerts = self.signals()
+        self.run(signals, seconds, 180, every, 5)
+        assert [(alert.name, alert.is_raised) for alert in alerts] == [("conflict_rate", True)]
+        assert "conflict_rate" in signals.alerts
+        assert "more than 10%" in alerts[0].message
+        self.run(signals, seconds, 180, every, 0)
+        assert [alert.is_raised for alert in alerts] == [True, False]
+        assert signals.alerts == {}
+
+    def test_a_short_burst_raises_nothing(self) -> None:
+        signals, seconds, alerts = self.signals()
+        self.run(signals, seconds, 120, 1, 0)
+        self.run(signals, seconds, 20, 1, 10)
+        self.run(signals, seconds, 300, 1, 0)
+        assert alerts == []
+
+    def test_nothing_is_raised_before_the_window_is_over(self) -> None:
+        signals, seconds, alerts = self.signals()
+        self.run(signals, seconds, 59, 1, 10)
+        signals.look()
+        assert alerts == []
+
+    def test_a_tenth_is_not_too_much(self) -> None:
+        signals, seconds, alerts = self.signals()
+        self.run(signals, seconds, 600, 0.5, 1)
+        assert alerts == []
+
+    def test_a_few_writes_say_nothing(self) -> None:
+        signals, seconds, alerts = self.signals()
+        self.run(signals, seconds, 600, 10, 10)
+        assert alerts == []
+
+    def test_an_alert_is_cleared_when_nobody_writes_any_more(self) -> None:
+        signals, seconds, alerts = self.signals()
+        self.run(signals, seconds, 180, 1, 10)
+        seconds.now += 120
+        signals.look()
+        assert [alert.is_raised for alert in alerts] == [True, False]
+
+    def test_a_later_time_of_conflicts_raises_it_again(self) -> None:
+        signals, seconds, alerts = self.signals()
+        for conflicts in (10, 0, 10):
+            self.run(signals, seconds, 180, 1, conflicts)
+        assert [alert.is_raised for alert in alerts] == [True, False, True]
+
+
+class TestOutage:
+    async def test_an_outage_over_five_minutes_raises_an_alert_that_the_next_answer_clears(
+        self, kv: Store, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "keyloft.semantic")
+        network, through = behind_network(kv)
+        alerts: list[Alert] = []
+        seconds = Seconds()
+        signals = Signals(alerts.append, seconds=seconds)
+        async with SemanticStore(through, sweep_every=None, signals=signals) as store:
+            network.is_down = True
+            for elapsed in (0, 299, 300):
+                seconds.now = 1000 + elapsed
+                with pytest.raises(Unreachable):
+                    await store.get(KEY)
+            assert alerts == []
+            seconds.now += 1
+            for _ in range(2):
+                with pytest.raises(Unreachable):
+                    await store.get(KEY)
+            assert [(alert.name, alert.is_raised) for alert in alerts] == [("storage_outage", True)]
+            assert "300 s" in alerts[0].message
+            assert signals.counts["failure", ""] == 5
+            network.is_down = False
+            await store.get(KEY)
+            assert [alert.is_raised for alert in alerts] == [True, False]
+            assert signals.alerts == {}
+        told = [(r.levelno, r.__dict__["alert"], r.__dict__["is_raised"]) for r in caplog.records if "alert" in vars(r)]
+        assert told == [(logging.ERROR, "storage_outage", True), (logging.INFO, "storage_outage", False)]
+
+    async def test_an_answer_in_between_begins_anew(self) -> None:
+        seconds = Seconds()
+        signals = Signals(seconds=seconds)
+        for _ in range(3):
+            signals.failure()
+            seconds.now += 200
+            signals.answered()
+        signals.failure()
+        seconds.now += 200
+        signals.look()
+        assert signals.alerts == {}
+
+    async def test_the_sweeper_alone_notices_an_outage_and_its_end(self) -> None:
+        network, kv = behind_network(await keyloft.open())
+        seconds = Seconds()
+        signals = Signals(seconds=seconds)
+        async with kv, SemanticStore(kv, sweep_every=0.01, signals=signals):
+            network.is_down = True
+
+            async def has_failed() -> bool:
+                return signals.counts["failure", ""] > 0
+
+            async def is_out() -> bool:
+                return "storage_outage" in signals.alerts
+
+            async def is_back() -> bool:
+                return not signals.alerts
+
+            await until(has_failed)
+            seconds.now += 301
+            await until(is_out)
+            network.is_down = False
+            await until(is_back)
+
+
+async def test_a_callback_that_fails_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(alert: Alert) -> None:
+        raise ZeroDivisionError
+
+    seconds = Seconds()
+    signals = Signals(fail, seconds=seconds)
+    signals.failure()
+    seconds.now += 301
+    signals.look()
+    assert "storage_outage" in signals.alerts
+    assert "the callback for alerts failed" in caplog.text
+    signals.answered()
+    assert signals.alerts == {}
+
+
+async def test_a_store_calls_back_whom_it_was_given() -> None:
+    alerts: list[Alert] = []
+    async with keyloft.open() as kv, SemanticStore(kv, on_alert=alerts.append) as store:
+        assert store.signals.alerts == {}
+        store.signals._set("storage_outage", True, "away")
+    assert alerts == [Alert("storage_outage", True, "away")]
