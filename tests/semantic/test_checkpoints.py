@@ -1,6 +1,7 @@
 """Checkpoints: they move forward only, and each step is done once."""
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ async def test_fifty_workers_lose_no_step_and_do_none_twice(store: SemanticStore
     assert conflicts > 0
     puts = [record async for record in store.audit(KEY) if record.action == "put"]
     assert len(puts) == STEPS
-    assert all(after.version_before == before.version_after for before, after in zip(puts, puts[1:], strict=False))
+    assert all(after.version_before == before.version_after for before, after in pairwise(puts))
 
 
 async def test_a_position_is_resumed_by_whoever_comes_next(store: SemanticStore) -> None:

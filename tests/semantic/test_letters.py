@@ -141,7 +141,7 @@ async def test_two_operators_who_retry_at_once_write_once(store: SemanticStore) 
 
 async def test_a_batch_is_kept_and_retried_as_one(store: SemanticStore) -> None:
     there = await put(store, 1)
-    operations = [Put(OTHER, 2, 0, "w", CURSOR), Delete(KEY, there.version + 1000, "w")]
+    operations: list[Put | Delete] = [Put(OTHER, 2, 0, "w", CURSOR), Delete(KEY, there.version + 1000, "w")]
     with pytest.raises(Escalated):
         await store.retrying(sleep=at_once).run(lambda: store.batch(operations, request_id="batch-1"))
     [letter] = await letters(store)

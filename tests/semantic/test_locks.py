@@ -9,7 +9,7 @@ import pytest
 import keyloft
 from keyloft import InvalidArgument, ManualClock, Store
 from keyloft.semantic import Lock, LockHeld, LockLost, Semantics, SemanticStore, StaleFence, VersionConflict
-from tests.postgres_proxy import proxy
+from tests.postgres_proxy import Message, proxy
 from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, behind_network, until
 
 KEY = f"{PROJECT}/locks/sync"
@@ -27,6 +27,11 @@ async def write(store: SemanticStore, fence: int, key: str = WORK) -> None:
 
 async def take_away(store: SemanticStore) -> None:
     await store.delete(KEY, expected_version="*", writer="operator")
+
+
+async def take_away_and_wait(store: SemanticStore, key: str = KEY) -> None:
+    await store.delete(key, expected_version="*", writer="operator")
+    await asyncio.sleep(PATIENCE_SECONDS)
 
 
 async def hold_until_lost(lock: Lock, entered: asyncio.Event) -> None:
@@ -131,8 +136,7 @@ class TestAcquiring:
         async with store.lock(KEY, writer="w") as outer:
             with pytest.raises(LockLost, match="inner"):
                 async with inner:
-                    await store.delete(inner.key, expected_version="*", writer="operator")
-                    await asyncio.sleep(PATIENCE_SECONDS)
+                    await take_away_and_wait(store, inner.key)
             assert outer.is_held
             await write(store, outer.fence)
         assert await is_free(store)
@@ -143,8 +147,7 @@ class TestAcquiring:
         inner = store.lock(f"{KEY}/inner", writer="w")
         with pytest.raises(LockLost, match="locks/sync is lost"):
             async with store.lock(KEY, writer="w"), inner:
-                await take_away(store)
-                await asyncio.sleep(PATIENCE_SECONDS)
+                await take_away_and_wait(store)
         assert not inner.lost.is_set()
         assert await store.get(inner.key) is None
 
@@ -210,10 +213,12 @@ class TestLosing:
         async with kv, SemanticStore(kv, sweep_every=None) as store:
             lock = store.lock(KEY, writer="w", ttl=1)
             began = asyncio.get_running_loop().time()
+            entered = asyncio.Event()
+            holding = asyncio.create_task(hold_until_lost(lock, entered))
+            await entered.wait()
+            network.is_down = True
             with pytest.raises(LockLost, match="could not be renewed in time"):
-                async with lock:
-                    network.is_down = True
-                    await asyncio.sleep(PATIENCE_SECONDS)
+                await holding
             assert asyncio.get_running_loop().time() - began < 1.5
             network.is_down = False
             clock.advance(1)
@@ -255,24 +260,27 @@ class TestLosing:
         assert await actions(store) == ["put", "delete"], "renewing leaves no records"
 
     async def test_a_late_end_of_the_body_raises_as_well(self, store: SemanticStore) -> None:
+        async def take_no_notice() -> None:
+            with suppress(asyncio.CancelledError):
+                await take_away_and_wait(store)
+
         with pytest.raises(LockLost):
-            async with store.lock(KEY, writer="w") as lock:
-                await take_away(store)
-                with suppress(asyncio.CancelledError):
-                    await lock.lost.wait()
-                    await asyncio.sleep(PATIENCE_SECONDS)
+            async with store.lock(KEY, writer="w"):
+                await take_no_notice()
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
 
     async def test_the_body_s_own_error_is_not_hidden_by_the_loss(self, store: SemanticStore) -> None:
+        async def fail_when_told() -> None:
+            try:
+                await take_away_and_wait(store)
+            except asyncio.CancelledError:
+                raise ZeroDivisionError from None
+
         with pytest.raises(ZeroDivisionError):
             async with store.lock(KEY, writer="w"):
-                try:
-                    await take_away(store)
-                    await asyncio.sleep(PATIENCE_SECONDS)
-                except asyncio.CancelledError:
-                    raise ZeroDivisionError from None
+                await fail_when_told()
         await asyncio.sleep(0)  # nothing of the cancellation is left
 
     async def test_release_of_a_lost_lock_tells(self, store: SemanticStore) -> None:
@@ -405,10 +413,8 @@ class TestCancelling:
 
     async def test_a_loss_inside_a_timeout_is_a_loss(self, store: SemanticStore) -> None:
         with pytest.raises(LockLost):
-            async with asyncio.timeout(PATIENCE_SECONDS), store.lock(KEY, writer="w"):
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    await take_away(store)
-                    await asyncio.sleep(PATIENCE_SECONDS)
+            async with asyncio.timeout(60), store.lock(KEY, writer="w"), asyncio.timeout(60):
+                await take_away_and_wait(store)
 
     async def test_cancelled_and_lost_at_once_is_cancelled(self, store: SemanticStore) -> None:
         lock, entered = store.lock(KEY, writer="w"), asyncio.Event()
@@ -463,39 +469,46 @@ class TestLostAnswers:
             assert (await asyncio.wait_for(acquiring, 2)).fence is not None
 
     async def test_acquiring_survives_a_connection_cut_at_its_commit(self, postgres_url: str) -> None:
-        async with proxy(postgres_url) as (network, url), keyloft.open(url, patience=3) as kv:
-            async with SemanticStore(kv, audit_key="k", sweep_every=None) as store:
-                await store.get(KEY)
-                acquiring = asyncio.create_task(store.lock(KEY, writer="w", ttl=5).acquire())
+        def cut_at_commit(message: Message) -> bool:
+            if message.kind != b"C" or not message.body.startswith(b"COMMIT"):
+                return True
+            cuts.append(message)
+            network.lets_answer = lambda message: True
+            network.cut()
+            return False
 
-                def lets_answer(message: object) -> bool:
-                    kind, body = message  # type: ignore[misc]
-                    if kind == b"C" and b"COMMIT" in body:
-                        network.cut()
-                        network.lets_answer = lambda message: True
-                        return False
-                    return True
-
-                network.lets_answer = lets_answer
-                entry = await asyncio.wait_for(acquiring, 5)
-                assert entry.fence is not None
-                await write(store, entry.fence)
-                assert await actions(store) == ["put"]
+        cuts: list[Message] = []
+        async with (
+            proxy(postgres_url) as (network, url),
+            keyloft.open(url, patience=3) as kv,
+            SemanticStore(kv, audit_key="k", sweep_every=None) as store,
+        ):
+            await store.get(KEY)
+            network.lets_answer = cut_at_commit
+            entry = await asyncio.wait_for(store.lock(KEY, writer="w", ttl=5).acquire(), 5)
+            assert cuts
+            assert entry.fence is not None
+            await write(store, entry.fence)
+            assert await actions(store) == ["put"]
 
     async def test_a_holder_cut_off_from_its_database_is_told_in_time(self, postgres_url: str) -> None:
-        async with proxy(postgres_url) as (network, url), keyloft.open(url, patience=3) as kv:
-            async with SemanticStore(kv, sweep_every=None) as store:
-                lock, entered = store.lock(KEY, writer="w", ttl=1), asyncio.Event()
-                holding = asyncio.create_task(hold_until_lost(lock, entered))
-                await entered.wait()
-                network.pause()
-                with pytest.raises(LockLost):
-                    await asyncio.wait_for(holding, 1.5)
-                network.go_on()
-            async with keyloft.open(postgres_url) as direct, SemanticStore(direct, sweep_every=None) as other:
-                async with other.lock(KEY, writer="next", wait=3):
-                    with pytest.raises(StaleFence):
-                        await write(other, lock.fence)
+        async with (
+            keyloft.open(postgres_url) as direct,
+            SemanticStore(direct, sweep_every=None) as other,
+            proxy(postgres_url) as (network, url),
+            keyloft.open(url, patience=3) as kv,
+            SemanticStore(kv, sweep_every=None) as store,
+        ):
+            lock, entered = store.lock(KEY, writer="w", ttl=1), asyncio.Event()
+            holding = asyncio.create_task(hold_until_lost(lock, entered))
+            await entered.wait()
+            network.pause()
+            with pytest.raises(LockLost):
+                await asyncio.wait_for(holding, 1.5)
+            network.go_on()
+            async with other.lock(KEY, writer="next", wait=3):
+                with pytest.raises(StaleFence):
+                    await write(other, lock.fence)
 
 
 async def test_a_conflict_of_a_close_race_is_no_error(store: SemanticStore) -> None:

@@ -27,7 +27,8 @@ class Network:
 
     async def read(self, *asks: Any) -> list[Any]:
         self._pass()
-        return await self._engine.read(*asks)
+        answers: list[Any] = await self._engine.read(*asks)
+        return answers
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
         self._pass()

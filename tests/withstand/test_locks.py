@@ -40,7 +40,7 @@ def check_holds(trail: list[AuditRecord]) -> tuple[list[int], int]:
                 assert record.version_after > max(fences, default=0), "a fence came back"
                 holder = record.version_after
                 fences.append(holder)
-            case ("delete" | "expire"), key if key == LOCK:
+            case (("delete" | "expire"), key) if key == LOCK:
                 assert record.version_before == holder
                 holder = None
                 expired += record.action == "expire"
