@@ -219,7 +219,7 @@ class TestLosing:
             network.is_down = True
             with pytest.raises(LockLost, match="could not be renewed in time"):
                 await holding
-            assert asyncio.get_running_loop().time() - began < 1.5
+            assert asyncio.get_running_loop().time() - began < 3
             network.is_down = False
             clock.advance(1)
             await lock.acquire()
@@ -293,10 +293,10 @@ class TestLosing:
     async def test_closing_the_database_is_a_loss(self, clock: ManualClock) -> None:
         kv = await keyloft.open(clock=clock)
         async with SemanticStore(kv) as store:
-            lock = store.lock(KEY, writer="w", ttl=1)
+            lock = store.lock(KEY, writer="w")
             await lock.acquire()
             await kv.aclose()
-            await asyncio.wait_for(lock.lost.wait(), 0.2)
+            await asyncio.wait_for(lock.lost.wait(), 2)
 
     async def test_loss_is_logged_with_key_and_directive(
         self, store: SemanticStore, caplog: pytest.LogCaptureFixture
@@ -504,7 +504,7 @@ class TestLostAnswers:
             await entered.wait()
             network.pause()
             with pytest.raises(LockLost):
-                await asyncio.wait_for(holding, 1.5)
+                await asyncio.wait_for(holding, 2.5)  # before the database's own patience is over
             network.go_on()
             async with other.lock(KEY, writer="next", wait=3):
                 with pytest.raises(StaleFence):
