@@ -62,6 +62,7 @@ class Lock:
         self._deadline: asyncio.TimerHandle | None = None
         self._holder: asyncio.Task[object] | None = None
         self._cancelled_before = 0
+        self._is_acquiring = False
         self._reason = ""
         self.lost = asyncio.Event()
         """Set as soon as the lock is no longer held although nobody released it."""
@@ -126,9 +127,17 @@ class Lock:
 
         Raises:
             LockHeld: Somebody else had it all the time.
+            InvalidArgument: Another task holds it, or waits for it, by this very object.
         """
-        if self.is_held:
-            raise InvalidArgument(f"{self.key} is held by this lock already: make another one to wait for it")
+        if self._is_acquiring or self._holder is not None or self.is_held:
+            raise InvalidArgument(f"{self.key} is held or waited for by this lock already: make another one")
+        self._is_acquiring = True
+        try:
+            return await self._acquire()
+        finally:
+            self._is_acquiring = False
+
+    async def _acquire(self) -> Envelope:
         await self._stop_guarding()  # what was lost before
         loop = asyncio.get_running_loop()
         deadline = None if self._wait is None else loop.time() + self._wait
