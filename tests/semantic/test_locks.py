@@ -119,6 +119,16 @@ class TestAcquiring:
                 await lock.acquire()
             assert lock.is_held
 
+    async def test_one_object_is_not_for_two_tasks(self, store: SemanticStore) -> None:
+        async with store.lock(KEY, writer="first"):
+            shared = store.lock(KEY, writer="second")
+            waiting = asyncio.create_task(shared.acquire())
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidArgument, match="make another one"):
+                await shared.acquire()
+        await asyncio.wait_for(waiting, 2)
+        await shared.release()
+
     async def test_what_was_not_acquired_has_no_fence_and_no_release(self, store: SemanticStore) -> None:
         lock = store.lock(KEY, writer="w")
         with pytest.raises(LockLost, match="acquire it first"):
