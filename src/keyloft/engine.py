@@ -20,6 +20,7 @@ from keyloft.records import (
     Expired,
     Get,
     Latest,
+    Now,
     Page,
     Record,
     Scan,
@@ -48,7 +49,7 @@ class Reader(Protocol):
     @overload
     async def read(self, *asks: Expired) -> list[list[Record]]: ...
     @overload
-    async def read(self, *asks: Count | Latest) -> list[int]: ...
+    async def read(self, *asks: Count | Latest | Now) -> list[int]: ...
     @overload
     async def read(self, *asks: Usage) -> list[list[Used]]: ...
     @overload

@@ -189,10 +189,8 @@ class WrongLoop(KeyloftError, RuntimeError):
         super().__init__(message)
 
 
-class VersionConflict(KeyloftError):
-    """What is stored is not what a write expected; nothing was written."""
-
-    code = "VERSION_CONFLICT"
+class _Refused(Exception):
+    """What a refused write tells."""
 
     def __init__(
         self, message: str, *, current: Any = None, conflicts: tuple[Any, ...] = (), correlation_id: str | None = None
@@ -214,14 +212,20 @@ class VersionConflict(KeyloftError):
         return _again, (type(self), str(self), self.current, self.conflicts, self.correlation_id)
 
 
-def _again(kind: Any, message: str, current: Any, conflicts: tuple[Any, ...], correlation_id: str | None) -> Any:
-    return kind(message, current=current, conflicts=conflicts, correlation_id=correlation_id)
+class VersionConflict(_Refused, KeyloftError):
+    """What is stored is not what a write expected; nothing was written."""
+
+    code = "VERSION_CONFLICT"
 
 
-class StaleFence(KeyloftError):
+class StaleFence(_Refused, KeyloftError):
     """The lock that gave out this fencing token is no longer held by whoever got it; nothing was written."""
 
     code = "STALE_FENCE"
+
+
+def _again(kind: Any, message: str, current: Any, conflicts: tuple[Any, ...], correlation_id: str | None) -> Any:
+    return kind(message, current=current, conflicts=conflicts, correlation_id=correlation_id)
 
 
 class NothingToRestore(KeyloftError, LookupError):

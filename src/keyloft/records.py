@@ -136,6 +136,10 @@ class Latest(Struct, frozen=True, gc=False):
     """The version of the last commit, in whatever space. Answered by an int."""
 
 
+class Now(Struct, frozen=True, gc=False):
+    """What time it is where expiry is decided, in milliseconds. Answered by an int."""
+
+
 class Usage(Struct, frozen=True, gc=False):
     """What each plugin stores. Answered by a list of Used, in the order of the plugins' names."""
 
@@ -148,7 +152,7 @@ class Used(Struct, frozen=True, gc=False):
     value_bytes: int
 
 
-Ask: TypeAlias = Get | Scan | Count | Expired | Latest | Usage
+Ask: TypeAlias = Get | Scan | Count | Expired | Latest | Now | Usage
 
 
 # What can be written

@@ -23,6 +23,7 @@ from keyloft.records import (
     Max,
     Min,
     Mutation,
+    Now,
     Purge,
     Record,
     Scan,
@@ -396,6 +397,12 @@ class EngineContract:
         assert await get(engine, change.key, B) is None
 
     # Times
+
+    async def test_the_time_is_that_by_which_entries_expire(self, engine: Engine, clock: ManualClock) -> None:
+        assert await engine.read(Now()) == [clock.now()]
+        clock.advance(5)
+        now, nothing = await engine.read(Now(), Get(A, b"k"))
+        assert (now, nothing) == (clock.now(), None)
 
     async def test_a_scan_of_the_semantic_space_tells_when_entries_were_written(
         self, engine: Engine, clock: ManualClock

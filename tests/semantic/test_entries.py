@@ -424,6 +424,22 @@ class TestRestore:
         assert back.expires_at == at(clock) + timedelta(seconds=60), "its TTL begins anew"
         assert await store.get(KEY) == back
 
+    @pytest.mark.parametrize("swept_after", [1, 9, None])
+    async def test_an_expired_entry_comes_back_within_the_retention_of_its_expiry_whenever_it_was_swept(
+        self, kv: Store, clock: ManualClock, swept_after: float | None
+    ) -> None:
+        async with SemanticStore(kv, restore_within=10, sweep_every=None) as store:
+            for key in (KEY, OTHER):
+                await put(store, key, semantics=living(60))
+            clock.advance(60 + (swept_after or 0))
+            if swept_after is not None:
+                await store.sweep()
+            clock.advance(9.9 - (swept_after or 0))
+            await restore(store, KEY)
+            clock.advance(0.1)
+            with pytest.raises(NothingToRestore):
+                await restore(store, OTHER)
+
     @pytest.mark.parametrize("swept", [True, False])
     async def test_an_expired_entry_comes_back_swept_or_not(
         self, store: SemanticStore, clock: ManualClock, swept: bool

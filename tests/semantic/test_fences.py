@@ -229,3 +229,13 @@ async def test_a_batch_acquires_one_lock_of_a_project_since_it_has_one_token_to_
     outcomes = await store.batch(renewals)
     assert [entry and entry.fence for entry in outcomes] == [first.fence, second.fence]
     await put(store, "tenant/acme/project/shop/x", fence=other.fence)
+
+
+async def test_a_stale_fence_tells_what_is_there_and_all_else_that_failed(store: SemanticStore) -> None:
+    there = await put(store, KEY)
+    with pytest.raises(StaleFence) as caught:
+        await store.batch([putting(KEY, fence=7), putting(OTHER, expected=9), putting(f"{PROJECT}/fine")])
+    failed = [(one.key, one.reason, one.current) for one in caught.value.conflicts]
+    assert failed == [(KEY, "fence", there), (OTHER, "version", None)]
+    assert caught.value.current == there
+    assert caught.value.correlation_id

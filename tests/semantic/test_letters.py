@@ -184,7 +184,7 @@ async def test_a_letter_waits_for_a_database_that_is_away(kv: Store, caplog: pyt
     network, through = behind_network(kv)
     async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
         network.is_down = True
-        with pytest.raises(Escalated, match="not yet kept") as caught:
+        with pytest.raises(Escalated, match="once the database is back") as caught:
             await store.retrying(sleep=at_once).run(lambda: put(store, SECRET))
         assert caught.value.dead_letter is None
         assert isinstance(caught.value.__cause__, Unreachable)
@@ -210,7 +210,7 @@ async def test_what_was_written_is_not_kept_for_what_failed_after_it(kv: Store) 
             network.is_down = True
             await store.get(OTHER)
 
-        with pytest.raises(Escalated, match="nothing to keep"):
+        with pytest.raises(Escalated, match="nothing is kept"):
             await store.retrying(sleep=at_once).run(write_then_read)
         network.is_down = False
         await store.dead_letters.save()
@@ -221,5 +221,5 @@ async def test_a_lock_that_was_not_acquired_is_no_letter(kv: Store) -> None:
     network, through = behind_network(kv)
     async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
         network.is_down = True
-        with pytest.raises(Escalated, match="nothing to keep"):
+        with pytest.raises(Escalated, match="nothing is kept"):
             await store.retrying(sleep=at_once).run(store.lock(f"{PROJECT}/locks/a", writer="w").acquire)

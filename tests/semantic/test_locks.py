@@ -161,6 +161,35 @@ class TestAcquiring:
         assert not inner.lost.is_set()
         assert await store.get(inner.key) is None
 
+    async def test_who_waits_leaves_no_conflicts(self, store: SemanticStore) -> None:
+        async def work(number: int) -> None:
+            for _ in range(3):
+                async with store.lock(KEY, writer=f"w{number}"):
+                    await asyncio.sleep(0)
+
+        await asyncio.gather(*[work(number) for number in range(8)])
+        assert await actions(store) == ["put", "delete"] * 24
+        assert store.signals.counts["conflict", "lock"] == 0
+
+    async def test_a_holder_may_write_to_its_own_lock(self, store: SemanticStore) -> None:
+        async with store.lock(KEY, writer="w", ttl=1) as lock:
+            renewed = await store.put(
+                KEY,
+                "progress",
+                expected_version="*",
+                writer="w",
+                semantics=Semantics("lock", ttl_seconds=1),
+                fence=lock.fence,
+            )
+            assert renewed.fence == lock.fence
+            lives_until = lock._until
+            await until(lambda: lock._until > lives_until)
+            entry = await store.get(KEY)
+            assert lock.is_held
+            assert entry is not None
+            assert entry.version == renewed.version
+        assert await is_free(store)
+
 
 class TestLosing:
     async def test_a_holder_whose_lock_an_operator_deletes_is_told_at_once(self, store: SemanticStore) -> None:

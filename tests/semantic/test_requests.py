@@ -224,3 +224,11 @@ async def test_ids_of_any_characters_are_told_apart(store: SemanticStore) -> Non
         await put(store, value=number, request_id=name)
     assert len(await trail(store)) == len(ids)
     assert {record.writer for record in await trail(store)} == {WRITER}
+
+
+async def test_a_retry_may_name_the_fields_of_its_value_in_another_order(store: SemanticStore) -> None:
+    first = await put(store, value={"a": {"x": 1, "y": 10**30}, "b": 2}, request_id="r")
+    again = await put(store, value={"b": 2, "a": {"y": 10**30, "x": 1}}, request_id="r")
+    assert again == first
+    with pytest.raises(VersionConflict):
+        await put(store, value={"a": 2, "b": {"x": 1, "y": 10**30}}, request_id="r")

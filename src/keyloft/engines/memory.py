@@ -24,6 +24,7 @@ from keyloft.records import (
     Get,
     Key,
     Latest,
+    Now,
     Page,
     Record,
     Scan,
@@ -88,6 +89,8 @@ class MemoryEngine:
     def _answer(self, ask: Ask, now: int) -> Record | Page | list[Record] | list[Used] | int | None:
         if isinstance(ask, Latest):
             return self._version
+        if isinstance(ask, Now):
+            return now
         if isinstance(ask, Usage):
             return _usage(self._tables[Space.PLUGINS].records.values(), now)
         table = self._tables[ask.space]

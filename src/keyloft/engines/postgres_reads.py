@@ -11,7 +11,7 @@ from keyloft.engines.postgres_layouts import LAYOUTS, PLUGIN_USAGE, READ_CLOCK
 from keyloft.engines.postgres_links import Link, Transaction, patiently
 from keyloft.engines.postgres_server import PostgresServer
 from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
-from keyloft.records import Ask, Count, Expired, Get, Latest, Record, Scan, Space, Usage, Used
+from keyloft.records import Ask, Count, Expired, Get, Latest, Now, Record, Scan, Space, Usage, Used
 
 logger = logging.getLogger(__name__)
 
@@ -213,9 +213,9 @@ class Others:
 
 
 async def _answer_one(server: PostgresServer, at: Link | Transaction, ask: Ask, now: int | None) -> Any:
-    if isinstance(ask, Latest):
-        version, _ = server.clock_of(await at.fetch(READ_CLOCK, now))
-        return version
+    if isinstance(ask, (Latest, Now)):
+        version, moment = server.clock_of(await at.fetch(READ_CLOCK, now))
+        return version if isinstance(ask, Latest) else moment
     if isinstance(ask, Usage):
         return list(starmap(Used, await at.fetch(PLUGIN_USAGE, now)))
     layout = LAYOUTS[ask.space]

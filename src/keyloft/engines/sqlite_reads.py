@@ -12,7 +12,7 @@ from keyloft.engines.layouts import GETS_AT_ONCE, LAYOUTS, PLUGIN_USAGE, READ_CL
 from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.turns import Turn
 from keyloft.engines.worker import Worker
-from keyloft.records import Ask, Count, Expired, Get, Latest, Page, Record, Scan, Usage, Used
+from keyloft.records import Ask, Count, Expired, Get, Latest, Now, Page, Record, Scan, Usage, Used
 
 _WORTH_ONE_STATEMENT: Final = 5
 
@@ -59,6 +59,8 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Reco
         return _alive(point(cursor, ask), ask, now)
     if isinstance(ask, Latest):
         return number(cursor, READ_CLOCK)
+    if isinstance(ask, Now):
+        return now
     if isinstance(ask, Usage):
         return list(starmap(Used, cursor.execute(PLUGIN_USAGE, (time_text(now),)).fetchall()))
     layout = LAYOUTS[ask.space]

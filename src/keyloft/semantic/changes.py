@@ -25,7 +25,7 @@ from keyloft.semantic.envelope import (
     write_stored,
 )
 from keyloft.semantic.naming import Place, place
-from keyloft.values import Encoding
+from keyloft.values import Encoding, decode_json
 
 _SEMANTIC: Final = Space.SEMANTIC
 
@@ -156,6 +156,8 @@ class Seen(Struct):
     """The row of what is alive, where it was read."""
     expired: Record | None = None
     """What has expired, but was not yet put aside."""
+    overdue: int = 0
+    """For how many milliseconds it has been expired."""
     deleted: Record | None = None
     """What was put aside, for a restore."""
     lock: Record | None = None
@@ -174,6 +176,12 @@ class Seen(Struct):
         # Versions begin at 1, and 0 stands for nothing.
         found = 0 if self.alive is None else self.alive.version
         return "version" if change.expected is not None and change.expected != found else None
+
+    def restorable(self, keep_deleted: int) -> bool:
+        """Whether there is something that a restore can bring back."""
+        if self.expired is None:
+            return self.deleted is not None
+        return self.overdue < keep_deleted
 
     @property
     def version(self) -> int | None:
@@ -251,11 +259,11 @@ class Plan:
             stored = self._put(change, seen, change.semantics, request_id)
         return Made(change, stored, None, seen.expired)
 
-    def expire(self, at: Place, record: Record) -> None:
-        """Put an entry aside that has expired."""
+    def expire(self, at: Place, record: Record, overdue: int) -> None:
+        """Put an entry aside that has been expired for so many milliseconds."""
         self._pin(at, Seen(None, expired=record))
         self._record_expiry(at, record)
-        self._put_aside(at, record)
+        self._put_aside(at, record, overdue)
 
     def refuse(self, change: Change, seen: Seen, reason: Reason, request_id: str | None, correlation_id: str) -> None:
         """Record that a change was not made."""
@@ -354,15 +362,20 @@ class Plan:
         if record is not None:
             self._mutations.append(Remove(_SEMANTIC, at.entry))
             self._let_go(at, record)
-            self._mutations.append(Set(_SEMANTIC, at.deleted, record.value, Encoding.JSON, self._keep_deleted))
+            self._keep(at, record, self._keep_deleted)
         elif seen.expired is not None:
-            self._put_aside(at, seen.expired)
+            self._put_aside(at, seen.expired, seen.overdue)
         self._record_change(change, seen.alive, request_id, seen.semantics, None)
         return record
 
-    def _put_aside(self, at: Place, expired: Record) -> None:
+    def _put_aside(self, at: Place, expired: Record, overdue: int) -> None:
         self._mutations.append(Purge(_SEMANTIC, at.entry, expired.version))
-        self._mutations.append(Set(_SEMANTIC, at.deleted, expired.value, Encoding.JSON, self._keep_deleted))
+        self._keep(at, expired, self._keep_deleted - overdue)
+
+    def _keep(self, at: Place, record: Record, milliseconds: int) -> None:
+        """Keep what can be restored, for as long as it can."""
+        if milliseconds > 0:
+            self._mutations.append(Set(_SEMANTIC, at.deleted, record.value, Encoding.JSON, milliseconds))
 
     def _let_go(self, at: Place, record: Record) -> None:
         """A lock is no longer held: its token means nothing any more."""
@@ -452,13 +465,27 @@ class Memory(Struct, frozen=True):
 
 
 _to_json = msgspec.json.Encoder().encode
+_to_sorted_json = msgspec.json.Encoder(order="sorted").encode
 _read_memory = msgspec.json.Decoder(Memory).decode
 
 
 def digest_of(changes: Sequence[Change]) -> str:
     """What tells whether two requests ask for the same."""
-    told = [(c.action, c.place.key, c.expected, c.writer, c.semantics, c.value, c.spec_ref, c.fence) for c in changes]
+    told = [
+        (c.action, c.place.key, c.expected, c.writer, c.semantics, _sorted(c.value), c.spec_ref, c.fence)
+        for c in changes
+    ]
     return hashlib.blake2b(_to_json(told), digest_size=16).hexdigest()
+
+
+def _sorted(value: bytes) -> bytes:
+    """A value with the names of its objects in order: a retry may have built them in another one."""
+    if b"{" not in value:
+        return value
+    try:
+        return _to_sorted_json(decode_json(value))
+    except (msgspec.MsgspecError, OverflowError, ValueError):
+        return value  # an int that is too long for it
 
 
 def memory_of(digest: str, made: Sequence[Made]) -> bytes:

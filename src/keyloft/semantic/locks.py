@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final
 from keyloft.engine import Engine
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
 from keyloft.records import Batch, Check, Conflict, Get, Record, Space, Touch
-from keyloft.semantic.envelope import Envelope, Semantics, directive_of, envelope_of
+from keyloft.semantic.changes import Put, putting
+from keyloft.semantic.envelope import Envelope, Semantics, directive_of, envelope_of, read_stored
 from keyloft.semantic.naming import Place
-from keyloft.semantic.writing import attempt
+from keyloft.semantic.writing import Writer, attempt
 
 if TYPE_CHECKING:
     from keyloft.semantic.store import SemanticStore
@@ -41,6 +42,7 @@ class Lock:
         self,
         store: "SemanticStore",
         engine: Engine,
+        making: Writer,
         place: Place,
         writer: str,
         semantics: Semantics,
@@ -51,6 +53,7 @@ class Lock:
         assert semantics.ttl_seconds is not None
         self._store = store
         self._engine = engine
+        self._making = making
         self._place = place
         self._writer = writer
         self._semantics = semantics
@@ -142,7 +145,6 @@ class Lock:
         loop = asyncio.get_running_loop()
         deadline = None if self._wait is None else loop.time() + self._wait
         while True:
-            # What waits for a lock leaves no conflicts in the audit trail, unless it was a close race.
             if (holder := await self._until_free(deadline)) is not None:
                 waited = f", and was not free within {self._wait:g} s" if self._wait else ""
                 raise LockHeld(f"{self.key} is held by {holder.last_writer}{waited}")
@@ -212,19 +214,16 @@ class Lock:
     async def _put_patiently(self) -> tuple[Envelope, float]:
         attempt.set(None)  # whoever gives up on a lock leaves no dead letter
         request_id = uuid.uuid4().hex
+        holder = {"holder": self._writer, "host": socket.gethostname(), "pid": os.getpid()}
+        wanted = putting(Put(self.key, holder, 0, self._writer, self._semantics))
         loop = asyncio.get_running_loop()
         began = loop.time()
         may_be_made = False
         while True:
             try:
-                entry = await self._store.put(
-                    self.key,
-                    {"holder": self._writer, "host": socket.gethostname(), "pid": os.getpid()},
-                    expected_version=0,
-                    writer=self._writer,
-                    semantics=self._semantics,
-                    request_id=request_id,
-                )
+                # Quietly: that somebody else was faster is what a lock is for, and no conflict to be told of.
+                [entry] = await self._making.carry_out([wanted], request_id, quiet=True)
+                assert entry is not None
             except DatabaseError as error:
                 # If it may have been made, the same request tells, as long as it matters.
                 may_be_made = may_be_made or isinstance(error, CommitUnknown)
@@ -241,9 +240,16 @@ class Lock:
     async def _give_back(self, entry: Envelope) -> None:
         attempt.set(None)
         await self._stop_guarding()
-        await self._store.delete(
-            self.key, expected_version=entry.version, writer=self._writer, request_id=uuid.uuid4().hex
-        )
+        while True:
+            try:
+                await self._store.delete(
+                    self.key, expected_version=entry.version, writer=self._writer, request_id=uuid.uuid4().hex
+                )
+                return
+            except VersionConflict as error:
+                if error.current is None or error.current.fence != entry.fence:
+                    raise
+                entry = error.current  # somebody who has our token has put it meanwhile
 
     async def _quietly(self, job: Awaitable[None]) -> None:
         """Do what nobody waits for any more."""
@@ -261,7 +267,7 @@ class Lock:
         self._lives_from(began)
         self._guards = [
             asyncio.create_task(self._renew(entry), name=f"keyloft renews {self.key}"),
-            asyncio.create_task(self._look_out(entry), name=f"keyloft guards {self.key}"),
+            asyncio.create_task(self._look_out(), name=f"keyloft guards {self.key}"),
         ]
 
     async def _stop_guarding(self) -> None:
@@ -277,16 +283,13 @@ class Lock:
         """Extend the expiry, again and again. The version stays, so the fencing token does, too."""
         loop = asyncio.get_running_loop()
         version = entry.version
-        batch = Batch(
-            (Touch(_SEMANTIC, self._place.entry, round(1000 * self._ttl)),),
-            (Check(_SEMANTIC, self._place.entry, version),),
-        )
+        touch = Touch(_SEMANTIC, self._place.entry, round(1000 * self._ttl))
         pause = self._ttl / _RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause)
             began = loop.time()
             try:
-                done = await self._engine.commit(batch)
+                done = await self._engine.commit(Batch((touch,), (Check(_SEMANTIC, self._place.entry, version),)))
             except Closed:
                 self._lose("the store was closed")
                 return
@@ -296,19 +299,26 @@ class Lock:
                 pause = _PAUSE_SECONDS
                 continue
             if isinstance(done, Conflict):
-                self._lose(_who_has_it(done.failed[0].current))
-                return
+                current = done.failed[0].current
+                if current is None or not self._is_ours(current):
+                    self._lose(_who_has_it(current))
+                    return
+                version, pause = current.version, 0.0  # somebody who has our token has put it meanwhile
+                continue
             self._lives_from(began)
             pause = self._ttl / _RENEWALS_PER_TTL
 
-    async def _look_out(self, entry: Envelope) -> None:
+    def _is_ours(self, record: Record) -> bool:
+        return self._entry is not None and read_stored(record).fence(record.version) == self._entry.fence
+
+    async def _look_out(self) -> None:
         """Hear at once if somebody takes the lock away."""
         while True:
             try:
                 watch = self._engine.watch(Get(_SEMANTIC, self._place.entry))
                 try:
                     async for [change] in watch:
-                        if change.record is None or change.record.version != entry.version:
+                        if change.record is None or not self._is_ours(change.record):
                             self._lose(_who_has_it(change.record))
                             return
                 finally:

@@ -122,7 +122,9 @@ class Retry:
         if self._dead_letters is not None and trying.changes:
             kept = await self._dead_letters.keep(trying, code, str(error), attempts)
         keys = [change.place.key for change in trying.changes]
-        told = "nothing to keep" if not keys else "kept as a dead letter" if kept else "not yet kept"
+        told = "kept as a dead letter" if kept else "to be kept as a dead letter once the database is back"
+        if self._dead_letters is None or not keys:
+            told = "nothing is kept"
         logger.error(
             "[KV] escalated after %d attempts (%s): %s; %s",
             attempts,

@@ -347,7 +347,7 @@ class SemanticStore:
                 await store.put(…, fence=lock.fence)
         """
         semantics = Semantics(rules.LOCK, producer, consumer_hints, ttl)
-        return Lock(self, self._engine, place(key), rules.writer_name(writer), semantics, wait)
+        return Lock(self, self._engine, self._writer, place(key), rules.writer_name(writer), semantics, wait)
 
     def checkpoint(
         self,

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from keyloft import bus, limits, payloads
-from keyloft.errors import InvalidArgument, InvalidKey, KeyloftError, ValueTooLarge, VersionConflict
+from keyloft.errors import InvalidArgument, InvalidKey, KeyloftError, StaleFence, ValueTooLarge, VersionConflict
 from keyloft.semantic.changes import Delete, FailedWrite, Put
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.naming import key_of
@@ -208,7 +208,7 @@ class ListReply:
 
 def refusal(error: Exception, most_bytes: int) -> bytes:
     """The reply that tells of an error; of a conflict, with what is there, as far as a message can hold it."""
-    if not isinstance(error, VersionConflict):
+    if not isinstance(error, (VersionConflict, StaleFence)):
         return bus.refusal(error)
 
     def reply(values: bool) -> bytes:
@@ -262,6 +262,10 @@ def _shown(envelope: Envelope | None, *, values: bool = True) -> dict[str, Any] 
 
 # Replies, read again
 
+_REFUSED: Final[Mapping[str, type[VersionConflict] | type[StaleFence]]] = {
+    kind.code: kind for kind in (VersionConflict, StaleFence)
+}
+
 
 def envelope_of(fields: object) -> Envelope | None:
     """The entry of a reply; where it shows no value, with None."""
@@ -270,13 +274,14 @@ def envelope_of(fields: object) -> Envelope | None:
 
 def refused(reply: Mapping[str, Any]) -> KeyloftError:
     """The error that a reply tells of."""
-    if reply.get("error_code") != VersionConflict.code:
+    kind = _REFUSED.get(str(reply.get("error_code")))
+    if kind is None:
         return bus.refused(reply)
     conflicts = tuple(
         FailedWrite(one["key"], one["expectedVersion"], envelope_of(one["current"]), one["reason"])
         for one in reply.get("conflicts", ())
     )
-    return VersionConflict(
+    return kind(
         str(reply.get("message")),
         current=envelope_of(reply.get("current")),
         conflicts=conflicts,

@@ -12,7 +12,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from msgspec import Struct
 
@@ -25,7 +25,7 @@ from keyloft.errors import (
     Undecodable,
     VersionConflict,
 )
-from keyloft.records import Batch, Check, Committed, Conflict, Get, Purge, Record, Set, Space
+from keyloft.records import Ask, Batch, Check, Committed, Conflict, Get, Now, Purge, Record, Set, Space
 from keyloft.semantic import changes, naming
 from keyloft.semantic import envelope as rules
 from keyloft.semantic.audit import Hasher
@@ -82,29 +82,38 @@ class Writer:
         request_id: str | None,
         row: bytes | None = None,
         letter: tuple[bytes, int] | None = None,
+        *,
+        quiet: bool = False,
     ) -> Sequence[Envelope | None]:
-        """Make changes, all or none.
+        """Make changes, all or none; what stands against them is recorded, told and raised.
 
         Args:
             wanted: The changes.
             request_id: Who asks for the same again gets the first outcome.
             row: Where the request is remembered, unless that is with the key of the only change.
             letter: The row of a dead letter, and its version, that is gone once the changes are made.
+            quiet: What stands against them is raised and nothing else, for whoever takes that for an answer.
         """
         if (trying := attempt.get()) is not None:
             trying.changes, trying.request_id, trying.row = wanted, request_id, row
-        made = await self._carry_out(wanted, request_id, row, letter)
+        made = await self._carry_out(wanted, request_id, row, letter, quiet)
         if trying is not None and trying.changes is wanted:
             trying.changes = ()
         return made
 
     async def _carry_out(
-        self, wanted: Sequence[Change], request_id: str | None, row: bytes | None, letter: tuple[bytes, int] | None
+        self,
+        wanted: Sequence[Change],
+        request_id: str | None,
+        row: bytes | None,
+        letter: tuple[bytes, int] | None,
+        quiet: bool,
     ) -> Sequence[Envelope | None]:
         if rules.request_name(request_id) is not None and row is None:
             row = wanted[0].place.request(str(request_id))
         digest = "" if row is None else changes.digest_of(wanted)
         hasher = self._hashes or await self._make_hasher()
+        recorder = None if quiet else hasher
         thoroughly = any([change.action == "restore" for change in wanted])
         # What was written or read here lately is mostly still there, and the commit finds out.
         guess = self._guess(wanted)
@@ -119,10 +128,10 @@ class Writer:
                         plan.drop(*letter)
                         await self.commit(plan.batch())
                     return changes.replay(wanted, memory, record, request_id)
-                await self._refuse(wanted, seen, ["request_id"] * len(wanted), request_id, hasher)
+                await self._refuse(wanted, seen, ["request_id"] * len(wanted), request_id, recorder)
             objections = [sight.objection(change) for change, sight in zip(wanted, seen, strict=True)]
             if any(objections):
-                await self._refuse(wanted, seen, objections, request_id, hasher)
+                await self._refuse(wanted, seen, objections, request_id, recorder)
             plan = self._plan(hasher)
             made = [plan.make(change, sight, request_id) for change, sight in zip(wanted, seen, strict=True)]
             if row is not None:
@@ -166,13 +175,14 @@ class Writer:
         self, wanted: Sequence[Change], row: bytes | None, thoroughly: bool
     ) -> tuple[Sequence[Seen], Record | None]:
         """What is stored at the keys of changes, and what is remembered of their request; all as of one moment."""
-        asks = [Get(_SEMANTIC, change.place.entry) for change in wanted]
+        asks: list[Ask] = [Get(_SEMANTIC, change.place.entry) for change in wanted]
         locks = [None if change.fence is None else await self._lock_of(change.place, change.fence) for change in wanted]
         fenced = [number for number, lock in enumerate(locks) if lock is not None]
         asks += [Get(_SEMANTIC, lock.entry) for lock in locks if lock is not None]
         if row is not None:
             asks.append(Get(_SEMANTIC, row))
         if thoroughly:
+            asks.append(Now())
             asks += [Get(_SEMANTIC, change.place.entry, include_expired=True) for change in wanted]
             asks += [Get(_SEMANTIC, change.place.deleted) for change in wanted if change.action == "restore"]
         found = iter(await self.read(*asks))
@@ -181,13 +191,15 @@ class Writer:
             seen[number].lock = next(found)
         record = None if row is None else next(found)
         if thoroughly:
+            now = next(found)
             for sight in seen:
                 stored = next(found)
-                sight.expired = stored if sight.alive is None else None
+                if sight.alive is None and stored is not None:
+                    sight.expired, sight.overdue = stored, now - stored.expires_at
             for change, sight in zip(wanted, seen, strict=True):
                 if change.action == "restore":
                     sight.deleted = next(found)
-                    if not (sight.alive or sight.expired or sight.deleted or record):
+                    if sight.alive is None and record is None and not sight.restorable(self._keep.deleted):
                         raise NothingToRestore(
                             f"nothing to restore at {change.place.key}: nothing was deleted or expired there "
                             f"within the last {self._keep.deleted // 1000} s"
@@ -213,19 +225,21 @@ class Writer:
         seen: Sequence[Seen],
         objections: Sequence[Reason | None],
         request_id: str | None,
-        hasher: Hasher,
-    ) -> None:
-        """Record that a write was not made, then tell."""
+        hasher: Hasher | None,
+    ) -> NoReturn:
+        """Raise what tells that a write was not made; with a hasher, record it before."""
         correlation_id = request_id or uuid.uuid4().hex
-        plan = self._plan(hasher)
-        failed = []
-        for change, sight, reason in zip(wanted, seen, objections, strict=True):
-            if reason is not None:
+        refused = [
+            (change, sight, reason)
+            for change, sight, reason in zip(wanted, seen, objections, strict=True)
+            if reason is not None
+        ]
+        if hasher is not None:
+            plan = self._plan(hasher)
+            for change, sight, reason in refused:
                 plan.refuse(change, sight, reason, request_id, correlation_id)
-                failed.append(FailedWrite(change.place.key, change.expected_version, sight.current, reason))
-        await self.commit(plan.batch())
-        for change, sight, reason in zip(wanted, seen, objections, strict=True):
-            if reason is not None:
+            await self.commit(plan.batch())
+            for change, sight, reason in refused:
                 self._signals.conflict(
                     change.action,
                     change.place.key,
@@ -236,10 +250,10 @@ class Writer:
                     reason=reason,
                     correlation_id=correlation_id,
                 )
+        failed = [FailedWrite(one.place.key, one.expected_version, at.current, why) for one, at, why in refused]
         told = "; ".join([_told(one) for one in failed[:3]]) + (f" … {len(failed)} in all" if len(failed) > 3 else "")
-        if any(reason == "fence" for reason in objections):
-            raise StaleFence(f"{told}; nothing was written")
-        raise VersionConflict(
+        kind = StaleFence if "fence" in objections else VersionConflict
+        raise kind(
             f"{told}; nothing was written",
             current=failed[0].current,
             conflicts=tuple(failed),
@@ -261,7 +275,7 @@ class Writer:
 
     # The database
 
-    async def read(self, *asks: Get) -> Sequence[Record | None]:
+    async def read(self, *asks: Ask) -> list[Any]:
         try:
             found = await self._engine.read(*asks)
         except DatabaseError:
@@ -292,13 +306,13 @@ class Writer:
 
     async def expire(self, due: Record) -> bool:
         """Put one entry aside; returns whether it was still the one that was due."""
-        [record] = await self.read(Get(_SEMANTIC, due.key, include_expired=True))
-        if record is None or record.version != due.version:
+        record, now = await self.read(Get(_SEMANTIC, due.key, include_expired=True), Now())
+        if record is None or record.version != due.version or record.is_alive(now):
             return False
         plan = self._plan(self._hashes or await self._make_hasher())
         try:
             at = naming.place_of_row(record.key)
-            plan.expire(at, record)
+            plan.expire(at, record, now - record.expires_at)
         except (Undecodable, ValueError) as error:
             logger.error("[KV] a damaged entry has expired and is removed: %s", error)
             await self.commit(Batch((Purge(_SEMANTIC, record.key, record.version),)))
