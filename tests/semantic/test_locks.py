@@ -183,7 +183,11 @@ class TestAcquiring:
             )
             assert renewed.fence == lock.fence
             lives_until = lock._until
-            await until(lambda: lock._until > lives_until)
+
+            async def is_renewed() -> bool:
+                return lock._until > lives_until
+
+            await until(is_renewed)
             entry = await store.get(KEY)
             assert lock.is_held
             assert entry is not None

@@ -17,7 +17,7 @@ from keyloft.records import EVERYTHING, Batch, Committed, Expired, Get, Purge, S
 from keyloft.semantic import changes, naming
 from keyloft.semantic import envelope as rules
 from keyloft.semantic.audit import AuditTrail
-from keyloft.semantic.changes import Change, Delete, Known, Put
+from keyloft.semantic.changes import Change, Delete, Put
 from keyloft.semantic.checkpoints import Checkpoint
 from keyloft.semantic.envelope import PURPOSES, Envelope, ExpectedVersion, Semantics, envelope_of, read_stored
 from keyloft.semantic.flags import Flags
@@ -125,7 +125,7 @@ class SemanticStore:
         if record is None:
             return None
         stored = read_stored(record)
-        self._writer.note(at, Known.of(stored, record.version))
+        self._writer.saw(at, stored, record.version)
         return envelope_of(record, at.key, stored=stored)
 
     def list(
