@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from keyloft import limits, values
-from keyloft.errors import InvalidArgument, InvalidKey, InvalidValue, Undecodable, ValueTooLarge
+from keyloft.errors import InvalidArgument, InvalidValue, Undecodable, ValueTooLarge
 from keyloft.records import Record
-from keyloft.semantic.naming import place_of_row
+from keyloft.semantic.naming import key_of_row
 
 PURPOSES: Final = ("checkpoint", "feature_flag", "lock", "cursor", "config", "index_version")
 """What an entry can be for, besides what a store registers on its own."""
@@ -177,9 +177,9 @@ def envelope_of(
     """
     stored = stored or read_stored(record)
     try:
-        key = key or place_of_row(record.key).key
+        key = key or key_of_row(record.key)
         return stored.envelope(key, record.version, record.updated_at, record.expires_at, value=value)
-    except (Undecodable, msgspec.MsgspecError, InvalidKey, OverflowError) as error:
+    except (Undecodable, msgspec.MsgspecError, ValueError, OverflowError) as error:
         raise Undecodable(f"the row {record.key!r} is damaged: {error}") from error
 
 

@@ -100,10 +100,10 @@ def is_entry(row: bytes) -> bool:
     return row.startswith(_ENTRY)
 
 
-def place_of_row(row: bytes) -> Place:
-    """Whose entry a row is."""
+def key_of_row(row: bytes) -> str:
+    """The key of the entry that a row holds."""
     tenant, project, path = row[len(_ENTRY) :].decode().split("/", 2)
-    return place(f"tenant/{tenant}/project/{project}/{path}")
+    return f"tenant/{tenant}/project/{project}/{path}"
 
 
 @lru_cache(maxsize=4096)

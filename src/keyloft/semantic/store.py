@@ -167,7 +167,7 @@ class SemanticStore:
         """What changes from now on at the keys that begin with a text, by key; None once deleted or expired."""
         start, end = naming.below(prefix).rows
         watch = self._engine.watch(Scan(_SEMANTIC, start, end, EVERYTHING))
-        return Watching(watch, lambda found: {naming.place_of_row(change.key).key: _shown(change) for change in found})
+        return Watching(watch, lambda found: {naming.key_of_row(change.key): _shown(change) for change in found})
 
     def audit(
         self, about: str, *, after: int | None = None, limit: int | None = None, reverse: bool = False

@@ -313,7 +313,7 @@ class Writer:
             return False
         plan = self._plan(self._hashes or await self._make_hasher())
         try:
-            at = naming.place_of_row(record.key)
+            at = place(naming.key_of_row(record.key))
             plan.expire(at, record, now - record.expires_at)
         except (Undecodable, ValueError) as error:
             logger.error("[KV] a damaged entry has expired and is removed: %s", error)
