@@ -78,7 +78,7 @@ def test_the_version_is_shown(run: Keyloft) -> None:
 def test_a_wrong_call_ends_with_code_2(run: Keyloft, arguments: tuple[str, ...]) -> None:
     code, said, told = run(*arguments)
     assert (code, said) == (2, "")
-    assert "usage: keyloft" in told
+    assert "Usage: keyloft" in told
 
 
 def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
@@ -95,7 +95,7 @@ def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
 
 @pytest.mark.parametrize("command", ["serve", "plugin", "nats-config", "migrate"])
 def test_every_command_has_help(run: Keyloft, command: str) -> None:
-    assert f"usage: keyloft {command}" in run(command, "--help")[1]
+    assert f"Usage: keyloft {command}" in run(command, "--help")[1]
     assert command in run("--help")[1]
 
 

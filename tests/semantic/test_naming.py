@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from keyloft import InvalidKey
 from keyloft.errors import InvalidInput, KeyTooLarge
 from keyloft.semantic import SemanticStore, key_of, shortened
-from keyloft.semantic.naming import Place, below, place, place_of_row
+from keyloft.semantic.naming import Place, below, key_of_row, place
 
 from .entries import KEY, PROJECT, delete, put, trail
 
@@ -98,7 +98,7 @@ def test_a_key_is_put_together_taken_apart_and_found_again_in_its_row(
     key = key_of(tenant, project, *parts)
     at = place(key)
     assert (at.tenant, at.project, at.path) == (tenant, project, "/".join(parts))
-    assert place_of_row(at.entry) == at
+    assert key_of_row(at.entry) == key
     start, end = below(key).rows
     assert start <= at.entry < end
 

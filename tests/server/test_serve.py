@@ -369,7 +369,14 @@ async def test_a_database_that_will_never_open_ends_it(tmp_path: Path, database:
     assert re.search(told, line)
 
 
-_IMPATIENT = "from keyloft import cli, limits; limits.BUSY_SECONDS = 0.05; cli.main()"
+_IMPATIENT = """
+import sys
+from keyloft import limits
+limits.BUSY_SECONDS = 0.05
+from keyloft.server.__main__ import main
+del sys.argv[1]
+main()
+"""
 _HOLDS_IT = """
 import apsw
 connection = apsw.Connection("keyloft.db")

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -288,12 +288,15 @@ def _declared() -> dict[str, Setting]:
 
 SETTINGS: Final[Mapping[str, Setting]] = _declared()
 
+Flags: TypeAlias = Mapping[str, str | None]
+"""By name of the setting, what was given by flags; `config` names the file."""
+
 NATS_SETTINGS: Final = tuple(name for name in SETTINGS if name.startswith("nats") and name != "nats_port")
 """How to reach a NATS server: what clients need, too."""
 
 
 def load(
-    flags: Mapping[str, str | None],
+    flags: Flags,
     environment: Mapping[str, str] = os.environ,
     *,
     only: Iterable[str] = SETTINGS,

@@ -1,0 +1,34 @@
+"""All commands, put together."""
+
+from typing import Annotated
+
+import typer
+
+import keyloft
+from keyloft.cli import keep, plugin, service
+from keyloft.cli.terminal import say
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"keyloft {keyloft.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A key-value store with several faces."""
+
+
+for room in (service, plugin, keep):
+    room.add_to(app)

@@ -1,0 +1,94 @@
+"""Keys as text, for a command line: `users/alice`, with a form for every type that a key can have.
+
+    text      as it is: alice
+    int       =42, =-7
+    float     =1.5, =1e300, =inf, =nan; always with a point, an exponent or a name
+    bool      =true, =false
+    bytes     =x00ff, in hex
+    nothing   =, the empty text
+
+In a text, `/`, `%`, spaces, control characters and an `=` at its beginning are written with a percent sign, as in a
+URL: `%2F`. What `written` writes, `read` reads as the same key, types included.
+"""
+
+import re
+from typing import Final
+from urllib.parse import quote, unquote_to_bytes
+
+from keyloft.errors import InvalidKey
+from keyloft.keys import Part, TupleKey
+
+_INT: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_HEX: Final = re.compile(r"x(?:[0-9A-Fa-f]{2})*", re.ASCII)
+_FLOAT: Final = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*(?:e[+-]?[0-9]+)?|[0-9]+e[+-]?[0-9]+|inf|nan)", re.ASCII)
+_TO_ESCAPE: Final = re.compile("[/%\x00-\x20\x7f-\xa0\u2028\u2029]|^=")
+_BROKEN_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
+_FORMS: Final = "=42 is an int, =1.5 a float, =true a bool, =x00ff bytes, and = alone the empty text"
+
+
+def read(text: str) -> TupleKey:
+    """The key that a text stands for.
+
+    Raises:
+        InvalidKey: It stands for none.
+    """
+    if not text:
+        raise InvalidKey("a key has at least one part, as in users/alice")
+    return tuple([_read_part(part) for part in text.split("/")])
+
+
+def read_prefix(text: str) -> TupleKey:
+    """The prefix that a text stands for; nothing stands for everything, and a slash at the end is welcome."""
+    return read(text.removesuffix("/")) if text.removesuffix("/") else ()
+
+
+def written(key: TupleKey) -> str:
+    """The text that stands for a key."""
+    return "/".join([_written_part(part) for part in key])
+
+
+def _read_part(part: str) -> Part:
+    if not part:
+        raise InvalidKey(f"a key has no empty parts between its slashes; {_FORMS}")
+    if not part.startswith("="):
+        if _BROKEN_ESCAPE.search(part):
+            raise InvalidKey(f"in {part!a} a percent sign is not followed by two hex digits; itself it is written %25")
+        try:
+            return unquote_to_bytes(part).decode()
+        except (UnicodeDecodeError, UnicodeEncodeError):
+            raise InvalidKey(f"{part!a} stands for no Unicode text") from None
+    typed = part[1:]
+    match typed:
+        case "":
+            return ""
+        case "true":
+            return True
+        case "false":
+            return False
+    if _INT.fullmatch(typed):
+        return _int(typed)
+    if _FLOAT.fullmatch(typed):
+        return float(typed)
+    if _HEX.fullmatch(typed):
+        return bytes.fromhex(typed[1:])
+    raise InvalidKey(f"{part!a} is no part of a key: {_FORMS}; a text that begins with an equals sign is written %3D…")
+
+
+def _int(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise InvalidKey(f"an int of {len(digits)} digits is too long for a key") from None
+
+
+def _written_part(part: Part) -> str:
+    match part:
+        case bool():
+            return "=true" if part else "=false"
+        case int():
+            return f"={int(part)}"
+        case float():
+            return f"={float(part)!r}"
+        case bytes():
+            return f"=x{part.hex()}"
+    return _TO_ESCAPE.sub(lambda found: quote(found[0], safe=""), part) or "="

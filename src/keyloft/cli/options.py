@@ -1,0 +1,73 @@
+"""Options that several commands have: the settings of the service, where the data is, and how output looks."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+import typer.core
+
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, also at a terminal.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+AsText: TypeAlias = Annotated[bool, typer.Option("--text", help="VALUE is text, even if it could be JSON.")]
+Value: TypeAlias = Annotated[
+    str,
+    typer.Argument(metavar="VALUE", help="JSON, as in 100 or '{\"a\": 1}'; whatever is not JSON is text. - reads it."),
+]
+
+
+class TakesNumbers(typer.core.TyperCommand):
+    """A command whose arguments may be negative numbers, which look like options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.ignore_unknown_options = any([_NEGATIVE.match(arg) for arg in args])
+        return super().parse_args(ctx, args)
+
+
+_NEGATIVE: Final = re.compile(r"-[0-9.]")
+
+
+def with_settings(*names: str) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Give a command flags for settings; it is called with `flags`, as `config.load` takes them."""
+
+    def give(command: Callable[..., int | None]) -> Callable[..., int | None]:
+        wanted = inspect.signature(command, eval_str=True)
+        own = [parameter for parameter in wanted.parameters.values() if parameter.name != "flags"]
+        flags = list(_flags(names))
+
+        def run(**given: Any) -> int | None:
+            settings = {flag.name: given.pop(flag.name) for flag in flags}
+            return command(**given, flags=settings)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *flags)}
+        return run
+
+    return give
+
+
+def _flags(names: Iterable[str]) -> Iterable[inspect.Parameter]:
+    from keyloft.server.config import SETTINGS
+
+    file = typer.Option("--config", metavar="FILE", help="A TOML file with settings. [KEYLOFT_CONFIG; default: none]")
+    yield _flag("config", file)
+    for name in names:
+        setting = SETTINGS[name]
+        default = ",".join(setting.default) if setting.is_list else setting.default
+        known = "none" if default in (None, "") else f"{default:g}" if isinstance(default, float) else default
+        yield _flag(
+            name,
+            typer.Option(
+                setting.flag,
+                metavar="|".join(setting.choices) or setting.metavar,
+                help=f"{setting.description} [{setting.environment}; default: {known}]",
+                show_default=False,
+            ),
+        )
+
+
+def _flag(name: str, option: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=Annotated[str | None, option])

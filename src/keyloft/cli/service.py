@@ -1,0 +1,103 @@
+"""The commands that run and prepare the service: `serve` and `nats-config`."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from keyloft.cli.options import with_settings
+from keyloft.cli.terminal import remark, say, told
+from keyloft.errors import InvalidArgument
+from keyloft.server.config import SETTINGS, Flags, check_service, load
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("serve")(told(with_settings(*SETTINGS)(serve)))
+    app.command("nats-config")(told(with_settings("prefixes", "semantic_prefix")(nats_config)))
+
+
+def serve(*, flags: Flags) -> NoReturn:
+    """Run the storage services for plugins and workflows, until Ctrl-C or SIGTERM.
+
+    A setting comes from its flag, else from the environment, else from the file of --config, else it has its default.
+    In that file --log-level is called log_level.
+    """
+    from keyloft.server.__main__ import become
+
+    check_service(load(flags))
+    become(flags)
+
+
+def nats_config(
+    *,
+    plugin: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A plugin; to be repeated for each.")] = None,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID", help="A tenant of the semantic store; to be repeated for each. It logs in as TENANT-ID."
+        ),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where to write it. [default: the standard output]")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="FILE may exist already; users that it knows keep their passwords.")
+    ] = False,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where it listens.")] = "127.0.0.1:4222",
+    flags: Flags,
+) -> int:
+    """Write a NATS configuration that keeps plugins and tenants apart.
+
+    It has a user and a password for each plugin and tenant, that lets it reach its own storage and nobody else's; and
+    users for the service (SERVICE) and the operator (ADMIN).
+    """
+    from keyloft.semantic.naming import tenant_user
+    from keyloft.server import isolation
+
+    plugins, tenants = plugin or [], tenant or []
+    if not plugins and not tenants:
+        raise InvalidArgument("name at least one --plugin or --tenant")
+    users = {isolation.SERVICE, isolation.ADMIN, *plugins, *map(tenant_user, tenants)}
+    in_use = _logins(output) if replace else {}
+    settings = load(flags, only=["prefixes", "semantic_prefix"])
+    made = isolation.isolate(
+        plugins,
+        tenants,
+        prefixes=settings.prefixes,
+        semantic_prefix=settings.semantic_prefix,
+        passwords={user: password for user, password in in_use.items() if user in users},
+        listen=listen,
+    )
+    if output is None:
+        say(made.text.rstrip("\n"))
+    else:
+        try:
+            made.write(output, replace=replace)
+        except InvalidArgument as error:
+            hint = "" if replace else "; --replace keeps those of the plugins that are named again"
+            raise InvalidArgument(f"{error}{hint}") from None
+    if gone := set(in_use) - users:
+        remark(f"No longer in it, because not named again: {', '.join(sorted(gone))}.")
+    file = output or "FILE"
+    sys.stdout.flush()
+    remark(f"""\
+{"Save it as FILE, readable by you alone" if output is None else f"{file} is written"}. Next:
+  nats-server -c {file}
+  KEYLOFT_NATS_USER={made.service.name} KEYLOFT_NATS_PASSWORD=… keyloft serve --nats nats://{listen}
+A plugin logs in under its own name, a tenant as TENANT-<id>; the passwords are in {file}.""")
+    return 0
+
+
+def _logins(path: str | None) -> dict[str, str]:
+    """The users and passwords of a configuration that was written before."""
+    if path is None:
+        raise InvalidArgument("--replace needs --output: the file that is to be replaced")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"--output: {path} can't be read: {error}") from None
+    return dict(re.findall(r'^ *user: "([^"]+)"\n *password: "([^"]+)"$', text, re.MULTILINE))

@@ -1,0 +1,101 @@
+"""What commands print: results to the standard output, all else to the standard error output.
+
+At a terminal a result is laid out for people; in a pipe, or with --json, it is JSON, one value per line.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, ParamSpec
+
+import typer
+
+from keyloft.errors import Undecodable
+from keyloft.server.complaints import complain, exit_code, explained
+from keyloft.values import decode_json, encode_json
+
+P = ParamSpec("P")
+
+_ANY_SIZE = 2**62
+
+
+def told(command: Callable[P, int | None]) -> Callable[P, None]:
+    """Make a command end with its exit code, and tell of whatever goes wrong in one line."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs) or 0
+            sys.stdout.flush()
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except KeyboardInterrupt:
+            code = 130
+        except BrokenPipeError:
+            code = _no_reader()
+        except Exception as error:
+            if os.environ.get("KEYLOFT_DEBUG"):
+                raise
+            complain(explained(error))
+            code = exit_code(error)
+        raise typer.Exit(code)
+
+    return run
+
+
+def _no_reader() -> int:
+    """Whoever read the output has seen enough; Python would complain about it once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def say(text: str) -> None:
+    """Print a line of a result."""
+    sys.stdout.write(f"{text}\n")
+
+
+def remark(text: str) -> None:
+    """Tell of what goes on."""
+    sys.stderr.write(f"{text}\n")
+
+
+def fail(text: str) -> NoReturn:
+    """End a command that did not do what it was asked for."""
+    complain(text)
+    raise typer.Exit(1)
+
+
+def to_json(value: object) -> str:
+    """A value as JSON in one line."""
+    return encode_json(value, _ANY_SIZE).decode()
+
+
+def understood(text: str) -> Any:
+    """A value as somebody types it: JSON, and whatever is none is text."""
+    try:
+        return decode_json(text.encode())
+    except (Undecodable, UnicodeEncodeError):
+        return text
+
+
+def given_value(text: str, *, is_text: bool) -> Any:
+    """The value of an argument; a hyphen reads it from the standard input."""
+    text = sys.stdin.read() if text == "-" else text
+    return text if is_text else understood(text)
+
+
+def is_for_people(stream: Any = None) -> bool:
+    """Whether somebody looks at the output, and not a program."""
+    return bool((stream or sys.stdout).isatty()) and os.environ.get("TERM") != "dumb"
+
+
+def show_json(value: object, *, as_json: bool) -> None:
+    """Print a value: laid out and coloured at a terminal, in one line otherwise."""
+    if as_json or not is_for_people():
+        say(to_json(value))
+        return
+    from rich.console import Console
+
+    # Rich itself keeps to NO_COLOR.
+    Console(highlight=False, soft_wrap=True).print_json(to_json(value), indent=2, ensure_ascii=False)
