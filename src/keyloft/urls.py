@@ -13,3 +13,13 @@ def without_password(url: str) -> str:
     end = min([at for at in (rest.find("/"), rest.find("?")) if at >= 0], default=len(rest))
     options = _QUERY_PASSWORD.sub(r"\g<1>…", rest[end:])
     return f"{scheme}{slashes}{rest[:end].rpartition('@')[2]}{options}"
+
+
+def sqlite_path(database: str) -> str | None:
+    """The file that a path or URL of SQLite names; None for anything else, memory included."""
+    scheme, slashes, rest = database.partition("://")
+    if not slashes:
+        return None if database == ":memory:" else database
+    if scheme.partition("+")[0].lower() != "sqlite" or rest in ("", "/:memory:", "/"):
+        return None
+    return rest.removeprefix("/")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec
 
+import msgspec
 import typer
 
 from keyloft.errors import Undecodable
@@ -95,7 +96,10 @@ def show_json(value: object, *, as_json: bool) -> None:
     if as_json or not is_for_people():
         say(to_json(value))
         return
+    laid_out = msgspec.json.format(to_json(value), indent=2)
+    if os.environ.get("NO_COLOR"):
+        say(laid_out)
+        return
     from rich.console import Console
 
-    # Rich itself keeps to NO_COLOR.
-    Console(highlight=False, soft_wrap=True).print_json(to_json(value), indent=2, ensure_ascii=False)
+    Console(highlight=False, soft_wrap=True).print_json(laid_out, indent=2, ensure_ascii=False)
