@@ -260,15 +260,19 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
 class Pace:
     """Lets so many lines a second into the log: what others send must not fill the disk."""
 
-    def __init__(self, lines: int) -> None:
+    def __init__(self, lines: int, tell_unsaid: Callable[[int], None] | None = None) -> None:
+        """`tell_unsaid` is told how many lines a second lacked, when the next line comes."""
         self._lines = lines
+        self._tell_unsaid = tell_unsaid
         self._second = 0.0
         self._said = 0
 
     def allows(self) -> bool:
         now = time.monotonic()
         if now - self._second >= 1.0:
-            self._second, self._said = now, 0
+            unsaid, self._second, self._said = self._said - self._lines, now, 0
+            if unsaid > 0 and self._tell_unsaid is not None:
+                self._tell_unsaid(unsaid)
         self._said += 1
         return self._said <= self._lines
 

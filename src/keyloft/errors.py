@@ -257,12 +257,12 @@ class Escalated(KeyloftError):
 
     code = "ESCALATED"
 
-    def __init__(self, message: str, dead_letter: int | None = None) -> None:
+    def __init__(self, message: str, dead_letter: str | None = None) -> None:
         """`dead_letter` is where the intent is kept; None where there was none to keep, or it could not be stored."""
         super().__init__(message)
         self.dead_letter = dead_letter
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, int | None]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str | None]]:
         return type(self), (str(self), self.dead_letter)
 
 

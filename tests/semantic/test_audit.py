@@ -362,11 +362,11 @@ class TestSecrecy:
         for audit_key in ("one", b"one", "two", None):
             async with SemanticStore(kv, sweep_every=None, audit_key=audit_key) as store:
                 await put(store, value=True)
-            hashes.append((await trail(store))[-1].after_hash)
+                hashes.append((await trail(store))[-1].after_hash)
         monkeypatch.setenv("KEYLOFT_AUDIT_KEY", "two")
         async with SemanticStore(kv, sweep_every=None) as store:
             await put(store, value=True)
-        hashes.append((await trail(store))[-1].after_hash)
+            hashes.append((await trail(store))[-1].after_hash)
         assert hashes[0] == hashes[1]
         assert hashes[2] == hashes[4]
         assert len(set(hashes)) == 3

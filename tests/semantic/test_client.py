@@ -127,6 +127,18 @@ async def test_replies_that_fit_into_no_message_come_without_values(client: Sema
     assert await client.list("large/") == []
 
 
+async def test_a_batch_of_long_winded_entries_is_answered_too(client: SemanticClient) -> None:
+    wordy = Semantics("cursor", consumer_hints=("h" * 128,) * 32)
+    for first in range(0, 400, 100):
+        await client.batch([Put(f"wordy/{number:03}", 1, 0, "w", wordy) for number in range(first, first + 100)])
+    with pytest.raises(VersionConflict) as caught:
+        await client.batch([Delete(f"wordy/{number:03}", 1, "w") for number in range(400)])
+    assert len(caught.value.conflicts) == 400
+    removed = await client.batch([Delete(f"wordy/{number:03}", "*", "w") for number in range(400)], request_id="once")
+    assert [entry is not None and entry.semantics.purpose for entry in removed] == ["cursor"] * 400
+    assert await client.list("wordy/") == []
+
+
 async def test_a_lock_over_nats_is_a_put_that_is_renewed_by_its_token(client: SemanticClient) -> None:
     lock = Semantics("lock", ttl_seconds=30)
     held = await client.put("lock", None, expected_version=0, writer="w", semantics=lock)

@@ -71,7 +71,7 @@ async def test_once_the_lock_is_gone_its_token_is_refused_everywhere(
                 put(each, LOCK, semantics=locked(), fence=lock.fence),
                 each.batch([putting(OTHER, "late"), putting(KEY, "late", fence=lock.fence)]),
             ):
-                with pytest.raises(StaleFence, match="no longer held"):
+                with pytest.raises(StaleFence, match="no lock of this project is held"):
                     await write
     assert await store.get(KEY) == before
     assert await store.get(OTHER) is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 
 import pytest
@@ -160,6 +161,21 @@ class TestAcquiring:
                 await take_away_and_wait(store)
         assert not inner.lost.is_set()
         assert await store.get(inner.key) is None
+
+    @pytest.mark.blocks_the_loop
+    async def test_a_holder_that_held_up_the_event_loop_knows_that_its_time_is_over(self, store: SemanticStore) -> None:
+        lock = store.lock(KEY, writer="w", ttl=1)
+        await lock.acquire()
+        assert lock.is_held
+        time.sleep(1.1)  # noqa: ASYNC251 (nothing else may run)
+        assert not lock.is_held
+        with suppress(LockLost):
+            await lock.release()
+
+    async def test_what_is_no_lock_is_not_waited_for(self, store: SemanticStore) -> None:
+        await store.put(KEY, 1, expected_version=0, writer="w", semantics=CURSOR)
+        with pytest.raises(InvalidArgument, match="which is no lock"):
+            await store.lock(KEY, writer="w").acquire()
 
     async def test_who_waits_leaves_no_conflicts(self, store: SemanticStore) -> None:
         async def work(number: int) -> None:

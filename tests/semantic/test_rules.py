@@ -31,7 +31,8 @@ class Name(str):
         ({"producer": "a\nb"}, "semantics.producer"),
         ({"producer": "x" * 129}, "semantics.producer"),
         ({"producer": 7}, "semantics.producer"),
-        ({"consumer_hints": ["a"]}, "semantics.consumerHints"),
+        ({"consumer_hints": ["a"] * 33}, "semantics.consumerHints"),
+        ({"consumer_hints": [1]}, "semantics.consumerHints"),
         ({"consumer_hints": "ab"}, "semantics.consumerHints"),
         ({"consumer_hints": ("a",) * 33}, "semantics.consumerHints"),
         ({"consumer_hints": ("",)}, "semantics.consumerHints"),
@@ -152,7 +153,7 @@ async def test_the_purposes_of_the_spec_need_no_registration(purpose: str) -> No
 async def test_a_text_of_a_type_of_its_own_is_refused_and_not_found_out_about_by_the_codec(field: str) -> None:
     async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
         named: dict[str, Any] = {field: Name("agent:act")}
-        with pytest.raises(InvalidArgument, match="a str that is not empty"):
+        with pytest.raises(InvalidArgument, match="a text that is not empty"):
             await put(store, **named)
     for fields in ({"purpose": Name("cursor")}, {"purpose": "cursor", "producer": Name("p")}):
         with pytest.raises(InvalidArgument, match=r"^semantics"):
@@ -162,7 +163,7 @@ async def test_a_text_of_a_type_of_its_own_is_refused_and_not_found_out_about_by
 @pytest.mark.parametrize("operation", [None, "put", {"key": KEY}, (KEY, 1)])
 async def test_a_batch_has_puts_and_deletes_alone(operation: Any) -> None:
     async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
-        with pytest.raises(InvalidArgument, match=r"^operations: "):
+        with pytest.raises(InvalidArgument, match=r"^operations\[1\]: "):
             await store.batch([putting(KEY), operation])
         assert await store.get(KEY) is None
 
@@ -179,9 +180,8 @@ async def test_a_batch_names_each_key_once_and_at_least_one(store: SemanticStore
 async def test_a_bad_operation_of_a_batch_is_named_by_its_number(store: SemanticStore) -> None:
     bad: list[Put | Delete] = [putting(f"{PROJECT}/Bad"), putting(OTHER, math.nan), deleting(OTHER, -1)]
     for operation in bad:
-        with pytest.raises(InvalidInput) as refused:
+        with pytest.raises(InvalidInput, match=r"^operations\[1\]: "):
             await store.batch([putting(KEY), operation])
-        assert refused.value.__notes__ == ["this is operation 1 of the batch; nothing was written"]
     assert await store.get(KEY) is None
 
 

@@ -128,7 +128,8 @@ class TestOperations:
         assert shown["truncated"]
 
     async def test_a_batch_is_made_whole_or_not_at_all(self, client: Nats) -> None:
-        put, delete = {"operation": "put", **PUT}, {"operation": "delete", **DELETE, "key": "docs/gone"}
+        put = {"operation": "put", **PUT, "requestId": None}
+        delete = {"operation": "delete", **DELETE, "key": "docs/gone"}
         made = await ask(client, "batch", {"operations": [put, delete], "requestId": "b"})
         assert [entry and entry["key"] for entry in made["entries"]] == [WHOLE, None]
         assert await ask(client, "batch", {"operations": [put, delete], "requestId": "b"}) == made
@@ -160,6 +161,10 @@ class TestOperations:
             put = {**PUT, "value": number, "expectedVersion": "*", "requestId": None}
             await client.publish("db.semantic.acme.web.put", json.dumps(put).encode())
             assert (await ask(client, "get", {"key": PUT["key"]}))["entry"]["value"] == number
+
+    async def test_a_name_that_means_nothing_is_overlooked(self, client: Nats) -> None:
+        reply = await ask(client, "put", {**PUT, "tenant": "other", "project": "other", "note": "x"})
+        assert reply["entry"]["key"] == WHOLE
 
     async def test_lists_and_batches_see_the_writes_before_them(self, client: Nats) -> None:
         for number in range(50):
@@ -222,7 +227,18 @@ class TestRefusals:
             ("batch", {"operations": []}, "VALIDATION_ERROR", "operations"),
             ("batch", {"operations": [5]}, "VALIDATION_ERROR", r"operations[0]"),
             ("batch", {"operations": [{**PUT, "operation": "get"}]}, "VALIDATION_ERROR", r"operations[0]"),
-            ("batch", {"operations": [{**PUT, "operation": "put"}] * 2}, "VALIDATION_ERROR", "twice"),
+            (
+                "batch",
+                {"operations": [{**PUT, "operation": "put", "requestId": None}] * 2},
+                "VALIDATION_ERROR",
+                "twice",
+            ),
+            ("batch", {"operations": [{**PUT, "operation": "put"}]}, "VALIDATION_ERROR", "whole batch"),
+            ("put", {**PUT, "Fence": 5}, "VALIDATION_ERROR", "is fence meant?"),
+            ("put", {**PUT, "request_id": "x"}, "VALIDATION_ERROR", "is requestId meant?"),
+            ("put", {**PUT, "ttlSeconds": 5}, "VALIDATION_ERROR", "belongs into semantics"),
+            ("list", {"prefx": "docs/"}, "VALIDATION_ERROR", "is prefix meant?"),
+            ("list", {"prefix": "tenant/acme/project/web/docs"}, "VALIDATION_ERROR", "subject alone"),
             ("batch", {"operations": [{"operation": "put", "key": "x"}]}, "MISSING_FIELD", "operations[0]"),
             ("other", {}, "INVALID_SUBJECT", "put, get"),
         ],
@@ -313,8 +329,11 @@ async def test_a_failing_database_is_told_and_used_again(kv: Store, nats_url: st
         slow, behind = await asyncio.gather(ask(client, "put", more), ask(client, "put", {**more, "value": 3}))
         assert "may still be carried out" in slow["message"]
         assert "was not carried out" in behind["message"]
+        late = asyncio.ensure_future(ask(client, "put", {**more, "value": "last"}))
+        await settled(client)
         engine.stalls.set()
-        assert (await ask(client, "get", {"key": PUT["key"]}))["entry"]["value"] == PUT["value"]
+        assert (await late)["success"], "it waited for those that were given up before it"
+        assert (await ask(client, "get", {"key": PUT["key"]}))["entry"]["value"] == "last"
         await service.stop()
     await connection.close()
 

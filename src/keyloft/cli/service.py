@@ -76,7 +76,7 @@ def nats_config(
         try:
             made.write(output, replace=replace)
         except InvalidArgument as error:
-            hint = "" if replace else "; --replace keeps those of the plugins that are named again"
+            hint = "" if replace else "; --replace keeps those of the users that are named again"
             raise InvalidArgument(f"{error}{hint}") from None
     if gone := set(in_use) - users:
         remark(f"No longer in it, because not named again: {', '.join(sorted(gone))}.")

@@ -3,6 +3,7 @@
 import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
+from heapq import nsmallest
 from itertools import islice
 from typing import Any
 
@@ -103,9 +104,9 @@ class MemoryEngine:
             case Count():
                 return sum(record.is_alive(now) for record in table.between(ask.start, ask.end))
             case Expired():
-                due = [record for record in table.records.values() if not record.is_alive(now)]
-                due.sort(key=lambda record: record.expires_at or 0)
-                return [replace(record, value=b"") for record in due[: ask.limit]]
+                due = (record for record in table.records.values() if not record.is_alive(now))
+                first = nsmallest(ask.limit, due, key=lambda record: record.expires_at or 0)
+                return [replace(record, value=b"") for record in first]
 
 
 def _usage(records: Iterable[Record], now: int) -> list[Used]:

@@ -97,7 +97,9 @@ def putting(asked: Put) -> Change:
         InvalidInput: It breaks a rule, which the message names.
     """
     if not isinstance(asked.semantics, Semantics):
-        raise InvalidArgument(f"semantics: a Semantics, not {type(asked.semantics).__name__}")
+        raise InvalidArgument(
+            f'semantics: a Semantics, as in Semantics("config"), not {type(asked.semantics).__name__}'
+        )
     return Change(
         "put",
         place(asked.key),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from keyloft.errors import InvalidArgument, NotForward
+from keyloft.semantic.changes import Put
 from keyloft.semantic.envelope import Envelope, Semantics
 
 if TYPE_CHECKING:
@@ -56,24 +57,34 @@ class Checkpoint:
             VersionConflict: Another worker has moved it meanwhile: resume, and do what is still to be done.
             NotForward: It is there already, or further.
         """
+        put = await self.step(position, spec_ref=spec_ref, fence=fence)
+        self._current = await self._store.put(
+            put.key,
+            put.value,
+            expected_version=put.expected_version,
+            writer=put.writer,
+            semantics=put.semantics,
+            request_id=request_id,
+            spec_ref=put.spec_ref,
+            fence=put.fence,
+        )
+        return self._current
+
+    async def step(self, position: Any, *, spec_ref: str | None = None, fence: int | None = None) -> Put:
+        """What `advance` would put, for a batch: a result and the step past it are made together, or not at all.
+
+        Example:
+            await store.batch([Put(…), await checkpoint.step(done + 1, fence=lock.fence)])
+        """
         if not self._resumed:
             await self.resume()
         if self._current is not None and not self._is_behind(self._current.value, position):
             raise NotForward(
-                f"{self._key} only moves forward, and this position is not behind the one that was reached "
+                f"{self._key} only moves forward, and has reached this position, or one beyond it, already "
                 f"(version {self._current.version})"
             )
-        self._current = await self._store.put(
-            self._key,
-            position,
-            expected_version=0 if self._current is None else self._current.version,
-            writer=self._writer,
-            semantics=self._semantics,
-            request_id=request_id,
-            spec_ref=spec_ref,
-            fence=fence,
-        )
-        return self._current
+        version = 0 if self._current is None else self._current.version
+        return Put(self._key, position, version, self._writer, self._semantics, spec_ref, fence)
 
     def _is_behind(self, here: Any, there: Any) -> bool:
         try:

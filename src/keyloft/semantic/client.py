@@ -50,7 +50,7 @@ class SemanticClient:
         self._caller = Caller(
             nats,
             subjects=f"{prefix}.<tenant>.<project>.<operation>",
-            log_in_as=f"the tenant {tenant}",
+            log_in_as=f"the tenant {tenant}, whose user is {naming.tenant_user(tenant)}",
             timeout=timeout,
             refused=wire.refused,
         )
@@ -170,6 +170,8 @@ class SemanticClient:
         """The entries whose paths begin with a text, however many there are: await them, or use `async for`."""
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
+        if prefix.startswith("tenant/"):
+            raise InvalidArgument("prefix: it is of the path within the project, without tenant and project")
         naming.below(self._spot.prefix + prefix)
         return RemoteEnvelopes(self._request, self._spot, prefix, values, limit)
 

@@ -44,9 +44,12 @@ class Semantics(Struct, frozen=True, rename="camel"):
         purpose_name(self.purpose)
         if self.producer is not None:
             text(self.producer, "semantics.producer")
-        hints = self.consumer_hints
+        hints: Any = self.consumer_hints
+        if type(hints) is list:
+            hints = tuple(hints)
+            msgspec.structs.force_setattr(self, "consumer_hints", hints)
         if type(hints) is not tuple or len(hints) > limits.CONSUMER_HINTS:
-            raise InvalidArgument(f"semantics.consumerHints: at most {limits.CONSUMER_HINTS} texts, as a tuple")
+            raise InvalidArgument(f"semantics.consumerHints: a list or tuple of at most {limits.CONSUMER_HINTS} texts")
         for hint in hints:
             text(hint, "semantics.consumerHints")
         ttl = self.ttl_seconds
@@ -56,9 +59,9 @@ class Semantics(Struct, frozen=True, rename="camel"):
                     "semantics.ttlSeconds: a lock must have one, so that it comes free when its holder dies"
                 )
         elif type(ttl) is not int or not 1 <= ttl <= limits.LONGEST_TTL_SECONDS:
+            never = "" if self.purpose == LOCK else ", or none for an entry that never expires"
             raise InvalidArgument(
-                f"semantics.ttlSeconds: a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS}, "
-                "or none for an entry that never expires"
+                f"semantics.ttlSeconds: a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS}{never}"
             )
 
     @property
@@ -212,7 +215,7 @@ def value_json(value: object) -> bytes:
 def text(content: object, field: str, longest: int = limits.WRITER_CHARACTERS) -> str:
     """A text that can stand in a line of a log."""
     if type(content) is not str or not content:
-        raise InvalidArgument(f"{field}: it must be a str that is not empty")
+        raise InvalidArgument(f"{field}: it must be a text that is not empty")
     if len(content) > longest:
         raise InvalidArgument(f"{field}: it must have at most {longest} characters, not {len(content)}")
     if _UNPRINTABLE.search(content):
@@ -243,8 +246,10 @@ def expected(version: object) -> int | None:
     if version == ANY and type(version) is str:
         return None
     if type(version) is not int or not 0 <= version < 2**63:
+        kind = "a negative number" if type(version) is int else "null" if version is None else type(version).__name__
         raise InvalidArgument(
-            'expectedVersion: 0 if nothing may be there, the version that must be there, or "*" for whatever is there'
+            "expectedVersion: the number 0 if nothing may be there, the number of the version that must be there, "
+            f'or "*" for whatever is there; this is {kind}'
         )
     return version
 

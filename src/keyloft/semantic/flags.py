@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from keyloft.errors import InvalidArgument, KeyloftError
+from keyloft.errors import Closed, InvalidArgument, KeyloftError
 from keyloft.semantic import naming
 from keyloft.semantic.envelope import ANY, Envelope, ExpectedVersion, Semantics
 
@@ -138,6 +138,7 @@ class LiveFlags(Mapping[str, Any]):
             changing.cancel()
         if self._following.done():
             await self._following
+            raise Closed
         return self
 
     async def __aexit__(
@@ -148,12 +149,29 @@ class LiveFlags(Mapping[str, Any]):
         await asyncio.wait([self._following])
 
     async def changed(self) -> None:
-        """Wait for the next change."""
+        """Wait for the next change.
+
+        Raises:
+            Closed: There will be none: the store is closed.
+        """
         self._changed.clear()
-        await self._changed.wait()
+        following = self._entered()
+        changing = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait([changing, following], return_when=asyncio.FIRST_COMPLETED)
+            if following.done() and not changing.done():
+                raise Closed
+        finally:
+            changing.cancel()
 
     def __getitem__(self, name: str) -> Any:
+        self._entered()
         return self._values[name]
+
+    def _entered(self) -> asyncio.Task[None]:
+        if self._following is None:
+            raise InvalidArgument("these flags are live once they are entered: `async with flags.live() as now:`")
+        return self._following
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -168,6 +186,8 @@ class LiveFlags(Mapping[str, Any]):
                     self._values, self._has_begun = values, True
                     self._changed.set()
                 return  # the store is closed
+            except Closed:
+                return
             except KeyloftError as error:
                 if not self._has_begun:
                     raise

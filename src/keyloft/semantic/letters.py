@@ -1,6 +1,8 @@
 """Dead letters: writes that were given up, kept until a person retries or drops them."""
 
 import logging
+import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -10,7 +12,7 @@ from msgspec import Raw, Struct
 
 from keyloft.engine import Engine, Pages
 from keyloft.errors import DatabaseError, InvalidArgument, Undecodable
-from keyloft.records import EVERYTHING, Append, Batch, Committed, Get, Record, Scan, Space, appended_key
+from keyloft.records import EVERYTHING, Batch, Check, Committed, Get, Record, Scan, Set, Space
 from keyloft.records import Delete as Remove
 from keyloft.semantic import naming
 from keyloft.semantic.changes import Change
@@ -44,7 +46,7 @@ class GivenUp(Struct, frozen=True):
 class DeadLetter(Struct, frozen=True):
     """Writes that were to be made together, and were given up."""
 
-    id: int
+    id: str
     tenant: str
     project: str
     operations: tuple[GivenUp, ...]
@@ -102,9 +104,9 @@ class DeadLetters:
     def __init__(self, engine: Engine, writer: Writer) -> None:
         self._engine = engine
         self._writer = writer
-        self._unsaved: list[Append] = []
+        self._unsaved: dict[str, Set] = {}
 
-    async def keep(self, given_up: Attempt, error_code: str, error: str, attempts: int) -> int | None:
+    async def keep(self, given_up: Attempt, error_code: str, error: str, attempts: int) -> str | None:
         """Keep writes that were given up; returns the letter's id, or None if it has to wait for the database."""
         operations = tuple(
             _Kept(
@@ -122,21 +124,38 @@ class DeadLetters:
         is_batch = given_up.row is not None
         letter = _to_json(_Letter(operations, given_up.request_id, error_code, error, attempts, is_batch))
         at = given_up.changes[0].place
-        append = Append(_SEMANTIC, naming.dead_letters(at.tenant, at.project), letter, Encoding.JSON)
+        # An id of its own, not the commit's version: if an answer gets lost, the same letter is saved again.
+        name = f"{time.time_ns():016x}{secrets.token_hex(4)}"
+        row = naming.dead_letters(at.tenant, at.project) + name.encode()
+        self._unsaved[name] = Set(_SEMANTIC, row, letter, Encoding.JSON)
         try:
-            done = await self._engine.commit(Batch((append,)))
+            await self._save(name)
         except DatabaseError as failure:
             logger.error("[KV] a dead letter waits for the database (%s)", failure.code)
-            self._unsaved = [*self._unsaved, append][-_MOST_UNSAVED:]
+            if len(self._unsaved) > _MOST_UNSAVED:
+                del self._unsaved[next(iter(self._unsaved))]
             return None
-        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
-        return done.version
+        return name
 
     async def save(self) -> None:
-        """Store what has waited for the database."""
-        while self._unsaved:
-            await self._engine.commit(Batch((self._unsaved[0],)))
-            del self._unsaved[0]
+        """Store what has waited for the database.
+
+        Raises:
+            DatabaseError: It is still away.
+        """
+        for name in list(self._unsaved):
+            await self._save(name)
+
+    async def _save(self, name: str) -> None:
+        if (letter := self._unsaved.get(name)) is not None:
+            # A conflict tells that it is there: an earlier answer got lost.
+            await self._writer.commit(Batch((letter,), (Check(_SEMANTIC, letter.key, None),)))
+            self._unsaved.pop(name, None)
+
+    @property
+    def unsaved(self) -> int:
+        """How many wait for the database."""
+        return len(self._unsaved)
 
     async def list(self, project: str) -> AsyncIterator[DeadLetter]:
         """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first."""
@@ -181,7 +200,7 @@ class DeadLetters:
         return done.found[0]
 
     def _row(self, letter: DeadLetter) -> bytes:
-        return appended_key(naming.dead_letters(letter.tenant, letter.project), letter.id)
+        return naming.dead_letters(letter.tenant, letter.project) + letter.id.encode()
 
 
 def _stored(record: Record) -> _Letter:
@@ -207,7 +226,7 @@ def _shown(record: Record, tenant: str, project: str) -> DeadLetter:
         for kept in letter.operations
     )
     return DeadLetter(
-        record.version,
+        record.key.rpartition(b"/")[2].decode(),
         tenant,
         project,
         operations,

@@ -17,7 +17,7 @@ from keyloft.engine import Engine
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
 from keyloft.records import Batch, Check, Conflict, Get, Record, Space, Touch
 from keyloft.semantic.changes import Put, putting
-from keyloft.semantic.envelope import Envelope, Semantics, directive_of, envelope_of, read_stored
+from keyloft.semantic.envelope import LOCK, Envelope, Semantics, directive_of, envelope_of, read_stored
 from keyloft.semantic.naming import Place
 from keyloft.semantic.writing import Writer, attempt
 
@@ -76,7 +76,9 @@ class Lock:
 
     @property
     def is_held(self) -> bool:
-        return self._entry is not None and not self.lost.is_set()
+        # By the clock, too: whoever held up the event loop has not heard yet that it is over.
+        in_time = asyncio.get_running_loop().time() < self._until
+        return self._entry is not None and in_time and not self.lost.is_set()
 
     @property
     def fence(self) -> int:
@@ -191,6 +193,8 @@ class Lock:
                     if change.record is None:
                         return None
                     holder = envelope_of(change.record)
+                    if holder.semantics.purpose != LOCK:
+                        raise InvalidArgument(f"{self.key} holds a {holder.semantics.purpose}, which is no lock")
                     # Only now: a first look takes its time, and even who has none hears how things are.
                     patience.reschedule(deadline)
             raise Closed
@@ -289,7 +293,7 @@ class Lock:
             await asyncio.sleep(pause)
             began = loop.time()
             try:
-                done = await self._engine.commit(Batch((touch,), (Check(_SEMANTIC, self._place.entry, version),)))
+                done = await self._making.commit(Batch((touch,), (Check(_SEMANTIC, self._place.entry, version),)))
             except Closed:
                 self._lose("the store was closed")
                 return

@@ -7,6 +7,7 @@ anything else        raised at once: trying again would not help
 
 import asyncio
 import functools
+import inspect
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -80,6 +81,9 @@ class Retry:
         self._chance = chance or random.random
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        if not inspect.iscoroutinefunction(function):
+            raise InvalidArgument("only a coroutine function can be retried: async def …")
+
         @functools.wraps(function)
         async def retried(*args: P.args, **kwargs: P.kwargs) -> T:
             return await self.run(lambda: function(*args, **kwargs))
@@ -97,9 +101,12 @@ class Retry:
         token = attempt.set(trying)
         try:
             while True:
+                trying.changes = ()
                 try:
                     return await function()
                 except VersionConflict as error:
+                    if _is_stale(error):
+                        raise  # the same request would get the same answer
                     if conflicts >= len(self._conflict_pauses):
                         raise await self._escalated(error, trying, 1 + conflicts + transients) from error
                     pause = self._conflict_pauses[conflicts]
@@ -134,6 +141,10 @@ class Retry:
             extra={"error_code": code, "attempts": attempts, "keys": keys, "dead_letter": kept},
         )
         return Escalated(f"given up after {attempts} attempts ({code}), {told}: {error}", kept)
+
+
+def _is_stale(error: VersionConflict) -> bool:
+    return any(failed.reason == "request_id" for failed in error.conflicts)
 
 
 def _is_transient(error: Exception) -> bool:

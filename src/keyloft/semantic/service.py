@@ -1,7 +1,7 @@
 """Serves the semantic store on NATS: `db.semantic.<tenant>.<project>.<operation>`.
 
 Each request is a task. Requests for one key are carried out in the order in which they came: a get sees the put before
-it. Lists and batches wait for the writes of their project that came before them.
+it. A batch waits for the writes of its keys that came before it, a list for those of its project.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from nats.aio.subscription import Subscription
 
 import keyloft
 from keyloft import bus, limits
-from keyloft.errors import Busy, DatabaseError, InvalidSubject, KeyloftError, Stalled
+from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
 from keyloft.semantic import naming, wire
 from keyloft.semantic.changes import Delete, Put
 from keyloft.semantic.envelope import Envelope
@@ -92,7 +92,7 @@ class SemanticService:
         self._writing: dict[Spot, dict[str, asyncio.Task[None]]] = {}
         self._refusals: deque[tuple[str, bytes]] = deque()
         self._refusing: asyncio.Task[None] | None = None
-        self._pace = bus.Pace(_LINES_PER_SECOND)
+        self._pace = bus.Pace(_LINES_PER_SECOND, self._tell_unsaid)
         self._endpoints: dict[str, bus.Endpoint] = {
             operation: bus.Endpoint(operation, f"{self._prefix}*.*.{operation}") for operation in naming.OPERATIONS
         }
@@ -141,7 +141,7 @@ class SemanticService:
                 raise Busy("too many requests are under way, and this one was not carried out: try again later")
             asked = wire.READERS[operation](spot, data)
         except Exception as error:
-            self._note_error(operation, error)
+            self._note_error(operation, error, subject)
             return self._refuse(reply, wire.refusal(error, self.nats.max_payload))
         self._take(_Request(spot, operation, asked, reply, came))
         return None
@@ -188,6 +188,7 @@ class SemanticService:
             _, unfinished = await asyncio.wait(earlier, timeout=self._left(request))
             if unfinished:
                 await self._fail(request, Stalled(f"{stalled}; it was not carried out"))
+                await asyncio.wait(unfinished)  # whoever comes next waits for us, and so for them
                 return
         working = asyncio.ensure_future(self._answer(request))
         await asyncio.wait([working], timeout=self._left(request))
@@ -242,7 +243,7 @@ class SemanticService:
     # Answering
 
     async def _fail(self, request: _Request, error: Exception) -> None:
-        self._note_error(request.operation, error)
+        self._note_error(request.operation, error, f"{request.spot.tenant}/{request.spot.project}")
         await self._publish(request.reply, wire.refusal(error, self.nats.max_payload))
 
     def _refuse(self, reply: str, data: bytes) -> Coroutine[Any, Any, None] | None:
@@ -274,20 +275,32 @@ class SemanticService:
             if self._pace.allows():
                 logger.error("[KV] a reply could not be sent: %s", str(error) or type(error).__name__)
 
-    def _note_error(self, operation: str, error: Exception) -> None:
+    def _note_error(self, operation: str, error: Exception, where: str) -> None:
         code = bus.wire_code(error)
         endpoint = self._endpoints.get(operation, self._others)
         endpoint.requests += 1
         endpoint.errors += 1
         endpoint.last_error = code
-        if not self._pace.allows() or code in ("VERSION_CONFLICT", "STALE_FENCE"):
+        if code in ("VERSION_CONFLICT", "STALE_FENCE"):
             return  # of conflicts the store itself has told
-        if not isinstance(error, KeyloftError):
-            logger.error("[KV] semantic %s failed unexpectedly", operation, exc_info=error)
-        elif isinstance(error, DatabaseError) and not isinstance(error, Busy):
-            logger.error("[KV] semantic %s failed (%s): %s", operation, code, error)
-        else:
-            logger.warning("[KV] semantic %s refused: error=%s", operation or "request", code)
+        ours = not isinstance(error, KeyloftError) or (isinstance(error, DatabaseError) and not isinstance(error, Busy))
+        told = str(error)
+        if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
+            told = "the value was refused"  # where it is wrong is told by the names in it, to its sender alone
+        if self._pace.allows():
+            logger.log(
+                logging.ERROR if ours else logging.WARNING,
+                "[KV] semantic %s failed: %s error=%s %s",
+                operation or "request",
+                where,
+                code,
+                told,
+                exc_info=None if isinstance(error, KeyloftError) else error,
+                extra={"operation": f"semantic_{operation}", "where": where, "error_code": code},
+            )
+
+    def _tell_unsaid(self, lines: int) -> None:
+        logger.warning("[KV] %d more semantic requests failed within a second", lines)
 
 
 async def _put(store: SemanticStore, put: Put, request_id: str | None) -> Envelope:

@@ -140,9 +140,9 @@ class Signals:
             },
         )
 
-    def failure(self, purpose: str = "") -> None:
+    def failure(self) -> None:
         """The database failed."""
-        self.counts["failure", purpose] += 1
+        self.counts["failure", ""] += 1
         if self._failing_since is None:
             self._failing_since = self._seconds()
         self.look()

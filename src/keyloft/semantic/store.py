@@ -9,10 +9,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeAlias
+from weakref import WeakValueDictionary
 
 from keyloft import limits, records
 from keyloft.engine import Engine, Pages, PageSize
-from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, VersionConflict
+from keyloft.errors import (
+    Closed,
+    DatabaseError,
+    InvalidArgument,
+    InvalidInput,
+    KeyloftError,
+    Undecodable,
+    ValueTooLarge,
+    VersionConflict,
+)
 from keyloft.records import EVERYTHING, Batch, Committed, Expired, Get, Purge, Scan, Space
 from keyloft.semantic import changes, naming
 from keyloft.semantic import envelope as rules
@@ -76,6 +86,12 @@ class SemanticStore:
         on_alert: Called when too many writes meet conflicts, when the database is away for long, and when that is over.
         signals: Counters and alerts with other settings; instead of `on_alert`.
         """
+        if not isinstance(kv, Store):
+            raise InvalidArgument(
+                f"kv: an open store, as in `async with keyloft.open(…) as kv`, not {type(kv).__name__}"
+            )
+        if isinstance(purposes, str):
+            raise InvalidArgument(f"purposes: several names, as in [{purposes!r}]")
         self._engine: Engine = kv.engine
         self._purposes = frozenset([*PURPOSES, *[rules.purpose_name(purpose) for purpose in purposes]])
         self.signals = signals or Signals(on_alert)
@@ -89,6 +105,7 @@ class SemanticStore:
         """Writes that were given up: to be listed, retried or dropped."""
         self._page_size = PageSize()
         self._asides: set[asyncio.Task[None]] = set()
+        self._updating: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._sweeping: asyncio.Task[None] | None = None
         if sweep_every is not None:
             _milliseconds("sweep_every", sweep_every)
@@ -103,12 +120,17 @@ class SemanticStore:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End what goes on beside. The store below stays open."""
+        """End the sweeps, and take no more calls. The store below stays open, and its owner's to close."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
         if self._asides:
             await asyncio.wait(self._asides)
+        try:
+            await self.dead_letters.save()
+        except (DatabaseError, Closed) as error:
+            logger.error("[KV] %d dead letters could not be kept: %s", self.dead_letters.unsaved, error)
+        self._writer.close()
 
     def see_to(self, job: Coroutine[Any, Any, None]) -> None:
         """Do something beside, that whoever began it can't wait for."""
@@ -139,6 +161,7 @@ class SemanticStore:
             limit: At most so many.
             after: Only entries behind this key: the last one of a list continues it.
         """
+        self._writer.check_open()
         start, end = naming.below(prefix).rows
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
@@ -160,11 +183,13 @@ class SemanticStore:
             async for entry in store.watch(key):
                 ...
         """
+        self._writer.check_open()
         watch = self._engine.watch(Get(_SEMANTIC, place(key).entry))
         return Watching(watch, lambda found: _shown(found[0]))
 
     def changes(self, prefix: str) -> Watching[dict[str, Envelope | None]]:
         """What changes from now on at the keys that begin with a text, by key; None once deleted or expired."""
+        self._writer.check_open()
         start, end = naming.below(prefix).rows
         watch = self._engine.watch(Scan(_SEMANTIC, start, end, EVERYTHING))
         return Watching(watch, lambda found: {naming.key_of_row(change.key): _shown(change) for change in found})
@@ -180,6 +205,7 @@ class SemanticStore:
             limit: At most so many.
             reverse: The last one first.
         """
+        self._writer.check_open()
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
         if after is not None and (type(after) is not int or not 0 <= after < 2**63 - 1):
@@ -266,6 +292,8 @@ class SemanticStore:
         Raises:
             VersionConflict: Its `conflicts` names every operation that stood against what is stored.
         """
+        if isinstance(operations, (Put, Delete)):
+            raise InvalidArgument("operations: several, as in batch([Put(…), Delete(…)])")
         asked = [*operations]
         if not 1 <= len(asked) <= limits.BATCH_OPERATIONS:
             raise InvalidArgument(f"operations: from 1 to {limits.BATCH_OPERATIONS} puts and deletes, not {len(asked)}")
@@ -306,7 +334,10 @@ class SemanticStore:
             Escalated: Trying again did not help; what was to be written is kept as a dead letter.
         """
         intent = _Update(self, key, change, writer, semantics, spec_ref, fence)
-        return await (retry or self.retrying()).run(intent.attempt)
+        # One after the other: among the tasks of a process, nobody has to be refused and to come back later.
+        turn = self._updating.setdefault(place(key).entry, asyncio.Lock())
+        async with turn:
+            return await (retry or self.retrying()).run(intent.attempt)
 
     def retrying(self, **options: Any) -> Retry:
         """The retry policy for functions that write here: a decorator, or `await store.retrying().run(function)`.
@@ -400,10 +431,11 @@ class SemanticStore:
                     return self._putting(operation)
                 case Delete():
                     return changes.deleting(operation)
-        except KeyloftError as error:
-            error.add_note(f"this is operation {number} of the batch; nothing was written")
-            raise
-        raise InvalidArgument(f"operations: each is a Put or a Delete, not {type(operation).__name__}")
+        except ValueTooLarge as error:
+            raise ValueTooLarge(error.size, error.limit, f"operations[{number}]: {error}") from None
+        except InvalidInput as error:
+            raise type(error)(f"operations[{number}]: {error}") from None
+        raise InvalidArgument(f"operations[{number}]: each is a Put or a Delete, not {type(operation).__name__}")
 
     def _putting(self, asked: Put) -> Change:
         change = changes.putting(asked)
@@ -422,9 +454,10 @@ class SemanticStore:
 
         Returns how many entries expired. Readers never see them either way.
         """
+        await self.dead_letters.save()
         expired = 0
         while True:
-            [due] = await self._engine.read(Expired(_SEMANTIC, limits.SWEEP_SLICE))
+            [due] = await self._writer.read(Expired(_SEMANTIC, limits.SWEEP_SLICE))
             if not due:
                 return expired
             rest = [record for record in due if not naming.is_entry(record.key)]
@@ -443,14 +476,10 @@ class SemanticStore:
         while True:
             await asyncio.sleep(seconds)
             try:
-                await self.dead_letters.save()
                 await self.sweep()
-                self.signals.answered()
             except Closed:
                 return
             except KeyloftError as error:
-                if isinstance(error, DatabaseError):
-                    self.signals.failure()
                 logger.warning("[KV] sweeping failed (%s), next try in %g s: %s", error.code, seconds, error)
             except Exception:
                 logger.exception("[KV] sweeping failed unexpectedly, next try in %g s", seconds)
@@ -534,7 +563,12 @@ class EnvelopeList:
     async def __aiter__(self) -> AsyncIterator[Envelope]:
         async for page in self._pages:
             for record in page:
-                yield envelope_of(record, value=self._values)
+                try:
+                    entry = envelope_of(record, value=self._values)
+                except Undecodable as error:
+                    logger.error("[KV] a list leaves out what it can't read: %s", error)
+                else:
+                    yield entry
 
 
 def _shown(change: records.Change) -> Envelope | None:

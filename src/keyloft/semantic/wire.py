@@ -4,12 +4,14 @@ The key of a request is the path behind the project: tenant and project come fro
 in a reply is whole.
 """
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from keyloft import bus, limits, payloads
 from keyloft.errors import InvalidArgument, InvalidKey, KeyloftError, StaleFence, ValueTooLarge, VersionConflict
@@ -21,6 +23,8 @@ from keyloft.values import encode_json
 # A character takes six bytes as an escape; more than that, and the names around it, no allowed request needs.
 _LARGEST: Final = 6 * limits.SEMANTIC_VALUE_BYTES + 32_768
 _WHOLE_KEY: Final = re.compile(r"tenant/[^/]*/project/")
+_DELETE: Final = ("key", "expectedVersion", "lastWriter", "requestId", "specRef", "fence")
+_PUT: Final = (*_DELETE, "value", "semantics")
 _SEMANTICS: Final = ("purpose", "producer", "consumerHints", "ttlSeconds")
 
 
@@ -67,18 +71,21 @@ def getting(spot: Spot, data: bytes) -> str:
 def putting(spot: Spot, data: bytes) -> tuple[Put, str | None]:
     """What a put asks for, and its requestId."""
     fields = _read(data)
+    _check_names(fields, _PUT)
     return _put(spot, fields), fields.get("requestId")
 
 
 def deleting(spot: Spot, data: bytes) -> tuple[Delete, str | None]:
     """What a delete asks for, and its requestId."""
     fields = _read(data)
+    _check_names(fields, _DELETE)
     return _delete(spot, fields), fields.get("requestId")
 
 
 def batching(spot: Spot, data: bytes) -> tuple[list[Put | Delete], str | None]:
     """What a batch asks for, and its requestId."""
     fields = payloads.read(data)  # as large as NATS lets it be
+    _check_names(fields, ("operations", "requestId"))
     operations = payloads.field(fields, "operations")
     if not isinstance(operations, list):
         raise InvalidArgument("operations: a list of puts and deletes")
@@ -88,9 +95,12 @@ def batching(spot: Spot, data: bytes) -> tuple[list[Put | Delete], str | None]:
 def listing(spot: Spot, data: bytes) -> Listing:
     """What a list asks for."""
     fields = _read(data)
+    _check_names(fields, ("prefix", "values", "limit", "after"))
     prefix, values, limit, after = [fields.get(name) for name in ("prefix", "values", "limit", "after")]
     if prefix is not None and not isinstance(prefix, str):
         raise InvalidArgument("prefix: it must be a string, what the paths begin with")
+    if prefix is not None and _WHOLE_KEY.match(prefix):
+        raise InvalidArgument("prefix: it is of the path behind the project, which comes from the subject alone")
     if values is not None and type(values) is not bool:
         raise InvalidArgument("values: it must be true or false")
     if limit is not None and (type(limit) is not int or not 1 <= limit <= limits.MOST_LISTED_KEYS):
@@ -108,6 +118,9 @@ def _operation(spot: Spot, number: int, fields: object) -> Put | Delete:
         if not isinstance(fields, dict):
             raise InvalidArgument('it must be an object, as in {"operation": "put", "key": …}')
         kind = payloads.field(fields, "operation")
+        if fields.get("requestId") is not None:
+            raise InvalidArgument("requestId: it belongs to the whole batch, beside operations")
+        _check_names(fields, ("operation", *(_PUT if kind == "put" else _DELETE)))
         if kind == "put":
             return _put(spot, fields)
         if kind == "delete":
@@ -139,6 +152,21 @@ def _delete(spot: Spot, fields: Mapping[str, Any]) -> Delete:
         fields.get("specRef"),
         fields.get("fence"),
     )
+
+
+def _check_names(fields: Mapping[str, Any], known: Sequence[str]) -> None:
+    """A name that is nearly right would be overlooked, and with it what it was to say: a fence, a request id.
+
+    Raises:
+        InvalidArgument: There is one.
+    """
+    for name in fields:
+        if name in known:
+            continue
+        if name in (*_SEMANTICS, "ttl"):
+            raise InvalidArgument(f"{name}: it belongs into semantics")
+        if near := difflib.get_close_matches(name, known, 1):
+            raise InvalidArgument(f"there is no field {ascii(name)[:60]}; is {near[0]} meant?")
 
 
 def _semantics(fields: object) -> Semantics:
@@ -174,12 +202,12 @@ def entry(envelope: Envelope | None) -> bytes:
 
 
 def entries(envelopes: Sequence[Envelope | None], most_bytes: int) -> bytes:
-    """The reply to a batch; one that would be over the most bytes of a message shows no values."""
+    """The reply to a batch; one that would be over the most bytes of a message shows less, and says so."""
 
-    def reply(values: bool) -> bytes:
-        return _to_json({"success": True, "entries": [_shown(envelope, values=values) for envelope in envelopes]})
+    def reply(show: "_Show") -> bytes:
+        return _to_json({"success": True, "entries": list(map(show, envelopes)), **_cut(show)})
 
-    return _fitting(reply, most_bytes)
+    return _fitting(reply, most_bytes) or _to_json({"success": True, "entries": [], "truncated": True})
 
 
 class ListReply:
@@ -195,7 +223,7 @@ class ListReply:
 
     def add(self, envelope: Envelope) -> bool:
         """Show an entry, if there is room for it; there is for the first."""
-        data = _to_json(_shown(envelope, values=self._values))
+        data = _to_json(_shown(envelope) if self._values else _valueless(envelope))
         self._left -= len(data) + 1
         if self._left < 0 and self._entries:
             return False
@@ -211,41 +239,57 @@ def refusal(error: Exception, most_bytes: int) -> bytes:
     if not isinstance(error, (VersionConflict, StaleFence)):
         return bus.refusal(error)
 
-    def reply(values: bool) -> bytes:
+    def reply(show: "_Show") -> bytes:
         return bus.refusal(
             error,
             {
-                "current": _shown(error.current, values=values),
+                "current": show(error.current),
                 "conflicts": [
                     {
                         "key": failed.key,
                         "expectedVersion": failed.expected_version,
                         "reason": failed.reason,
-                        "current": _shown(failed.current, values=values),
+                        "current": show(failed.current),
                     }
                     for failed in error.conflicts
                 ],
                 "correlationId": error.correlation_id,
+                **_cut(show),
             },
         )
 
-    return _fitting(reply, most_bytes)
+    return _fitting(reply, most_bytes) or bus.refusal(error, {"current": None, "conflicts": [], "truncated": True})
 
 
-def _fitting(reply: Callable[[bool], bytes], most_bytes: int) -> bytes:
-    """A reply with values, or without where it would not fit into one message."""
-    data = reply(True)
-    return data if len(data) <= most_bytes else reply(False)
+_Show: TypeAlias = Callable[[Envelope | None], dict[str, Any] | None]
 
 
-def _shown(envelope: Envelope | None, *, values: bool = True) -> dict[str, Any] | None:
+def _shown(envelope: Envelope | None) -> dict[str, Any] | None:
+    """An entry as it travels."""
     if envelope is None:
         return None
-    shown: dict[str, Any] = {"key": envelope.key}
-    if values:
-        # As it is stored: an int of any length survives.
-        shown["value"] = Raw(encode_json(envelope.value, limits.SEMANTIC_VALUE_BYTES))
-    shown |= {
+    # The value as it is stored: an int of any length survives.
+    value = {"value": Raw(encode_json(envelope.value, limits.SEMANTIC_VALUE_BYTES))}
+    return {"key": envelope.key} | value | _without_value(envelope)
+
+
+def _valueless(envelope: Envelope | None) -> dict[str, Any] | None:
+    """An entry without its value."""
+    return None if envelope is None else {"key": envelope.key} | _without_value(envelope)
+
+
+def _outlined(envelope: Envelope | None) -> dict[str, Any] | None:
+    """An entry without whatever may be long."""
+    if envelope is None:
+        return None
+    brief = replace(
+        envelope, semantics=Semantics(envelope.semantics.purpose, ttl_seconds=envelope.semantics.ttl_seconds)
+    )
+    return _valueless(replace(brief, request_id=None, spec_ref=None))
+
+
+def _without_value(envelope: Envelope) -> dict[str, Any]:
+    shown: dict[str, Any] = {
         "version": envelope.version,
         "lastWriter": envelope.last_writer,
         "semantics": envelope.semantics,
@@ -258,6 +302,19 @@ def _shown(envelope: Envelope | None, *, values: bool = True) -> dict[str, Any] 
     if envelope.fence is not None:
         shown["fence"] = envelope.fence
     return shown
+
+
+def _cut(show: _Show) -> dict[str, bool]:
+    return {} if show is _shown else {"truncated": True}
+
+
+def _fitting(reply: Callable[[_Show], bytes], most_bytes: int) -> bytes | None:
+    """A reply that shows as much of its entries as fits into one message."""
+    for show in (_shown, _valueless, _outlined):
+        data = reply(show)
+        if len(data) <= most_bytes:
+            return data
+    return None
 
 
 # Replies, read again

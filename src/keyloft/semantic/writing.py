@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from keyloft.engine import Engine
 from keyloft.errors import (
+    Closed,
     DatabaseError,
     InvalidArgument,
     NothingToRestore,
@@ -53,7 +54,7 @@ class Retention(Struct, frozen=True):
 
 
 class Attempt:
-    """What somebody tries to write who may have to give up: it is kept then, as a dead letter."""
+    """The last write that failed of somebody who may have to give up: it is kept then, as a dead letter."""
 
     def __init__(self) -> None:
         self.changes: Sequence[Change] = ()
@@ -62,7 +63,7 @@ class Attempt:
 
 
 attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
-"""Who wants to know what is being written, if anybody."""
+"""Who wants to know which write failed, if anybody."""
 
 
 class Writer:
@@ -75,6 +76,18 @@ class Writer:
         self._hashes = _given_hasher(audit_key)
         self._lately: OrderedDict[bytes, Known] = OrderedDict()
         self._known_fences: dict[tuple[bytes, int], Place] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Take no more calls."""
+        self._is_closed = True
+
+    def check_open(self) -> None:
+        """Raises:
+        Closed: It is not.
+        """
+        if self._is_closed:
+            raise Closed("this semantic store is closed: make another one to go on")
 
     async def carry_out(
         self,
@@ -94,12 +107,12 @@ class Writer:
             letter: The row of a dead letter, and its version, that is gone once the changes are made.
             quiet: What stands against them is raised and nothing else, for whoever takes that for an answer.
         """
-        if (trying := attempt.get()) is not None:
-            trying.changes, trying.request_id, trying.row = wanted, request_id, row
-        made = await self._carry_out(wanted, request_id, row, letter, quiet)
-        if trying is not None and trying.changes is wanted:
-            trying.changes = ()
-        return made
+        try:
+            return await self._carry_out(wanted, request_id, row, letter, quiet)
+        except Exception:
+            if (trying := attempt.get()) is not None:
+                trying.changes, trying.request_id, trying.row = wanted, request_id, row
+            raise
 
     async def _carry_out(
         self,
@@ -278,6 +291,7 @@ class Writer:
     # The database
 
     async def read(self, *asks: Ask) -> list[Any]:
+        self.check_open()
         try:
             found = await self._engine.read(*asks)
         except DatabaseError:
@@ -287,6 +301,7 @@ class Writer:
         return found
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
+        self.check_open()
         try:
             done = await self._engine.commit(batch)
         except DatabaseError:
@@ -330,7 +345,7 @@ def _told(failed: FailedWrite) -> str:
     there = "nothing" if failed.current is None else f"version {failed.current.version} by {failed.current.last_writer}"
     match failed.reason:
         case "fence":
-            return f"{failed.key}: the lock of this fencing token is no longer held; {there} is there"
+            return f"{failed.key}: no lock of this project is held under this fencing token any more; {there} is there"
         case "request_id":
             return f"{failed.key}: this requestId was used for another request; {there} is there"
     wanted = "nothing" if failed.expected_version == 0 else f"version {failed.expected_version}"
