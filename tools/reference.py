@@ -19,7 +19,11 @@ the guides for [authors of plugins](../guides/PLUGIN_KV_STORAGE.md) and [of work
 
 `Key` stands for `Sequence[str | bytes | int | float | bool]`: a tuple, in most cases."""
 
-_BEHIND: Final = {"DatabaseClient": ("kv", "PluginKV")}
+_BEHIND: Final = {
+    "DatabaseClient": ("kv", "PluginKV"),
+    "Flags": ("live()", "LiveFlags"),
+    "SemanticStore": ("dead_letters", "DeadLetters"),
+}
 """What is reached through an attribute of a public class, without a public name of its own."""
 
 _KEY: Final = ("Sequence[str | bytes | int | float | bool]", "Key")
@@ -198,7 +202,7 @@ def _errors(kinds: list[type]) -> Iterator[str]:
     yield "All are a `KeyloftError`. The code is stable."
     lines = ["| Error | Code | Kind of | |", "|---|---|---|---|"]
     for kind in sorted(kinds, key=lambda kind: kind.__name__):
-        bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+        bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__ if not base.__name__.startswith("_"))
         about = (inspect.getdoc(kind) or "").splitlines()[0]
         lines.append(f"| `{kind.__name__}` | `{getattr(kind, 'code', '')}` | {bases} | {about} |")
     yield "\n".join(lines)

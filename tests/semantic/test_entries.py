@@ -1,6 +1,7 @@
 """Entries: put, get, delete, list, batch, restore, watch, and what becomes of them with time, on every engine."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -555,3 +556,30 @@ class TestWatching:
             await kv.aclose()
             with pytest.raises(StopAsyncIteration):
                 await anext(watching)
+
+
+async def test_a_closed_store_says_so_and_leaves_what_is_below_it_open(kv: Store) -> None:
+    store = SemanticStore(kv)
+    await put(store)
+    await store.aclose()
+    await store.aclose()
+    calls: list[Callable[[], Awaitable[object]]] = [lambda: store.get(KEY), lambda: put(store), lambda: delete(store)]
+    for call in calls:
+        with pytest.raises(Closed, match="semantic store"):
+            await call()
+    begins: list[Callable[[], object]] = [
+        lambda: store.list(PROJECT),
+        lambda: store.watch(KEY),
+        lambda: store.changes(PROJECT),
+        lambda: store.audit(KEY),
+    ]
+    for begin in begins:
+        with pytest.raises(Closed):
+            begin()
+    await kv.set(("k",), 1)
+
+
+@pytest.mark.parametrize("kv", ["app.db", None])
+async def test_a_store_stands_on_an_open_store(kv: Any) -> None:
+    with pytest.raises(InvalidArgument, match="an open store"):
+        SemanticStore(kv)

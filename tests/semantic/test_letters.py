@@ -200,6 +200,50 @@ async def test_a_letter_waits_for_a_database_that_is_away(kv: Store, caplog: pyt
         assert SECRET not in caplog.text
 
 
+@pytest.mark.parametrize("by", ["a sweep", "closing"])
+async def test_a_letter_that_waits_is_kept_at_the_next_occasion(kv: Store, by: str) -> None:
+    network, through = behind_network(kv)
+    async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
+        network.is_down = True
+        with pytest.raises(Escalated):
+            await store.retrying(sleep=at_once).run(lambda: put(store, 1))
+        network.is_down = False
+        if by == "a sweep":
+            await store.sweep()
+    async with SemanticStore(kv, sweep_every=None) as store:
+        assert len(await letters(store)) == 1
+
+
+async def test_a_letter_whose_answer_got_lost_is_one_letter(kv: Store) -> None:
+    network, through = behind_network(kv)
+    async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
+        await put(store, 1)
+
+        async def conflict() -> None:
+            try:
+                await store.put(KEY, 2, expected_version=0, writer="w", semantics=CURSOR)
+            finally:
+                network.loses_answers = 1
+
+        with pytest.raises(Escalated):
+            await store.retrying(conflict_pauses=[]).run(conflict)
+        await store.sweep()
+        assert len(await letters(store)) == 1
+
+
+async def test_the_write_that_failed_is_kept_although_another_succeeded_beside_it(store: SemanticStore) -> None:
+    async def both() -> None:
+        await asyncio.gather(
+            store.put(KEY, "failed", expected_version=7, writer="w", semantics=CURSOR),
+            store.put(OTHER, "made", expected_version="*", writer="w", semantics=CURSOR),
+        )
+
+    with pytest.raises(Escalated):
+        await store.retrying(conflict_pauses=[]).run(both)
+    [letter] = await letters(store)
+    assert [operation.value for operation in letter.operations] == ["failed"]
+
+
 async def test_what_was_written_is_not_kept_for_what_failed_after_it(kv: Store) -> None:
     network, through = behind_network(kv)
     async with SemanticStore(through, audit_key="k", sweep_every=None) as store:

@@ -238,3 +238,33 @@ class TestUpdate:
         with pytest.raises(InvalidArgument):
             await store.update(KEY, lambda value: 1, writer="", semantics=CURSOR)
         assert await store.get(KEY) is None
+
+
+async def test_tasks_of_one_process_update_one_after_the_other(store: SemanticStore) -> None:
+    pauses = Pauses()
+    await asyncio.gather(
+        *[
+            store.update(KEY, lambda n: (n or 0) + 1, writer="w", semantics=CURSOR, retry=store.retrying(sleep=pauses))
+            for _ in range(20)
+        ]
+    )
+    entry = await store.get(KEY)
+    assert entry is not None
+    assert entry.value == 20
+    assert pauses.taken == []
+
+
+async def test_a_stale_request_is_not_tried_again(store: SemanticStore) -> None:
+    async def put(value: int) -> None:
+        await store.put(KEY, value, expected_version="*", writer="w", semantics=CURSOR, request_id="r")
+
+    await put(1)
+    pauses = Pauses()
+    with pytest.raises(VersionConflict, match="requestId"):
+        await store.retrying(sleep=pauses).run(lambda: put(2))
+    assert pauses.taken == []
+
+
+def test_only_coroutine_functions_are_retried() -> None:
+    with pytest.raises(InvalidArgument, match="async def"):
+        Retry()(lambda: None)  # type: ignore[arg-type, return-value]

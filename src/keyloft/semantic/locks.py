@@ -34,6 +34,8 @@ _PAUSE_SECONDS: Final = 0.1
 class Lock:
     """A lock in the store. `async with` acquires it, renews it, and releases it at the end.
 
+    `lost` is an event that is set as soon as it is no longer held although nobody released it.
+
     If it is lost meanwhile, the body is cancelled at once, and `async with` raises LockLost. Whoever calls `acquire`
     and `release` instead looks at `is_held`, or waits for `lost`.
     """
@@ -176,7 +178,7 @@ class Lock:
         try:
             await asyncio.shield(releasing)
         except asyncio.CancelledError:
-            self._store.see_to(self._quietly(releasing))
+            self._making.see_to(self._quietly(releasing))
             raise
         except VersionConflict as error:
             raise LockLost(f"{self.key} was lost before it was released: {_who(error.current)}") from None
@@ -212,7 +214,7 @@ class Lock:
             return await asyncio.shield(putting)
         except asyncio.CancelledError:
             # It may be ours all the same, and then nobody would give it back before it expires.
-            self._store.see_to(self._quietly(self._undo(putting)))
+            self._making.see_to(self._quietly(self._undo(putting)))
             raise
 
     async def _put_patiently(self) -> tuple[Envelope, float]:

@@ -5,7 +5,7 @@ import inspect
 import logging
 import math
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeAlias
@@ -104,7 +104,6 @@ class SemanticStore:
         self.dead_letters = DeadLetters(self._engine, self._writer)
         """Writes that were given up: to be listed, retried or dropped."""
         self._page_size = PageSize()
-        self._asides: set[asyncio.Task[None]] = set()
         self._updating: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._sweeping: asyncio.Task[None] | None = None
         if sweep_every is not None:
@@ -124,19 +123,12 @@ class SemanticStore:
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
-        if self._asides:
-            await asyncio.wait(self._asides)
+        await self._writer.finish()
         try:
             await self.dead_letters.save()
         except (DatabaseError, Closed) as error:
             logger.error("[KV] %d dead letters could not be kept: %s", self.dead_letters.unsaved, error)
         self._writer.close()
-
-    def see_to(self, job: Coroutine[Any, Any, None]) -> None:
-        """Do something beside, that whoever began it can't wait for."""
-        task = asyncio.create_task(job)
-        self._asides.add(task)
-        task.add_done_callback(self._asides.discard)
 
     # Reading
 

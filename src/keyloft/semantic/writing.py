@@ -5,12 +5,13 @@ against the change is recorded and told; else a `Plan` says what the commit has 
 makes all of it or nothing. If all was not as it was seen, the change looks again.
 """
 
+import asyncio
 import logging
 import os
 import secrets
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn
 
@@ -76,7 +77,19 @@ class Writer:
         self._hashes = _given_hasher(audit_key)
         self._lately: OrderedDict[bytes, Known] = OrderedDict()
         self._known_fences: dict[tuple[bytes, int], Place] = {}
+        self._asides: set[asyncio.Task[None]] = set()
         self._is_closed = False
+
+    def see_to(self, job: Coroutine[Any, Any, None]) -> None:
+        """Do something beside, that whoever began it can't wait for."""
+        task = asyncio.create_task(job)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
+
+    async def finish(self) -> None:
+        """Wait for what is done beside."""
+        if self._asides:
+            await asyncio.wait(self._asides)
 
     def close(self) -> None:
         """Take no more calls."""
