@@ -213,7 +213,7 @@ class _Refused(Exception):
 
 
 class VersionConflict(_Refused, KeyloftError):
-    """What is stored is not what a write expected; nothing was written. `current` and `conflicts` tell what is there."""
+    """What is stored is not what a write expected; nothing was written. `current` tells what is there instead."""
 
     code = "VERSION_CONFLICT"
 
