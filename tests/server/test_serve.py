@@ -386,6 +386,30 @@ input()
 """
 
 
+def _hears_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    heard = sum(int(mask, 16) for mask in re.findall(r"^Sig(?:Blk|Cgt):\t(\w+)$", status, re.MULTILINE))
+    return bool(heard & 1 << (signal.SIGTERM - 1))
+
+
+def _is_the_service(pid: int) -> bool:
+    return b"keyloft.server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize("is_so_far", [_hears_sigterm, _is_the_service])
+async def test_who_is_told_to_end_before_it_has_begun_ends_well(
+    tmp_path: Path, is_so_far: Callable[[int], bool]
+) -> None:
+    served = Serving(tmp_path, "--nats-port", "0")
+    try:
+        while not is_so_far(served.process.pid):
+            assert served.process.poll() is None
+        served.process.terminate()
+        assert await served.ends() == 0
+    finally:
+        served.end()
+
+
 async def test_a_locked_database_is_waited_for(tmp_path: Path) -> None:
     holder = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _HOLDS_IT, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -4,6 +4,8 @@
 standard output, whatever else there is to say to the standard error output.
 """
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -11,10 +13,14 @@ from typing import NoReturn
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and end the process."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["serve"]:
+        # Who is told to end before it has begun has nothing to finish.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         from keyloft.cli.app import app
     except ModuleNotFoundError as error:
         sys.stderr.write(f'keyloft: {error.name} is not installed: pip install "keyloft[all]" brings everything\n')
         sys.exit(1)
-    app(list(sys.argv[1:] if arguments is None else arguments), prog_name="keyloft")
+    app(given, prog_name="keyloft")
     sys.exit(0)

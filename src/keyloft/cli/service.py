@@ -1,6 +1,8 @@
 """The commands that run and prepare the service: `serve` and `nats-config`."""
 
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -10,7 +12,7 @@ import typer
 from keyloft.cli.options import with_settings
 from keyloft.cli.terminal import remark, say, told
 from keyloft.errors import InvalidArgument
-from keyloft.server.config import SETTINGS, Flags, check_service, load
+from keyloft.server.config import SETTINGS, Flags, check_service, load, to_arguments
 
 
 def add_to(app: typer.Typer) -> None:
@@ -24,10 +26,13 @@ def serve(*, flags: Flags) -> NoReturn:
     A setting comes from its flag, else from the environment, else from the file of --config, else it has its default.
     In that file --log-level is called log_level.
     """
-    from keyloft.server.__main__ import become
-
     check_service(load(flags))
-    become(flags)
+    # The service becomes this process, so that it does not carry what only a command line needs.
+    sys.stdout.flush()
+    # A signal that comes in between waits until the other side can hear it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    warnings = [f"-W{option}" for option in sys.warnoptions]
+    os.execv(sys.executable, [sys.executable, *warnings, "-m", "keyloft.server", *to_arguments(flags)])
 
 
 def nats_config(

@@ -1,31 +1,21 @@
 """The process that `keyloft serve` becomes: the service, without what only a command line needs (9 MB)."""
 
 import os
+import signal
 import sys
-from typing import Final, NoReturn
 
-from keyloft.server import app
-from keyloft.server.complaints import complain, exit_code, explained
-from keyloft.server.config import SETTINGS, Flags, check_service, load
+# Who is told to end before it has begun has nothing to finish. Later the service itself listens to this.
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
-_FLAGS: Final = {"config": "--config"} | {name: setting.flag for name, setting in SETTINGS.items()}
-
-
-def become(flags: Flags) -> NoReturn:
-    """Turn this process into the service; its pid stays the same."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    command = [sys.executable, *[f"-W{option}" for option in sys.warnoptions], "-m", "keyloft.server"]
-    for name, value in flags.items():
-        if value is not None:
-            command += [_FLAGS[name], value]
-    os.execv(sys.executable, command)
+from keyloft.server import app  # noqa: E402
+from keyloft.server.complaints import complain, exit_code, explained  # noqa: E402
+from keyloft.server.config import check_service, from_arguments, load  # noqa: E402
 
 
 def main() -> int:
     try:
-        names = {flag: name for name, flag in _FLAGS.items()}
-        settings = load({names[flag]: value for flag, value in zip(sys.argv[1::2], sys.argv[2::2], strict=True)})
+        settings = load(from_arguments(sys.argv[1:]))
         check_service(settings)
         app.run(settings)
     except KeyboardInterrupt:

@@ -291,6 +291,21 @@ SETTINGS: Final[Mapping[str, Setting]] = _declared()
 Flags: TypeAlias = Mapping[str, str | None]
 """By name of the setting, what was given by flags; `config` names the file."""
 
+_ARGUMENTS: Final = {"config": "--config"} | {name: setting.flag for name, setting in SETTINGS.items()}
+
+
+def to_arguments(flags: Flags) -> list[str]:
+    """The arguments of a process that is to have these flags."""
+    given = [(_ARGUMENTS[name], value) for name, value in flags.items() if value is not None]
+    return [word for pair in given for word in pair]
+
+
+def from_arguments(arguments: list[str]) -> Flags:
+    """What `to_arguments` was given."""
+    names = {argument: name for name, argument in _ARGUMENTS.items()}
+    return {names[flag]: value for flag, value in zip(arguments[::2], arguments[1::2], strict=True)}
+
+
 NATS_SETTINGS: Final = tuple(name for name in SETTINGS if name.startswith("nats") and name != "nats_port")
 """How to reach a NATS server: what clients need, too."""
 
