@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +34,9 @@ def with_store(flags: Flags, work: Callable[[Store], Awaitable[T]], *, make: boo
     path = sqlite_path(url)
     if path is not None and not make and not Path(path).expanduser().exists():
         raise CannotOpen(f"there is no file {path}: --database, or KEYLOFT_DATABASE_URL, names another")
+
+    # What is worth telling is raised.
+    logging.getLogger("keyloft").addHandler(logging.NullHandler())
 
     async def working() -> T:
         async with keyloft.open(url, max_value_bytes=limits.LARGEST_VALUE_BYTES, sweep_every=None) as kv:

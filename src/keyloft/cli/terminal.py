@@ -6,7 +6,7 @@ At a terminal a result is laid out for people; in a pipe, or with --json, it is 
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, ParamSpec
 
 import msgspec
@@ -103,3 +103,16 @@ def show_json(value: object, *, as_json: bool) -> None:
     from rich.console import Console
 
     Console(highlight=False, soft_wrap=True).print_json(laid_out, indent=2, ensure_ascii=False)
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table for people."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(*names, box=box.SIMPLE, header_style="bold")
+    for row in rows:
+        shown.add_row(*[Text(cell, overflow="fold") for cell in row])
+    Console(highlight=False).print(shown if rows else "nothing")
