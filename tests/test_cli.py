@@ -169,6 +169,49 @@ class TestPlugin:
         assert (code, said) == (1, "")
         assert complaint.startswith(f"keyloft: {told}")
 
+    def test_all_of_a_plugin_is_purged_and_nothing_of_others(self, plugin: Keyloft) -> None:
+        for key in ("a", "b"):
+            plugin("set", "purged", key, "1")
+        plugin("set", "purged-2", "a", "1")
+        code, said, told = plugin("purge", "purged")
+        assert (code, said) == (2, "")
+        assert "Remove all 2 keys of purged?" in told
+        assert plugin("purge", "purged", "--yes") == (0, "2\n", "")
+        assert plugin("purge", "purged") == (0, "0\n", "")
+        assert plugin("list", "purged-2") == (0, '["a"]\n', "")
+
+    def test_an_old_json_file_is_imported_and_a_second_try_goes_on(self, plugin: Keyloft, tmp_path: Path) -> None:
+        file = tmp_path / "old.json"
+        file.write_text(json.dumps({f"user:{number}": {"score": number} for number in range(500)}))
+        plugin("set", "imported", "user:7", '"newer"')
+        code, said, told = plugin("import-json", "imported", str(file))
+        assert (code, said) == (0, "499\n")
+        assert "1 of 500 keys were there already" in told
+        assert plugin("import-json", "imported", str(file))[1] == "0\n"
+        assert plugin("get", "imported", "user:7")[1] == '"newer"\n'
+        assert plugin("import-json", "imported", str(file), "--replace")[1] == "500\n"
+        assert plugin("get", "imported", "user:7")[1] == '{"score":7}\n'
+
+    @pytest.mark.parametrize(
+        ("content", "told"),
+        [
+            (b"[1]", "must be a JSON object"),
+            (b"{", "not JSON"),
+            (b'{"a": 1, "a": 2}', "twice"),
+            (b'{"": 1}', "key must be a non-empty string"),
+            (b'{"fine": 1, "large": "' + b"x" * 70_000 + b'"}', "64KB limit"),
+        ],
+    )
+    def test_a_file_that_can_not_be_imported_stores_nothing(
+        self, plugin: Keyloft, tmp_path: Path, content: bytes, told: str
+    ) -> None:
+        (tmp_path / "old.json").write_bytes(content)
+        code, said, complaint = plugin("import-json", "refused", str(tmp_path / "old.json"))
+        assert (code in (1, 2), said) == (True, "")
+        assert told in complaint
+        assert plugin("list", "refused") == (0, "[]\n", "")
+        assert plugin("import-json", "refused", str(tmp_path / "absent.json"))[0] == 2
+
     def test_a_missing_nats_is_told_at_once(self, run: Keyloft) -> None:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))

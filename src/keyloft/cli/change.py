@@ -1,6 +1,5 @@
 """The commands that change entries: `set`, `delete`, `touch`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -11,7 +10,7 @@ from keyloft.cli import keytext
 from keyloft.cli.look import Key
 from keyloft.cli.options import AsText, TakesNumbers, Value, Yes, with_settings
 from keyloft.cli.stores import with_store
-from keyloft.cli.terminal import fail, given_value, remark, say, told
+from keyloft.cli.terminal import confirm, fail, given_value, say, told
 from keyloft.errors import InvalidArgument
 from keyloft.server.config import Flags
 from keyloft.values import U64
@@ -73,7 +72,7 @@ def delete(
         if not number:
             fail(f"there is nothing below {prefix!r}")
         if not yes:
-            _ask(f"Remove {number:,} entries {f'below {prefix}' if below else 'in all'}?")
+            confirm(f"Remove {number:,} entries {f'below {prefix}' if below else 'in all'}?")
         removed = with_store(flags, lambda kv: kv.delete_range(prefix=below))
     else:
         wanted = [keytext.read(one) for one in key or ()]
@@ -103,12 +102,3 @@ def touch(
     if not with_store(flags, work):
         fail(f"there is no key {key}")
     return 0
-
-
-def _ask(question: str) -> None:
-    """Go on only if somebody agrees."""
-    if not sys.stdin.isatty():
-        raise InvalidArgument(f"{question} Nobody is here to answer: --yes says so beforehand")
-    if not typer.confirm(question, err=True):
-        remark("Nothing was removed.")
-        raise typer.Exit(1)

@@ -2,15 +2,19 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import typer
 
-from keyloft.cli.options import AsJson, AsText, TakesNumbers, Value, with_settings
-from keyloft.cli.terminal import given_value, show_json, told
+from keyloft import payloads
+from keyloft.cli.options import AsJson, AsText, TakesNumbers, Value, Yes, with_settings
+from keyloft.cli.terminal import confirm, given_value, remark, say, show_json, told
 from keyloft.errors import InvalidArgument, KeyloftError, Unanswered
+from keyloft.plugins import rules
 from keyloft.server.complaints import complain
 from keyloft.server.config import DEFAULT_NATS_PORT, NATS_SETTINGS, Flags, load
 from keyloft.urls import without_password
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from keyloft.plugins import DatabaseClient
 
 _ABSENT: Final = object()
+_AT_ONCE: Final = 200
+"""How many requests are under way at a time: a service takes a thousand of one plugin."""
 _PREFIX: Final = "db.kv"
 
 Plugin: TypeAlias = Annotated[str, typer.Argument(metavar="PLUGIN", help="Whose storage.")]
@@ -32,7 +38,14 @@ Timeout: TypeAlias = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     plugin = typer.Typer(no_args_is_help=True, help="Read and write what a plugin stores, over NATS.")
-    for name, command in (("get", get), ("set", put), ("delete", delete), ("list", listing)):
+    for name, command in (
+        ("get", get),
+        ("set", put),
+        ("delete", delete),
+        ("list", listing),
+        ("purge", purge),
+        ("import-json", import_json),
+    ):
         plugin.command(name, cls=TakesNumbers)(told(with_settings(*NATS_SETTINGS)(command)))
     app.add_typer(plugin, name="plugin")
 
@@ -105,6 +118,86 @@ def listing(
 
     show_json(_ask(plugin, subjects, timeout, flags, keys), as_json=as_json)
     return 0
+
+
+def purge(
+    plugin: Plugin,
+    *,
+    yes: Yes = False,
+    subjects: Subjects = _PREFIX,
+    timeout: Timeout = 5.0,
+    flags: Flags,
+) -> int:
+    """Remove all that a plugin stores, and print how many keys there were; says how many before, and asks.
+
+    Example: keyloft plugin purge trivia
+    """
+
+    async def keys(client: "DatabaseClient") -> list[str]:
+        return await client.kv.list()
+
+    there = _ask(plugin, subjects, timeout, flags, keys)
+    if there and not yes:
+        confirm(f"Remove all {len(there):,} keys of {plugin}?")
+
+    async def remove(client: "DatabaseClient") -> int:
+        removed = 0
+        for first in range(0, len(there), _AT_ONCE):
+            some = there[first : first + _AT_ONCE]
+            removed += sum(await asyncio.gather(*[client.kv.delete(key) for key in some]))
+        return removed
+
+    say(str(_ask(plugin, subjects, timeout, flags, remove) if there else 0))
+    return 0
+
+
+def import_json(
+    plugin: Plugin,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A JSON object: each name becomes a key. - reads it.")],
+    *,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Keys that are there already get the file's value.")
+    ] = False,
+    ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="After so many seconds they are gone.")] = None,
+    subjects: Subjects = _PREFIX,
+    timeout: Timeout = 5.0,
+    flags: Flags,
+) -> int:
+    """Store what a plugin kept in a JSON file, and print how many keys were stored.
+
+    Keys that are there already are left as they are, so a second try goes on where a first one ended.
+
+    Example: keyloft plugin import-json trivia trivia_data.json
+    """
+    content = _read_object(file)
+
+    async def store(client: "DatabaseClient") -> list[str]:
+        known = set() if replace else set(await client.kv.list())
+        wanted = [key for key in content if key not in known]
+        for key in wanted:
+            rules.key(key)
+            rules.value(content[key])
+        for first in range(0, len(wanted), _AT_ONCE):
+            some = wanted[first : first + _AT_ONCE]
+            await asyncio.gather(*[client.kv.set(key, content[key], ttl=ttl) for key in some])
+        return wanted
+
+    stored = _ask(plugin, subjects, timeout, flags, store)
+    if left := len(content) - len(stored):
+        remark(f"{left} of {len(content)} keys were there already, and are left as they are; --replace replaces them")
+    say(str(len(stored)))
+    return 0
+
+
+def _read_object(file: str) -> dict[str, Any]:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"{file} can't be read: {error.strerror}") from None
+    content = payloads.read(data)
+    for key in content:
+        rules.key(key)
+    return content
 
 
 def _ask(

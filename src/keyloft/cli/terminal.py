@@ -12,7 +12,7 @@ from typing import Any, NoReturn, ParamSpec
 import msgspec
 import typer
 
-from keyloft.errors import Undecodable
+from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.server.complaints import complain, exit_code, explained
 from keyloft.values import decode_json, encode_json
 
@@ -65,6 +65,19 @@ def fail(text: str) -> NoReturn:
     """End a command that did not do what it was asked for."""
     complain(text)
     raise typer.Exit(1)
+
+
+def confirm(question: str) -> None:
+    """Go on only if somebody agrees.
+
+    Raises:
+        InvalidArgument: Nobody is there.
+    """
+    if not sys.stdin.isatty():
+        raise InvalidArgument(f"{question} Nobody is here to answer: --yes says so beforehand")
+    if not typer.confirm(question, err=True):
+        remark("Nothing was removed.")
+        raise typer.Exit(1)
 
 
 def to_json(value: object) -> str:
