@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyloft import InvalidKey
-from keyloft.cli import keytext
+from keyloft.cli import keytext, main
 from keyloft.keys import TupleKey
 from tests.postgres import database_url
 
@@ -47,6 +47,21 @@ def run(environment: dict[str, str]) -> Keyloft:
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
     return run
+
+
+@pytest.fixture
+def call(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Keyloft:
+    """Runs a command in this process, which takes a tenth of the time: for what ends before anything happens."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def call(*arguments: str) -> Outcome:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
 
 
 def at_a_terminal(environment: dict[str, str], *arguments: str, answer: str = "") -> tuple[int, str]:
@@ -111,7 +126,7 @@ def test_what_is_no_key_is_refused(text: str) -> None:
 # Commands
 
 
-def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None:
+def test_what_is_set_is_read_with_its_kind(run: Keyloft, call: Keyloft, tmp_path: Path) -> None:
     (tmp_path / "picture").write_bytes(b"\x89PNG\x00")
     assert run("set", "users/alice", '{"name": "é"}')[:2] == (0, "1\n")
     assert run("set", "users/=5", "-5")[0] == 0
@@ -127,16 +142,17 @@ def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None
         ("count", "7"),
         ("bytes", '{"bytes":"iVBORwA="}'),
     ):
-        assert run("get", key) == (0, f"{shown}\n", "")
+        assert call("get", key) == (0, f"{shown}\n", "")
+    assert run("get", "users/=5") == (0, "-5\n", "")
     assert run("get", "text", "--raw") == (0, "100", "")
     entry = json.loads(run("get", "count", "--entry")[1])
     assert entry == {"key": "count", "u64": 7, "versionstamp": 5}
 
 
-def test_lists_show_what_they_are_asked_for(run: Keyloft) -> None:
+def test_lists_show_what_they_are_asked_for(run: Keyloft, call: Keyloft) -> None:
     for number in range(5):
-        run("set", f"log/={number}", str(number))
-    run("set", "other", "1", "--expire-in", "1000")
+        call("set", f"log/={number}", str(number))
+    call("set", "other", "1", "--expire-in", "1000")
     lines = run("list")[1].splitlines()
     assert [json.loads(line)["key"] for line in lines] == [*[f"log/={number}" for number in range(5)], "other"]
     assert "expires_at" in json.loads(lines[-1])
@@ -147,12 +163,12 @@ def test_lists_show_what_they_are_asked_for(run: Keyloft) -> None:
     assert run("list", "nothing") == (0, "", "")
 
 
-def test_what_is_not_there_ends_with_code_1(run: Keyloft) -> None:
-    run("set", "k", "1")
-    assert run("get", "absent") == (1, "", "keyloft: there is no key absent\n")
-    assert run("touch", "absent", "--never") == (1, "", "keyloft: there is no key absent\n")
-    assert run("delete", "absent") == (1, "0\n", "")
-    assert run("delete", "--prefix", "absent", "--yes")[0] == 1
+def test_what_is_not_there_ends_with_code_1(call: Keyloft) -> None:
+    call("set", "k", "1")
+    assert call("get", "absent") == (1, "", "keyloft: there is no key absent\n")
+    assert call("touch", "absent", "--never") == (1, "", "keyloft: there is no key absent\n")
+    assert call("delete", "absent") == (1, "0\n", "")
+    assert call("delete", "--prefix", "absent", "--yes")[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -172,9 +188,9 @@ def test_what_is_not_there_ends_with_code_1(run: Keyloft) -> None:
         ("count", "--database", "mysql://nowhere"),
     ],
 )
-def test_a_wrong_call_is_explained(run: Keyloft, arguments: tuple[str, ...]) -> None:
-    run("set", "k", "1")
-    code, said, told = run(*arguments)
+def test_a_wrong_call_is_explained(call: Keyloft, arguments: tuple[str, ...]) -> None:
+    call("set", "k", "1")
+    code, said, told = call(*arguments)
     assert code in (1, 2)
     assert said == ""
     assert told.startswith("keyloft: ")
@@ -200,15 +216,15 @@ def test_touching_changes_the_expiry_alone(run: Keyloft) -> None:
 
 
 class TestDeleting:
-    def test_several_keys_go_together(self, run: Keyloft) -> None:
+    def test_several_keys_go_together(self, run: Keyloft, call: Keyloft) -> None:
         for key in ("a", "b", "c"):
-            run("set", key, "1")
+            call("set", key, "1")
         assert run("delete", "a", "b", "absent") == (0, "2\n", "")
         assert run("keys") == (0, "c\n", "")
 
-    def test_a_prefix_wants_a_yes_where_nobody_can_be_asked(self, run: Keyloft) -> None:
+    def test_a_prefix_wants_a_yes_where_nobody_can_be_asked(self, run: Keyloft, call: Keyloft) -> None:
         for key in ("users/a", "users/b", "other"):
-            run("set", key, "1")
+            call("set", key, "1")
         code, said, told = run("delete", "--prefix", "users")
         assert (code, said) == (2, "")
         assert "Remove 2 entries below users?" in told
@@ -216,12 +232,12 @@ class TestDeleting:
         assert run("keys") == (0, "other\n", "")
 
     @pytest.mark.parametrize(("answer", "left"), [("y\n", ""), ("n\n", "users/a\n"), ("\n", "users/a\n")])
-    def test_at_a_terminal_it_asks(self, run: Keyloft, environment: dict[str, str], answer: str, left: str) -> None:
-        run("set", "users/a", "1")
+    def test_at_a_terminal_it_asks(self, call: Keyloft, environment: dict[str, str], answer: str, left: str) -> None:
+        call("set", "users/a", "1")
         code, shown = at_a_terminal(environment, "delete", "--prefix", "users", answer=answer)
         assert "Remove 1 entries below users?" in shown
         assert code == (1 if left else 0)
-        assert run("keys") == (0, left, "")
+        assert call("keys") == (0, left, "")
 
 
 class TestTerminal:
@@ -238,9 +254,9 @@ class TestTerminal:
         assert at_a_terminal(environment, "list")[1] == 'users/alice = {"name":"Alice"}\r\n'
 
 
-def test_who_has_seen_enough_ends_a_list_in_silence(run: Keyloft, environment: dict[str, str]) -> None:
+def test_who_has_seen_enough_ends_a_list_in_silence(call: Keyloft, environment: dict[str, str]) -> None:
     for number in range(3):
-        run("set", f"k{number}", json.dumps("x" * 100_000))
+        call("set", f"k{number}", json.dumps("x" * 100_000))
     listing = subprocess.Popen(
         [sys.executable, "-m", "keyloft", "list"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
