@@ -139,8 +139,15 @@ class Machine(RuleBasedStateMachine):
         self.told[key].append(("expire", held.version, None))
         return True
 
+    def restorable_until(self, held: Held) -> int:
+        """For so long after it was deleted, which is now, or has expired."""
+        gone = self.clock.now() if held.due is None else min(held.due, self.clock.now())
+        return gone + 1000 * RETENTION
+
     def set_aside(self, key: str) -> None:
-        self.aside[key] = (self.entries.pop(key), self.clock.now() + 1000 * RETENTION)
+        held = self.entries.pop(key)
+        if self.clock.now() < self.restorable_until(held):
+            self.aside[key] = (held, self.restorable_until(held))
 
     def apply(self, wanted: Wanted, outcome: Envelope | None) -> None:
         key, before = wanted.key, self.live(wanted.key)
@@ -276,9 +283,12 @@ class Machine(RuleBasedStateMachine):
     @rule(key=keys, request_id=requests)
     def restore(self, key: str, request_id: str | None) -> None:
         done = self.remembered(key, request_id)
-        stored, (put_aside, until) = self.entries.get(key), self.aside.get(key, (None, 0))
+        old, until = self.aside.get(key, (None, 0))
         there = self.live(key)
-        old = stored or (put_aside if self.clock.now() < until else None)
+        if (stored := self.entries.get(key)) is not None:
+            old, until = stored, self.restorable_until(stored)
+        if self.clock.now() >= until:
+            old = None
         restoring = self.store.restore(key, writer=WRITER, request_id=request_id)
         if done is not None and done.asked == "restore":
             assert self.run(restoring) == done.outcome
