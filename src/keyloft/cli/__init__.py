@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from keyloft.server.complaints import complain, explained
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and end the process."""
@@ -20,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         from keyloft.cli.app import app
     except ModuleNotFoundError as error:
-        sys.stderr.write(f'keyloft: {error.name} is not installed: pip install "keyloft[all]" brings everything\n')
+        complain(explained(error))
         sys.exit(1)
     app(given, prog_name="keyloft")
     sys.exit(0)

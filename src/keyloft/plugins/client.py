@@ -1,6 +1,6 @@
 """A plugin's view of its storage: four calls instead of subjects and JSON."""
 
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from keyloft.bus import Login
 from keyloft.calls import Caller
 from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
+from keyloft.requested import Requested
 
 PREFIX: Final = "db.kv"
 
@@ -146,25 +147,15 @@ class PluginKV:
         return Keys(self._client, rules.text(prefix, "prefix"), limit)
 
 
-class Keys:
+class Keys(Requested[str]):
     """Keys on request: iterate them with `async for`, or `await` them all."""
+
+    what = "keys"
 
     def __init__(self, client: DatabaseClient, prefix: str, limit: int | None) -> None:
         self._client = client
         self._prefix = prefix
         self._limit = limit
-
-    def __repr__(self) -> str:
-        return "<keys on request: await them, or go through them with async for>"
-
-    def __bool__(self) -> bool:
-        raise TypeError("these keys are still to be fetched: await them first, or go through them with async for")
-
-    def __await__(self) -> Generator[Any, None, list[str]]:
-        return self._all().__await__()
-
-    async def _all(self) -> list[str]:
-        return [key async for key in self]
 
     async def __aiter__(self) -> AsyncIterator[str]:
         left, after = self._limit, None

@@ -127,7 +127,6 @@ class DatabaseService:
         self._log = OperationLog(logger)
         self._subscriptions: list[Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._asides: set[asyncio.Task[None]] = set()
         self._plugins: dict[str, _Plugin] = {}
         self._routes: dict[str, tuple[_Plugin, str]] = {}
         self._taken = 0
@@ -181,7 +180,6 @@ class DatabaseService:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             await bus.ended(task)
-        await asyncio.gather(*self._asides, return_exceptions=True)
         if subscriptions:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._listed.stop(), self._deadline)
@@ -506,11 +504,6 @@ class DatabaseService:
         self._last_errors[operation] = code
 
     # What goes on beside
-
-    def _aside(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(job)
-        self._asides.add(task)
-        task.add_done_callback(self._asides.discard)
 
     async def _forever(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Without one of these jobs the service would be deaf: an error is logged, and the job goes on."""

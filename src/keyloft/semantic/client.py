@@ -1,6 +1,6 @@
 """A workflow's view of its state over NATS: the calls of `SemanticStore`, for one tenant and project."""
 
-from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +12,7 @@ from keyloft import limits
 from keyloft.bus import Login
 from keyloft.calls import Caller
 from keyloft.errors import InvalidArgument
+from keyloft.requested import Requested
 from keyloft.semantic import changes, naming, wire
 from keyloft.semantic.changes import Change, Delete, Put
 from keyloft.semantic.envelope import Envelope, ExpectedVersion, Semantics, request_name
@@ -181,8 +182,10 @@ class SemanticClient:
         )
 
 
-class RemoteEnvelopes:
+class RemoteEnvelopes(Requested[Envelope]):
     """Entries on request: iterate them with `async for`, or `await` them all."""
+
+    what = "entries"
 
     def __init__(self, request: Any, spot: wire.Spot, prefix: str, values: bool, limit: int | None) -> None:
         self._request = request
@@ -190,18 +193,6 @@ class RemoteEnvelopes:
         self._prefix = prefix
         self._values = values
         self._limit = limit
-
-    def __repr__(self) -> str:
-        return "<entries on request: await them, or go through them with async for>"
-
-    def __bool__(self) -> bool:
-        raise TypeError("these entries are still to be fetched: await them first, or go through them with async for")
-
-    def __await__(self) -> Generator[Any, None, list[Envelope]]:
-        return self._all().__await__()
-
-    async def _all(self) -> list[Envelope]:
-        return [entry async for entry in self]
 
     async def __aiter__(self) -> AsyncIterator[Envelope]:
         left, after = self._limit, None

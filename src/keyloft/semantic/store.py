@@ -1,12 +1,9 @@
 """The semantic store: compare-and-set on entries that say who wrote them, why, for whom and until when."""
 
 import asyncio
-import inspect
 import logging
 import math
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
@@ -21,9 +18,9 @@ from keyloft.errors import (
     KeyloftError,
     Undecodable,
     ValueTooLarge,
-    VersionConflict,
 )
 from keyloft.records import EVERYTHING, Batch, Committed, Expired, Get, Purge, Scan, Space
+from keyloft.requested import Requested
 from keyloft.semantic import changes, naming
 from keyloft.semantic import envelope as rules
 from keyloft.semantic.audit import AuditTrail
@@ -37,6 +34,7 @@ from keyloft.semantic.locks import Lock
 from keyloft.semantic.naming import place
 from keyloft.semantic.retry import Retry
 from keyloft.semantic.signals import Alert, Signals
+from keyloft.semantic.updates import Update
 from keyloft.semantic.watching import Watching
 from keyloft.semantic.writing import Retention, Writer
 from keyloft.store import Store
@@ -325,7 +323,7 @@ class SemanticStore:
         Raises:
             Escalated: Trying again did not help; what was to be written is kept as a dead letter.
         """
-        intent = _Update(self, key, change, writer, semantics, spec_ref, fence)
+        intent = Update(self, key, change, writer, semantics, spec_ref, fence)
         # One after the other: among the tasks of a process, nobody has to be refused and to come back later.
         turn = self._updating.setdefault(place(key).entry, asyncio.Lock())
         async with turn:
@@ -478,79 +476,14 @@ class SemanticStore:
             self.signals.look()
 
 
-class _Update:
-    """A read, a change and a put, which can be tried again at any point."""
-
-    def __init__(
-        self,
-        store: SemanticStore,
-        key: str,
-        change: Callable[[Any], Any],
-        writer: str,
-        semantics: Semantics | None,
-        spec_ref: str | None,
-        fence: int | None,
-    ) -> None:
-        self._store = store
-        self._key = key
-        self._change = change
-        self._writer = writer
-        self._semantics = semantics
-        self._spec_ref = spec_ref
-        self._fence = fence
-        self._put: Callable[[], Awaitable[Envelope]] | None = None
-
-    async def attempt(self) -> Envelope:
-        put = self._put or await self._prepare()
-        # If the answer to a put gets lost, the very same put is tried again: it may have been made.
-        self._put = put
-        try:
-            return await put()
-        except VersionConflict:
-            self._put = None
-            raise
-
-    async def _prepare(self) -> Callable[[], Awaitable[Envelope]]:
-        current = await self._store.get(self._key)
-        value = self._change(None if current is None else current.value)
-        if inspect.isawaitable(value):
-            value = await value
-        semantics, spec_ref, version = self._semantics, self._spec_ref, 0
-        if current is not None:
-            semantics, spec_ref, version = semantics or current.semantics, spec_ref or current.spec_ref, current.version
-        if semantics is None:
-            raise InvalidArgument(f"semantics: {self._key} is not there yet, so they have to be given")
-        return partial(
-            self._store.put,
-            self._key,
-            value,
-            expected_version=version,
-            writer=self._writer,
-            semantics=semantics,
-            request_id=uuid.uuid4().hex,
-            spec_ref=spec_ref,
-            fence=self._fence,
-        )
-
-
-class EnvelopeList:
+class EnvelopeList(Requested[Envelope]):
     """Entries on request: iterate them with `async for`, or `await` them all."""
+
+    what = "entries"
 
     def __init__(self, pages: Pages, *, values: bool) -> None:
         self._pages = pages
         self._values = values
-
-    def __repr__(self) -> str:
-        return "<entries on request: await them, or go through them with async for>"
-
-    def __bool__(self) -> bool:
-        raise TypeError("these entries are still to be fetched: await them first, or go through them with async for")
-
-    def __await__(self) -> Generator[Any, None, Envelopes]:
-        return self._all().__await__()
-
-    async def _all(self) -> Envelopes:
-        return [entry async for entry in self]
 
     async def __aiter__(self) -> AsyncIterator[Envelope]:
         async for page in self._pages:

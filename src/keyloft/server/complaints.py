@@ -18,7 +18,7 @@ def explained(error: Exception) -> str:
         case KeyloftError():
             return f"{error.code}: {error}"
         case ModuleNotFoundError():
-            return f'{error.name} is not installed: pip install "keyloft[all]" brings everything'
+            return f'{error.name} is not installed: pip install "keyloft[all]", or in a clone pip install ".[all]"'
         case OSError():
             return str(error)
     return f"failed unexpectedly: {type(error).__name__}: {error}\nKEYLOFT_DEBUG=1 shows where"
