@@ -1,7 +1,8 @@
-"""What stores the data: one module per engine, behind `open_engine`."""
+"""What stores the data, behind `open_engine` for the faces and `open_upkeep` for whoever runs it."""
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
@@ -9,6 +10,7 @@ from keyloft.engine import Engine
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite import SqliteEngine
 from keyloft.errors import CannotOpen, InvalidArgument
+from keyloft.upkeep import Upkeep
 
 
 async def open_engine(
@@ -34,31 +36,64 @@ async def open_engine(
     """
     if durability not in ("full", "relaxed"):
         raise InvalidArgument('durability is "full" or "relaxed"')
+    local_clock = clock or SystemClock()
+    match _named(url):
+        case "memory", _:
+            return MemoryEngine(local_clock)
+        case "sqlite", path:
+            return await SqliteEngine.open(path, local_clock, durability=durability, cache_mib=cache_mib)
+        case _, dsn:
+            from keyloft.engines.postgres import PostgresEngine  # its driver is not installed everywhere
+
+            return await PostgresEngine.open(dsn, clock, durability=durability, patience=patience)
+
+
+async def open_upkeep(url: str | os.PathLike[str], *, make: bool = False) -> Upkeep:
+    """Open a database as a whole, for whoever runs it.
+
+    Args:
+        url: What to open.
+        make: Make it, or its tables, if need be; otherwise nothing is written until something is to be put.
+
+    Raises:
+        CannotOpen: There is no such database, or it is in memory.
+        DatabaseError: It can't be opened.
+    """
+    match _named(url):
+        case "memory", _:
+            raise CannotOpen("a database in memory is nobody's but its process's: name a file, or a PostgreSQL server")
+        case "sqlite", path:
+            from keyloft.engines.sqlite_upkeep import SqliteUpkeep
+
+            return await SqliteUpkeep.open(path, make=make)
+        case _, dsn:
+            from keyloft.engines.postgres_upkeep import PostgresUpkeep
+
+            return await PostgresUpkeep.open(dsn, make=make)
+
+
+def _named(url: str | os.PathLike[str] | None) -> tuple[Literal["memory", "sqlite", "postgres"], str]:
+    """What a URL or path names: the engine, and what it opens."""
     target = ":memory:" if url is None else os.fspath(url) if isinstance(url, (str, os.PathLike)) else ""
     if not isinstance(target, str) or not target or "\x00" in target or not _is_text(target):
         raise InvalidArgument("a database is named by a path or a URL; leave it out for one in memory")
-    local_clock = clock or SystemClock()
     if target == ":memory:":
-        return MemoryEngine(local_clock)
+        return "memory", target
     if target.lower().startswith(("sqlite:", "file:", "postgresql:", "postgres:", "memory:")) and "://" not in target:
         raise InvalidArgument(
             f"{target.partition(':')[0]}:…: a URL has slashes after its scheme, as in sqlite:///app.db or "
             "postgresql://host/app; a path has no scheme"
         )
     if "://" not in target:
-        return await SqliteEngine.open(_absolute(target), local_clock, durability=durability, cache_mib=cache_mib)
+        return "sqlite", _absolute(target)
     scheme, _, rest = target.partition("://")
     match scheme.partition("+")[0].lower():
         case "sqlite":
-            path = _sqlite_path(rest, target)
-            return await SqliteEngine.open(path, local_clock, durability=durability, cache_mib=cache_mib)
+            return "sqlite", _sqlite_path(rest, target)
         case "postgresql" | "postgres":
-            from keyloft.engines.postgres import PostgresEngine  # its driver is not installed everywhere
-
-            url = f"postgresql://{rest}"
-            return await PostgresEngine.open(url, clock, durability=durability, patience=patience)
+            return "postgres", f"postgresql://{rest}"
         case "memory":
-            return MemoryEngine(local_clock)
+            return "memory", target
     raise CannotOpen(f"no engine for {scheme}://…; use a path, sqlite:///path, postgresql://… or :memory:")
 
 

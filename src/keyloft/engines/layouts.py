@@ -146,7 +146,7 @@ def _plugin_layout() -> Layout:
         )
 
     def record(key: PluginKey, value: bytes, version: int, expires_at: object) -> Record:
-        return Record(key, value, JSON, version, None if expires_at is None else _milliseconds(expires_at))
+        return Record(key, value, JSON, version, None if expires_at is None else milliseconds(expires_at))
 
     def page(rows: Sequence[Row]) -> Page:
         if not rows:
@@ -157,7 +157,7 @@ def _plugin_layout() -> Layout:
             values,
             [JSON] * len(rows),
             versions,
-            list(map(_milliseconds, expiries)) if any(expiries) else expiries,
+            list(map(milliseconds, expiries)) if any(expiries) else expiries,
         )
 
     def bind_range(start: PluginKey, end: PluginKey) -> Row:
@@ -210,7 +210,7 @@ def _plugin_layout() -> Layout:
 
 _EPOCH: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_NEVER: Final = 2**62
+NEVER: Final = 2**62
 
 
 @lru_cache(maxsize=256)  # a group has one time, and expiries come in few lengths
@@ -219,7 +219,7 @@ def time_text(moment: int) -> str:
     return (_EPOCH + moment * _MILLISECOND).isoformat(" ", "microseconds")
 
 
-def _milliseconds(text: object) -> int | None:
+def milliseconds(text: object) -> int | None:
     """The time of a text, rounded up to a whole millisecond.
 
     Somebody may have written it by hand. What is no time compares in SQL like this: a number before all texts, another
@@ -234,7 +234,7 @@ def _milliseconds(text: object) -> int | None:
         if moment.tzinfo is not None:
             moment = moment.astimezone(UTC).replace(tzinfo=None)
     except (ValueError, OverflowError):
-        return _NEVER
+        return NEVER
     return -((_EPOCH - moment) // _MILLISECOND)
 
 

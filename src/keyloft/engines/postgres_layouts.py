@@ -172,7 +172,7 @@ def _plugin_layout() -> PostgresLayout:
         "THEN ceil(extract(epoch FROM expires_at) * 1000)::bigint "
         f"WHEN expires_at > now() THEN {2**62} ELSE 0 END"
     )
-    now = f"(SELECT coalesce({_moment('$1::bigint')}, now()))"
+    now = f"(SELECT coalesce({moment('$1::bigint')}, now()))"
     alive = f"(expires_at IS NULL OR expires_at > {now})"
 
     def scan(reverse: bool, keys_only: bool, after: bool) -> str:
@@ -187,8 +187,8 @@ def _plugin_layout() -> PostgresLayout:
         plugin, key, value, version, due = [f"${first + place}" for place in range(5)]
         return (
             f"INSERT INTO {table} AS old (plugin_name, key, value_json, version, expires_at, created_at, updated_at) "
-            f"SELECT new.plugin_name, new.key, new.value, base + new.version, {_moment('since + new.due')}, "
-            f"{_moment('now')}, {_moment('now')} "
+            f"SELECT new.plugin_name, new.key, new.value, base + new.version, {moment('since + new.due')}, "
+            f"{moment('now')}, {moment('now')} "
             f"FROM {tick} AS tick CROSS JOIN unnest({plugin}::text[], {key}::text[], {value}::text[], "
             f"{version}::bigint[], {due}::bigint[]) AS new (plugin_name, key, value, version, due) "
             "ON CONFLICT (plugin_name, key) DO UPDATE SET value_json = excluded.value_json, "
@@ -257,14 +257,14 @@ def _plugin_layout() -> PostgresLayout:
             "WHERE old.plugin_name = asked.plugin_name AND old.key = asked.key"
         ),
         retime=(
-            f"UPDATE {table} AS old SET expires_at = {_moment('new.due')} "
+            f"UPDATE {table} AS old SET expires_at = {moment('new.due')} "
             "FROM unnest($1::bigint[], $2::text[], $3::text[]) AS new (due, plugin_name, key) "
             "WHERE old.plugin_name = new.plugin_name AND old.key = new.key"
         ),
     )
 
 
-def _moment(time: str) -> str:
+def moment(time: str) -> str:
     """SQL: milliseconds as a timestamptz; exact, which a float of seconds is not for times far away."""
     return f"('epoch'::timestamptz + ({time}) * interval '1 millisecond')"
 
@@ -277,7 +277,7 @@ LAYOUTS: Final[Mapping[Space, PostgresLayout]] = {
 
 PLUGIN_USAGE: Final = (
     "SELECT plugin_name, count(*), sum(octet_length(value_json))::bigint FROM plugin_kv_storage "
-    f"WHERE expires_at IS NULL OR expires_at > (SELECT coalesce({_moment('$1::bigint')}, now())) "
+    f"WHERE expires_at IS NULL OR expires_at > (SELECT coalesce({moment('$1::bigint')}, now())) "
     "GROUP BY plugin_name ORDER BY plugin_name"
 )
 """now"""

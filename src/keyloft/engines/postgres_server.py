@@ -17,6 +17,7 @@ from keyloft.errors import (
     DatabaseError,
     DiskFull,
     InvalidArgument,
+    NotADatabase,
     ReadOnly,
     SchemaTooNew,
     SchemaTooOld,
@@ -252,6 +253,22 @@ class PostgresServer:
                         "rename what is in the way, or give Keyloft a database or a schema of its own"
                     ) from error
                 await asyncio.sleep(_FIRST_PAUSE_SECONDS)
+        self._check_stamp(stamp)
+        async with connection.transaction():
+            return int(await connection.fetchval("SELECT coalesce(to_regclass('keyloft_clock')::oid, 0)"))
+
+    async def check_schema(self, connection: Connection) -> None:
+        """See whether the database is ours, without writing anything.
+
+        Raises:
+            DatabaseError: It is not, or of another version.
+        """
+        stamp = await self._stamp(connection)
+        if stamp is None:
+            raise NotADatabase(f"{self.name} has no tables of Keyloft; it was left as it is")
+        self._check_stamp(stamp)
+
+    def _check_stamp(self, stamp: str) -> None:
         if stamp < layouts.REVISION:
             raise SchemaTooOld(
                 f"{self.name} has schema {stamp}, this version of Keyloft has {layouts.REVISION}: run "
@@ -263,8 +280,6 @@ class PostgresServer:
                 f"{self.name} has schema {stamp}, which this version of Keyloft does not know (it has "
                 f"{layouts.REVISION}): upgrade keyloft; the database was left as it is"
             )
-        async with connection.transaction():
-            return int(await connection.fetchval("SELECT coalesce(to_regclass('keyloft_clock')::oid, 0)"))
 
     async def _stamp(self, connection: Connection) -> str | None:
         async with connection.transaction():

@@ -54,6 +54,23 @@ class SqliteFile:
         """A connection that only reads."""
         return self.translated(lambda: self._open_reader(self._cache_mib if cache_mib is None else cache_mib))
 
+    def check_schema(self) -> None:
+        """See whether the file is ours, without writing anything.
+
+        Raises:
+            DatabaseError: It is not, or of another version.
+        """
+        if not Path(self.path).exists():
+            raise CannotOpen(f"there is no file {self.path}")
+        connection = self.open_reader()
+        try:
+            stamp = self.translated(lambda: self._stamp(connection))
+            if stamp is None:
+                raise NotADatabase(f"{self.path} is no database of Keyloft; it was left as it is")
+            self._check_stamp(stamp)
+        finally:
+            connection.close()
+
     def close(self, connection: apsw.Connection) -> None:
         """Let go of a connection; the last one takes the log into the file."""
         try:
@@ -119,19 +136,10 @@ class SqliteFile:
             if connection.readonly("main"):
                 raise ReadOnly(f"{self.path} can't be written: the file is read-only for this user")
             stamp = self._stamp(connection)
-            if stamp is None or stamp == layouts.REVISION:
-                self._set_up(connection)
-                self._create_schema(connection)
-            elif stamp < layouts.REVISION:
-                raise SchemaTooOld(
-                    f"{self.path} has schema {stamp}, this version of Keyloft has {layouts.REVISION}: run "
-                    f"`keyloft migrate --database {self.path}`; the file was left as it is"
-                )
-            else:
-                raise SchemaTooNew(
-                    f"{self.path} has schema {stamp}, which this version of Keyloft does not know (it has "
-                    f"{layouts.REVISION}): upgrade keyloft; the file was left as it is"
-                )
+            if stamp is not None:
+                self._check_stamp(stamp)
+            self._set_up(connection)
+            self._create_schema(connection)
         except apsw.Error as error:
             explained = self.explain(error, connection)
             connection.close()
@@ -199,6 +207,18 @@ class SqliteFile:
             return None
         rows = connection.execute(f"SELECT version_num FROM {layouts.VERSION_TABLE}").fetchall()
         return str(rows[0][0]) if rows else None
+
+    def _check_stamp(self, stamp: str) -> None:
+        if stamp < layouts.REVISION:
+            raise SchemaTooOld(
+                f"{self.path} has schema {stamp}, this version of Keyloft has {layouts.REVISION}: run "
+                f"`keyloft migrate --database {self.path}`; the file was left as it is"
+            )
+        if stamp > layouts.REVISION:
+            raise SchemaTooNew(
+                f"{self.path} has schema {stamp}, which this version of Keyloft does not know (it has "
+                f"{layouts.REVISION}): upgrade keyloft; the file was left as it is"
+            )
 
     def _why_not(self) -> str:
         path = Path(self.path)

@@ -1,0 +1,391 @@
+"""Looks through, fills, checks and compacts an SQLite file as a whole, on a thread of its own."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import apsw
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.clock import SystemClock
+from keyloft.engines.layouts import LAYOUTS, NEVER, READ_CLOCK, REVISION, WRITE_CLOCK, Row, milliseconds, time_text
+from keyloft.engines.sqlite_file import SqliteFile
+from keyloft.engines.worker import Worker
+from keyloft.errors import DatabaseError, Undecodable
+from keyloft.records import Key, Record, Space
+from keyloft.upkeep import EVERYTHING, Existing, Facts, Loaded, Progress, Range, Size, Snapshot, weigh
+from keyloft.values import JSON
+
+T = TypeVar("T")
+
+_PAGES_AT_ONCE: Final = 1000
+_LOG_PAGES: Final = 8000
+
+
+class _Table(Struct, frozen=True):
+    """How the rows of a space are read and put, with their times."""
+
+    name: str
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    value: str
+    record: Callable[..., Record]
+    size: Callable[..., Size]
+    bind: Callable[[Record], Row]
+
+    @property
+    def put(self) -> str:
+        names, places = ", ".join(self.columns), ", ".join("?" * len(self.columns))
+        return f"INSERT OR REPLACE INTO {self.name} ({names}) VALUES ({places})"
+
+    def select(self, part: Range, after: Key | None, columns: Sequence[str]) -> tuple[str, Row]:
+        """The statement that reads a range, or what is left of it after a key."""
+        key = f"({', '.join(self.key)})" if len(self.key) > 1 else self.key[0]
+        place = f"({', '.join('?' * len(self.key))})" if len(self.key) > 1 else "?"
+        conditions: list[str] = []
+        bindings: list[object] = []
+        start = part.start if after is None else after
+        if start is not None:
+            conditions.append(f"{key} {'>=' if after is None else '>'} {place}")
+            bindings += LAYOUTS[part.space].bind_key(start)
+        if part.end is not None:
+            conditions.append(f"{key} < {place}")
+            bindings += LAYOUTS[part.space].bind_key(part.end)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        order = ", ".join(self.key)
+        return f"SELECT {', '.join(columns)} FROM {self.name}{where} ORDER BY {order}", tuple(bindings)
+
+
+def _plugin_row(
+    plugin: str, key: str, value: bytes, version: int, due: object, made: object, changed: object
+) -> Record:
+    return Record((plugin, key), value, JSON, version, _due(due), milliseconds(made) or 0, milliseconds(changed) or 0)
+
+
+def _due(text: object) -> int | None:
+    """When an entry expires; of what somebody wrote by hand, what never comes is never."""
+    moment = milliseconds(text)
+    return None if moment is None or moment >= NEVER else moment
+
+
+def _bound_plugin_row(row: Record) -> Row:
+    try:
+        value = row.value.decode()
+    except UnicodeDecodeError:
+        plugin, key = row.key
+        raise Undecodable(f"what plugin {plugin} stores under {key!a} is no text: see `keyloft check`") from None
+    due = None if row.expires_at is None else time_text(row.expires_at)
+    return *row.key, value, row.version, due, time_text(row.created_at), time_text(row.updated_at)
+
+
+_BYTES_COLUMNS: Final = ("key", "value", "encoding", "version", "expires_at", "created_at", "updated_at")
+_PLUGIN_COLUMNS: Final = ("plugin_name", "key", "value_json", "version", "expires_at", "created_at", "updated_at")
+
+
+def _bytes_table(name: str) -> _Table:
+    return _Table(
+        name=name,
+        key=("key",),
+        columns=_BYTES_COLUMNS,
+        value="value",
+        record=Record,
+        size=Size,
+        bind=lambda row: (
+            row.key,
+            row.value,
+            row.encoding,
+            row.version,
+            row.expires_at,
+            row.created_at,
+            row.updated_at,
+        ),
+    )
+
+
+_TABLES: Final[Mapping[Space, _Table]] = {
+    Space.TUPLES: _bytes_table(LAYOUTS[Space.TUPLES].table),
+    Space.SEMANTIC: _bytes_table(LAYOUTS[Space.SEMANTIC].table),
+    Space.PLUGINS: _Table(
+        name=LAYOUTS[Space.PLUGINS].table,
+        key=("plugin_name", "key"),
+        columns=_PLUGIN_COLUMNS,
+        value="CAST(value_json AS BLOB)",
+        record=_plugin_row,
+        size=lambda plugin, key, size, expires_at: Size((plugin, key), size, _due(expires_at)),
+        bind=_bound_plugin_row,
+    ),
+}
+
+
+class SqliteUpkeep:
+    """An SQLite file as a whole."""
+
+    @classmethod
+    async def open(cls, path: str, *, make: bool) -> "SqliteUpkeep":
+        """Open a file.
+
+        Args:
+            path: Which.
+            make: Make it if need be; otherwise nothing is written until something is to be put.
+
+        Raises:
+            DatabaseError: The file can't be used; the message says why.
+        """
+        upkeep = cls(SqliteFile(path, "full"))
+        try:
+            await upkeep.do(upkeep.writer if make else upkeep.file.check_schema)
+        except BaseException:
+            await upkeep.aclose()
+            raise
+        return upkeep
+
+    def __init__(self, file: SqliteFile) -> None:
+        self.file = file
+        self._worker = Worker(f"keyloft upkeep of {file.path}")
+        self._writer: apsw.Connection | None = None
+
+    async def facts(self) -> Facts:
+        def sizes() -> tuple[int, int]:
+            log = Path(f"{self.file.path}-wal")
+            return Path(self.file.path).stat().st_size, log.stat().st_size if log.exists() else 0
+
+        database, log = sizes()
+        return Facts(f"SQLite {apsw.sqlite_lib_version()}", REVISION, database, log)
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator["SqliteSnapshot"]:
+        reader = await self.do(partial(self.file.open_reader, cache_mib=2))
+        try:
+            yield await self.do(partial(SqliteSnapshot, self, reader))
+        finally:
+            await self.do(partial(self.file.close, reader))
+
+    async def load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
+        return await self.do(partial(self._load, rows, clock, existing))
+
+    async def become(self, source: Snapshot, progress: Progress) -> int:
+        writer = await self.do(self.writer)
+        done = 0
+        await self.do(partial(_begin, writer, "IMMEDIATE"))
+        try:
+            for table in _TABLES.values():
+                await self.do(partial(_clear, writer, table))
+            for part in EVERYTHING:
+                async for rows in source.rows(part):
+                    await self.do(partial(_put, writer, part.space, rows))
+                    done += len(rows)
+                    progress(done, done)
+            await self.do(partial(self._settle_clock, writer, source.clock))
+        except BaseException:
+            await self.do(partial(_roll_back, writer))
+            raise
+        return done
+
+    def _settle_clock(self, writer: apsw.Connection, clock: int) -> None:
+        """Move on from the higher clock, and commit."""
+        before = _clock(writer, self.file)
+        writer.execute(WRITE_CLOCK, (before + 1 if before >= clock else clock,)).fetchall()
+        writer.execute("COMMIT").fetchall()
+
+    async def damage(self, progress: Progress) -> list[str]:
+        reader = await self.do(partial(self.file.open_reader, cache_mib=16))
+
+        def look() -> list[str]:
+            told = [str(row[0]) for row in reader.execute("PRAGMA integrity_check(100)").fetchall()]
+            return [] if told == ["ok"] else told
+
+        try:
+            return await self.do(look, reader)
+        finally:
+            await self.do(partial(self.file.close, reader))
+
+    async def compact(self) -> None:
+        writer = await self.do(self.writer)
+
+        def work() -> None:
+            writer.execute("VACUUM").fetchall()
+            writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+        await self.do(work, writer)
+
+    async def backup(self, target: str, progress: Progress) -> None:
+        """Copy the file page by page, other programs' tables included."""
+        reader = await self.do(partial(self.file.open_reader, cache_mib=2))
+        copy = SqliteUpkeep(SqliteFile(target, "full"))
+        try:
+            # An open transaction holds the moment: without it, each commit of others would begin the copy anew.
+            await self.do(partial(_hold, reader))
+            await copy.take_pages(reader, progress)
+            await copy.make_plain()
+        finally:
+            await copy.aclose()
+            await self.do(partial(self.file.close, reader))
+
+    async def take_pages(self, source: apsw.Connection, progress: Progress) -> None:
+        """Become a copy of another file, whose connection is used by nobody else meanwhile."""
+        self._writer = await self.do(partial(apsw.Connection, self.file.path))
+        copying = await self.do(partial(self._writer.backup, "main", source, "main"))
+        try:
+            while not copying.done:
+                await self.do(partial(copying.step, _PAGES_AT_ONCE))
+                progress(copying.page_count - copying.remaining, copying.page_count)
+        finally:
+            await self.do(copying.finish)
+
+    async def make_plain(self) -> None:
+        """Leave one file, without a log beside it, that can be read where nothing can be written."""
+        await self.do(self._make_plain)
+
+    def _make_plain(self) -> None:
+        self.writer().execute("PRAGMA journal_mode = DELETE").fetchall()
+
+    async def aclose(self) -> None:
+        if self._writer is not None:
+            await self._worker.call(partial(self.file.close, self._writer))
+        self._worker.stop()
+
+    async def do(self, job: Callable[[], T], connection: apsw.Connection | None = None) -> T:
+        """Do something on the thread; whoever is cancelled stops what its connection is at."""
+        doing = asyncio.ensure_future(self._worker.call(partial(self.file.translated, job)))
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            if connection is not None:
+                connection.interrupt()
+            with contextlib.suppress(DatabaseError):
+                await doing
+            raise
+
+    def writer(self) -> apsw.Connection:
+        """The connection that writes; on the thread."""
+        if self._writer is None:
+            self._writer = self.file.open_writer()
+            self._writer.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}").fetchall()
+        return self._writer
+
+    def _load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
+        writer = self.writer()
+        told = Loaded()
+        with _transaction(writer):
+            before, now = _clock(writer, self.file), SystemClock().now()
+            version = max(before, clock) + 1
+            for space in Space:
+                if some := [row for at, row in rows if at is space]:
+                    written, of_space = weigh(space, some, _stored(writer, space, some), existing, now, version)
+                    _put(writer, space, written)
+                    told.add(of_space)
+            if told.new or told.replaced:
+                after = clock if before <= clock and not told.replaced else version
+                writer.execute(WRITE_CLOCK, (after,)).fetchall()
+        return told
+
+
+class SqliteSnapshot:
+    """A file at one moment: a read transaction that stays open. Made on the thread."""
+
+    def __init__(self, upkeep: SqliteUpkeep, connection: apsw.Connection) -> None:
+        self._upkeep = upkeep
+        self._connection = connection
+        _hold(connection)
+        self.clock = _clock(connection, upkeep.file)
+        self.now = SystemClock().now()
+
+    async def rows(self, part: Range) -> AsyncIterator[Sequence[Record]]:
+        table = _TABLES[part.space]
+        columns = [table.value if column.startswith("value") else column for column in table.columns]
+        after = None
+        while rows := await self._upkeep.do(partial(self._page, part, after, columns), self._connection):
+            records = [table.record(*row) for row in rows]
+            after = records[-1].key
+            yield records
+
+    async def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
+        table = _TABLES[part.space]
+        columns = (*table.key, f"length({table.value})", "expires_at")
+        after = None
+        while rows := await self._upkeep.do(partial(self._page, part, after, columns), self._connection):
+            sizes = [table.size(*row) for row in rows]
+            after = sizes[-1].key
+            yield sizes
+
+    def _page(self, part: Range, after: Key | None, columns: Sequence[str]) -> list[Row]:
+        """Some rows: as many as weigh about a megabyte, and one at least."""
+        found: list[Row] = []
+        weight = 0
+        cursor = self._connection.cursor()
+        for row in cursor.execute(*_TABLES[part.space].select(part, after, columns)):
+            found.append(row)
+            for cell in row:
+                if type(cell) is bytes:
+                    weight += len(cell)
+            if weight > limits.SCAN_BYTES or len(found) == limits.UPKEEP_ROWS:
+                break
+        cursor.close()
+        return found
+
+
+@contextlib.contextmanager
+def _transaction(writer: apsw.Connection) -> Iterator[None]:
+    writer.execute("BEGIN IMMEDIATE").fetchall()
+    try:
+        yield
+        writer.execute("COMMIT").fetchall()
+    except BaseException:
+        _roll_back(writer)
+        raise
+
+
+def _begin(connection: apsw.Connection, kind: str = "") -> None:
+    connection.execute(f"BEGIN {kind}").fetchall()
+
+
+def _hold(reader: apsw.Connection) -> None:
+    """Keep to this moment: a transaction sees what was there when it first read."""
+    _begin(reader)
+    reader.execute(READ_CLOCK).fetchall()
+
+
+def _clear(writer: apsw.Connection, table: _Table) -> None:
+    writer.execute(f"DELETE FROM {table.name}").fetchall()
+
+
+def _roll_back(writer: apsw.Connection) -> None:
+    if writer.in_transaction:
+        writer.execute("ROLLBACK").fetchall()
+
+
+def _clock(connection: apsw.Connection, file: SqliteFile) -> int:
+    rows: list[Row] = connection.execute(READ_CLOCK).fetchall()
+    if not rows:
+        raise DatabaseError(
+            f"{file.path}: the row of keyloft_clock is gone; restore it: its version is at least the largest one in "
+            "Keyloft's tables"
+        )
+    clock: int = rows[0][0]
+    return clock
+
+
+def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
+    """What is stored under the keys of some rows."""
+    layout, table = LAYOUTS[space], _TABLES[space]
+    keys = [row.key for row in rows]
+    between = Range(space, min(keys), max(keys))
+    # Most rows go where nothing is: to find that out takes one step instead of one per row.
+    statement, bindings = table.select(between, None, ("1",))
+    if not connection.execute(f"SELECT EXISTS ({statement})", bindings).get and len(keys) > 1:
+        keys = keys[-1:]
+    found: dict[Key, Record] = {}
+    for key in keys:
+        for row in connection.execute(layout.get, layout.bind_key(key)).fetchall():
+            found[key] = layout.record(key, *row)
+    return found
+
+
+def _put(writer: apsw.Connection, space: Space, rows: Sequence[Record]) -> None:
+    table = _TABLES[space]
+    writer.executemany(table.put, map(table.bind, rows)).fetchall()
