@@ -4,7 +4,7 @@ No face goes through it. It knows rows as they are stored, those that have expir
 the faces' three verbs show and write none of that.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
@@ -17,6 +17,10 @@ from keyloft.records import Key, Record, Space
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Told how much of what is to be done is done; how much it is may change on the way."""
+
+
+UNVERSIONED: Final = -1
+"""The version of a row that is to get a new one."""
 
 
 class Range(Struct, frozen=True, gc=False):
@@ -61,6 +65,9 @@ class Snapshot(Protocol):
 
     def rows(self, part: Range) -> AsyncIterator[Sequence[Record]]:
         """All rows of a range in the order of their keys, with all times, some at a time: about a megabyte at most."""
+
+    async def count(self, part: Range) -> int:
+        """How many rows there are."""
 
     def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
         """The same without the values."""
@@ -160,16 +167,14 @@ def weigh(
     Raises:
         AlreadyThere: And others are to be refused.
     """
-    if not stored:
-        return list(rows), Loaded(new=len(rows))
     written, told = [], Loaded()
     for row in rows:
         there = stored.get(row.key)
-        if there is not None and _holds(there) == _holds(row):
+        if there is not None and content(there) == content(row):
             told.same += 1
         elif there is None or not there.is_alive(now):
             told.new += 1
-            written.append(row)
+            written.append(row if row.version != UNVERSIONED else replace(row, version=version))
         elif existing is Existing.KEEP:
             told.kept += 1
         elif existing is Existing.REPLACE:
@@ -180,5 +185,11 @@ def weigh(
     return written, told
 
 
-def _holds(row: Record) -> tuple[bytes, int, int | None]:
+def clock_after(before: int, clock: int, written: Iterable[Record], version: int) -> int:
+    """Where the clock goes once rows are written, whose origin had that other clock."""
+    return version if before > clock or any(row.version == version for row in written) else clock
+
+
+def content(row: Record) -> tuple[bytes, int, int | None]:
+    """What makes two rows under one key the same to whoever reads them."""
     return row.value, row.encoding, row.expires_at

@@ -14,7 +14,7 @@ from keyloft.engines.postgres_links import PAUSE_SECONDS, Link, Transaction
 from keyloft.engines.postgres_server import Failure, PostgresServer
 from keyloft.engines.sqlite_upkeep import SqliteUpkeep
 from keyloft.records import Key, Record, Space
-from keyloft.upkeep import EVERYTHING, Existing, Facts, Loaded, Progress, Range, Size, Snapshot, weigh
+from keyloft.upkeep import EVERYTHING, Existing, Facts, Loaded, Progress, Range, Size, Snapshot, clock_after, weigh
 from keyloft.values import JSON
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 # Whoever reads from us may pause for as long as he likes.
 _HOLD: Final = (
     "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0; "
-    "SET LOCAL statement_timeout = 0"
+    "SET LOCAL statement_timeout = 0; SET LOCAL enable_seqscan = on"
 )
 
 
@@ -42,6 +42,19 @@ class _Table(Struct, frozen=True):
 
     def select(self, part: Range, after: Key | None, columns: str, *, with_values: bool) -> tuple[str, list[Any]]:
         """The statement that reads a range, or what is left of it after a key: a page, up to a certain weight."""
+        where, bindings = self.where(part, after)
+        order = ", ".join(self.key)
+        page = f"SELECT * FROM {self.name}{where} ORDER BY {order} LIMIT {limits.UPKEEP_ROWS}"
+        if with_values:
+            # The size of a value is known without reading it, so a page of large ones ends early.
+            size = f"octet_length({self.value})"
+            before = f"sum({size}) OVER (ORDER BY {order}) - {size} AS before"
+            weighed = f"SELECT *, {before} FROM ({page}) AS page"
+            page = f"SELECT * FROM ({weighed}) AS weighed WHERE before <= {limits.SCAN_BYTES}"
+        return f"SELECT {columns} FROM ({page}) AS page ORDER BY {order}", bindings
+
+    def where(self, part: Range, after: Key | None = None) -> tuple[str, list[Any]]:
+        """The condition of a range, or of what is left of it after a key."""
         key = f"({', '.join(self.key)})" if len(self.key) > 1 else self.key[0]
         conditions: list[str] = []
         bindings: list[Any] = []
@@ -58,16 +71,7 @@ class _Table(Struct, frozen=True):
             conditions.append(f"{key} {'>=' if after is None else '>'} {place(start)}")
         if part.end is not None:
             conditions.append(f"{key} < {place(part.end)}")
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        order = ", ".join(self.key)
-        page = f"SELECT * FROM {self.name}{where} ORDER BY {order} LIMIT {limits.UPKEEP_ROWS}"
-        if with_values:
-            # The size of a value is known without reading it, so a page of large ones ends early.
-            size = f"octet_length({self.value})"
-            before = f"sum({size}) OVER (ORDER BY {order}) - {size} AS before"
-            weighed = f"SELECT *, {before} FROM ({page}) AS page"
-            page = f"SELECT * FROM ({weighed}) AS weighed WHERE before <= {limits.SCAN_BYTES}"
-        return f"SELECT {columns} FROM ({page}) AS page ORDER BY {order}", bindings
+        return f" WHERE {' AND '.join(conditions)}" if conditions else "", bindings
 
 
 def _bytes_table(space: Space) -> _Table:
@@ -192,7 +196,7 @@ class PostgresUpkeep:
 
     async def load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
         async def work(transaction: Transaction, before: int, now: int) -> tuple[Loaded, int | None]:
-            told = Loaded()
+            told, all_written = Loaded(), list[Record]()
             version = max(before, clock) + 1
             for space in Space:
                 if some := [row for at, row in rows if at is space]:
@@ -200,9 +204,8 @@ class PostgresUpkeep:
                     written, of_space = weigh(space, some, stored, existing, now, version)
                     await _put(transaction, space, written)
                     told.add(of_space)
-            if not (told.new or told.replaced):
-                return told, None
-            return told, clock if before <= clock and not told.replaced else version
+                    all_written += written
+            return told, clock_after(before, clock, all_written, version) if all_written else None
 
         return await self._write(work)
 
@@ -301,6 +304,12 @@ class PostgresSnapshot:
             records = [table.record(row) for row in rows]
             after = records[-1].key
             yield records
+
+    async def count(self, part: Range) -> int:
+        table = _TABLES[part.space]
+        where, bindings = table.where(part)
+        [[count]] = await self._transaction.fetch(f"SELECT count(*) FROM {table.name}{where}", *bindings)
+        return int(count)
 
     async def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
         table = _TABLES[part.space]

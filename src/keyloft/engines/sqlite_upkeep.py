@@ -18,7 +18,7 @@ from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.worker import Worker
 from keyloft.errors import DatabaseError, Undecodable
 from keyloft.records import Key, Record, Space
-from keyloft.upkeep import EVERYTHING, Existing, Facts, Loaded, Progress, Range, Size, Snapshot, weigh
+from keyloft.upkeep import EVERYTHING, Existing, Facts, Loaded, Progress, Range, Size, Snapshot, clock_after, weigh
 from keyloft.values import JSON
 
 T = TypeVar("T")
@@ -270,7 +270,7 @@ class SqliteUpkeep:
 
     def _load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
         writer = self.writer()
-        told = Loaded()
+        told, all_written = Loaded(), list[Record]()
         with _transaction(writer):
             before, now = _clock(writer, self.file), SystemClock().now()
             version = max(before, clock) + 1
@@ -279,9 +279,9 @@ class SqliteUpkeep:
                     written, of_space = weigh(space, some, _stored(writer, space, some), existing, now, version)
                     _put(writer, space, written)
                     told.add(of_space)
-            if told.new or told.replaced:
-                after = clock if before <= clock and not told.replaced else version
-                writer.execute(WRITE_CLOCK, (after,)).fetchall()
+                    all_written += written
+            if all_written:
+                writer.execute(WRITE_CLOCK, (clock_after(before, clock, all_written, version),)).fetchall()
         return told
 
 
@@ -303,6 +303,14 @@ class SqliteSnapshot:
             records = [table.record(*row) for row in rows]
             after = records[-1].key
             yield records
+
+    async def count(self, part: Range) -> int:
+        [[count]] = await self._upkeep.do(partial(self._counted, part), self._connection)
+        return int(count)
+
+    def _counted(self, part: Range) -> list[Row]:
+        statement, bindings = _TABLES[part.space].select(part, None, ("1",))
+        return self._connection.execute(f"SELECT count(*) FROM ({statement})", bindings).fetchall()
 
     async def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
         table = _TABLES[part.space]

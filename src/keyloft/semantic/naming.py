@@ -94,6 +94,9 @@ AUDIT_KEY: Final = b"h/audit"
 """Where the key of the audit's hashes is kept, unless it is configured."""
 
 _ENTRY: Final = b"e/"
+KINDS: Final = (b"a/", b"d/", _ENTRY, b"f/", b"k/", b"r/", b"x/")
+"""How the rows of each kind begin, before the tenant and the project: audit records, what was deleted, entries, fences,
+pointers to audit records, requests, dead letters."""
 
 
 def is_entry(row: bytes) -> bool:
@@ -223,6 +226,18 @@ def below(prefix: object) -> Below:
 def rows_below(beginning: bytes) -> tuple[bytes, bytes]:
     """The range of rows that begin like this; what it begins with is text, so there is a byte after its last one."""
     return beginning, beginning[:-1] + bytes([beginning[-1] + 1])
+
+
+def rows_of_project(project: str) -> list[tuple[bytes, bytes]]:
+    """The ranges of all rows of a project, `tenant/<tenant>/project/<project>`: its entries, their trail, and the rest.
+
+    Raises:
+        InvalidKey: It names none.
+    """
+    inside = below(project)
+    if inside.path:
+        raise InvalidKey(f"{_shown(project)} is below a project: name tenant/{inside.tenant}/project/{inside.project}")
+    return [rows_below(b"%b%b/" % (kind, project_bytes(inside.tenant, inside.project))) for kind in KINDS]
 
 
 def shortened(identifier: str) -> str:

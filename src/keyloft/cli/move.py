@@ -1,0 +1,296 @@
+"""The commands that move entries between files and databases: `export`, `import`, `copy`."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Annotated, Any, TypeAlias, TypeVar
+
+import typer
+
+from keyloft.cli import lines
+from keyloft.cli.moving import Place, Selection, Slices, compare, count, rows_of
+from keyloft.cli.options import AsJson, with_settings
+from keyloft.cli.progress import progress
+from keyloft.cli.terminal import fail, is_for_people, remark, show_json, told
+from keyloft.clock import SystemClock
+from keyloft.engines import open_upkeep
+from keyloft.errors import InvalidArgument
+from keyloft.server.config import Flags, load
+from keyloft.upkeep import Existing, Loaded, Progress, Snapshot, Upkeep
+from keyloft.urls import without_password
+
+T = TypeVar("T")
+
+Prefix: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="PREFIX", help="Of the tuple store, only what is below it, as in users.")
+]
+Plugin: TypeAlias = Annotated[str | None, typer.Option(metavar="NAME", help="Only what this plugin stores.")]
+Project: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="PROJECT", help="Only this project: tenant/<tenant>/project/<project>.")
+]
+Keep: TypeAlias = Annotated[bool, typer.Option("--keep", help="Leave entries that are there already as they are.")]
+Replace: TypeAlias = Annotated[bool, typer.Option("--replace", help="Replace entries that are there already.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    for name, command in (("export", export), ("import", importing)):
+        app.command(name)(told(with_settings("database")(command)))
+    app.command("copy")(told(copy))
+
+
+def export(
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Where to; - is the standard output.")] = "-",
+    *,
+    prefix: Prefix = None,
+    plugin: Plugin = None,
+    project: Project = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an export that did not end.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    as_json: AsJson = False,
+    flags: Flags,
+) -> int:
+    """Write entries as lines of JSON, as they are at one moment: all of them, or some.
+
+    Keys, values of all kinds, expiries, versions. What has expired is left out, except where workflows can still
+    restore it. A file gets its name when it is complete; until then it is FILE.partial.
+
+    Example: keyloft export backup.jsonl
+    """
+    database = load(flags, only=["database"]).database
+    selection = Selection.of(prefix, plugin, project)
+    if file == "-" and (resume or force):
+        raise InvalidArgument("--resume and --force are for a FILE")
+
+    async def work(source: Upkeep) -> dict[str, Any]:
+        whole = nullcontext((sys.stdout.buffer, None)) if file == "-" else _whole(Path(file), resume, force)
+        async with source.snapshot() as snapshot:
+            with whole as (out, after):
+                written = await _write(out, snapshot, selection, after)
+            return {"file": file, "entries": written, "clock": snapshot.clock}
+
+    done = _with_upkeep(database, work)
+    if file != "-":
+        show_json(done, as_json=as_json)
+    elif is_for_people(sys.stderr):
+        remark(f"{done['entries']:,} entries")
+    return 0
+
+
+def importing(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Lines as `export` writes them; - reads them.")],
+    *,
+    prefix: Prefix = None,
+    plugin: Plugin = None,
+    project: Project = None,
+    keep: Keep = False,
+    replace: Replace = False,
+    as_json: AsJson = False,
+    flags: Flags,
+) -> int:
+    """Store entries from lines of JSON, with their versions and expiries.
+
+    Some thousand at a time, each slice as a whole or not at all. Whatever stops it, the same command goes on: what is
+    stored already is passed over. A line that somebody writes needs a key and a value: {"key":"users/alice","value":1}.
+
+    Example: keyloft import backup.jsonl --database new.db
+    """
+    database = load(flags, only=["database"]).database
+    selection, existing = Selection.of(prefix, plugin, project), _existing(keep, replace)
+
+    async def work(target: Upkeep) -> Loaded:
+        slices = Slices(target, 0, existing)
+        with progress("import", "bytes") as advance:
+            await _read(source, slices, selection, advance)
+        return slices.loaded
+
+    with _opened(file) as source, _told_that_it_can_go_on():
+        done = _with_upkeep(database, work, make=True)
+    show_json(_shown(done), as_json=as_json)
+    return 0
+
+
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="A path, sqlite:///… or postgresql://…")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The same; it is made if need be.")],
+    *,
+    prefix: Prefix = None,
+    plugin: Plugin = None,
+    project: Project = None,
+    keep: Keep = False,
+    replace: Replace = False,
+    as_json: AsJson = False,
+) -> int:
+    """Copy entries from one database to another, then read both and compare; exit code 1 if they differ.
+
+    They are copied as they are at one moment, while others may go on writing. Whatever stops it, the same command goes
+    on.
+
+    Example: keyloft copy keyloft.db postgresql://localhost/keyloft
+    """
+    selection, existing = Selection.of(prefix, plugin, project), _existing(keep, replace)
+
+    async def work(origin: Upkeep) -> dict[str, Any]:
+        async with _opened_upkeep(target, make=True) as goal, origin.snapshot() as snapshot:
+            slices = Slices(goal, snapshot.clock, existing)
+            await _put_all(snapshot, slices, selection)
+            async with goal.snapshot() as arrived:
+                with progress("compare", "entries") as advance:
+                    compared = await compare(snapshot, arrived, selection, advance)
+        return {
+            **_shown(slices.loaded),
+            "compared": compared.entries,
+            "missing": compared.missing,
+            "different": compared.different,
+            "other_versions": compared.other_versions,
+            "first_difference": compared.first,
+            "source_sha256": compared.source_hash,
+            "target_sha256": compared.target_hash,
+        }
+
+    with _told_that_it_can_go_on():
+        done = _with_upkeep(source, work)
+    show_json(done, as_json=as_json)
+    if done["missing"] or done["different"] > done["kept"]:
+        fail(
+            f"{without_password(target)} does not hold what {without_password(source)} held, beginning with "
+            f"{done['first_difference']}; did somebody else write there meanwhile?"
+        )
+    return 0
+
+
+async def _write(out: IO[bytes], snapshot: Snapshot, selection: Selection, after: Place | None) -> int:
+    """Write entries to a file; returns how many."""
+    with progress("export", "entries") as advance:
+        total = await count(snapshot, selection)
+        out.write(lines.head(snapshot.clock))
+        written = 0
+        async for space, rows in rows_of(snapshot, selection, after):
+            out.write(lines.write(space, rows))
+            written += len(rows)
+            advance(written, total)
+    out.flush()
+    return written
+
+
+async def _read(source: IO[bytes], slices: Slices, selection: Selection, advance: Progress) -> None:
+    """Put what a file holds."""
+    now, done = SystemClock().now(), 0
+    size = os.fstat(source.fileno()).st_size
+    for number, line in enumerate(source, 1):
+        done += len(line)
+        try:
+            header = lines.read_head(line)
+            entry = lines.read(line, now) if header is None and line.strip() else None
+        except InvalidArgument as error:
+            await slices.flush()
+            fail(f"line {number}: {error}. What comes before it is stored; correct it, and the same command goes on")
+        if header is not None:
+            slices.clock = max(slices.clock, header.clock)
+        elif entry is not None and selection.holds(entry[0], entry[1].key):
+            await slices.put(*entry)
+        if not number % _LINES_BETWEEN_LOOKS:
+            advance(done, max(size, done))
+    await slices.flush()
+
+
+async def _put_all(snapshot: Snapshot, slices: Slices, selection: Selection) -> None:
+    with progress("copy", "entries") as advance:
+        total, done = await count(snapshot, selection), 0
+        async for space, rows in rows_of(snapshot, selection):
+            for row in rows:
+                await slices.put(space, row)
+            done += len(rows)
+            advance(done, total)
+        await slices.flush()
+
+
+@contextmanager
+def _whole(file: Path, resume: bool, force: bool) -> Iterator[tuple[IO[bytes], Place | None]]:
+    """A file that gets its name when all of it is written and on the disk; with it, after which entry to go on."""
+    partial = file.with_name(f"{file.name}.partial")
+    if file.exists() and not force:
+        raise InvalidArgument(f"{file} is there already: --force overwrites it")
+    if partial.exists() and not (resume or force):
+        raise InvalidArgument(f"{partial} is an export that did not end: --resume goes on with it, --force begins anew")
+    after = _last_place(partial) if resume and partial.exists() else None
+    with partial.open("ab" if resume else "wb") as out:
+        yield out, after
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _last_place(partial: Path) -> Place | None:
+    """The last entry of a file, whose last line may be cut short: that one is taken away."""
+    last = b""
+    with partial.open("rb+") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                file.seek(-len(line), os.SEEK_END)
+                file.truncate()
+                break
+            if lines.read_head(line) is None:
+                last = line
+    if not last:
+        return None
+    space, row = lines.read(last, 0)
+    return space, row.key
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[IO[bytes]]:
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    path = Path(file)
+    if not path.is_file():
+        raise InvalidArgument(f"there is no file {file}")
+    with path.open("rb") as source:
+        yield source
+
+
+@contextmanager
+def _told_that_it_can_go_on() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        remark("Stopped. What is stored stays stored; the same command goes on from there.")
+        raise
+
+
+def _existing(keep: bool, replace: bool) -> Existing:
+    if keep and replace:
+        raise InvalidArgument("--keep and --replace exclude each other")
+    return Existing.KEEP if keep else Existing.REPLACE if replace else Existing.REFUSE
+
+
+def _shown(loaded: Loaded) -> dict[str, Any]:
+    return {"new": loaded.new, "same": loaded.same, "kept": loaded.kept, "replaced": loaded.replaced}
+
+
+def _with_upkeep(database: str, work: Callable[[Upkeep], Awaitable[T]], *, make: bool = False) -> T:
+    async def working() -> T:
+        async with _opened_upkeep(database, make=make) as upkeep:
+            return await work(upkeep)
+
+    return asyncio.run(working())
+
+
+@asynccontextmanager
+async def _opened_upkeep(database: str, *, make: bool = False) -> AsyncIterator[Upkeep]:
+    upkeep = await open_upkeep(database, make=make)
+    try:
+        yield upkeep
+    finally:
+        await upkeep.aclose()
+
+
+_LINES_BETWEEN_LOOKS = 1000

@@ -1,0 +1,167 @@
+"""Moves entries from one place to another: which of them, how many at a time, and whether they arrived."""
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from keyloft import keys, limits
+from keyloft.cli import keytext
+from keyloft.cli.lines import shown_key
+from keyloft.cli.terminal import fail
+from keyloft.plugins import rules
+from keyloft.records import Key, Record, Space
+from keyloft.semantic import naming
+from keyloft.upkeep import EVERYTHING, AlreadyThere, Existing, Loaded, Progress, Range, Snapshot, Upkeep, content
+
+_SLICE_BYTES: Final = 4 * limits.SCAN_BYTES
+_ENTRIES_BETWEEN_LOOKS: Final = 1000
+
+
+Place: TypeAlias = tuple[Space, Key]
+"""Where an entry is."""
+
+
+class Selection(Struct, frozen=True):
+    """Which entries of a database are meant."""
+
+    parts: tuple[Range, ...] = EVERYTHING
+
+    @classmethod
+    def of(cls, prefix: str | None, plugin: str | None, project: str | None) -> "Selection":
+        """By what somebody says on the command line; nothing means everything."""
+        parts: list[Range] = []
+        if prefix is not None:
+            start, end = keys.below(keys.encode_prefix(keytext.read_prefix(prefix)))
+            parts.append(Range(Space.TUPLES, start, end))
+        if project is not None:
+            parts += [Range(Space.SEMANTIC, *rows) for rows in naming.rows_of_project(project)]
+        if plugin is not None:
+            name = rules.plugin_name(plugin)
+            parts.append(Range(Space.PLUGINS, (name, ""), (f"{name}\x01", "")))
+        return cls(tuple(parts) or EVERYTHING)
+
+    def holds(self, space: Space, key: Key) -> bool:
+        """Whether an entry is among them."""
+        return any(
+            part.space is space and (part.start is None or part.start <= key) and (part.end is None or key < part.end)
+            for part in self.parts
+        )
+
+
+async def rows_of(
+    snapshot: Snapshot, selection: Selection, after: Place | None = None
+) -> AsyncIterator[tuple[Space, Sequence[Record]]]:
+    """What there is to move, some at a time, in a certain order; or what comes after an entry in that order.
+
+    What has expired is gone, except for workflows: there it can be restored, and its expiry is still to be recorded.
+    """
+    for part in selection.parts:
+        if after is not None:
+            if part.space is not after[0] or (part.end is not None and part.end <= after[1]):
+                continue
+            part, after = Range(part.space, after[1], part.end), None
+        async for rows in snapshot.rows(part):
+            if part.space is Space.SEMANTIC:
+                yield part.space, rows
+            elif alive := [row for row in rows if row.is_alive(snapshot.now)]:
+                yield part.space, alive
+
+
+async def count(snapshot: Snapshot, selection: Selection) -> int:
+    return sum([await snapshot.count(part) for part in selection.parts])
+
+
+class Slices:
+    """Puts rows into a database, as many at a time as one commit is to hold."""
+
+    def __init__(self, target: Upkeep, clock: int, existing: Existing) -> None:
+        self._target = target
+        self.clock = clock
+        self._existing = existing
+        self._rows: list[tuple[Space, Record]] = []
+        self._weight = 0
+        self.loaded = Loaded()
+
+    async def put(self, space: Space, row: Record) -> None:
+        self._rows.append((space, row))
+        self._weight += len(row.value)
+        if len(self._rows) >= limits.UPKEEP_ROWS or self._weight >= _SLICE_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Put what is left. Ends the command if something else is in the place of one of them, and is to be refused."""
+        rows, self._rows, self._weight = self._rows, [], 0
+        if not rows:
+            return
+        # A file without a first line may still name versions.
+        clock = max(self.clock, *[row.version for _, row in rows])
+        try:
+            self.loaded.add(await self._target.load(rows, clock, self._existing))
+        except AlreadyThere as error:
+            fail(
+                f"{shown_key(error.space, error.key)} is there already, with another value or expiry: --keep leaves "
+                "such entries as they are, --replace replaces them"
+            )
+
+
+class Compared(Struct):
+    """How what was moved compares with what it was moved to."""
+
+    entries: int = 0
+    missing: int = 0
+    different: int = 0
+    other_versions: int = 0
+    """Equal, but for the version: they were there before, or replaced what was."""
+    first: str | None = None
+    """Where the first one is that is missing or different."""
+    source_hash: str = ""
+    target_hash: str = ""
+
+
+async def compare(source: Snapshot, target: Snapshot, selection: Selection, progress: Progress) -> Compared:
+    """Walk through both, key by key; what else the target holds does not matter."""
+    told = Compared()
+    hashes = hashlib.sha256(), hashlib.sha256()
+    total = await count(source, selection)
+    for part in selection.parts:
+        wanted = _rows(rows_of(source, Selection((part,))))
+        stored = _rows(_parts(target, part))
+        there = await anext(stored, None)
+        async for row in wanted:
+            while there is not None and there.key < row.key:
+                there = await anext(stored, None)
+            told.entries += 1
+            if not told.entries % _ENTRIES_BETWEEN_LOOKS:
+                progress(told.entries, total)
+            hashes[0].update(_digest(part.space, row))
+            if there is None or there.key != row.key:
+                told.missing += 1
+            else:
+                hashes[1].update(_digest(part.space, there))
+                if content(row) == content(there):
+                    told.other_versions += row.version != there.version
+                    continue
+                told.different += 1
+            told.first = told.first or shown_key(part.space, row.key)
+    told.source_hash, told.target_hash = [digest.hexdigest() for digest in hashes]
+    return told
+
+
+async def _parts(snapshot: Snapshot, part: Range) -> AsyncIterator[tuple[Space, Sequence[Record]]]:
+    async for rows in snapshot.rows(part):
+        yield part.space, rows
+
+
+async def _rows(pages: AsyncIterator[tuple[Space, Sequence[Record]]]) -> AsyncIterator[Record]:
+    async for _, rows in pages:
+        for row in rows:
+            yield row
+
+
+def _digest(space: Space, row: Record) -> bytes:
+    """What a row holds, as bytes that no other row has."""
+    key = row.key if isinstance(row.key, bytes) else "\x00".join(row.key).encode()
+    head = f"{space} {len(key)} {len(row.value)} {row.encoding} {row.expires_at}\n"
+    return head.encode() + key + row.value
