@@ -63,8 +63,11 @@ class Snapshot(Protocol):
     now: int
     """When it was made, by the database's own time."""
 
-    def rows(self, part: Range) -> AsyncIterator[Sequence[Record]]:
-        """All rows of a range in the order of their keys, with all times, some at a time: about a megabyte at most."""
+    def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
+        """The rows of a range, or those of them after a key, in the order of their keys, with all times.
+
+        Some come at a time: about a megabyte, and one at least.
+        """
 
     async def count(self, part: Range) -> int:
         """How many rows there are."""

@@ -19,7 +19,7 @@ from keyloft.clock import SystemClock
 from keyloft.engines import open_upkeep
 from keyloft.errors import InvalidArgument
 from keyloft.server.config import Flags, load
-from keyloft.upkeep import Existing, Loaded, Progress, Snapshot, Upkeep
+from keyloft.upkeep import Existing, Loaded, Snapshot, Upkeep
 from keyloft.urls import without_password
 
 T = TypeVar("T")
@@ -100,15 +100,16 @@ def importing(
     database = load(flags, only=["database"]).database
     selection, existing = Selection.of(prefix, plugin, project), _existing(keep, replace)
 
-    async def work(target: Upkeep) -> Loaded:
-        slices = Slices(target, 0, existing)
-        with progress("import", "bytes") as advance:
-            await _read(source, slices, selection, advance)
-        return slices.loaded
-
-    with _opened(file) as source, _told_that_it_can_go_on():
-        done = _with_upkeep(database, work, make=True)
-    show_json(_shown(done), as_json=as_json)
+    with _opened(file) as source, _told_that_it_can_go_on(), asyncio.Runner() as runner:
+        target = runner.run(open_upkeep(database, make=True))
+        try:
+            slices = Slices(target, 0, existing)
+            # Not within the event loop: whoever waits for somebody to type, or for a pipe, can be interrupted.
+            for _ in _read(source, slices, selection):
+                runner.run(slices.flush())
+        finally:
+            runner.run(target.aclose())
+    show_json(_shown(slices.loaded), as_json=as_json)
     return 0
 
 
@@ -175,25 +176,27 @@ async def _write(out: IO[bytes], snapshot: Snapshot, selection: Selection, after
     return written
 
 
-async def _read(source: IO[bytes], slices: Slices, selection: Selection, advance: Progress) -> None:
-    """Put what a file holds."""
+def _read(source: IO[bytes], slices: Slices, selection: Selection) -> Iterator[None]:
+    """Add what a file holds to slices, and yield whenever one is to be put."""
     now, done = SystemClock().now(), 0
     size = os.fstat(source.fileno()).st_size
-    for number, line in enumerate(source, 1):
-        done += len(line)
-        try:
-            header = lines.read_head(line)
-            entry = lines.read(line, now) if header is None and line.strip() else None
-        except InvalidArgument as error:
-            await slices.flush()
-            fail(f"line {number}: {error}. What comes before it is stored; correct it, and the same command goes on")
-        if header is not None:
-            slices.clock = max(slices.clock, header.clock)
-        elif entry is not None and selection.holds(entry[0], entry[1].key):
-            await slices.put(*entry)
-        if not number % _LINES_BETWEEN_LOOKS:
-            advance(done, max(size, done))
-    await slices.flush()
+    with progress("import", "bytes") as advance:
+        for number, line in enumerate(source, 1):
+            done += len(line)
+            try:
+                header = lines.read_head(line)
+                entry = lines.read(line, now) if header is None and line.strip() else None
+            except InvalidArgument as error:
+                yield
+                fail(
+                    f"line {number}: {error}. What comes before it is stored; correct it, and the same command goes on"
+                )
+            if header is not None:
+                slices.clock = max(slices.clock, header.clock)
+            elif entry is not None and selection.holds(entry[0], entry[1].key) and slices.add(*entry):
+                yield
+                advance(done, max(size, done))
+        yield
 
 
 async def _put_all(snapshot: Snapshot, slices: Slices, selection: Selection) -> None:
@@ -201,7 +204,8 @@ async def _put_all(snapshot: Snapshot, slices: Slices, selection: Selection) -> 
         total, done = await count(snapshot, selection), 0
         async for space, rows in rows_of(snapshot, selection):
             for row in rows:
-                await slices.put(space, row)
+                if slices.add(space, row):
+                    await slices.flush()
             done += len(rows)
             advance(done, total)
         await slices.flush()
@@ -291,6 +295,3 @@ async def _opened_upkeep(database: str, *, make: bool = False) -> AsyncIterator[
         yield upkeep
     finally:
         await upkeep.aclose()
-
-
-_LINES_BETWEEN_LOOKS = 1000

@@ -58,11 +58,10 @@ async def rows_of(
     What has expired is gone, except for workflows: there it can be restored, and its expiry is still to be recorded.
     """
     for part in selection.parts:
-        if after is not None:
-            if part.space is not after[0] or (part.end is not None and part.end <= after[1]):
-                continue
-            part, after = Range(part.space, after[1], part.end), None
-        async for rows in snapshot.rows(part):
+        if after is not None and (part.space is not after[0] or (part.end is not None and part.end <= after[1])):
+            continue
+        begin, after = (None if after is None else after[1]), None
+        async for rows in snapshot.rows(part, begin):
             if part.space is Space.SEMANTIC:
                 yield part.space, rows
             elif alive := [row for row in rows if row.is_alive(snapshot.now)]:
@@ -84,14 +83,14 @@ class Slices:
         self._weight = 0
         self.loaded = Loaded()
 
-    async def put(self, space: Space, row: Record) -> None:
+    def add(self, space: Space, row: Record) -> bool:
+        """Take a row; returns whether the slice is full."""
         self._rows.append((space, row))
         self._weight += len(row.value)
-        if len(self._rows) >= limits.UPKEEP_ROWS or self._weight >= _SLICE_BYTES:
-            await self.flush()
+        return len(self._rows) >= limits.UPKEEP_ROWS or self._weight >= _SLICE_BYTES
 
     async def flush(self) -> None:
-        """Put what is left. Ends the command if something else is in the place of one of them, and is to be refused."""
+        """Put the slice. Ends the command if something else is in the place of one of them, and is to be refused."""
         rows, self._rows, self._weight = self._rows, [], 0
         if not rows:
             return

@@ -188,9 +188,10 @@ class PostgresUpkeep:
     async def snapshot(self) -> AsyncIterator["PostgresSnapshot"]:
         link = Link(self.server)
         try:
-            async with self._explained(), link.transaction(_HOLD) as transaction:
-                clock, now = self.server.clock_of(await transaction.fetch(READ_CLOCK, None))
-                yield PostgresSnapshot(transaction, clock, now)
+            async with self.explained():
+                await link.connected()
+            async with link.transaction(_HOLD) as transaction:
+                yield await PostgresSnapshot.of(self, transaction)
         finally:
             link.abandon()
 
@@ -247,7 +248,7 @@ class PostgresUpkeep:
 
     async def compact(self) -> None:
         connection = await self.link.connected()
-        async with self._explained():
+        async with self.explained():
             for table in _TABLES.values():
                 await connection.execute(f"VACUUM (ANALYZE) {table.name}")
 
@@ -256,7 +257,7 @@ class PostgresUpkeep:
         await self.server.aclose()
 
     async def _fetch(self, statement: str, *bindings: Any) -> list[Any]:
-        async with self._explained():
+        async with self.explained():
             return await self.link.fetch(statement, *bindings)
 
     async def _write(self, work: Callable[[Transaction, int, int], Awaitable[tuple[T, int | None]]]) -> T:
@@ -282,7 +283,8 @@ class PostgresUpkeep:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     @asynccontextmanager
-    async def _explained(self) -> AsyncIterator[None]:
+    async def explained(self) -> AsyncIterator[None]:
+        """Let errors tell a user what is wrong with which database; within it, nothing of anybody else's may fail."""
         try:
             yield
         except Failure as error:
@@ -292,14 +294,20 @@ class PostgresUpkeep:
 class PostgresSnapshot:
     """A database at one moment: a transaction that stays open."""
 
-    def __init__(self, transaction: Transaction, clock: int, now: int) -> None:
+    @classmethod
+    async def of(cls, upkeep: PostgresUpkeep, transaction: Transaction) -> "PostgresSnapshot":
+        async with upkeep.explained():
+            clock, now = upkeep.server.clock_of(await transaction.fetch(READ_CLOCK, None))
+        return cls(upkeep, transaction, clock, now)
+
+    def __init__(self, upkeep: PostgresUpkeep, transaction: Transaction, clock: int, now: int) -> None:
+        self._upkeep = upkeep
         self._transaction = transaction
         self.clock = clock
         self.now = now
 
-    async def rows(self, part: Range) -> AsyncIterator[Sequence[Record]]:
+    async def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
         table = _TABLES[part.space]
-        after = None
         while rows := await self._page(part, after, table.columns, with_values=True):
             records = [table.record(row) for row in rows]
             after = records[-1].key
@@ -308,7 +316,7 @@ class PostgresSnapshot:
     async def count(self, part: Range) -> int:
         table = _TABLES[part.space]
         where, bindings = table.where(part)
-        [[count]] = await self._transaction.fetch(f"SELECT count(*) FROM {table.name}{where}", *bindings)
+        [[count]] = await self._fetch(f"SELECT count(*) FROM {table.name}{where}", bindings)
         return int(count)
 
     async def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
@@ -322,7 +330,11 @@ class PostgresSnapshot:
 
     async def _page(self, part: Range, after: Key | None, columns: str, *, with_values: bool) -> list[Any]:
         statement, bindings = _TABLES[part.space].select(part, after, columns, with_values=with_values)
-        return await self._transaction.fetch(statement, *bindings)
+        return await self._fetch(statement, bindings)
+
+    async def _fetch(self, statement: str, bindings: Sequence[Any]) -> list[Any]:
+        async with self._upkeep.explained():
+            return await self._transaction.fetch(statement, *bindings)
 
 
 async def _stored(transaction: Transaction, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:

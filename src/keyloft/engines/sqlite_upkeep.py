@@ -295,10 +295,9 @@ class SqliteSnapshot:
         self.clock = _clock(connection, upkeep.file)
         self.now = SystemClock().now()
 
-    async def rows(self, part: Range) -> AsyncIterator[Sequence[Record]]:
+    async def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
         table = _TABLES[part.space]
         columns = [table.value if column.startswith("value") else column for column in table.columns]
-        after = None
         while rows := await self._upkeep.do(partial(self._page, part, after, columns), self._connection):
             records = [table.record(*row) for row in rows]
             after = records[-1].key
