@@ -1,4 +1,4 @@
-"""What stores the data, behind `open_engine` for the faces and `open_upkeep` for whoever runs it."""
+"""What stores the data, behind `open_engine` for the faces, and `open_upkeep` and `look_at` for whoever runs it."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,16 @@ from typing import Literal
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.engine import Engine
+from keyloft.engines.look import Look
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite import SqliteEngine
+from keyloft.engines.sqlite_file import LIBRARY_VERSION as SQLITE_VERSION
+from keyloft.engines.sqlite_file import SqliteFile
+from keyloft.engines.worker import Worker
 from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.upkeep import Upkeep
+
+__all__ = ["SQLITE_VERSION", "Look", "look_at", "open_engine", "open_upkeep"]
 
 
 async def open_engine(
@@ -70,6 +76,28 @@ async def open_upkeep(url: str | os.PathLike[str], *, make: bool = False) -> Upk
             from keyloft.engines.postgres_upkeep import PostgresUpkeep
 
             return await PostgresUpkeep.open(dsn, make=make)
+
+
+async def look_at(url: str | os.PathLike[str] | None, *, patience: float = limits.SERVER_SECONDS) -> Look | None:
+    """Look at a database without making or changing anything; None for one in memory.
+
+    Raises:
+        InvalidArgument: This is no URL.
+        CannotOpen: No engine goes by that name, or there is no such file.
+        DatabaseError: It can't be read; the message says why.
+    """
+    match _named(url):
+        case "sqlite", path if path != ":memory:":
+            worker = Worker(f"keyloft look at {path}")
+            try:
+                return await worker.call(SqliteFile(path, "full").look)
+            finally:
+                worker.stop()
+        case "postgres", dsn:
+            from keyloft.engines import postgres_look
+
+            return await postgres_look.look(dsn, patience)
+    return None
 
 
 def _named(url: str | os.PathLike[str] | None) -> tuple[Literal["memory", "sqlite", "postgres"], str]:

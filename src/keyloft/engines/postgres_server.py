@@ -123,7 +123,7 @@ class PostgresServer:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                connection = await self._connect_to_one()
+                connection = await self.connect_once()
             except (Unreachable, ReadOnly) as error:
                 if self._trouble is None:
                     logger.warning("%s; waiting for it", error)
@@ -141,7 +141,12 @@ class PostgresServer:
         trouble = self._trouble or f"{self.name} has not answered"
         return Unreachable(f"{trouble}; it was waited for up to {self.patience:g} s, and nothing was done: try again")
 
-    async def _connect_to_one(self) -> Connection:
+    async def connect_once(self) -> Connection:
+        """Connect to the first host that answers, now or not at all.
+
+        Raises:
+            DatabaseError: It can't be connected to.
+        """
         # Host by host, not all in one call of the driver: one that is silent must not use up the time of all.
         error: DatabaseError | None = None
         for host in list(self._hosts):
@@ -239,7 +244,7 @@ class PostgresServer:
             DatabaseError: It can't be read, or tables can't be made.
         """
         tries = 0
-        while (stamp := await self._stamp(connection)) is None:
+        while (stamp := await self.stamp(connection)) is None:
             tries += 1
             try:
                 await connection.execute("; ".join(("BEGIN", *postgres_layouts.CREATE, "COMMIT")))
@@ -263,7 +268,7 @@ class PostgresServer:
         Raises:
             DatabaseError: It is not, or of another version.
         """
-        stamp = await self._stamp(connection)
+        stamp = await self.stamp(connection)
         if stamp is None:
             raise NotADatabase(f"{self.name} has no tables of Keyloft; it was left as it is")
         self._check_stamp(stamp)
@@ -281,7 +286,8 @@ class PostgresServer:
                 f"{layouts.REVISION}): upgrade keyloft; the database was left as it is"
             )
 
-    async def _stamp(self, connection: Connection) -> str | None:
+    async def stamp(self, connection: Connection) -> str | None:
+        """The revision of the schema; None in a database that is not ours yet."""
         async with connection.transaction():
             if await connection.fetchval(f"SELECT to_regclass('{layouts.VERSION_TABLE}')") is None:
                 return None

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
+from urllib.parse import quote
 
 import apsw
 
 from keyloft import limits
 from keyloft.engines import layouts
+from keyloft.engines.look import Look
 from keyloft.errors import (
     Busy,
     CannotOpen,
@@ -30,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LIBRARY_VERSION: Final[str] = apsw.sqlite_lib_version()
+"""Of the SQLite that comes with apsw; Python's own is another one."""
+
+_GLANCE_SECONDS: Final = 2.0
 _SYNCHRONOUS: Final = {"full": "FULL", "relaxed": "NORMAL"}
 _OUT_OF_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -70,6 +76,10 @@ class SqliteFile:
             self._check_stamp(stamp)
         finally:
             connection.close()
+
+    def look(self) -> Look:
+        """What the file shows to somebody who changes neither it nor what is beside it."""
+        return self.translated(self._look)
 
     def close(self, connection: apsw.Connection) -> None:
         """Let go of a connection; the last one takes the log into the file."""
@@ -155,6 +165,24 @@ class SqliteFile:
         connection.execute("PRAGMA query_only = 1").fetchall()
         connection.execute(f"PRAGMA cache_size = -{cache_mib * 1024}").fetchall()
         return connection
+
+    def _look(self) -> Look:
+        # Who reads a file in WAL mode makes a log and an index if there are none: then it is read as if on a CD.
+        is_in_use = all([Path(f"{self.path}-{part}").exists() for part in ("wal", "shm")])
+        options = "mode=ro" if is_in_use else "mode=ro&immutable=1"
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(f"file:{quote(self.path)}?{options}", flags=flags, vfs=self._vfs)
+        try:
+            connection.set_busy_timeout(int(_GLANCE_SECONDS * 1000))
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            revision = self._stamp(connection)
+            if revision == layouts.REVISION:
+                for layout in layouts.LAYOUTS.values():
+                    connection.execute(f"SELECT 1 FROM {layout.table} LIMIT 1").fetchall()
+                connection.execute(layouts.READ_CLOCK).fetchall()
+            return Look(software=f"SQLite {LIBRARY_VERSION}", revision=revision, wanted=layouts.REVISION)
+        finally:
+            connection.close()
 
     def _connect(self) -> apsw.Connection:
         return apsw.Connection(self.path, vfs=self._vfs)
