@@ -93,7 +93,7 @@ def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
         assert len(setting.description) > 10
 
 
-@pytest.mark.parametrize("command", ["serve", "plugin", "nats-config", "migrate"])
+@pytest.mark.parametrize("command", ["serve", "plugin", "nats-config", "migrate", "doctor"])
 def test_every_command_has_help(run: Keyloft, command: str) -> None:
     assert f"Usage: keyloft {command}" in run(command, "--help")[1]
     assert command in run("--help")[1]

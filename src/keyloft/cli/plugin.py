@@ -217,7 +217,7 @@ def _ask(
     async def asking() -> Any:
         from keyloft.plugins import DatabaseClient
 
-        await _check_somebody_listens(addresses, timeout)
+        await check_somebody_listens(addresses, timeout)
         login = settings.login()
         async with await DatabaseClient.connect(
             addresses,
@@ -245,7 +245,7 @@ def _inbox(login: "Login", addresses: list[str]) -> dict[str, str]:
     return {"inbox_prefix": "_INBOX"} if ADMIN in users else {}
 
 
-async def _check_somebody_listens(addresses: list[str], seconds: float) -> None:
+async def check_somebody_listens(addresses: list[str], seconds: float) -> None:
     """A client would patiently wait for a server to come up; somebody at a terminal wants to know at once."""
     for address in addresses:
         parts = urlsplit(address if "://" in address else f"nats://{address}")

@@ -1,7 +1,6 @@
 """The commands that run and prepare the service: `serve` and `nats-config`."""
 
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -97,6 +96,8 @@ A plugin logs in under its own name, a tenant as TENANT-<id>; the passwords are 
 
 def _logins(path: str | None) -> dict[str, str]:
     """The users and passwords of a configuration that was written before."""
+    from keyloft.server import isolation
+
     if path is None:
         raise InvalidArgument("--replace needs --output: the file that is to be replaced")
     try:
@@ -105,4 +106,4 @@ def _logins(path: str | None) -> dict[str, str]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"--output: {path} can't be read: {error}") from None
-    return dict(re.findall(r'^ *user: "([^"]+)"\n *password: "([^"]+)"$', text, re.MULTILINE))
+    return isolation.logins_in(text)

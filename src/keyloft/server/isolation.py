@@ -138,6 +138,11 @@ def isolate(
     return replace(plain, text=_text(plain, spaces, semantic, listen))
 
 
+def logins_in(text: str) -> dict[str, str]:
+    """The users of a configuration that `isolate` made, and their passwords."""
+    return dict(re.findall(r'^ *user: "([^"]+)"\n *password: "([^"]+)"$', text, re.MULTILINE))
+
+
 def _tenant(given: dict[str, str], tenant: str) -> User:
     name = tenant_user(tenant)
     return User(name, _password(given, name), _inbox(name))

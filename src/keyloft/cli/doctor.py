@@ -1,0 +1,97 @@
+"""The command `doctor`: tries what people get wrong, and says what to do about each."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Final
+
+import typer
+
+from keyloft.cli import findings
+from keyloft.cli.findings import Finding, bounded
+from keyloft.cli.options import AsJson, with_settings
+from keyloft.cli.terminal import is_for_people, say, show_json, told
+from keyloft.errors import InvalidArgument
+from keyloft.plugins import rules
+from keyloft.server.config import NATS_SETTINGS, Config, Flags, check_service, load
+
+_SETTINGS: Final = ("database", *NATS_SETTINGS, "nats_port", "prefixes", "semantic_prefix", "http")
+_SECONDS: Final = 8.0
+_BUS_SECONDS: Final = 40.0
+"""Its parts have bounds of their own."""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("doctor")(told(with_settings(*_SETTINGS)(doctor)))
+
+
+def doctor(
+    *,
+    plugin: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Whose login is given, where its user does not tell: the plugin's name."),
+    ] = None,
+    nats_config: Annotated[
+        str | None,
+        typer.Option(
+            "--nats-config", metavar="FILE", help="What `keyloft nats-config` wrote: all its users are tried."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    flags: Flags,
+) -> int:
+    """Look for what is wrong with the settings, the database, NATS and its permissions, the disk and the ports.
+
+    It changes nothing. Each finding says what to do; exit code 1 if there is a problem, warnings don't count.
+
+    Example: keyloft doctor --database app.db
+    """
+    from keyloft.cli import examine_bus
+
+    if plugin is not None:
+        rules.plugin_name(plugin)
+    logins = {} if nats_config is None else examine_bus.read_logins(nats_config)
+    # What is worth telling is found; what drivers leave behind when a check is given up is not.
+    for name in ("keyloft", "asyncio"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+    found: list[Finding] = []
+
+    async def work() -> None:
+        async for some in _examined(flags, plugin, logins):
+            found.extend(some)
+            if not as_json:
+                findings.show(some)
+
+    asyncio.run(work())
+    if as_json:
+        show_json([finding.to_json() for finding in found], as_json=True)
+    elif is_for_people():
+        say(f"\n{findings.summary(found)}")
+    return 1 if any(finding.state == "problem" for finding in found) else 0
+
+
+async def _examined(flags: Flags, plugin: str | None, logins: Mapping[str, str]) -> AsyncIterator[Sequence[Finding]]:
+    from keyloft.cli import examine_bus, examine_data, examine_host
+
+    yield examine_host.versions()
+    try:
+        config = load(flags, only=_SETTINGS)
+    except InvalidArgument as error:
+        yield [Finding("settings", "problem", str(error), "correct it; `keyloft serve --help` explains each")]
+        return
+    yield [_settings(config)]
+    yield examine_host.packages(config)
+    yield await bounded("database", examine_data.database(config.database), _SECONDS)
+    yield await bounded("disk", examine_data.disk(config.database), _SECONDS)
+    bus = await bounded("nats", examine_bus.bus(config, plugin, logins), _BUS_SECONDS)
+    yield bus
+    is_served = any(finding.name == "service" and finding.state == "ok" for finding in bus)
+    yield await bounded("ports", examine_host.ports(config, is_served=is_served), _SECONDS)
+
+
+def _settings(config: Config) -> Finding:
+    try:
+        check_service(config)
+    except InvalidArgument as error:
+        return Finding("settings", "problem", f"`keyloft serve` refuses them: {error}", "name the NATS server, too")
+    return Finding("settings", "ok", "they can be read, and don't contradict each other")

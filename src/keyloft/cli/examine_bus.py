@@ -1,0 +1,351 @@
+"""Examines NATS: whether it lets us in, whether a service answers there, and whether it keeps plugins apart.
+
+What must be refused is tried: the requests name a plugin that there is not, and hold nothing that a service would carry
+out, so nothing is read or written even where they are let through.
+"""
+
+import asyncio
+import importlib.util
+import re
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+from msgspec.structs import replace
+
+from keyloft import limits
+from keyloft.cli.findings import Finding, bounded
+from keyloft.cli.plugin import check_somebody_listens
+from keyloft.errors import (
+    InvalidArgument,
+    InvalidPluginName,
+    KeyloftError,
+    NoService,
+    NotPermitted,
+    TimedOut,
+    Unanswered,
+)
+from keyloft.plugins import rules
+from keyloft.plugins.wire import OPERATIONS
+from keyloft.semantic import naming
+from keyloft.server.config import Config
+from keyloft.server.isolation import ADMIN, SERVICE, logins_in
+from keyloft.urls import without_password
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client as Nats
+
+    from keyloft.bus import Login
+
+_SECONDS: Final = 3.0
+_ISOLATION_SECONDS: Final = 20.0
+"""There may be many users to try."""
+_NOBODY: Final = "keyloft-doctor-nobody"
+"""A plugin, and a tenant, that there is not."""
+_KEY: Final = "keyloft-doctor"
+_TENANT: Final = naming.tenant_user("")
+_LEAST_PAYLOAD_BYTES: Final = limits.PLUGIN_VALUE_BYTES + 8192
+"""The largest value, and what a request or an answer has around it."""
+_AT_ONCE: Final = 8
+_REFUSED: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
+_HOW_TO_ISOLATE: Final = "`keyloft nats-config --plugin NAME …` writes a configuration that keeps plugins apart"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Somebody who logs in."""
+
+    login: "Login"
+    plugin: str | None = None
+    """Whose storage it may reach, if it is a plugin."""
+    name: str | None = None
+
+    @property
+    def inbox(self) -> str:
+        name = self.plugin or self.name
+        return "_INBOX" if name in (None, ADMIN) else f"_INBOX_{name}"
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether it is one of those who are to be kept apart."""
+        return self.plugin is not None or (self.name or "").startswith(_TENANT)
+
+
+async def bus(config: Config, plugin: str | None, logins: Mapping[str, str]) -> list[Finding]:
+    """What becomes of a client.
+
+    Args:
+        config: Where NATS is, and how to log in.
+        plugin: Whose login that is, where its user does not tell.
+        logins: Others to try, with their passwords, as `keyloft nats-config` wrote them.
+    """
+    if importlib.util.find_spec("nats") is None:
+        return [Finding("nats", "skipped", "nats-py is not installed")]
+    if not config.nats and not config.nats_port:
+        return [Finding("nats", "skipped", "no address is set: `keyloft serve` starts a NATS server on a free port")]
+    given = config.nats or (f"127.0.0.1:{config.nats_port}",)
+    addresses = [address if "://" in address else f"nats://{address}" for address in given]
+    where = ", ".join(map(without_password, addresses))
+    try:
+        await check_somebody_listens(addresses, _SECONDS)
+    except Unanswered:
+        if not config.nats:
+            told = f"no address is set, and nobody listens at {where}: `keyloft serve` starts a NATS server there"
+            return [Finding("nats", "skipped", told)]
+        advice = "start it there, or correct --nats; without --nats `keyloft serve` starts one of its own"
+        return [Finding("nats", "problem", f"no NATS server answers at {where}", advice)]
+    known = _users(logins, config)
+    user = _user(config, addresses, plugin)
+    if _is_anonymous(config, addresses) and ADMIN in known:
+        user = known[ADMIN]
+    try:
+        async with _connected(addresses, user) as link:
+            found = [_reached(where, user, link.nats)]
+    except (KeyloftError, OSError) as error:
+        return [_not_reached(where, user, error)]
+    found += await bounded("service", _service(config, addresses, user), 2 * _SECONDS)
+    confined = [one for one in known.values() if one.is_confined and plugin in (None, one.plugin)]
+    places, users = (_bare(addresses), confined) if confined else (addresses, [user])
+    found += await bounded("isolation", _isolation(config, places, users), _ISOLATION_SECONDS)
+    return found
+
+
+# Who we are
+
+
+def _user(config: Config, addresses: list[str], plugin: str | None) -> User:
+    login = config.login()
+    name = login.user or next((unquote(urlsplit(url).username or "") for url in addresses if "@" in url), "") or None
+    if plugin is not None:
+        return User(login, plugin, name)
+    try:
+        return User(login, None if name is None else rules.plugin_name(name), name)
+    except InvalidPluginName:
+        return User(login, None, name)
+
+
+def _is_anonymous(config: Config, addresses: list[str]) -> bool:
+    login = config.login()
+    return login == _without_user(login) and not any("@" in url for url in addresses)
+
+
+def _bare(addresses: list[str]) -> list[str]:
+    """Addresses without a login."""
+    return [without_password(address) for address in addresses]
+
+
+def _without_user(login: "Login") -> "Login":
+    return type(login)(ca=login.ca, certificate=login.certificate, key=login.key)
+
+
+def _users(logins: Mapping[str, str], config: Config) -> dict[str, User]:
+    nobody = _without_user(config.login())
+    users = {}
+    for name, password in logins.items():
+        is_plugin = name not in (SERVICE, ADMIN) and not name.startswith(_TENANT)
+        users[name] = User(replace(nobody, user=name, password=password), name if is_plugin else None, name)
+    return users
+
+
+def read_logins(file: str) -> dict[str, str]:
+    """The users of a configuration that `keyloft nats-config` wrote, and their passwords.
+
+    Raises:
+        InvalidArgument: It can't be read, or there are none.
+    """
+    try:
+        logins = logins_in(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"--nats-config: {file} can't be read: {error}") from None
+    if not logins:
+        raise InvalidArgument(f"--nats-config: {file} has no users such as `keyloft nats-config` writes them")
+    return logins
+
+
+# Connecting
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    nats: "Nats"
+    refusals: set[tuple[str, str]]
+    """What the server did not permit: publish or subscription, and the subject."""
+
+
+@asynccontextmanager
+async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
+    """A connection as somebody; one that logs in by itself does not use the login of the address.
+
+    Raises:
+        NotPermitted: The server refuses the login.
+        Unanswered: Whoever is there does not speak NATS.
+    """
+    from keyloft import bus
+
+    refusals: set[tuple[str, str]] = set()
+
+    def heard(error: Exception) -> None:
+        refusals.update((kind.lower(), subject.lower()) for kind, subject in _REFUSED.findall(str(error)))
+
+    try:
+        async with asyncio.timeout(_SECONDS):
+            connection = await bus.connect(
+                addresses, name="keyloft doctor", login=user.login, on_error=heard, inbox_prefix=user.inbox
+            )
+    except TimeoutError:
+        raise Unanswered(f"whoever listens there did not speak NATS within {_SECONDS:g} s") from None
+    except KeyloftError:
+        raise
+    except Exception as error:
+        raise Unanswered(f"the connection failed ({type(error).__name__})") from None
+    try:
+        yield _Link(connection, refusals)
+    finally:
+        await connection.close()
+
+
+def _reached(where: str, user: User, nats: "Nats") -> Finding:
+    name = f" as {user.name or user.plugin}" if user.name or user.plugin else ""
+    told = f"{where} lets us in{name}"
+    if nats.max_payload < _LEAST_PAYLOAD_BYTES:
+        return Finding(
+            "nats",
+            "problem",
+            f"{told}, but takes messages of {nats.max_payload:,} bytes at most: too little for the largest values",
+            f"set max_payload to {_LEAST_PAYLOAD_BYTES:,} or more in its configuration; 1MB is its default",
+        )
+    return Finding("nats", "ok", told)
+
+
+def _not_reached(where: str, user: User, error: Exception) -> Finding:
+    if not isinstance(error, NotPermitted):
+        return Finding("nats", "problem", f"{where}: {error}", "name the address of a NATS server with --nats")
+    if user.name is None and user.login == _without_user(user.login):
+        advice = "log in with --nats-user and KEYLOFT_NATS_PASSWORD, --nats-creds or KEYLOFT_NATS_TOKEN"
+    else:
+        advice = "the configuration of the NATS server has the passwords; `keyloft nats-config` writes one"
+    return Finding("nats", "problem", f"{where}: {error}", advice)
+
+
+# The service
+
+
+async def _service(config: Config, addresses: list[str], user: User) -> list[Finding]:
+    """Ask for a key that is not there: the answer comes from the database."""
+    if user.name == SERVICE or (user.name or "").startswith(_TENANT):
+        told = f"{user.name} may not ask for plugins' data"
+        return [Finding("service", "skipped", told, "log in as a plugin or as ADMIN to see whether a service answers")]
+    from keyloft.plugins import DatabaseClient
+
+    began = time.perf_counter()
+    try:
+        async with await DatabaseClient.connect(
+            addresses,
+            plugin_name=user.plugin or _NOBODY,
+            login=user.login,
+            prefix=config.prefixes[0],
+            timeout=_SECONDS,
+            inbox_prefix=user.inbox,
+        ) as client:
+            began = time.perf_counter()
+            await client.kv.get(_KEY)
+    except NoService:
+        told = f"nobody serves {config.prefixes[0]}.<plugin>.<operation>"
+        return [Finding("service", "warning", told, "`keyloft serve`, with the same settings, starts a service")]
+    except NotPermitted:
+        told = f"this login may not ask {config.prefixes[0]}.{user.plugin or _NOBODY}.get, or not hear the answer"
+        return [
+            Finding("service", "problem", told, "--plugin names the plugin whose login this is; see its permissions")
+        ]
+    except TimedOut:
+        return [Finding("service", "problem", f"no answer within {_SECONDS:g} s", "see the log of the service")]
+    except KeyloftError as error:
+        return [Finding("service", "problem", f"it answers {error.code}: {error}", "see the log of the service")]
+    return [
+        Finding("service", "ok", f"it answers, from its database, in {1000 * (time.perf_counter() - began):.0f} ms")
+    ]
+
+
+# Isolation
+
+
+async def _isolation(config: Config, addresses: list[str], users: Sequence[User]) -> list[Finding]:
+    attempts = _attempts(config)
+    strangers = await _permitted(_bare(addresses), User(type(users[0].login)(ca=users[0].login.ca)), attempts)
+    found = []
+    if strangers is not None:
+        if len(strangers) == len(attempts):
+            told = "NATS asks for no login, and any client can read and write every plugin's data"
+            return [Finding("isolation", "warning", told, f"if you don't trust all of them: {_HOW_TO_ISOLATE}")]
+        told, advice = "NATS lets in whoever brings no login", "see whom no_auth_user names, or leave it out"
+        found.append(
+            _too_wide("who brings no login", strangers) if strangers else Finding("isolation", "warning", told, advice)
+        )
+    confined = [user for user in users if user.is_confined]
+    kept: list[str] = []
+    for first in range(0, len(confined), _AT_ONCE):
+        some = confined[first : first + _AT_ONCE]
+        tried = await asyncio.gather(*[_permitted(addresses, user, attempts) for user in some])
+        for user, permitted in zip(some, tried, strict=True):
+            name = user.plugin or str(user.name)
+            if permitted is None:
+                advice = "let the NATS server read its configuration again (nats-server --signal reload)"
+                found.append(Finding("isolation", "problem", f"NATS refuses the login of {name}", advice))
+            elif permitted:
+                found.append(_too_wide(name, permitted))
+            else:
+                kept.append(name)
+    if kept:
+        told = f"{', '.join(kept)}: all {len(attempts)} attempts to reach others were refused"
+        found.append(Finding("isolation", "ok", told))
+    elif not confined:
+        who = (
+            f"{users[0].name} may reach more than a plugin" if users[0].name else "it is not known whose login this is"
+        )
+        advice = "log in as a plugin; or --plugin NAME says whose login it is, --nats-config FILE tries all users of it"
+        found.append(Finding("isolation", "skipped", f"not tried: {who}", advice))
+    return found
+
+
+def _too_wide(name: str, permitted: Sequence[tuple[str, str]]) -> Finding:
+    words = {"publish": "send to", "subscription": "hear"}
+    shown = [f"{words[kind]} {subject}" for kind, subject in permitted[:3]]
+    more = f", and {len(permitted) - 3} more" if len(permitted) > 3 else ""
+    told = f"{name} is not kept apart: NATS lets it {', '.join(shown)}{more}"
+    return Finding("isolation", "problem", told, f"narrow its permissions; {_HOW_TO_ISOLATE}")
+
+
+def _attempts(config: Config) -> list[tuple[str, str]]:
+    """What no plugin and no tenant may do: speak and listen in another one's place."""
+    requests = [f"{prefix}.{_NOBODY}.{operation}" for prefix in config.prefixes for operation in OPERATIONS]
+    requests += [f"{config.semantic_prefix}.{_NOBODY}.{_NOBODY}.{operation}" for operation in naming.OPERATIONS]
+    everything = [f"{prefix}.>" for prefix in (*config.prefixes, config.semantic_prefix)]
+    inboxes = [f"_INBOX_{_NOBODY}.answer", "_INBOX.answer"]
+    heard = [*everything, *requests, *inboxes, f"_INBOX_{_NOBODY}.>", "_INBOX.>"]
+    sent = [*requests, *inboxes]
+    return [*[("publish", subject) for subject in sent], *[("subscription", subject) for subject in heard]]
+
+
+async def _permitted(
+    addresses: list[str], user: User, attempts: Iterable[tuple[str, str]]
+) -> list[tuple[str, str]] | None:
+    """Which of them the server lets through; None if it does not let the user in."""
+    try:
+        async with _connected(addresses, user) as link:
+            for kind, subject in attempts:
+                if kind == "publish":
+                    await link.nats.publish(subject, b"{}")
+                else:
+                    await link.nats.subscribe(subject, cb=_forget)
+            await link.nats.flush()
+            return [(kind, subject) for kind, subject in attempts if (kind, subject.lower()) not in link.refusals]
+    except Unanswered:
+        return None
+
+
+async def _forget(message: Any) -> None:
+    """What is heard by mistake concerns nobody here."""

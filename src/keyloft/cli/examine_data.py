@@ -1,0 +1,212 @@
+"""Examines a database without changing it: its URL, file and folder, schema, clock, and the disk below."""
+
+import getpass
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import Final
+
+from keyloft.cli.findings import Finding, State, aside
+from keyloft.engines import Look, look_at
+from keyloft.errors import CannotOpen, DatabaseError, InvalidInput, NotADatabase, Unreachable
+from keyloft.urls import sqlite_path, without_password
+
+_PATIENCE_SECONDS: Final = 6.0
+_MOST_SKEW_SECONDS: Final = 1.0
+_FAR_TOO_MUCH_SKEW_SECONDS: Final = 30.0
+_LEAST_FREE_BYTES: Final = 1024**3
+_HARDLY_ANY_BYTES: Final = 16 * 1024**2
+_LEAST_FREE_INODES: Final = 1000
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_REMOTE: Final = frozenset(
+    (
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "davfs"),
+        *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "fuse.davfs", "vboxsf"),
+    )
+)
+
+
+async def database(url: str) -> list[Finding]:
+    """Whether the database can be used, and what time it has."""
+    shown = without_password(url)
+    look, failure = None, None
+    try:
+        look = await look_at(url, patience=_PATIENCE_SECONDS)
+    except InvalidInput as error:
+        return [_failed(error)]
+    except DatabaseError as error:
+        failure = error
+    place, migrate, found = shown, "`keyloft migrate`, with the same settings", None
+    if (file := _file(url)) is not None:
+        place, migrate = str(file), f"`keyloft migrate --database {_quoted(file)}`"
+        found = await aside(lambda: file_of(file))
+        if found.state == "problem" or (failure is not None and not await aside(file.exists)):
+            return [found]
+    if failure is not None:
+        return [_failed(failure)]
+    if look is None:
+        told, advice = f"{shown} is in memory: its data ends with its process", "--database FILE keeps it"
+        return [Finding("database", "warning", told, advice)]
+    opened = Finding("database", "ok", f"{place} opens and answers ({look.software})")
+    if found is not None and found.state == "warning":
+        opened = found
+    return [opened, schema(look, migrate), *_obstacles(look), clock(look)]
+
+
+def _file(url: str) -> Path | None:
+    """The file of an SQLite database."""
+    path = sqlite_path(url)
+    return None if path is None else Path(os.path.expanduser(path)).absolute()  # noqa: PTH111 (~nobody is no error)
+
+
+def _failed(error: Exception) -> Finding:
+    return Finding("database", "problem", str(error), _advice(error))
+
+
+def _advice(error: Exception) -> str:
+    match error:
+        case InvalidInput():
+            return "write a path, sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
+        case Unreachable():
+            return "start it, or correct --database (KEYLOFT_DATABASE_URL)"
+        case NotADatabase():
+            return "name another file with --database, or restore it from a backup"
+        case CannotOpen():
+            return "correct --database (KEYLOFT_DATABASE_URL), or what the message names"
+    return "see what the message names; `keyloft serve` would fail likewise"
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+def file_of(file: Path) -> Finding:
+    """Whether a file, and what SQLite keeps beside it, can be written."""
+
+    def wrong(seen: str, advice: str) -> Finding:
+        return Finding("database", "problem", seen, advice)
+
+    folder = file.parent
+    try:
+        if folder.exists() and not folder.is_dir():
+            return wrong(f"{folder} is a file, and {file.name} can't be in it", "name another with --database")
+        if not folder.exists():
+            return wrong(
+                f"the folder {folder} is not there", f"mkdir -p {_quoted(folder)}, or name another with --database"
+            )
+        if file.is_dir():
+            return wrong(f"{file} is a folder", "name a file in it with --database")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return wrong(
+                f"the folder {folder} can't be written by {_user()}: SQLite keeps its log there",
+                f"let {_user()} write to it, with chown or chmod, or name another place with --database",
+            )
+        for part in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
+            if part.exists() and not os.access(part, os.R_OK | os.W_OK):
+                return wrong(
+                    f"{part} can't be written by {_user()}", f"chown {_user()} {_quoted(part)}, or chmod u+rw it"
+                )
+        if (kind := filesystem_of(folder)) in _REMOTE:
+            return Finding(
+                "database",
+                "warning",
+                f"{folder} is on a network file system ({kind}), on which SQLite's locks may fail and data get lost",
+                "use a local disk, or PostgreSQL for several machines",
+            )
+        if not file.exists():
+            told = f"there is no file {file} yet"
+            return Finding("database", "warning", told, "the first write makes it; --database names another")
+    except OSError as error:
+        return wrong(f"{file} can't be looked at: {error.strerror}", f"let {_user()} enter the folders above it")
+    return Finding("database", "ok", str(file))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"the user {os.getuid()}"
+
+
+def filesystem_of(folder: Path, mounts: Path = _MOUNTS) -> str | None:
+    """The kind of file system that a folder is on, where the system tells."""
+    try:
+        lines = mounts.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    place = folder.resolve()
+    kind, depth = None, -1
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        # Spaces and their like are written in octal.
+        point = Path(before.split(" ")[4].encode("latin-1", "replace").decode("unicode_escape"))
+        # A later mount hides an earlier one at the same place.
+        if place.is_relative_to(point) and len(point.parts) >= depth:
+            kind, depth = after.split(" ")[0], len(point.parts)
+    return kind
+
+
+def schema(look: Look, migrate: str) -> Finding:
+    """Whether the tables are those of this version."""
+    if look.revision is None:
+        told = "there are no tables of Keyloft in it yet"
+        return Finding("schema", "warning", told, "opening it makes them; --database names another database")
+    if look.revision < look.wanted:
+        told = f"schema {look.revision} is older than {look.wanted}, which this version of Keyloft has"
+        return Finding("schema", "problem", told, f"stop what uses it, make a copy, then {migrate}")
+    if look.revision > look.wanted:
+        told = f"schema {look.revision} is newer than {look.wanted}, which this version of Keyloft has"
+        return Finding("schema", "problem", told, "pip install --upgrade keyloft")
+    return Finding("schema", "ok", f"schema {look.revision}, that of this version")
+
+
+def _obstacles(look: Look) -> list[Finding]:
+    return [Finding("rights", "problem", seen, advice) for seen, advice in look.obstacles]
+
+
+def clock(look: Look) -> Finding:
+    """Whether the database and this machine agree on the time."""
+    if look.ahead is None:
+        return Finding("clock", "ok", "expiry goes by this machine's clock: there is no other to differ from")
+    skew = abs(look.ahead)
+    if skew <= _MOST_SKEW_SECONDS:
+        return Finding("clock", "ok", "the database and this machine agree on the time")
+    told = f"the database's clock is {skew:,.1f} s {'ahead of' if look.ahead > 0 else 'behind'} this machine's"
+    state: State = "problem" if skew > _FAR_TOO_MUCH_SKEW_SECONDS else "warning"
+    return Finding("clock", state, f"{told}; expiry goes by the database's", "set both by NTP")
+
+
+async def disk(url: str) -> list[Finding]:
+    """Whether there is space for the database to grow."""
+    if (file := _file(url)) is None:
+        return [Finding("disk", "skipped", "the data is in no file of this machine, as far as can be told")]
+    return [await aside(lambda: _disk_below(file))]
+
+
+def _disk_below(file: Path) -> Finding:
+    try:
+        space, room = shutil.disk_usage(file.parent), os.statvfs(file.parent)
+    except OSError:
+        return Finding("disk", "skipped", f"the folder {file.parent} can't be looked at")
+    size = sum(part.stat().st_size for part in (file, Path(f"{file}-wal")) if part.is_file())
+    return space_for(size, space.free, room.f_favail if room.f_files else None)
+
+
+def space_for(size: int, free: int, inodes: int | None) -> Finding:
+    """Whether so much free space is enough for a database of this size."""
+    told = f"{_shown(free)} free, the database has {_shown(size)}"
+    if free < _HARDLY_ANY_BYTES:
+        return Finding("disk", "problem", told, "make space: writes fail on a full disk")
+    if free < max(_LEAST_FREE_BYTES, 2 * size):
+        return Finding("disk", "warning", told, "make space: a copy or a migration needs as much as the database has")
+    if inodes is not None and inodes < _LEAST_FREE_INODES:
+        return Finding("disk", "warning", f"{told}; only {inodes} more files can be made", "remove files")
+    return Finding("disk", "ok", told)
+
+
+def _shown(size: int) -> str:
+    for unit, power in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= power:
+            return f"{size / power:,.1f} {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,168 @@
+"""Examines what Keyloft runs on: Python, SQLite, the packages of its extras, and the ports that a service takes."""
+
+import asyncio
+import errno
+import importlib.util
+import platform
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+import keyloft
+from keyloft.cli.findings import Finding, aside
+from keyloft.engines import SQLITE_VERSION
+from keyloft.errors import NatsServerFailed
+from keyloft.server.config import OFF, SETTINGS, Config
+from keyloft.server.nats_server import find_binary
+
+_PYTHON: Final = (3, 11)
+_SQLITE: Final = (3, 46)
+"""What the apsw that pyproject.toml asks for comes with."""
+_SECONDS: Final = 2.0
+
+
+def versions() -> list[Finding]:
+    """Whether Python and SQLite are recent enough."""
+    python = f"Python {platform.python_version()}"
+    sqlite = f"SQLite {SQLITE_VERSION}, which comes with apsw"
+    found = tuple(map(int, re.findall(r"\d+", SQLITE_VERSION)))
+    return [
+        Finding("keyloft", "ok", f"Keyloft {keyloft.__version__}"),
+        Finding("python", "ok", python)
+        if sys.version_info >= _PYTHON
+        else Finding("python", "problem", f"{python} is too old", "install Python 3.11 or later"),
+        Finding("sqlite", "ok", sqlite)
+        if found >= _SQLITE
+        else Finding("sqlite", "warning", f"{sqlite}, is old", 'pip install --upgrade "apsw>=3.46"'),
+    ]
+
+
+def packages(config: Config) -> list[Finding]:
+    """Whether the packages are there that these settings need."""
+    missing = list(_missing(config))
+    return missing or [Finding("packages", "ok", "all that these settings need are installed")]
+
+
+def _missing(config: Config) -> Iterator[Finding]:
+    def lacks(package: str, extra: str, why: str, *, must: bool) -> Finding:
+        advice = f'pip install "keyloft[{extra}]", or in a clone pip install ".[{extra}]"'
+        return Finding("packages", "problem" if must else "warning", f"{package} is not installed: {why}", advice)
+
+    if config.database.lower().startswith("postgres") and not _is_there("asyncpg"):
+        yield lacks("asyncpg", "postgres", "the driver of PostgreSQL", must=True)
+    if not (_is_there("alembic") and _is_there("sqlalchemy")):
+        yield lacks("Alembic", "sql", "`keyloft migrate` needs it", must=False)
+    if not _is_there("nats"):
+        yield lacks("nats-py", "nats", "whatever goes over NATS needs it", must=bool(config.nats))
+    if config.http != OFF and not _is_there("prometheus_client"):
+        yield lacks("prometheus-client", "server", "the metrics of `keyloft serve` need it", must=False)
+    if not config.nats:
+        try:
+            find_binary()
+        except NatsServerFailed:
+            yield lacks("nats-server", "server", "`keyloft serve` without --nats starts one of its own", must=False)
+
+
+def _is_there(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+async def ports(config: Config, *, is_served: bool) -> list[Finding]:
+    """Whether `keyloft serve` could listen where it is to; `is_served` if one serves already."""
+    found = []
+    if (address := config.http_address()) is not None and address[1]:
+        found.append(await _pages_port(*address))
+    if not config.nats and config.nats_port:
+        found.append(await _nats_port(config.nats_port, is_served=is_served))
+    return found
+
+
+async def _pages_port(host: str, port: int) -> Finding:
+    name, setting = f"port {port}", SETTINGS["http"].flag
+    trouble = await aside(lambda: _why_not(host, port))
+    if trouble is None:
+        return Finding(name, "ok", "free, for metrics and health")
+    advice = f"{setting} HOST:PORT takes another address, {setting} off shows no metrics"
+    if trouble.errno != errno.EADDRINUSE:
+        return Finding(name, "warning", f"{host}:{port} can't be listened on: {_told(trouble)}", advice)
+    status, told = await _health(host, port)
+    if (status, told) == (200, "ok"):
+        return Finding(name, "ok", "taken by a service of Keyloft, which is healthy")
+    if status == 503:
+        return Finding(name, "warning", f"whoever serves there is not healthy: {told}", "see the log of that service")
+    return Finding(name, "warning", "taken by another program: `keyloft serve` would show no metrics", advice)
+
+
+async def _nats_port(port: int, *, is_served: bool) -> Finding:
+    name, setting = f"port {port}", SETTINGS["nats_port"].flag
+    trouble = await aside(lambda: _why_not("127.0.0.1", port))
+    if trouble is None:
+        return Finding(name, "ok", "free, for a nats-server of `keyloft serve`")
+    if trouble.errno != errno.EADDRINUSE:
+        told = f"127.0.0.1:{port} can't be listened on: {_told(trouble)}"
+        return Finding(name, "problem", told, f"{setting} takes another port")
+    if is_served:
+        return Finding(name, "ok", "taken by a NATS server on which Keyloft serves")
+    if (await _first_words("127.0.0.1", port)).startswith(b"INFO "):
+        return Finding(
+            name,
+            "problem",
+            "taken by a NATS server, so `keyloft serve` can't start its own there",
+            f"--nats nats://127.0.0.1:{port} serves on that one, {setting} starts our own on another port",
+        )
+    told = "taken by another program, so `keyloft serve` can't start its nats-server there"
+    return Finding(name, "problem", told, f"{setting} takes another port")
+
+
+def _why_not(host: str, port: int) -> OSError | None:
+    """What keeps somebody from listening there, as asyncio would try it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1)
+    except OSError as error:
+        return error
+    return None
+
+
+def _told(error: OSError) -> str:
+    if error.errno == errno.EACCES:
+        return "this user may not take ports below 1024"
+    return error.strerror or str(error)
+
+
+async def _health(host: str, port: int) -> tuple[int, str]:
+    """The status and the text of the page that tells how a service is; 0 if there is none."""
+    answer = await _first_words(host, port, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    head, _, body = answer.decode("utf-8", "replace").partition("\r\n\r\n")
+    found = re.match(r"HTTP/1\.\d (\d{3})", head)
+    # Of somebody else's page nothing is shown.
+    if found is None or "content-type: text/plain" not in head.lower() or len(body) > 200:
+        return 0, ""
+    return int(found[1]), body.strip()
+
+
+async def _first_words(host: str, port: int, request: bytes = b"") -> bytes:
+    """What somebody says, until a pause or the end."""
+    said = b""
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_SECONDS):
+            reader, writer = await asyncio.open_connection(_reachable(host), port)
+            try:
+                writer.write(request)
+                while len(said) < 4096 and (some := await reader.read(4096)):
+                    said += some
+                    if not request:
+                        break
+            finally:
+                writer.transport.abort()
+    return said
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
