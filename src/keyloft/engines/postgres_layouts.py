@@ -265,8 +265,12 @@ def _plugin_layout() -> PostgresLayout:
 
 
 def moment(time: str) -> str:
-    """SQL: milliseconds as a timestamptz; exact, which a float of seconds is not for times far away."""
-    return f"('epoch'::timestamptz + ({time}) * interval '1 millisecond')"
+    """SQL: milliseconds as a timestamptz; exact, which a float of seconds is not for times far away.
+
+    By hours, because an interval is multiplied as a float, too: of whole hours that is exact up to the year 9999.
+    """
+    hours = f"(({time}) / 3600000) * interval '1 hour'"
+    return f"('epoch'::timestamptz + {hours} + (({time}) % 3600000) * interval '1 millisecond')"
 
 
 LAYOUTS: Final[Mapping[Space, PostgresLayout]] = {
