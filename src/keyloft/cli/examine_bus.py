@@ -87,8 +87,7 @@ async def bus(config: Config, plugin: str | None, logins: Mapping[str, str]) -> 
         return [Finding("nats", "skipped", "nats-py is not installed")]
     if not config.nats and not config.nats_port:
         return [Finding("nats", "skipped", "no address is set: `keyloft serve` starts a NATS server on a free port")]
-    given = config.nats or (f"127.0.0.1:{config.nats_port}",)
-    addresses = [address if "://" in address else f"nats://{address}" for address in given]
+    addresses = list(config.nats) or [f"nats://127.0.0.1:{config.nats_port}"]
     where = ", ".join(map(without_password, addresses))
     try:
         await check_somebody_listens(addresses, _SECONDS)

@@ -248,7 +248,7 @@ def _inbox(login: "Login", addresses: list[str]) -> dict[str, str]:
 async def check_somebody_listens(addresses: list[str], seconds: float) -> None:
     """A client would patiently wait for a server to come up; somebody at a terminal wants to know at once."""
     for address in addresses:
-        parts = urlsplit(address if "://" in address else f"nats://{address}")
+        parts = urlsplit(address)
         try:
             async with asyncio.timeout(seconds):
                 _, writer = await asyncio.open_connection(parts.hostname, parts.port or DEFAULT_NATS_PORT)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.errors import InvalidArgument
@@ -344,7 +345,8 @@ def load(
         sources[name] = source
     config = Config(**given)
     _check(config, sources)
-    return config
+    # With its scheme, an address is shown without the password that it may hold.
+    return replace(config, nats=tuple([one if "://" in one else f"nats://{one}" for one in config.nats]))
 
 
 def check_service(config: Config) -> None:
