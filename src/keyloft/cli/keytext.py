@@ -51,6 +51,8 @@ def _read_part(part: str) -> Part:
     if not part:
         raise InvalidKey(f"a key has no empty parts between its slashes; {_FORMS}")
     if not part.startswith("="):
+        if "%" not in part and part.isascii():
+            return part
         if _BROKEN_ESCAPE.search(part):
             raise InvalidKey(f"in {part!a} a percent sign is not followed by two hex digits; itself it is written %25")
         try:
