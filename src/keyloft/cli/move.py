@@ -71,7 +71,8 @@ def export(
                 written = await _write(out, snapshot, selection, after)
             return {"file": file, "entries": written, "clock": snapshot.clock}
 
-    done = _with_upkeep(database, work)
+    with _told_if_stopped("Nothing else was changed." if file == "-" else f"--resume goes on with {file}.partial."):
+        done = _with_upkeep(database, work)
     if file != "-":
         show_json(done, as_json=as_json)
     elif is_for_people(sys.stderr):
@@ -100,7 +101,7 @@ def importing(
     database = load(flags, only=["database"]).database
     selection, existing = Selection.of(prefix, plugin, project), _existing(keep, replace)
 
-    with _opened(file) as source, _told_that_it_can_go_on(), asyncio.Runner() as runner:
+    with _opened(file) as source, _told_if_stopped(), asyncio.Runner() as runner:
         target = runner.run(open_upkeep(database, make=True))
         try:
             slices = Slices(target, 0, existing)
@@ -151,7 +152,7 @@ def copy(
             "target_sha256": compared.target_hash,
         }
 
-    with _told_that_it_can_go_on():
+    with _told_if_stopped():
         done = _with_upkeep(source, work)
     show_json(done, as_json=as_json)
     if done["missing"] or done["different"] > done["kept"]:
@@ -262,11 +263,11 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _told_that_it_can_go_on() -> Iterator[None]:
+def _told_if_stopped(what: str = "What is stored stays stored; the same command goes on from there.") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        remark("Stopped. What is stored stays stored; the same command goes on from there.")
+        remark(f"Stopped. {what}")
         raise
 
 

@@ -19,8 +19,10 @@ def explained(error: Exception) -> str:
             return f"{error.code}: {error}"
         case ModuleNotFoundError():
             return f'{error.name} is not installed: pip install "keyloft[all]", or in a clone pip install ".[all]"'
+        case OSError() if error.strerror and error.filename is not None:
+            return f"{error.filename}: {error.strerror}"
         case OSError():
-            return str(error)
+            return error.strerror or str(error)
     return f"failed unexpectedly: {type(error).__name__}: {error}\nKEYLOFT_DEBUG=1 shows where"
 
 
