@@ -130,8 +130,12 @@ class Login(Struct, frozen=True):
         return options
 
 
-Taker: TypeAlias = Callable[[str, str, bytes], Coroutine[Any, Any, None] | None]
-"""Takes a message's subject, reply subject and data. No further message is read before what it returns is done."""
+Taken: TypeAlias = Coroutine[Any, Any, None] | list[bytes] | None
+"""What comes of a message. No further one is read before a coroutine is done. A list takes the reply subjects of all
+that follows with the same subject before the event loop's next turn: whoever returns it has refused them."""
+
+Taker: TypeAlias = Callable[[str, str, bytes], Taken]
+"""Takes a message's subject, reply subject and data."""
 
 
 class SturdyNats(Nats):
@@ -157,7 +161,8 @@ class SturdyNats(Nats):
     ) -> Coroutine[Any, Any, None]:
         if (taker := self._takers.get(sid)) is not None:
             try:
-                return taker(subject.decode(), reply.decode(), data) or _NOTHING
+                taken = taker(subject.decode(), reply.decode(), data)
+                return _NOTHING if taken is None or isinstance(taken, list) else taken
             except UnicodeDecodeError as error:
                 _left_out(error)
                 return _NOTHING
@@ -197,7 +202,7 @@ class SturdyNats(Nats):
 
 
 class _Parser(Parser):
-    """nats-py's parser, with a way of half the length for plain messages that are handed over."""
+    """nats-py's parser, with a shorter way for messages that are handed over, and a very short one for a flood's."""
 
     nc: SturdyNats
 
@@ -210,22 +215,38 @@ class _Parser(Parser):
             data = bytes(self.buf) + data
             self.buf.clear()
         at = 0
-        while (found := _PLAIN(data, at)) is not None:
-            subject, sid, reply, size = found.groups(b"")
+        refused: dict[tuple[bytes, bytes], list[bytes]] = {}
+        while (found := _MESSAGE(data, at)) is not None:
+            _, subject, sid, reply, headers, size = found.groups(b"")
             begin = found.end()
             end = begin + int(size)
-            if (taker := takers.get(int(sid))) is None:
-                break
             if end + 2 > len(data):
                 self.buf.extend(data[at:])  # the rest of it comes with the next read
                 return
+            # Most messages of a flood end here. All in all one takes 1.3 µs; at 3 µs nats-server cut us off as a slow
+            # consumer, and the others' requests that it held for us were lost.
+            if refused and (replies := refused.get((sid, subject))) is not None:
+                replies.append(reply)
+                at = end + 2
+                continue
+            if (taker := takers.get(int(sid))) is None:
+                break
             at = end + 2
-            if (wait := taker(subject.decode(), reply.decode(), data[begin:end])) is not None:
-                await wait
+            if headers:
+                begin += int(headers)
+            taken = taker(subject.decode(), reply.decode(), data[begin:end])
+            if taken is None:
+                continue
+            if isinstance(taken, list):
+                refused[sid, subject] = taken
+            else:
+                await taken
+                refused.clear()
         await super().parse(data[at:])
 
 
-_PLAIN: Final = re.compile(rb"MSG ([!-~]+) ([0-9]+) (?:([!-~]+) )?([0-9]+)\r\n").match
+# Whether it has headers, subject, subscription, reply subject, size of the headers, size of headers and data.
+_MESSAGE: Final = re.compile(rb"(?:MSG|(H)MSG) ([!-~]++) ([0-9]++) (?:([!-~]++) )?(?(1)([0-9]++) )([0-9]++)\r\n").match
 
 
 def _left_out(error: Exception) -> None:
@@ -254,6 +275,17 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
         return
     commands = [f"PUB {subject} {len(data)}\r\n{data.decode()}\r\n" for subject, data in messages]
     await connection._send_command("".join(commands).encode())
+    await connection._flush_pending()
+
+
+async def publish_to_all(connection: Nats, subjects: Sequence[bytes], data: bytes) -> None:
+    """Publish one text to subjects that came from NATS, at least one."""
+    if not connection.is_connected:
+        for subject in subjects:
+            await connection.publish(subject.decode(), data)
+        return
+    rest = b" %d\r\n%b\r\n" % (len(data), data)
+    await connection._send_command(b"PUB " + (rest + b"PUB ").join(subjects) + rest)
     await connection._flush_pending()
 
 
@@ -369,8 +401,9 @@ async def subscribe(connection: Nats, prefixes: Iterable[str], queue: str, take:
     """Hear all requests below some prefixes, each of which ends with a dot; once this returns, they are heard."""
 
     async def receive(message: Msg) -> None:
-        if (told := take(message.subject, message.reply, message.data)) is not None:
-            await told
+        taken = take(message.subject, message.reply, message.data)
+        if taken is not None and not isinstance(taken, list):
+            await taken
 
     found = []
     for prefix in prefixes:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -573,6 +575,21 @@ class TestTrouble:
             await client.close()
 
 
+def flood(port: int, message: bytes, times: int) -> tuple[int, int]:
+    """Send as fast as a socket takes it; returns how many answers came, and how many of them said BUSY."""
+    with socket.create_connection(("127.0.0.1", port)) as rogue:
+        rogue.sendall(b'CONNECT {"verbose":false,"headers":true}\r\nSUB inbox 1\r\n')
+        sending = threading.Thread(target=rogue.sendall, args=(message * times,))
+        sending.start()
+        answered, busy, rest = 0, 0, b""
+        while answered < times and (read := rogue.recv(1024 * 1024)):
+            whole, end, rest = (rest + read).rpartition(b"\r\n")
+            answered += (whole + end).count(b"MSG inbox 1 ")
+            busy += whole.count(b'"BUSY"')
+        sending.join()
+        return answered, busy
+
+
 class TestStrangers:
     """What arrives need not come from a client of NATS."""
 
@@ -669,6 +686,88 @@ class TestStrangers:
             # A raw line break is not JSON: these sets are refused, each of them once and as one message.
             assert sum(reply.get("error_code") == "INVALID_JSON" for reply in got) == 30
             assert sum(reply.get("exists") is False for reply in got) == 30
+            await client.close()
+            await stopped(service)
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            pytest.param(b'PUB db.kv.rogue.get inbox 11\r\n{"key":"k"}\r\n', id="gets"),
+            pytest.param(b'PUB db.kv.rogue.set inbox 21\r\n{"key":"k","value":1}\r\n', id="sets"),
+            pytest.param(b"HPUB db.kv.rogue.list inbox 12 14\r\nNATS/1.0\r\n\r\n{}\r\n", id="headers"),
+            pytest.param(b"PUB db.kv.rogue.set inbox 1\r\n{\r\n", id="no JSON"),
+            pytest.param(b"PUB db.kv.rogue.drop inbox 2\r\n{}\r\n", id="no operation"),
+        ],
+    )
+    async def test_a_flood_at_full_speed_is_answered_and_so_are_the_others(
+        self, db: BotDatabase, message: bytes
+    ) -> None:
+        sent = 200_000
+        async with private_server() as server:
+            connection = await bus.connect(server.url, name="service")
+            service = DatabaseService(connection, db)
+            await service.start()
+            client = await nats.connect(server.url)
+            others = 0
+            async with asyncio.timeout(50):
+                flooding = asyncio.create_task(asyncio.to_thread(flood, server.port, message, sent))
+                while not flooding.done():
+                    asked = {"key": "k", "value": others}
+                    assert await ask(client, f"other{others % 4}.set", asked) == {"success": True}
+                    assert (await ask(client, f"other{others % 4}.get", {"key": "k"}))["value"] == others
+                    others += 1
+                answered, busy = await flooding
+            assert answered == sent
+            assert others
+            counted = [meter.errors["BUSY"] for meter in service.meters.plugins.values()]
+            assert 0 < busy == sum(counted)
+            assert connection.stats["reconnects"] == 0
+            await client.close()
+            await stopped(service)
+            assert service._taken == 0
+
+    @pytest.mark.parametrize("size", [1, 7, 50, 4096, 1_000_000])
+    async def test_each_of_a_flood_is_refused_once_wherever_the_reading_cuts_it(
+        self, db: BotDatabase, faulty: Faulty, size: int
+    ) -> None:
+        """What is refused is passed over by its length: whatever it holds is no message of its own."""
+        async with private_server() as server:
+            connection = await bus.connect(server.url, name="service")
+            service = DatabaseService(connection, db, requests_per_plugin=10)
+            await service.start()
+            client = await nats.connect(server.url)
+            replies = await client.subscribe("inbox.*")
+            victim = await client.subscribe("db.kv.victim.>")
+            await settled(client)
+            sid = service._subscriptions[0]._id
+            stream = b""
+            for number in range(10):
+                for plugin in (b"one", b"two"):
+                    stream += b"MSG db.kv.%b.set %d inbox.%b-%d 21\r\n" % (plugin, sid, plugin, number)
+                    stream += b'{"key":"k","value":1}\r\n'
+            head = b"NATS/1.0\r\na: b\r\n\r\n"
+            for number in range(10, 110):
+                data = b"x" * (number % 13) + b"\r\nMSG db.kv.victim.set %d inbox.victim 2\r\n{}" % sid
+                for reply in (b"inbox.one-%d " % number, b"", b"db.kv.victim.set "):
+                    stream += b"MSG db.kv.one.set %d %b%d\r\n%b\r\n" % (sid, reply, len(data), data)
+                sizes = (len(head), len(head) + len(data))
+                stream += b"HMSG db.kv.two.set %d inbox.two-%d %d %d\r\n" % (sid, number, *sizes)
+                stream += head + data + b"\r\n"
+            faulty.may_commit.clear()
+            for at in range(0, len(stream), size):
+                await connection._ps.parse(stream[at : at + size])
+            faulty.may_commit.set()
+            got = {}
+            for _ in range(220):
+                message = await replies.next_msg(timeout=10)
+                got[message.subject] = json.loads(message.data)
+            await settled(client)
+            assert replies.pending_msgs == victim.pending_msgs == 0
+            for number in range(110):
+                for name in ("one", "two"):
+                    assert got[f"inbox.{name}-{number}"].get("error_code") == (None if number < 10 else "BUSY")
+            counted = [service.meters.plugins[name].errors for name in ("one", "two")]
+            assert counted == [{"BUSY": 300}, {"BUSY": 100}]
             await client.close()
             await stopped(service)
 

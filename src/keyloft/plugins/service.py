@@ -4,6 +4,7 @@ A message takes this way: `_take` reads it, or refuses it; gets gather for `_ans
 once for all that came in one turn of the event loop; writes gather for `_write`, which commits them together. A get
 whose key has a write under way waits for that write, so that a plugin reads what it published. `_take` never awaits:
 no further message is read before it has returned. Only when refusals pile up does reading wait until some are sent.
+Of a plugin with too much under way, one message comes to `_take` per reading; those behind it are refused unseen.
 """
 
 import asyncio
@@ -39,7 +40,10 @@ _TOO_MANY: Final = "too many requests are under way, and this one was not carrie
 _BUSY: Final = bus.refusal(Busy(_TOO_MANY))
 _MOST_UNTOLD: Final = 10_000
 """So many refusals may wait to be sent before no further request is read."""
-_TOLD_AT_ONCE: Final = 1000
+_TOLD_AT_ONCE: Final = 64
+"""A mistake or a get takes as long as several requests that are answered BUSY. Were a flood's own answered without a
+pause, others would be taken in their place at once: a quarter of the time in which the flood has to be read."""
+_PAUSE_SECONDS: Final = 0.001
 _MOST_UNSENT_BYTES: Final = 512 * 1024
 
 
@@ -118,6 +122,7 @@ class DatabaseService:
         self.meters = meters or Meters()
         self._prefixes = tuple([f"{prefix}." for prefix in prefixes])
         self._reserved = (*self._prefixes, *[f"{prefix}." for prefix in reserved])
+        self._reserved_bytes = tuple([prefix.encode() for prefix in self._reserved])
         self._queue = queue
         self._per_plugin = requests_per_plugin
         self._in_all = requests_in_all
@@ -129,11 +134,14 @@ class DatabaseService:
         self._tasks: list[asyncio.Task[None]] = []
         self._plugins: dict[str, _Plugin] = {}
         self._routes: dict[str, tuple[_Plugin, str]] = {}
+        self._nobody = _Plugin(OTHER, Meter())
+        """Has sent what is below our prefixes, and no plugin's request."""
         self._taken = 0
         self._all_answered = asyncio.Event()
         self._all_answered.set()
-        self._refusals: deque[tuple[str, bytes]] = deque()
-        self._busy: Counter[tuple[_Plugin, str]] = Counter()
+        self._refusals: deque[tuple[_Plugin, str, bytes]] = deque()
+        self._is_shedding = False
+        self._busy: dict[tuple[_Plugin, str], list[bytes]] = {}
         self._something_to_refuse = asyncio.Event()
         self._lists: dict[_Plugin, deque[tuple[_Request, Scan]]] = {}
         self._something_to_list = asyncio.Event()
@@ -188,19 +196,16 @@ class DatabaseService:
 
     # Taking requests in
 
-    def _take(self, subject: str, reply: str, data: bytes) -> Coroutine[Any, Any, None] | None:
-        """Take a request, or refuse it; what is returned is to be awaited before the next one."""
+    def _take(self, subject: str, reply: str, data: bytes) -> bus.Taken:
+        """Take a request, or refuse it."""
         came = perf_counter()
-        plugin, operation = None, ""
+        plugin, operation, wait = self._nobody, "", None
         try:
-            if reply.startswith(self._reserved):
-                # Answering, be it with a refusal, would be a request in our name, to any plugin's keys.
-                reply = ""
-                raise InvalidSubject("a reply subject under the service's own prefixes is refused")
             plugin, operation = self._routes.get(subject) or self._route(subject)
             if plugin.taken >= self._per_plugin or self._taken >= self._in_all:
-                self._busy[plugin, operation] += 1
-                return self._refuse(reply, _BUSY)
+                return self._shed(plugin, operation, reply)
+            if reply.startswith(self._reserved):
+                raise InvalidSubject("a reply subject under the service's own prefixes is refused")
             if operation == "get":
                 request = _Request(plugin, operation, reply, wire.key(data), came)
                 if request.key in plugin.writing:
@@ -214,26 +219,45 @@ class DatabaseService:
                 mutation = wire.MUTATIONS[operation](plugin.name, data)
                 self._take_write(_Request(plugin, operation, reply, mutation.key[1], came), mutation)
         except Exception as error:
+            if plugin is self._nobody and plugin.taken >= self._per_plugin:
+                return self._shed(plugin, operation, reply)
             if not isinstance(error, KeyloftError):
                 logger.exception("[KV] reading a request failed unexpectedly")
-            self._note_error(OTHER if plugin is None else plugin.name, operation, error)
-            return self._refuse(reply, bus.refusal(error))
+            self._note_error(plugin.name, operation, error)
+            wait = self._refuse(plugin, reply, bus.refusal(error))
+        # Mistakes count, too, until they are answered: a flood of them is refused as cheaply as any other.
         plugin.taken += 1
         self._taken += 1
         if self._taken == 1:
             self._all_answered.clear()
-        return None
+        return wait
 
-    def _refuse(self, reply: str, data: bytes) -> Coroutine[Any, Any, None] | None:
-        if reply:
-            self._refusals.append((reply, data))
+    def _shed(self, plugin: _Plugin, operation: str, reply: str) -> bus.Taken:
+        """Answer BUSY, also to all that follows: no room is made before the event loop's next turn."""
+        replies = self._busy.setdefault((plugin, operation), [])
+        replies.append(reply.encode())
+        self._is_shedding = True
         self._something_to_refuse.set()
-        return self._tell_some() if len(self._refusals) >= _MOST_UNTOLD else None
+        return self._tell_some() if self._is_behind() else replies
+
+    def _refuse(self, plugin: _Plugin, reply: str, data: bytes) -> Coroutine[Any, Any, None] | None:
+        if reply.startswith(self._reserved):
+            reply = ""  # answering, be it with a refusal, would be a request in our name, to any plugin's keys
+        self._refusals.append((plugin, reply, data))
+        self._something_to_refuse.set()
+        return self._tell_some() if self._is_behind() else None
+
+    def _is_behind(self) -> bool:
+        """Whether so many refusals are not yet sent that there must not be more."""
+        return len(self._refusals) >= _MOST_UNTOLD or self._much_is_unsent()
+
+    def _much_is_unsent(self) -> bool:
+        return self.nats.is_connected and self.nats.pending_data_size > _MOST_UNSENT_BYTES
 
     async def _tell_some(self) -> None:
         """Read no further for a while: NATS slows down those who send what is not read."""
-        while len(self._refusals) >= _MOST_UNTOLD:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        while self._is_behind():  # noqa: ASYNC110
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     def _take_list(self, request: _Request, scan: Scan) -> None:
         if request.plugin.writing:
@@ -283,19 +307,35 @@ class DatabaseService:
             await self._tell_all_refused()
 
     async def _tell_all_refused(self) -> None:
-        busy, self._busy = self._busy, Counter()
-        for (plugin, operation), times in busy.items():
+        while self._busy or self._refusals:
+            busy, self._busy = self._busy, {}
+            await self._tell_busy(busy)
+            refusals = [self._refusals.popleft() for _ in range(min(len(self._refusals), _TOLD_AT_ONCE))]
+            if some := [(reply, data) for _, reply, data in refusals if reply]:
+                await self._tell(bus.publish_all(self.nats, some))
+            for plugin, _, _ in refusals:
+                self._release(plugin)
+            if self._refusals:
+                await asyncio.sleep(_PAUSE_SECONDS)
+            # Were nats-py's buffer full of refusals, each answer would wait until all of them are sent.
+            while self._much_is_unsent():  # noqa: ASYNC110
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _tell_busy(self, busy: Mapping[tuple[_Plugin, str], list[bytes]]) -> None:
+        some: list[bytes] = []
+        for (plugin, operation), replies in busy.items():
+            times = len(replies)
             self._count_error(plugin.name, operation, Busy.code, times)
             self._log.refusal(operation, plugin.name, "", Busy.code, _TOO_MANY, level=logging.WARNING, times=times)
-        while self._refusals:
-            some = [self._refusals.popleft() for _ in range(min(len(self._refusals), _TOLD_AT_ONCE))]
-            try:
-                await bus.publish_all(self.nats, some)
-            except Exception as error:
-                self._log.lost_reply(error)
-            # Were nats-py's buffer full of refusals, each answer would wait until all of them are sent.
-            while self.nats.is_connected and self.nats.pending_data_size > _MOST_UNSENT_BYTES:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            some += [reply for reply in replies if reply and not reply.startswith(self._reserved_bytes)]
+        if some:
+            await self._tell(bus.publish_to_all(self.nats, some, _BUSY))
+
+    async def _tell(self, publishing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await publishing
+        except Exception as error:
+            self._log.lost_reply(error)
 
     async def _answer(self) -> None:
         """Ask the database for what came since the last turn."""
@@ -305,6 +345,9 @@ class DatabaseService:
             gets, self._gets = self._gets, []
             for first in range(0, len(gets), limits.GETS_PER_READ):
                 await self._answer_gets(gets[first : first + limits.GETS_PER_READ])
+                if self._is_shedding:
+                    self._is_shedding = False
+                    await asyncio.sleep(_PAUSE_SECONDS)  # as with mistakes, see _TOLD_AT_ONCE
 
     async def _answer_gets(self, gets: list[_Request]) -> None:
         try:
@@ -484,10 +527,7 @@ class DatabaseService:
             self._all_answered.set()
 
     async def _publish(self, reply: str, data: bytes) -> None:
-        try:
-            await self.nats.publish(reply, data)
-        except Exception as error:
-            self._log.lost_reply(error)
+        await self._tell(self.nats.publish(reply, data))
 
     def _note_error(self, plugin: str, operation: str, error: Exception, key: str = "") -> None:
         code = bus.wire_code(error)
