@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 Key: TypeAlias = tuple[str, str]
@@ -9,6 +10,8 @@ Value: TypeAlias = dict[str, Any]
 Pair: TypeAlias = tuple[Key, Value]
 
 GROUP = 1000
+_LARGE_PIECES = 3100
+"""Of 21 bytes each."""
 _serials = itertools.count(1)
 
 
@@ -35,9 +38,14 @@ def value_of(index: int, serial: int = 0) -> Value:
     }
 
 
-def fresh_pair(index: int) -> Pair:
+def large_of(index: int, serial: int = 0) -> Value:
+    """A value near the 64 KiB that Deno KV and the plugins' storage allow at most."""
+    return {"id": index, "serial": serial, "text": f"{index:07d}.{serial:012d}." * _LARGE_PIECES}
+
+
+def fresh_pair(index: int, *, large: bool = False) -> Pair:
     """A write that changes something: SQLite skips a page whose bytes stay the same, and its commit costs nothing."""
-    return key_of(index), value_of(index, next(_serials))
+    return key_of(index), (large_of if large else value_of)(index, next(_serials))
 
 
 def shuffled(keys: int) -> list[int]:
@@ -45,3 +53,8 @@ def shuffled(keys: int) -> list[int]:
     indexes = list(range(keys))
     random.Random(keys).shuffle(indexes)
     return indexes
+
+
+def stored_pairs(stored: int) -> Iterator[Pair]:
+    """What a store is filled with, in the order in which it arrives."""
+    return ((key_of(index), value_of(index)) for index in shuffled(stored))

@@ -9,8 +9,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench.harness import Arm, Figure, Row, Timed
-from bench.plans import same
+from bench.contest import same
+from bench.figures import Figure, Row
+from bench.harness import Arm, Timed
 
 NAME = "fdatasync after overwriting 8 KiB"
 _SYNCS = 100
@@ -23,10 +24,10 @@ def syncing(folder: Path, rounds: int) -> Row:
     """Some rounds of syncs by themselves."""
     with tempfile.TemporaryDirectory(dir=folder) as own, _set_up(Path(own)) as file:
         took = [_run(file, _plan(None, _SYNCS)).seconds for _ in range(rounds)]
-    return Row("fsync", (Figure(NAME, "ms", tuple(statistics.median(seconds) * 1000 for seconds in took)),))
+    return Row("fsync", figures=(Figure(NAME, "ms", tuple(statistics.median(seconds) * 1000 for seconds in took)),))
 
 
-def syncing_among() -> Arm[FileIO, Pages, Timed[None]]:
+def syncing_among() -> Arm[FileIO, Pages, None]:
     """Syncs that take turns with what waits for them."""
     return Arm(NAME, _SYNCS, _set_up, _plan, _run, _check, FileIO.close)
 
@@ -49,7 +50,7 @@ def _run(file: FileIO, pages: Pages) -> Timed[Any]:
         began = time.perf_counter()
         os.fdatasync(file.fileno())
         seconds.append(time.perf_counter() - began)
-    return Timed([None] * len(pages), seconds)
+    return Timed([None] * len(pages), seconds, sum(seconds))
 
 
 def _check(file: FileIO, pages: Pages, _: Timed[None]) -> None:

@@ -1,13 +1,17 @@
 """The embedded store against its bars, row by row: `scripts/bench embedded`."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from bench import orm, ours, peers
-from bench.harness import Row, compare, race
-from bench.latency import waiting
+from bench import inline, libraries, orm, ours
+from bench.bench import Bench
+from bench.contest import IN_FLIGHT, Entrant, Task, arm
+from bench.figures import Reached, Row, Verdict, of_rates
+from bench.harness import Course
 from bench.resident import remembering
 from bench.sweep import sweeping
 
@@ -17,109 +21,78 @@ class Scale(Struct, frozen=True):
 
     stored: int
     rounds: int
-    share: float
-    """Of the operations of a full run's round."""
+    seconds: float
+    """Of each arm's round."""
     sweep_stored: int
     sweep_expired: int
     sweep_rounds: int
 
 
-FULL = Scale(100_000, 9, 1.0, 1_000_000, 10_000, 5)
-QUICK = Scale(20_000, 3, 0.25, 100_000, 2_000, 2)
+FULL = Scale(100_000, 9, 0.15, 1_000_000, 10_000, 5)
+QUICK = Scale(10_000, 3, 0.03, 20_000, 2_000, 1)
 
 
-def rows(scale: Scale, folder: Path) -> dict[str, Callable[[], Row]]:
-    """What there is to measure, by name."""
-    measure = _Measure(scale, folder)
-    return {
-        "get": measure.gets,
-        "get_many": measure.many_gets,
-        "set-concurrent": measure.concurrent_sets,
-        "set-latency": lambda: waiting(folder, scale.stored, measure.share(6400), scale.rounds),
-        "set": measure.lone_sets,
-        "list": measure.lists,
-        "memory": measure.memory,
-        "sweep": lambda: sweeping(folder, scale.sweep_stored, scale.sweep_expired, scale.sweep_rounds),
-        "resident": lambda: remembering(folder, scale.stored, 3),
-    }
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
+    scale = QUICK if quick else FULL
+    measure = _Measure(scale, closing.enter_context(Course(folder, scale.rounds)))
+    return Bench(
+        rows={
+            "get": measure.gets,
+            "get_many": measure.many_gets,
+            "set-concurrent": measure.concurrent_sets,
+            "set": measure.lone_sets,
+            "list": measure.lists,
+            "memory": measure.memory,
+            "sweep": lambda: sweeping(folder, scale.sweep_stored, scale.sweep_expired, scale.sweep_rounds),
+            "resident": lambda: remembering(folder, scale.stored, scale.sweep_rounds),
+        },
+        notes=[
+            f"{scale.stored:,} keys, {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up"
+        ],
+    )
 
 
 class _Measure:
-    def __init__(self, scale: Scale, folder: Path) -> None:
-        self._stored = scale.stored
-        self._rounds = scale.rounds
-        self._share = scale.share
-        self._folder = folder
+    def __init__(self, scale: Scale, course: Course) -> None:
+        self._scale = scale
+        self._course = course
 
-    def share(self, operations: int) -> int:
-        return max(1, int(operations * self._share))
+    def _race(self, task: Task, *entrants: Entrant) -> dict[str, Reached]:
+        scale = self._scale
+        return self._course.race([arm(entrant, task, scale.stored, scale.seconds) for entrant in entrants])
+
+    def _row(self, task: Task, entrants: list[Entrant], bars: Mapping[str, float] | None = None) -> Row:
+        found = self._race(task, *entrants)
+        return Row(task.title, tuple(found.values()), ours.NAME, verdicts=of_rates(found, ours.NAME, bars or {}))
 
     def gets(self) -> Row:
-        stored = self._stored
-        keyloft = ours.getting(stored, self.share(20_000))
-        alchemy = orm.getting(stored, self.share(200))
-        diskcache = peers.getting_diskcache(stored, self.share(10_000))
-        turns = ours.getting(stored, self.share(10_000), name="keyloft, a turn of the loop per get", turns=True)
-        aiosqlite = peers.getting_aiosqlite(stored, self.share(600))
-        limit = peers.getting_inline(stored, self.share(20_000))
-        found = race([keyloft, alchemy, diskcache, turns, aiosqlite, limit], self._folder, self._rounds)
-        return Row(
-            "get, awaited one by one",
-            tuple(found.values()),
-            (
-                compare(found[keyloft.name], found[alchemy.name], at_least=100),
-                compare(found[keyloft.name], found[diskcache.name], at_least=1.4),
-            ),
-        )
+        entrants = [ours.ENTRANT, orm.ENTRANT, libraries.DISKCACHE, ours.IN_TURNS, libraries.AIOSQLITE, inline.ENTRANT]
+        bars = {orm.ENTRANT.name: 100, libraries.DISKCACHE.name: 1.4}
+        return self._row(Task("get", "get, awaited one by one", "get"), entrants, bars)
 
     def many_gets(self) -> Row:
-        keyloft = ours.getting_many(self._stored, self.share(2000))
-        aiosqlite = peers.getting_ten_aiosqlite(self._stored, self.share(100))
-        found = race([keyloft, aiosqlite], self._folder, self._rounds)
-        return Row(
-            "get_many of 10",
-            tuple(found.values()),
-            (compare(found[keyloft.name], found[aiosqlite.name], at_least=5),),
-        )
+        entrants = [ours.ENTRANT, libraries.AIOSQLITE, libraries.AIOSQLITE_ONE_BY_ONE]
+        bars = {libraries.AIOSQLITE_ONE_BY_ONE.name: 5}
+        return self._row(Task("get_many", "get_many of 10", "get_many"), entrants, bars)
 
     def concurrent_sets(self) -> Row:
-        keyloft = ours.setting(self._stored, self.share(6400), workers=64)
-        apsw = peers.setting_inline(self._stored, self.share(1200))
-        found = race([keyloft, apsw], self._folder, self._rounds)
-        return Row(
-            "set, 64 concurrent, synchronous=FULL",
-            tuple(found.values()),
-            (compare(found[keyloft.name], found[apsw.name], at_least=4),),
-        )
+        task = Task("set-concurrent", f"durable set, {IN_FLIGHT} concurrent", "set", IN_FLIGHT)
+        return self._row(task, [ours.ENTRANT, inline.ENTRANT], {inline.NAME: 4})
 
     def lone_sets(self) -> Row:
-        stored, operations = self._stored, self.share(1200)
-        keyloft = ours.setting(stored, operations)
-        fast = ours.setting(stored, operations, name="keyloft on uvloop", loop="uvloop")
-        apsw = peers.setting_inline(stored, operations)
-        relaxed = ours.setting(stored, self.share(3000), name="keyloft, durability=relaxed", durability="relaxed")
-        found = race([keyloft, apsw, fast, relaxed], self._folder, self._rounds)
-        return Row(
-            "set, one by one, synchronous=FULL",
-            tuple(found.values()),
-            (
-                compare(found[keyloft.name], found[apsw.name], at_least=0.5),
-                compare(found[fast.name], found[apsw.name], at_least=0.6),
-            ),
+        task = Task("set", "durable set, one by one", "set")
+        found = self._race(task, ours.ENTRANT, inline.ENTRANT, ours.ON_UVLOOP, ours.RELAXED)
+        verdicts: tuple[Verdict, ...] = (
+            *of_rates(found, ours.NAME, {inline.NAME: 0.5}),
+            *of_rates(found, ours.ON_UVLOOP.name, {inline.NAME: 0.6}),
         )
+        return Row(task.title, tuple(found.values()), ours.NAME, verdicts=verdicts)
 
     def lists(self) -> Row:
-        keyloft = ours.listing(self._stored, self.share(40))
-        like = peers.listing_by_like(self._stored, self.share(20))
-        found = race([keyloft, like], self._folder, self._rounds)
-        return Row(
-            "list of 1,000 entries with values",
-            tuple(found.values()),
-            (compare(found[keyloft.name], found[like.name], at_least=5),),
-        )
+        task = Task("list", "list of 1,000 entries with values", "list")
+        return self._row(task, [ours.ENTRANT, inline.BY_LIKE], {inline.LIKE: 5})
 
     def memory(self) -> Row:
-        getting = ours.getting(self._stored, self.share(20_000), name="keyloft in memory, get", in_memory=True)
-        setting = ours.setting(self._stored, self.share(10_000), name="keyloft in memory, set", in_memory=True)
-        found = race([getting, setting], self._folder, self._rounds)
-        return Row("in memory, one by one", tuple(found.values()))
+        gets = self._race(Task("get", "", "get"), replace(ours.IN_MEMORY, name="get"))
+        sets = self._race(Task("set", "", "set"), replace(ours.IN_MEMORY, name="set"))
+        return Row("in memory, one by one", (*gets.values(), *sets.values()))

@@ -1,7 +1,6 @@
 """Sends requests with a stock nats-py client, so many in flight, and keeps the replies for their check."""
 
 import asyncio
-import gc
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -13,6 +12,7 @@ from msgspec import Struct
 from nats.aio.client import Client
 
 from bench.data import Key, Value
+from bench.harness import undisturbed
 
 Ask: TypeAlias = tuple[str, bytes]
 """A subject and what is sent to it."""
@@ -82,13 +82,10 @@ async def exchange_at_once(clients: Sequence[Client], asks: Sequence[Sequence[As
         kept.append((latencies, replies))
         todo = iter(enumerate(own))
         workers += [_work(client, todo, latencies, replies) for _ in range(in_flight)]
-    # What the benchmark itself holds is no business of the collector meanwhile.
-    gc.collect()
-    gc.freeze()
-    began = time.perf_counter()
-    await asyncio.gather(*workers)
-    seconds = time.perf_counter() - began
-    gc.unfreeze()
+    with undisturbed():
+        began = time.perf_counter()
+        await asyncio.gather(*workers)
+        seconds = time.perf_counter() - began
     return Exchange(
         seconds,
         [latency for latencies, _ in kept for latency in latencies],

@@ -9,43 +9,18 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from sqlalchemy import func
-from sqlalchemy.dialects.sqlite import insert
 
-from bench import orm
+from bench.data import stored_pairs
 from bench.nats_child import run
-from bench.orm import PluginKVStorage, filled
+from bench.orm import Database, filled
 
 logger = logging.getLogger(__name__)
-
-_MOST_BYTES = 65_536
-
-
-class Database(orm.Database):
-    """Gets as the embedded benchmark has them, and sets."""
-
-    async def kv_set(self, plugin_name: str, key: str, value: Any, ttl: int | None = None) -> None:
-        encoded = json.dumps(value)
-        if len(encoded.encode()) > _MOST_BYTES:
-            raise ValueError("value size exceeds 64 KB")
-        expires_at = datetime.now(UTC) + timedelta(seconds=ttl) if ttl is not None and ttl > 0 else None
-        async with self._session_factory() as session:
-            statement = insert(PluginKVStorage).values(
-                plugin_name=plugin_name, key=key, value_json=encoded, expires_at=expires_at
-            )
-            statement = statement.on_conflict_do_update(
-                index_elements=["plugin_name", "key"],
-                set_={"value_json": encoded, "expires_at": expires_at, "updated_at": func.now()},
-            )
-            await session.execute(statement)
-            await session.commit()
 
 
 class Handlers:
@@ -110,7 +85,7 @@ class Handlers:
 
 @asynccontextmanager
 async def handling(address: str, prefix: str, path: Path, stored: int) -> AsyncIterator[None]:
-    engine = await filled(path, stored)
+    engine = await filled(path, stored_pairs(stored))
     client = await nats.connect(address)
     await Handlers(client, Database(engine), prefix).start()
     # Twice: nats-py's first ping may overtake the subscriptions that are still in its buffer.

@@ -4,12 +4,11 @@ import tempfile
 from pathlib import Path
 
 from bench.children import child
+from bench.contest import IN_FLIGHT, same
 from bench.data import key_of, value_of
-from bench.harness import Figure, Row, within
+from bench.figures import Figure, Row, within
 from bench.nats_driver import clients, exchange, getting, says
-from bench.nats_race import IN_FLIGHT
 from bench.nats_service import filled
-from bench.plans import same
 from keyloft.server.nats_server import NatsServer
 
 _HEAVY = ("sqlalchemy", "alembic")
@@ -27,8 +26,8 @@ async def remembering(folder: Path, stored: int, rounds: int) -> Row:
     heavy = Figure(f"loaded of {', '.join(_HEAVY)}", "", (float(len(set(_HEAVY) & set(packages))),))
     return Row(
         f"resident memory of the serving process, {stored:,} keys; loaded: {', '.join(packages)}",
-        (fresh, full),
-        (within(full, 50), within(heavy, 0)),
+        figures=(fresh, full),
+        verdicts=(within(full, 50), within(heavy, 0)),
     )
 
 

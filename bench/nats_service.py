@@ -4,13 +4,13 @@ It loads nothing that `keyloft serve` would not load, so that its memory can be 
 """
 
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
-from bench.data import Pair, key_of, shuffled, value_of
+from bench.data import Pair, stored_pairs
 from bench.nats_child import run
 from keyloft import bus
 from keyloft.plugins.service import DatabaseService
@@ -39,11 +39,6 @@ async def filled(path: Path, stored: int) -> None:
     db = BotDatabase(path)
     await fill(db, stored_pairs(stored))
     await db.close()
-
-
-def stored_pairs(stored: int) -> Iterator[Pair]:
-    """What the benchmark stores: the group of a key is the plugin's name."""
-    return ((key_of(index), value_of(index)) for index in shuffled(stored))
 
 
 async def fill(db: BotDatabase, pairs: Iterable[Pair], expire_in: int | None = None) -> None:

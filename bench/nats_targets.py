@@ -1,7 +1,6 @@
 """The targets that plugin storage was ordered with, one by one beside what is measured."""
 
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,13 +11,12 @@ from nats.aio.client import Client
 
 import keyloft
 from bench.children import child
-from bench.data import GROUP, fresh_pair, key_of, value_of
-from bench.harness import Figure, Row, Verdict, percentile, within
+from bench.contest import IN_FLIGHT, same
+from bench.data import GROUP, fresh_pair, key_of, stored_pairs, value_of
+from bench.figures import Figure, Row, Verdict, percentile, reaches, within
 from bench.nats_driver import Exchange, clients, exchange_at_once, says
 from bench.nats_model import Model, Planned
-from bench.nats_race import IN_FLIGHT
-from bench.nats_service import fill, stored_pairs
-from bench.plans import same
+from bench.nats_service import fill
 from keyloft.plugins.store import BotDatabase
 from keyloft.server.nats_server import NatsServer
 
@@ -54,8 +52,7 @@ class Trial:
             await self._ask([[self._model.set(index) for index in indexes]], in_flight=IN_FLIGHT)
         return Row(
             "latency, one request at a time",
-            (),
-            (
+            verdicts=(
                 *_quick("set", sets, {50: 5, 95: 10, 99: 20}),
                 *_quick("get", gets, {50: 5, 95: 10, 99: 15}),
                 *_quick("delete", deletes, {50: 5, 95: 10, 99: 25}),
@@ -75,8 +72,7 @@ class Trial:
                 done[size].append(await self._ask([plan], patience=_LIST_PATIENCE_SECONDS))
         return Row(
             "lists, one request at a time",
-            (),
-            (
+            verdicts=(
                 *_quick("list of 100 keys", done[100], {50: 10}),
                 *_quick("list of 1,000 keys", done[1000], {95: 50}),
                 *_quick("list of 10,000 keys", done[10_000], {99: 100}),
@@ -94,8 +90,7 @@ class Trial:
             mixed.append(await self._ask(self._of_each_plugin(300, self._mixed)))
         return Row(
             f"{PLUGINS} plugins at once, one request each in flight",
-            (),
-            (
+            verdicts=(
                 _fast("5 get : 3 set : 1 delete : 1 list of 100", everything, 1000),
                 *_quick("the same", everything, {50: 5, 95: 10, 99: 25}),
                 _fast("set", sets, 1000),
@@ -117,8 +112,7 @@ class Trial:
         long_gets = await self._ask([self._plan(many_gets, everywhere, self._model.get)], in_flight=IN_FLIGHT)
         return Row(
             f"bursts and sustained load, {IN_FLIGHT} in flight",
-            (),
-            (
+            verdicts=(
                 _fast("burst of 5,000 sets", sets, 5000),
                 _fast("burst of 10,000 gets", gets, 10_000),
                 _fast(f"sets for {long_sets.seconds:.0f} s", [long_sets], 500),
@@ -195,7 +189,7 @@ async def cleaning_up(folder: Path, stored: int, rounds: int) -> Row:
             await fill(db, [(key_of(index), value_of(index)) for index in due])
         await db.close()
     took = Figure(f"clean-up of {EXPIRED:,} expired keys", "s", tuple(seconds))
-    return Row(f"clean-up among {stored:,} keys", (), (within(took, 1),))
+    return Row(f"clean-up among {stored:,} keys", verdicts=(within(took, 1),))
 
 
 def _quick(name: str, done: Sequence[Exchange], most_ms: dict[int, float]) -> list[Verdict]:
@@ -209,5 +203,4 @@ def _quick(name: str, done: Sequence[Exchange], most_ms: dict[int, float]) -> li
 
 
 def _fast(name: str, done: Sequence[Exchange], at_least: float) -> Verdict:
-    rates = tuple(one.rate for one in done)
-    return Verdict(name, "/s", rates, statistics.median(rates), at_least, at_least=True)
+    return reaches(Figure(name, "/s", tuple(one.rate for one in done)), at_least)

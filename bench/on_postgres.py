@@ -5,23 +5,25 @@ disk, as servers do by default, or the one that KEYLOFT_TEST_POSTGRES names.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from msgspec import Struct
 
 from bench import postgres_ours as ours
 from bench import postgres_peers as peers
+from bench.bench import Bench
+from bench.contest import IN_FLIGHT, Entrant, Task, arm
 from bench.data import GROUP
 from bench.disk import syncing
-from bench.harness import Arm, Figure, Row, compare, race, ratio
+from bench.figures import Row, of_rates
+from bench.harness import Course
+from bench.ours import NAME
 from tools import postgres
-
-WORKERS = 64
 
 
 class Scale(Struct, frozen=True):
@@ -29,12 +31,14 @@ class Scale(Struct, frozen=True):
 
     stored: int
     rounds: int
-    share: float
-    """Of the operations of a full run's round."""
+    seconds: float
+    """Of each arm's round."""
+    watched: int
+    """How many changes a round of watches has."""
 
 
-FULL = Scale(100_000, 9, 1.0)
-QUICK = Scale(20_000, 3, 0.25)
+FULL = Scale(100_000, 9, 0.25, 500)
+QUICK = Scale(10_000, 2, 0.05, 50)
 
 
 class Place(Struct, frozen=True):
@@ -75,30 +79,69 @@ def serving(folder: Path) -> Iterator[Place]:
         yield Place(url, is_named=False)
 
 
-@contextmanager
-def rows(scale: Scale, folder: Path, place: Place) -> Iterator[dict[str, Callable[[], Row]]]:
-    """What there is to measure, by name."""
-    with ExitStack() as closing:
-        measure = _Measure(scale, folder, place.url, closing)
-        yield {
-            **({} if place.is_named else {"fsync": lambda: syncing(folder, scale.rounds)}),
-            "get": measure.gets,
-            "set": measure.sets,
-            "get-lone": measure.lone_gets,
-            "set-lone": measure.lone_sets,
-            "list": measure.lists,
-            "get_many": measure.many_gets,
-            "atomic": measure.swaps,
-            "watch": measure.watches,
-        }
+NOTES = (
+    "asyncpg pool: create_pool(url) as it is by default, ten connections; a release resets the connection, which is a "
+    "trip to the server of its own",
+)
+
+
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
+    scale = QUICK if quick else FULL
+    place = closing.enter_context(serving(folder))
+    course = closing.enter_context(Course(folder, scale.rounds))
+    measure = _Measure(scale, course, place.url, closing)
+    rows: dict[str, Callable[[], Row]] = {} if place.is_named else {"fsync": lambda: syncing(folder, scale.rounds)}
+    for name, (task, peers_of, bar) in _RACES.items():
+        rows[name] = partial(measure.race, task, peers_of, bar)
+    return Bench(
+        rows={**rows, "watch": measure.watches},
+        notes=[
+            f"{scale.stored:,} keys, {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up",
+            *NOTES,
+        ],
+        about=place.software(),
+    )
+
+
+_Peers: TypeAlias = Callable[[str], list[Entrant]]
+
+
+def _pools(url: str) -> list[Entrant]:
+    return [peers.pool(url), peers.pool(url, reset=False)]
+
+
+def _pools_and_plugins(url: str) -> list[Entrant]:
+    return [*_pools(url), ours.plugins(url)]
+
+
+def _pools_and_limit(url: str) -> list[Entrant]:
+    return [*_pools(url), peers.held(url)]
+
+
+def _pool(url: str) -> list[Entrant]:
+    return [peers.pool(url)]
+
+
+_RACES: dict[str, tuple[Task, _Peers, float | None]] = {
+    "get": (Task("get", f"get, {IN_FLIGHT} concurrent", "get", IN_FLIGHT), _pools_and_plugins, 5),
+    "set": (Task("set", f"durable set, {IN_FLIGHT} concurrent", "set", IN_FLIGHT), _pools_and_plugins, 3),
+    "get-lone": (Task("get-lone", "get, one after the other", "get"), _pools_and_limit, 1),
+    "set-lone": (Task("set-lone", "durable set, one after the other", "set"), _pools, None),
+    "list": (Task("list", f"list of {GROUP:,} entries with values, one after the other", "list"), _pools_and_limit, 1),
+    "get_many": (Task("get_many", "get_many of 10, one after the other", "get_many"), _pool, None),
+    "atomic": (
+        Task("atomic", f"durable check-and-set of different keys, {IN_FLIGHT} concurrent", "swap", IN_FLIGHT),
+        _pool,
+        None,
+    ),
+}
+"""What is measured, beside whom, and how many times as much as the pool Keyloft is to reach."""
 
 
 class _Measure:
-    def __init__(self, scale: Scale, folder: Path, server: str, closing: ExitStack) -> None:
-        self._stored = scale.stored
-        self._rounds = scale.rounds
-        self._share = scale.share
-        self._folder = folder
+    def __init__(self, scale: Scale, course: Course, server: str, closing: ExitStack) -> None:
+        self._scale = scale
+        self._course = course
         self._server = server
         self._closing = closing
 
@@ -113,102 +156,20 @@ class _Measure:
     def _filled(self) -> str:
         """A database with the same keys and values in Keyloft's tables and in that of the ordinary way."""
         url = self._closing.enter_context(postgres.fresh_database(self._server))
-        asyncio.run(ours.fill(url, self._stored))
-        asyncio.run(peers.fill(url, self._stored))
+        asyncio.run(ours.fill(url, self._scale.stored))
+        asyncio.run(peers.fill(url, self._scale.stored))
         postgres.query(url, "VACUUM ANALYZE")
         return url
 
-    def _operations(self, operations: int) -> int:
-        return max(1, int(operations * self._share))
-
-    def _run(self, arms: Sequence[Arm[Any, Any, Any]]) -> dict[str, Figure]:
-        return race(arms, self._folder, self._rounds)
-
-    def gets(self) -> Row:
-        url, stored = self._to_read, self._stored
-        found = self._run(
-            [
-                ours.getting(url, stored, self._operations(16_000), WORKERS),
-                peers.getting(url, stored, self._operations(4000), WORKERS),
-                peers.getting(url, stored, self._operations(4000), WORKERS, name=peers.WITHOUT_RESET),
-                ours.getting_of_plugins(url, stored, self._operations(16_000), WORKERS),
-            ]
-        )
-        return _row(f"get, {WORKERS} concurrent", found, at_least=5)
-
-    def sets(self) -> Row:
-        url, stored = self._to_write, self._stored
-        found = self._run(
-            [
-                ours.setting(url, stored, self._operations(8000), WORKERS),
-                peers.setting(url, stored, self._operations(2000), WORKERS),
-                peers.setting(url, stored, self._operations(2000), WORKERS, name=peers.WITHOUT_RESET),
-                ours.setting_of_plugins(url, stored, self._operations(8000), WORKERS),
-            ]
-        )
-        return _row(f"durable set, {WORKERS} concurrent", found, at_least=3)
-
-    def lone_gets(self) -> Row:
-        url, stored, operations = self._to_read, self._stored, self._operations(2000)
-        found = self._run(
-            [
-                ours.getting(url, stored, operations, 1),
-                peers.getting(url, stored, operations, 1),
-                peers.getting(url, stored, operations, 1, name=peers.WITHOUT_RESET),
-                peers.getting_held(url, stored, operations),
-            ]
-        )
-        return _row("get, one after the other", found, at_least=1)
-
-    def lone_sets(self) -> Row:
-        url, stored, operations = self._to_write, self._stored, self._operations(800)
-        found = self._run(
-            [
-                ours.setting(url, stored, operations, 1),
-                peers.setting(url, stored, operations, 1),
-                peers.setting(url, stored, operations, 1, name=peers.WITHOUT_RESET),
-            ]
-        )
-        return _row("durable set, one after the other", found)
-
-    def lists(self) -> Row:
-        url, stored, operations = self._to_read, self._stored, self._operations(120)
-        found = self._run(
-            [
-                ours.listing(url, stored, operations),
-                peers.listing(url, stored, operations),
-                peers.listing(url, stored, operations, name=peers.WITHOUT_RESET),
-                peers.listing_held(url, stored, operations),
-            ]
-        )
-        return _row(f"list of {GROUP:,} entries with values, one after the other", found, at_least=1)
-
-    def many_gets(self) -> Row:
-        url, stored, operations = self._to_read, self._stored, self._operations(1000)
-        found = self._run([ours.getting_many(url, stored, operations), peers.getting_many(url, stored, operations)])
-        return _row("get_many of 10, one after the other", found)
-
-    def swaps(self) -> Row:
-        url, stored = self._to_write, self._stored
-        found = self._run(
-            [
-                ours.swapping(url, stored, self._operations(4000), WORKERS),
-                peers.swapping(url, stored, self._operations(1000), WORKERS),
-            ]
-        )
-        return _row(f"durable check-and-set of different keys, {WORKERS} concurrent", found)
+    def race(self, task: Task, peers_of: _Peers, bar: float | None) -> Row:
+        scale = self._scale
+        url = self._to_write if task.writes else self._to_read
+        entrants = [ours.store(url), *peers_of(url)]
+        found = self._course.race([arm(entrant, task, scale.stored, scale.seconds) for entrant in entrants])
+        bars = {} if bar is None else {peers.NAME: bar}
+        return Row(task.title, tuple(found.values()), NAME, verdicts=of_rates(found, NAME, bars))
 
     def watches(self) -> Row:
-        url, operations = self._to_write, self._operations(500)
-        found = self._run([ours.watching(url, operations), peers.hearing(url, operations)])
+        url, operations = self._to_write, self._scale.watched
+        found = self._course.race([ours.watching(url, operations), peers.hearing(url, operations)])
         return Row("from the call of a durable set until a watch elsewhere shows it", tuple(found.values()))
-
-
-def _row(title: str, found: dict[str, Figure], at_least: float | None = None) -> Row:
-    """Keyloft against each of the others; against the ordinary way, with a bar."""
-    keyloft = found[ours.NAME]
-    others = [name for name in (peers.WITHOUT_RESET, peers.HELD) if name in found]
-    if at_least is None:
-        others.insert(0, peers.NAME)
-    verdicts = () if at_least is None else (compare(keyloft, found[peers.NAME], at_least),)
-    return Row(title, (*found.values(), *(ratio(keyloft, found[name]) for name in others)), verdicts)

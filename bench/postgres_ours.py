@@ -1,27 +1,21 @@
-"""Keyloft's arms on PostgreSQL: calls of the store, and of the plugins' storage, on a database filled before."""
+"""Keyloft on PostgreSQL as contestants: the store, the plugins' storage, and a watch; on a database filled before."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from msgspec import Struct
 
 import keyloft
 from bench import nats_service, ours, plans
-from bench.data import GROUP, Key, Pair, group_of
-from bench.harness import Arm, Checking, Plan, Planning, Running, T, Timed, timed
-from bench.ours import Entries
-from bench.plans import Reads, Writes, as_tuple, same
+from bench.contest import Contestant, Entrant, Opening, Operation, same
+from bench.data import Key, Pair, stored_pairs
+from bench.harness import Arm, Timed, timed
+from bench.plans import Writes
 from keyloft.plugins import BotDatabase
 
-NAME = "keyloft"
-PLUGINS = "keyloft's plugin storage"
-LISTS = 4
-"""A lap of lists: their entries wait for the check."""
-
-Answer: TypeAlias = dict[str, Any]
-"""What the plugins' storage gives."""
+ON_DISK = "on disk (WAL, synced, group commit)"
 
 
 async def fill(url: str, stored: int) -> None:
@@ -29,92 +23,47 @@ async def fill(url: str, stored: int) -> None:
     async with keyloft.open(url, sweep_every=None) as kv:
         await ours.fill(kv, stored)
     db = BotDatabase(url)
-    await nats_service.fill(db, nats_service.stored_pairs(stored))
+    await nats_service.fill(db, stored_pairs(stored))
     await db.close()
 
 
-def _arm(
-    url: str,
-    operations: int,
-    plan: Planning[Plan],
-    run: Running[keyloft.Store, Plan, T],
-    check: Checking[keyloft.Store, Plan, T],
-    lap: int | None = None,
-) -> Arm[keyloft.Store, Plan, Timed[T]]:
-    async def set_up(_: Path) -> keyloft.Store:
-        return await keyloft.open(url, sweep_every=None)
+def store(url: str) -> Entrant:
+    async def enter(_: Opening) -> ours.Keyloft:
+        return ours.Keyloft(await keyloft.open(url, sweep_every=None))
 
-    return Arm(NAME, operations, set_up, plan, run, check, keyloft.Store.aclose, "uvloop", lap or operations)
+    return Entrant(ours.NAME, enter, ours.EVERYTHING, durable=ON_DISK, loop="uvloop")
 
 
-def getting(
-    url: str, stored: int, operations: int, workers: int
-) -> Arm[keyloft.Store, Reads[Key], Timed[keyloft.Entry]]:
-    def run(kv: keyloft.Store, plan: Reads[Key]) -> Awaitable[Timed[keyloft.Entry]]:
-        return timed(kv.get, plan.keys, workers)
+class Plugins(Contestant):
+    """The plugins' storage."""
 
-    def check(_: keyloft.Store, plan: Reads[Key], found: Timed[keyloft.Entry]) -> None:
-        _as_planned(plan, found.answers)
+    def __init__(self, db: BotDatabase) -> None:
+        self._db = db
 
-    return _arm(url, operations, plans.reads(stored, as_tuple), run, check)
+    def call(self, operation: Operation) -> Callable[[Any], Any]:
+        def get(key: Key) -> Any:
+            return self._db.kv_get(*key)
 
+        def put(pair: Pair) -> Any:
+            (plugin, key), value = pair
+            return self._db.kv_set(plugin, key, value)
 
-def getting_many(url: str, stored: int, operations: int) -> Arm[keyloft.Store, list[Reads[Key]], Timed[Entries]]:
-    """`get_many` of ten keys, one after the other."""
+        return get if operation == "get" else put
 
-    def run(kv: keyloft.Store, plan: list[Reads[Key]]) -> Awaitable[Timed[Entries]]:
-        return timed(lambda ten: kv.get_many(ten.keys), plan)
+    def seen(self, operation: Operation, answer: Any) -> Any:
+        return answer["value"]
 
-    def check(_: keyloft.Store, plan: list[Reads[Key]], found: Timed[Entries]) -> None:
-        for ten, entries in zip(plan, found.answers, strict=True):
-            _as_planned(ten, entries)
-
-    return _arm(url, operations, plans.tens(stored, as_tuple), run, check)
+    def close(self) -> Awaitable[None]:
+        return self._db.close()
 
 
-def listing(url: str, stored: int, operations: int) -> Arm[keyloft.Store, list[int], Timed[Entries]]:
-    """`list` of a group of 1000 entries with their values, one after the other."""
+def plugins(url: str) -> Entrant:
+    async def enter(_: Opening) -> Plugins:
+        db = BotDatabase(url)
+        await db.create_tables()
+        return Plugins(db)
 
-    def run(kv: keyloft.Store, plan: list[int]) -> Awaitable[Timed[Entries]]:
-        async def listed(number: int) -> Entries:
-            return [entry async for entry in kv.list(prefix=(group_of(number),), limit=GROUP)]
-
-        return timed(listed, plan)
-
-    def check(_: keyloft.Store, plan: list[int], found: Timed[Entries]) -> None:
-        for number, entries in zip(plan, found.answers, strict=True):
-            same([(entry.key, entry.value) for entry in entries], plans.expected_group(number))
-
-    return _arm(url, operations, plans.groups(stored), run, check, LISTS)
-
-
-def setting(url: str, stored: int, operations: int, workers: int) -> Arm[keyloft.Store, Writes[Key], Timed[int]]:
-    def run(kv: keyloft.Store, plan: Writes[Key]) -> Awaitable[Timed[int]]:
-        return timed(lambda pair: kv.set(*pair), plan, workers)
-
-    async def check(kv: keyloft.Store, plan: Writes[Key], found: Timed[int]) -> None:
-        await ours.stored_now(kv, plan, found.answers)
-
-    return _arm(url, operations, plans.writes(stored, as_tuple), run, check)
-
-
-def swapping(
-    url: str, stored: int, operations: int, workers: int
-) -> Arm[keyloft.Store, Writes[Key], Timed[int | None]]:
-    """Read an entry, and replace it if it is still the same."""
-
-    def run(kv: keyloft.Store, plan: Writes[Key]) -> Awaitable[Timed[int | None]]:
-        async def swap(pair: Pair) -> int | None:
-            key, value = pair
-            done = await kv.atomic().check(await kv.get(key)).set(key, value).commit()
-            return done.versionstamp
-
-        return timed(swap, plan, workers)
-
-    async def check(kv: keyloft.Store, plan: Writes[Key], found: Timed[int | None]) -> None:
-        await ours.stored_now(kv, plan, [version for version in found.answers if version is not None])
-
-    return _arm(url, operations, plans.writes(stored, as_tuple), run, check)
+    return Entrant("Keyloft's plugin storage", enter, frozenset({"get", "set"}), durable=ON_DISK, loop="uvloop")
 
 
 class Watchers(Struct, frozen=True):
@@ -124,7 +73,7 @@ class Watchers(Struct, frozen=True):
     watcher: keyloft.Store
 
 
-def watching(url: str, operations: int) -> Arm[Watchers, Writes[Key], Timed[keyloft.Entry]]:
+def watching(url: str, operations: int) -> Arm[Watchers, Writes[Key], keyloft.Entry]:
     """From the call of `set` until another store's watch shows what was set, one after the other."""
 
     async def set_up(_: Path) -> Watchers:
@@ -148,50 +97,5 @@ def watching(url: str, operations: int) -> Arm[Watchers, Writes[Key], Timed[keyl
         await stores.writer.aclose()
         await stores.watcher.aclose()
 
-    plan = plans.rewrites(as_tuple)
-    return Arm("keyloft, watch", operations, set_up, plan, run, check, tear_down, "uvloop", operations)
-
-
-def _plugin_arm(
-    url: str,
-    operations: int,
-    plan: Planning[Plan],
-    run: Running[BotDatabase, Plan, T],
-    check: Checking[BotDatabase, Plan, T],
-) -> Arm[BotDatabase, Plan, Timed[T]]:
-    async def set_up(_: Path) -> BotDatabase:
-        db = BotDatabase(url)
-        await db.create_tables()
-        return db
-
-    return Arm(PLUGINS, operations, set_up, plan, run, check, BotDatabase.close, "uvloop", operations)
-
-
-def getting_of_plugins(
-    url: str, stored: int, operations: int, workers: int
-) -> Arm[BotDatabase, Reads[Key], Timed[Answer]]:
-    def run(db: BotDatabase, plan: Reads[Key]) -> Awaitable[Timed[Answer]]:
-        return timed(lambda key: db.kv_get(*key), plan.keys, workers)
-
-    def check(_: BotDatabase, plan: Reads[Key], found: Timed[Answer]) -> None:
-        same(found.answers, [{"exists": True, "value": value} for value in plan.expected])
-
-    return _plugin_arm(url, operations, plans.reads(stored, as_tuple), run, check)
-
-
-def setting_of_plugins(
-    url: str, stored: int, operations: int, workers: int
-) -> Arm[BotDatabase, Writes[Key], Timed[None]]:
-    def run(db: BotDatabase, plan: Writes[Key]) -> Awaitable[Timed[None]]:
-        return timed(lambda pair: db.kv_set(*pair[0], pair[1]), plan, workers)
-
-    async def check(db: BotDatabase, plan: Writes[Key], _: Timed[None]) -> None:
-        found = await timed(lambda pair: db.kv_get(*pair[0]), plan, workers)
-        same(found.answers, [{"exists": True, "value": value} for _, value in plan])
-
-    return _plugin_arm(url, operations, plans.writes(stored, as_tuple), run, check)
-
-
-def _as_planned(plan: Reads[Key], entries: Entries) -> None:
-    same([entry.key for entry in entries], plan.keys)
-    same([entry.value for entry in entries], plan.expected)
+    plan = plans.rewrites(plans.as_tuple)
+    return Arm("Keyloft, watch", operations, set_up, plan, run, check, tear_down, "uvloop", operations)

@@ -1,6 +1,7 @@
-"""The ordinary way as arms: asyncpg's pool as it is by default, ten connections, one acquire per call.
+"""The ordinary way as contestants: asyncpg's pool as it is by default, ten connections, one acquire per call.
 
-Some are also shown without what the pool does to a connection that comes back: that reset is a trip to the server.
+It is also shown without what the pool does to a connection that comes back: that reset is a trip to the server. One
+held connection, with nothing decoded, is the limit.
 """
 
 import asyncio
@@ -12,15 +13,14 @@ import asyncpg  # type: ignore[import-untyped,unused-ignore]
 import msgspec
 
 from bench import plans
-from bench.data import GROUP, Value, group_of, key_of, shuffled, value_of
-from bench.harness import Arm, Checking, Plan, Planning, Running, T, Timed, timed
-from bench.ours import CHUNK
-from bench.plans import Reads, Writes, as_bytes, same
-from bench.postgres_ours import LISTS
+from bench.contest import CHUNK, Contestant, Entrant, Opening, Operation, Plan, same
+from bench.data import GROUP, Key, Value, key_of, shuffled, value_of
+from bench.harness import Arm, Timed, timed
+from bench.plans import Writes, as_bytes
 
 NAME = "asyncpg pool"
 WITHOUT_RESET = "asyncpg pool without reset"
-HELD = "the limit: one held connection"
+HELD = "one held connection (the limit)"
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
@@ -43,9 +43,9 @@ _NOTIFY = "SELECT pg_notify('ordinary', '')"
 _LOCK = "SELECT value, version FROM ordinary WHERE key = $1 FOR UPDATE"
 _UPDATE = "UPDATE ordinary SET value = $2, version = version + 1, updated_at = now() WHERE key = $1"
 
-Pool: TypeAlias = Any
+_Pool: TypeAlias = Any
 """asyncpg's, which has no types; or a single connection."""
-Listed: TypeAlias = list[tuple[bytes, Any]]
+_Rows: TypeAlias = list[tuple[bytes, Any]]
 
 
 async def fill(url: str, stored: int) -> None:
@@ -59,191 +59,124 @@ async def fill(url: str, stored: int) -> None:
     await connection.close()
 
 
-async def _no_reset(_: Any) -> None:
-    pass
+class Pooled(Contestant):
+    """A connection is taken, used for one statement or transaction, and given back."""
 
+    def __init__(self, pool: _Pool) -> None:
+        self.pool = pool
 
-_OPENERS: dict[str, Callable[[str], Awaitable[Pool]]] = {
-    NAME: asyncpg.create_pool,
-    WITHOUT_RESET: lambda url: asyncpg.create_pool(url, reset=_no_reset),
-    HELD: asyncpg.connect,
-}
+    def shaped(self, key: Key) -> bytes:
+        return as_bytes(key)
 
+    async def get(self, key: bytes) -> Value:
+        async with self.pool.acquire() as connection:
+            value: Value = _from_json(await connection.fetchval(_GET, key))
+        return value
 
-def _arm(
-    url: str,
-    operations: int,
-    plan: Planning[Plan],
-    run: Running[Pool, Plan, T],
-    check: Checking[Pool, Plan, T],
-    name: str = NAME,
-    lap: int | None = None,
-) -> Arm[Pool, Plan, Timed[T]]:
-    """One that uses a pool, or a single connection, as its name says."""
+    async def get_many(self, keys: list[bytes]) -> list[Value]:
+        async with self.pool.acquire() as connection:
+            found = dict(await connection.fetch(_GET_MANY, keys))
+        return [_from_json(found[key]) for key in keys]
 
-    async def set_up(_: Path) -> Pool:
-        return await _OPENERS[name](url)
+    async def list(self, group: str) -> _Rows:
+        """The bare query; its keys are left as they are, its values decoded."""
+        async with self.pool.acquire() as connection:
+            rows = await connection.fetch(_LIST, *_range(group))
+        return [(key, _from_json(value)) for key, value in rows]
 
-    async def tear_down(pool: Pool) -> None:
-        await pool.close()
+    async def set(self, pair: tuple[bytes, Value]) -> None:
+        async with self.pool.acquire() as connection:
+            await connection.execute(_SET, pair[0], _to_json(pair[1]))
 
-    return Arm(name, operations, set_up, plan, run, check, tear_down, "uvloop", lap or operations)
-
-
-async def _get(pool: Pool, key: bytes) -> Value:
-    async with pool.acquire() as connection:
-        value: Value = _from_json(await connection.fetchval(_GET, key))
-    return value
-
-
-def getting(
-    url: str, stored: int, operations: int, workers: int, *, name: str = NAME
-) -> Arm[Pool, Reads[bytes], Timed[Value]]:
-    def run(pool: Pool, plan: Reads[bytes]) -> Awaitable[Timed[Value]]:
-        return timed(lambda key: _get(pool, key), plan.keys, workers)
-
-    def check(_: Pool, plan: Reads[bytes], found: Timed[Value]) -> None:
-        same(found.answers, plan.expected)
-
-    return _arm(url, operations, plans.reads(stored, as_bytes), run, check, name)
-
-
-def getting_held(url: str, stored: int, operations: int) -> Arm[Pool, Reads[bytes], Timed[bytes]]:
-    """What a trip to the server costs, one after the other, with nothing decoded."""
-
-    def run(connection: Pool, plan: Reads[bytes]) -> Awaitable[Timed[bytes]]:
-        return timed(lambda key: connection.fetchval(_GET, key), plan.keys)
-
-    def check(_: Pool, plan: Reads[bytes], found: Timed[bytes]) -> None:
-        same([_from_json(value) for value in found.answers], plan.expected)
-
-    return _arm(url, operations, plans.reads(stored, as_bytes), run, check, HELD)
-
-
-def getting_many(url: str, stored: int, operations: int) -> Arm[Pool, list[Reads[bytes]], Timed[list[Value]]]:
-    """Ten keys with one statement, one after the other."""
-
-    def run(pool: Pool, plan: list[Reads[bytes]]) -> Awaitable[Timed[list[Value]]]:
-        async def get_many(ten: Reads[bytes]) -> list[Value]:
-            async with pool.acquire() as connection:
-                found = dict(await connection.fetch(_GET_MANY, ten.keys))
-            return [_from_json(found[key]) for key in ten.keys]
-
-        return timed(get_many, plan)
-
-    def check(_: Pool, plan: list[Reads[bytes]], found: Timed[list[Value]]) -> None:
-        same(found.answers, [ten.expected for ten in plan])
-
-    return _arm(url, operations, plans.tens(stored, as_bytes), run, check)
-
-
-def _range(number: int) -> tuple[bytes, bytes, int]:
-    prefix = group_of(number).encode()
-    return prefix + b"\x00", prefix + b"\x01", GROUP
-
-
-def listing(url: str, stored: int, operations: int, *, name: str = NAME) -> Arm[Pool, list[int], Timed[Listed]]:
-    """The bare query; its keys are left as they are, its values decoded."""
-
-    def run(pool: Pool, plan: list[int]) -> Awaitable[Timed[Listed]]:
-        async def listed(number: int) -> Listed:
-            async with pool.acquire() as connection:
-                rows = await connection.fetch(_LIST, *_range(number))
-            return [(key, _from_json(value)) for key, value in rows]
-
-        return timed(listed, plan)
-
-    def check(_: Pool, plan: list[int], found: Timed[Listed]) -> None:
-        for number, rows in zip(plan, found.answers, strict=True):
-            _is_group(number, rows)
-
-    return _arm(url, operations, plans.groups(stored), run, check, name, LISTS)
-
-
-def listing_held(url: str, stored: int, operations: int) -> Arm[Pool, list[int], Timed[list[Any]]]:
-    """What the server and the driver take for it, with nothing decoded."""
-
-    def run(connection: Pool, plan: list[int]) -> Awaitable[Timed[list[Any]]]:
-        return timed(lambda number: connection.fetch(_LIST, *_range(number)), plan)
-
-    def check(_: Pool, plan: list[int], found: Timed[list[Any]]) -> None:
-        for number, rows in zip(plan, found.answers, strict=True):
-            _is_group(number, [(key, _from_json(value)) for key, value in rows])
-
-    return _arm(url, operations, plans.groups(stored), run, check, HELD, LISTS)
-
-
-def _is_group(number: int, rows: Listed) -> None:
-    same(rows, [(as_bytes(key), value) for key, value in plans.expected_group(number)])
-
-
-def setting(
-    url: str, stored: int, operations: int, workers: int, *, name: str = NAME
-) -> Arm[Pool, Writes[bytes], Timed[None]]:
-    async def put(pool: Pool, key: bytes, value: Value) -> None:
-        async with pool.acquire() as connection:
-            await connection.execute(_SET, key, _to_json(value))
-
-    return _writing(url, stored, operations, workers, put, name)
-
-
-def swapping(
-    url: str, stored: int, operations: int, workers: int, *, name: str = NAME
-) -> Arm[Pool, Writes[bytes], Timed[None]]:
-    """Read a row and lock it, replace it, and commit."""
-
-    async def swap(pool: Pool, key: bytes, value: Value) -> None:
-        async with pool.acquire() as connection, connection.transaction():
+    async def swap(self, pair: tuple[bytes, Value]) -> None:
+        """Read a row and lock it, replace it, and commit."""
+        key, value = pair
+        async with self.pool.acquire() as connection, connection.transaction():
             old, _ = await connection.fetchrow(_LOCK, key)
             _from_json(old)
             await connection.execute(_UPDATE, key, _to_json(value))
 
-    return _writing(url, stored, operations, workers, swap, name)
+    def seen(self, operation: Operation, answer: Any) -> Any:
+        return [(tuple(key.decode().split("\x00")), value) for key, value in answer] if operation == "list" else answer
+
+    async def check(self, operation: Operation, plan: Plan, done: Timed[Any]) -> None:
+        if not plan.pairs:
+            return await super().check(operation, plan, done)
+        found = dict(await self.pool.fetch(_GET_MANY, [self.shaped(key) for key, _ in plan.pairs]))
+        return same([_from_json(found[self.shaped(key)]) for key, _ in plan.pairs], plan.expected)
+
+    async def close(self) -> None:
+        await self.pool.close()
 
 
-def _writing(
-    url: str,
-    stored: int,
-    operations: int,
-    workers: int,
-    write: Callable[[Pool, bytes, Value], Awaitable[None]],
-    name: str,
-) -> Arm[Pool, Writes[bytes], Timed[None]]:
-    def run(pool: Pool, plan: Writes[bytes]) -> Awaitable[Timed[None]]:
-        return timed(lambda pair: write(pool, *pair), plan, workers)
+class Held(Pooled):
+    """What the server and the driver take, one after the other on one connection."""
 
-    async def check(pool: Pool, plan: Writes[bytes], _: Timed[None]) -> None:
-        found = dict(await pool.fetch(_GET_MANY, [key for key, _ in plan]))
-        same([_from_json(found[key]) for key, _ in plan], [value for _, value in plan])
+    def call(self, operation: Operation) -> Callable[[Any], Any]:
+        if operation == "get":
+            return lambda key: self.pool.fetchval(_GET, key)
+        return lambda group: self.pool.fetch(_LIST, *_range(group))
 
-    return _arm(url, operations, plans.writes(stored, as_bytes), run, check, name)
+    def seen(self, operation: Operation, answer: Any) -> Any:
+        if operation == "get":
+            return _from_json(answer)
+        return super().seen(operation, [(key, _from_json(value)) for key, value in answer])
+
+
+def _range(group: str) -> tuple[bytes, bytes, int]:
+    prefix = group.encode()
+    return prefix + b"\x00", prefix + b"\x01", GROUP
+
+
+async def _no_reset(_: Any) -> None:
+    pass
+
+
+def pool(url: str, *, reset: bool = True) -> Entrant:
+    async def enter(_: Opening) -> Pooled:
+        return Pooled(await (asyncpg.create_pool(url) if reset else asyncpg.create_pool(url, reset=_no_reset)))
+
+    return Entrant(
+        NAME if reset else WITHOUT_RESET,
+        enter,
+        frozenset({"get", "set", "get_many", "list", "swap"}),
+        durable="on disk (WAL, synced)",
+        loop="uvloop",
+    )
+
+
+def held(url: str) -> Entrant:
+    async def enter(_: Opening) -> Held:
+        return Held(await asyncpg.connect(url))
+
+    return Entrant(HELD, enter, frozenset({"get", "list"}), durable=None, loop="uvloop")
 
 
 class Listeners(msgspec.Struct, frozen=True):
     """A pool to write and read with, and a connection that hears what others announce."""
 
-    pool: Pool
+    pooled: Pooled
     listener: Any
     heard: asyncio.Queue[None]
 
 
-def hearing(url: str, operations: int) -> Arm[Listeners, Writes[bytes], Timed[Value]]:
+def hearing(url: str, operations: int) -> Arm[Listeners, Writes[bytes], Value]:
     """From the call of a set that is announced until another connection has read it, one after the other."""
 
     async def set_up(_: Path) -> Listeners:
-        peer = Listeners(await asyncpg.create_pool(url), await asyncpg.connect(url), asyncio.Queue())
+        peer = Listeners(Pooled(await asyncpg.create_pool(url)), await asyncpg.connect(url), asyncio.Queue())
         await peer.listener.add_listener("ordinary", lambda *_: peer.heard.put_nowait(None))
         return peer
 
     def run(peer: Listeners, plan: Writes[bytes]) -> Awaitable[Timed[Value]]:
         async def put(key: bytes, value: Value) -> None:
-            async with peer.pool.acquire() as connection, connection.transaction():
+            async with peer.pooled.pool.acquire() as connection, connection.transaction():
                 await connection.execute(_SET, key, _to_json(value))
                 await connection.execute(_NOTIFY)
 
         async def seen(key: bytes) -> Value:
             await peer.heard.get()
-            return await _get(peer.pool, key)
+            return await peer.pooled.get(key)
 
         async def put_and_seen(pair: tuple[bytes, Value]) -> Value:
             _, value = await asyncio.gather(put(*pair), seen(pair[0]))
@@ -253,7 +186,7 @@ def hearing(url: str, operations: int) -> Arm[Listeners, Writes[bytes], Timed[Va
 
     async def tear_down(peer: Listeners) -> None:
         await peer.listener.close()
-        await peer.pool.close()
+        await peer.pooled.close()
 
     def check(_: Listeners, plan: Writes[bytes], found: Timed[Value]) -> None:
         same(found.answers, [value for _, value in plan])

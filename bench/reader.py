@@ -1,4 +1,6 @@
-"""Reads a whole store and prints the process's memory before and after: `python -m bench.reader FILE KEYS`.
+"""Reads a store and prints the process's memory before and after: `python -m bench.reader FILE KEYS [SAMPLE]`.
+
+All of it, by get and by list; or of a store that has been written to, so many keys by get.
 
 It imports nothing that a user of the embedded store would not import.
 """
@@ -29,6 +31,17 @@ async def read_all(path: str, stored: int) -> None:
         print(resident_megabytes())
 
 
+async def read_some(path: str, stored: int, sample: int) -> None:
+    async with keyloft.open(path, sweep_every=None) as kv:
+        for index in range(0, stored, max(1, stored // sample)):
+            entry = await kv.get(key_of(index))
+            assert entry.value["id"] == index
+        print(resident_megabytes())
+
+
 if __name__ == "__main__":
     print(resident_megabytes())
-    asyncio.run(read_all(sys.argv[1], int(sys.argv[2])))
+    if len(sys.argv) > 3:
+        asyncio.run(read_some(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    else:
+        asyncio.run(read_all(sys.argv[1], int(sys.argv[2])))

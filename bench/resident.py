@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import keyloft
-from bench.harness import Figure, Row, within
+from bench.figures import Figure, Row, within
 from bench.ours import fill
 
 
@@ -18,7 +18,7 @@ def remembering(folder: Path, stored: int, rounds: int) -> Row:
         reported = [_child(path, stored) for _ in range(rounds)]
     empty = Figure("Python with keyloft imported", "MB", tuple(before for before, _ in reported))
     full = Figure("after reading all by get, and all by list", "MB", tuple(after for _, after in reported))
-    return Row(f"resident memory, {stored:,} keys", (empty, full), (within(full, 50),))
+    return Row(f"resident memory, {stored:,} keys", figures=(empty, full), verdicts=(within(full, 50),))
 
 
 async def _fill(path: Path, stored: int) -> None:

@@ -4,7 +4,6 @@ What an entry's meaning, its audit record and its hash cost beside the bare tupl
 """
 
 import logging
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ from msgspec.structs import replace
 
 from bench import disk, ours
 from bench import semantic_arms as arms
+from bench.bench import Bench
+from bench.contest import IN_FLIGHT, Task, arm
 from bench.data import GROUP
-from bench.harness import Arm, Figure, Row, compare, race, ratio, within
-from bench.on_postgres import Place
+from bench.figures import Row, of_rates, within
+from bench.harness import Arm, Course
+from bench.on_postgres import serving
 from tools import postgres
-
-WORKERS = 64
 
 NOTES = (
     "SQLite files with durability=full, and JSON objects of about 100 bytes; no key is written twice in a round",
@@ -38,103 +38,94 @@ class Scale(Struct, frozen=True):
 
 # Short rounds and many: what disturbs one arm of a round then mostly disturbs the others, too.
 FULL = Scale(10_000, 25, 1.0)
-QUICK = Scale(10_000, 5, 0.5)
+QUICK = Scale(2000, 2, 0.2)
 
 
-def rows(scale: Scale, folder: Path, place: Place, closing: ExitStack) -> dict[str, Callable[[], Row]]:
-    """What there is to measure, by name."""
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
+    scale = QUICK if quick else FULL
     logging.getLogger("keyloft").setLevel(logging.WARNING)
-    measure = _Measure(scale, folder, place.url, closing)
-    return {
-        "get": measure.gets,
-        "put": measure.puts,
-        "lock": measure.locks,
-        "put-lone": measure.lone_puts,
-        "list": measure.lists,
-        "delete": measure.deletes,
-        "batch": measure.batches,
-    }
+    place = closing.enter_context(serving(folder))
+    measure = _Measure(scale, closing.enter_context(Course(folder, scale.rounds)), place.url, closing)
+    return Bench(
+        rows={
+            "get": measure.gets,
+            "put": measure.puts,
+            "lock": measure.locks,
+            "put-lone": measure.lone_puts,
+            "list": measure.lists,
+            "delete": measure.deletes,
+            "batch": measure.batches,
+        },
+        notes=[f"{scale.stored:,} keys, {scale.rounds} interleaved rounds after a warm-up", *NOTES],
+        about=place.software(),
+    )
 
 
 class _Measure:
-    def __init__(self, scale: Scale, folder: Path, server: str, closing: ExitStack) -> None:
+    def __init__(self, scale: Scale, course: Course, server: str, closing: ExitStack) -> None:
         self._stored = scale.stored
-        self._rounds = scale.rounds
         self._share = scale.share
-        self._folder = folder
+        self._course = course
         self._server = server
         self._closing = closing
 
     def _operations(self, operations: int) -> int:
         return max(1, int(operations * self._share))
 
-    def _run(self, *contestants: Arm[Any, Any, Any]) -> dict[str, Figure]:
-        return race(contestants, self._folder, self._rounds)
+    def _beside(
+        self, title: str, base: Arm[Any, Any, Any], *others: Arm[Any, Any, Any], bar: tuple[str, float] | None = None
+    ) -> Row:
+        """What the bare tuples reach, and what the others; with a bar for one of them."""
+        found = self._course.race([base, *others])
+        verdicts = () if bar is None else of_rates(found, bar[0], {base.name: bar[1]})
+        return Row(title, tuple(found.values()), base.name, verdicts=verdicts)
+
+    def _tuples(self, task: Task, operations: int, name: str) -> Arm[Any, Any, Any]:
+        return replace(arm(ours.ENTRANT, task, self._stored, operations=operations), name=name)
 
     def gets(self) -> Row:
-        semantic = arms.getting(self._stored, self._operations(4000))
-        plain = ours.getting(self._stored, self._operations(4000), name="tuple get")
-        found = self._run(semantic, plain)
-        return Row(
-            "get, awaited one by one",
-            tuple(found.values()),
-            (compare(found[semantic.name], found[plain.name], at_least=0.5),),
-        )
+        operations, title = self._operations(4000), "get, awaited one by one"
+        semantic = arms.getting(self._stored, operations)
+        plain = self._tuples(Task("get", title, "get"), operations, "tuple get")
+        return self._beside(title, plain, semantic, bar=(semantic.name, 0.5))
 
     def puts(self) -> Row:
         stored, operations = self._stored, self._operations(1600)
-        semantic = arms.putting(stored, operations, WORKERS)
-        plain = arms.swapping(stored, operations, WORKERS)
-        again = arms.requesting(stored, operations, WORKERS)
-        found = self._run(semantic, plain, again)
-        return Row(
-            f"put with audit, {WORKERS} concurrent",
-            (*found.values(), ratio(found[again.name], found[plain.name])),
-            (compare(found[semantic.name], found[plain.name], at_least=0.4),),
-        )
+        semantic = arms.putting(stored, operations, IN_FLIGHT)
+        plain = arms.swapping(stored, operations, IN_FLIGHT)
+        again = arms.requesting(stored, operations, IN_FLIGHT)
+        title = f"put with audit, {IN_FLIGHT} concurrent"
+        return self._beside(title, plain, semantic, again, bar=(semantic.name, 0.4))
 
     def locks(self) -> Row:
         url = self._closing.enter_context(postgres.fresh_database(self._server))
         operations = self._operations(100)
         on_file = arms.locking("lock", self._stored, operations)
         on_server = arms.locking("lock on PostgreSQL", self._stored, operations, url)
-        found = self._run(on_file, on_server, disk.syncing_among())
-        median = found.pop(f"{on_file.name}, p50")
-        return Row(
-            "acquire and release a free lock, one after the other",
-            tuple(found.values()),
-            (within(median, 5),),
-        )
+        found = self._course.race([on_file, on_server, disk.syncing_among()])
+        median = within(found[on_file.name].figures["p50"], 5)
+        return Row("acquire and release a free lock, one after the other", tuple(found.values()), verdicts=(median,))
 
     def lone_puts(self) -> Row:
-        operations = self._operations(200)
-        return self._beside(
-            "put with audit, one after the other",
-            arms.putting(self._stored, operations, 1),
-            arms.swapping(self._stored, operations, 1),
-        )
+        stored, operations = self._stored, self._operations(200)
+        title = "put with audit, one after the other"
+        return self._beside(title, arms.swapping(stored, operations, 1), arms.putting(stored, operations, 1))
 
     def lists(self) -> Row:
-        plain = replace(ours.listing(self._stored, self._operations(10)), name="tuple list, with values")
-        return self._beside(f"list of {GROUP:,} entries", arms.listing(self._stored, self._operations(10)), plain)
+        operations, title = self._operations(10), f"list of {GROUP:,} entries"
+        plain = self._tuples(Task("list", title, "list"), operations, "tuple list, with values")
+        return self._beside(title, plain, arms.listing(self._stored, operations))
 
     def deletes(self) -> Row:
-        operations = self._operations(1600)
+        stored, operations = self._stored, self._operations(1600)
+        title = f"delete with audit, {IN_FLIGHT} concurrent"
         return self._beside(
-            f"delete with audit, {WORKERS} concurrent",
-            arms.deleting(self._stored, operations, WORKERS),
-            arms.removing(self._stored, operations, WORKERS),
+            title, arms.removing(stored, operations, IN_FLIGHT), arms.deleting(stored, operations, IN_FLIGHT)
         )
 
     def batches(self) -> Row:
-        operations = self._operations(160)
+        stored, operations = self._stored, self._operations(160)
+        title = f"batch of {arms.TEN} puts with audit, {IN_FLIGHT} concurrent"
         return self._beside(
-            f"batch of {arms.TEN} puts with audit, {WORKERS} concurrent",
-            arms.putting_ten(self._stored, operations, WORKERS),
-            arms.swapping_ten(self._stored, operations, WORKERS),
+            title, arms.swapping_ten(stored, operations, IN_FLIGHT), arms.putting_ten(stored, operations, IN_FLIGHT)
         )
-
-    def _beside(self, title: str, semantic: Arm[Any, Any, Any], plain: Arm[Any, Any, Any]) -> Row:
-        """What has no bar."""
-        found = self._run(semantic, plain)
-        return Row(title, (*found.values(), ratio(found[semantic.name], found[plain.name])))

@@ -14,9 +14,10 @@ from msgspec import Struct
 
 import keyloft
 from bench import plans
-from bench.data import GROUP, Key, Value, group_of, key_of, shuffled, value_of
+from bench.contest import expected_group, same
+from bench.data import Key, Value, group_of, key_of, shuffled, value_of
 from bench.harness import Arm, Checking, Plan, Planning, Running, T, Timed, timed
-from bench.plans import Listed, Reads, Writes, as_tuple, same
+from bench.plans import Reads, Writes, as_tuple
 from keyloft.semantic import Envelope, Put, Semantics, SemanticStore
 
 PROJECT = "tenant/acme/project/web"
@@ -24,6 +25,8 @@ WRITER = "harvester:sync"
 CURSOR = Semantics("cursor", producer="harvester", consumer_hints=("indexer", "search"))
 TEN = 10
 _FILLERS = 64
+_LISTS = 8
+"""A lap of lists: their entries wait for the check."""
 
 Written: TypeAlias = tuple[str, int | None, int | None]
 """A key, and its versions before and after a write, as the audit trail has them."""
@@ -50,7 +53,7 @@ class Tuples(Struct):
         return tuples
 
     async def fill(self, pairs: Writes[Key]) -> None:
-        """Write so much in so many commits that SQLite's log has its full length: see `ours.opened_to_write`."""
+        """Write so much in so many commits that SQLite's log has its full length: see `ours.enter`."""
         made = await timed(lambda pair: self.kv.set(*pair), pairs, _FILLERS)
         self.wrote(pairs, made.answers)
 
@@ -74,14 +77,14 @@ def _of_tuples(
     plan: Planning[Plan],
     run: Running[Tuples, Plan, T],
     check: Checking[Tuples, Plan, T],
-) -> Arm[Tuples, Plan, Timed[T]]:
+) -> Arm[Tuples, Plan, T]:
     def set_up(folder: Path) -> Awaitable[Tuples]:
         return Tuples.opened(folder, stored)
 
     return Arm(name, operations, set_up, plan, run, check, Tuples.aclose, lap=operations)
 
 
-def swapping(stored: int, operations: int, workers: int) -> Arm[Tuples, Writes[Key], Timed[int | None]]:
+def swapping(stored: int, operations: int, workers: int) -> Arm[Tuples, Writes[Key], int | None]:
     """A compare-and-set of a version that is known."""
 
     def run(tuples: Tuples, plan: Writes[Key]) -> Awaitable[Timed[int | None]]:
@@ -99,7 +102,7 @@ def swapping(stored: int, operations: int, workers: int) -> Arm[Tuples, Writes[K
     return _of_tuples("tuple compare-and-set", stored, operations, plans.writes(stored, as_tuple), run, check)
 
 
-def removing(stored: int, operations: int, workers: int) -> Arm[Tuples, Writes[Key], Timed[int | None]]:
+def removing(stored: int, operations: int, workers: int) -> Arm[Tuples, Writes[Key], int | None]:
     """A compare-and-delete; after the round, what was deleted is stored again."""
 
     def run(tuples: Tuples, plan: Writes[Key]) -> Awaitable[Timed[int | None]]:
@@ -120,7 +123,7 @@ def removing(stored: int, operations: int, workers: int) -> Arm[Tuples, Writes[K
     return _of_tuples("tuple compare-and-delete", stored, operations, plans.writes(stored, as_tuple), run, check)
 
 
-def swapping_ten(stored: int, operations: int, workers: int) -> Arm[Tuples, list[Writes[Key]], Timed[int | None]]:
+def swapping_ten(stored: int, operations: int, workers: int) -> Arm[Tuples, list[Writes[Key]], int | None]:
     """An atomic of ten checks and sets."""
 
     def run(tuples: Tuples, plan: list[Writes[Key]]) -> Awaitable[Timed[int | None]]:
@@ -218,7 +221,7 @@ def _of_meanings(
     plan: Planning[Plan],
     run: Running[Meanings, Plan, T],
     check: Checking[Meanings, Plan, T],
-) -> Arm[Meanings, Plan, Timed[T]]:
+) -> Arm[Meanings, Plan, T]:
     def set_up(folder: Path) -> Awaitable[Meanings]:
         return Meanings.opened(folder / "keyloft.db", stored)
 
@@ -226,7 +229,7 @@ def _of_meanings(
 
 
 def _opened_to_read(stored: int) -> Callable[[Path], Awaitable[Meanings]]:
-    """A set-up: a file that was closed in between, as in `ours.opened_to_read`."""
+    """A set-up: a file that was closed in between, as in `ours.enter`."""
 
     async def set_up(folder: Path) -> Meanings:
         filled = await Meanings.opened(folder / "keyloft.db", stored)
@@ -237,14 +240,14 @@ def _opened_to_read(stored: int) -> Callable[[Path], Awaitable[Meanings]]:
     return set_up
 
 
-def getting(stored: int, operations: int) -> Arm[Meanings, Reads[str], list[Envelope | None]]:
+def getting(stored: int, operations: int) -> Arm[Meanings, Reads[str], Envelope | None]:
     """`get`, awaited one by one."""
 
-    async def run(meanings: Meanings, plan: Reads[str]) -> list[Envelope | None]:
-        return [await meanings.store.get(key) for key in plan.keys]
+    def run(meanings: Meanings, plan: Reads[str]) -> Awaitable[Timed[Envelope | None]]:
+        return timed(meanings.store.get, plan.keys)
 
-    def check(meanings: Meanings, plan: Reads[str], entries: list[Envelope | None]) -> None:
-        for key, value, entry in zip(plan.keys, plan.expected, entries, strict=True):
+    def check(meanings: Meanings, plan: Reads[str], done: Timed[Envelope | None]) -> None:
+        for key, value, entry in zip(plan.keys, plan.expected, done.answers, strict=True):
             assert entry is not None
             same((entry.key, entry.value, entry.semantics), (key, value, CURSOR))
             same((entry.value, entry.version), meanings.there[key])
@@ -253,21 +256,20 @@ def getting(stored: int, operations: int) -> Arm[Meanings, Reads[str], list[Enve
     return Arm("semantic get", operations, _opened_to_read(stored), plan, run, check, Meanings.aclose)
 
 
-def listing(stored: int, operations: int) -> Arm[Meanings, list[int], Listed[Envelope]]:
+def listing(stored: int, operations: int) -> Arm[Meanings, list[int], list[Envelope]]:
     """`list` of a group of 1000 entries, which shows no values."""
 
-    async def run(meanings: Meanings, plan: list[int]) -> Listed[Envelope]:
-        counts = []
-        for number in plan:
-            entries = await meanings.store.list(f"{PROJECT}/{group_of(number)}/")
-            counts.append(len(entries))
-        return Listed(counts, entries)
+    def run(meanings: Meanings, plan: list[int]) -> Awaitable[Timed[list[Envelope]]]:
+        async def listed(number: int) -> list[Envelope]:
+            return await meanings.store.list(f"{PROJECT}/{group_of(number)}/")
 
-    def check(meanings: Meanings, plan: list[int], found: Listed[Envelope]) -> None:
-        same(found.counts, [GROUP] * len(plan))
-        keys = [as_path(key) for key, _ in plans.expected_group(plan[-1])]
-        shown = [(entry.key, entry.value, entry.version, entry.semantics) for entry in found.last]
-        same(shown, [(key, None, meanings.there[key][1], CURSOR) for key in keys])
+        return timed(listed, plan)
+
+    def check(meanings: Meanings, plan: list[int], done: Timed[list[Envelope]]) -> None:
+        for number, entries in zip(plan, done.answers, strict=True):
+            keys = [as_path(key) for key, _ in expected_group(number)]
+            shown = [(entry.key, entry.value, entry.version, entry.semantics) for entry in entries]
+            same(shown, [(key, None, meanings.there[key][1], CURSOR) for key in keys])
 
     return Arm(
         name="semantic list, no values",
@@ -277,11 +279,11 @@ def listing(stored: int, operations: int) -> Arm[Meanings, list[int], Listed[Env
         run=run,
         check=check,
         tear_down=Meanings.aclose,
-        lap=plans.LISTS,
+        lap=_LISTS,
     )
 
 
-def putting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes[str], Timed[Envelope]]:
+def putting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes[str], Envelope]:
     """`put` over a version that is known."""
 
     def run(meanings: Meanings, plan: Writes[str]) -> Awaitable[Timed[Envelope]]:
@@ -293,7 +295,7 @@ def putting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes[
     return _of_meanings("semantic put", stored, operations, plans.writes(stored, as_path), run, check)
 
 
-def requesting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes[str], Timed[Envelope]]:
+def requesting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes[str], Envelope]:
     """The same with a request id each; after the round, a request that comes again gets its first outcome."""
     serials = itertools.count(1)
 
@@ -311,7 +313,7 @@ def requesting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writ
     return _of_meanings("put with a requestId", stored, operations, plans.writes(stored, as_path), run, check)
 
 
-def deleting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes[str], Timed[Envelope | None]]:
+def deleting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes[str], Envelope | None]:
     """`delete` of a version that is known; after the round, what was deleted is put again."""
 
     def run(meanings: Meanings, plan: Writes[str]) -> Awaitable[Timed[Envelope | None]]:
@@ -330,7 +332,7 @@ def deleting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes
 
 def putting_ten(
     stored: int, operations: int, workers: int
-) -> Arm[Meanings, list[Writes[str]], Timed[Sequence[Envelope | None]]]:
+) -> Arm[Meanings, list[Writes[str]], Sequence[Envelope | None]]:
     """`batch` of ten puts."""
 
     def run(meanings: Meanings, plan: list[Writes[str]]) -> Awaitable[Timed[Sequence[Envelope | None]]]:
@@ -346,7 +348,7 @@ def putting_ten(
     return _of_meanings("semantic batch", stored, operations, _tens(stored, as_path), run, check)
 
 
-def locking(name: str, stored: int, operations: int, url: str | None = None) -> Arm[Meanings, list[str], Timed[int]]:
+def locking(name: str, stored: int, operations: int, url: str | None = None) -> Arm[Meanings, list[str], int]:
     """`async with store.lock(…)` around nothing, one after the other, each of a lock that is free."""
 
     async def set_up(folder: Path) -> Meanings:

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import keyloft
+from bench.contest import same
 from bench.data import fresh_pair, key_of, value_of
-from bench.harness import Figure, Row, percentile, within
+from bench.figures import Figure, Row, percentile, within
 from bench.ours import fill
-from bench.plans import same
 
 WRITERS = 16
 _CHUNK = 2000
@@ -51,8 +51,8 @@ async def _sweeping(folder: Path, stored: int, expired: int, rounds: int) -> Row
     ratios = tuple(one / other for one, other in zip(stirred.rounds, calm.rounds, strict=True))
     return Row(
         f"sweep of {expired:,} expired entries among {stored:,}",
-        (seconds_alone, seconds_busy, calm, stirred, *longest),
-        (
+        figures=(seconds_alone, seconds_busy, calm, stirred, *longest),
+        verdicts=(
             within(seconds_alone, 0.5),
             within(seconds_busy, 0.5),
             within(Figure("p99 with : without a sweep", "x", ratios), 3),

@@ -1,0 +1,184 @@
+"""Stores of other languages as contestants: Deno KV, and the tuple store's plan on Bun, each in a process of its own.
+
+The process takes laps of operations by lines and measures them itself, so that no way between processes counts.
+"""
+
+import asyncio
+import shutil
+import subprocess
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import deno  # type: ignore[import-untyped]
+import msgspec
+from msgspec import Struct
+
+from bench.contest import Contestant, Entrant, Opening, Operation, same
+from bench.data import Pair
+from bench.harness import Timed, Unavailable
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_TOOLS = Path(__file__).parent.parent / ".venvs" / "npm"
+_LONGEST_LINE_BYTES = 256 * 1024 * 1024
+_READY_SECONDS = 60.0
+_GRACE_SECONDS = 10.0
+_INSTALL_SECONDS = 120.0
+
+
+class _Lap(Struct, frozen=True):
+    """What a script answers."""
+
+    took: float
+    seconds: list[float]
+    answers: list[Any]
+
+
+class Script(Contestant):
+    """A process that has a store open."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def lap(self, operation: Operation, planned: list[Any], workers: int) -> Timed[Any]:
+        done = await self._ask(operation, self.asks(operation, planned), workers)
+        return Timed(done.answers, done.seconds, done.took)
+
+    def seen(self, operation: Operation, answer: Any) -> Any:
+        return [(tuple(key), value) for key, value in answer] if operation == "list" else answer
+
+    async def check(self, operation: Operation, plan: Any, done: Timed[Any]) -> None:
+        same([answer for answer in done.answers if answer is False], [])
+        await super().check(operation, plan, done)
+
+    async def fill(self, pairs: list[Pair]) -> None:
+        done = await self._ask("fill", [pairs], 1)
+        same([answer for answer in done.answers if answer is False], [])
+
+    async def _ask(self, operation: str, asks: list[Any], workers: int) -> _Lap:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = msgspec.json.encode({"operation": operation, "asks": asks, "workers": workers})
+        self._process.stdin.write(line + b"\n")
+        await self._process.stdin.drain()
+        answer = await self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the script ended during {operation}")
+        return msgspec.json.decode(answer, type=_Lap)
+
+    async def close(self) -> None:
+        """Close its input, which ends it in good order; one that does not heed this is killed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_GRACE_SECONDS):
+                await self._process.wait()
+        finally:
+            if self._process.returncode is None:
+                with suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+
+
+async def _entered(opening: Opening, *command: str) -> Script:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_LONGEST_LINE_BYTES,
+        # Ctrl-C in a terminal reaches a whole session: the children end when we close their input.
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    script = Script(process)
+    try:
+        async with asyncio.timeout(_READY_SECONDS):
+            said = await process.stdout.readline()
+        if said != b"ready\n":
+            raise Unavailable(f"{Path(command[0]).name} did not start")
+        # Deno KV takes 800 KiB per atomic write at the most.
+        for pairs in opening.chunks(10 if opening.task.large else 500):
+            await script.fill(pairs)
+    except BaseException:
+        await script.close()
+        raise
+    return script
+
+
+async def _enter_deno(opening: Opening) -> Script:
+    path = str(opening.folder / "deno.db")
+    return await _entered(
+        opening,
+        deno.find_deno_bin(),
+        "run",
+        "--quiet",
+        "--allow-all",
+        "--unstable-kv",
+        str(_SCRIPTS / "deno_kv.js"),
+        path,
+    )
+
+
+async def _enter_bun(opening: Opening) -> Script:
+    return await _entered(opening, bun(), str(_SCRIPTS / "bun_plan.js"), str(opening.folder / "bun.db"))
+
+
+async def _enter_bun_wal(opening: Opening) -> Script:
+    return await _entered(opening, bun(), str(_SCRIPTS / "bun_plan.js"), str(opening.folder / "bun.db"), "wal")
+
+
+@cache
+def bun() -> str:
+    """The path of Bun: the one on the PATH, or one that npm brings.
+
+    Raises:
+        Unavailable: There is none, and npm is not there or does not bring it.
+    """
+    installed = _TOOLS / "node_modules" / ".bin" / "bun"
+    if found := shutil.which("bun"):
+        return found
+    if not installed.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            raise Unavailable("neither bun nor npm is installed")
+        _TOOLS.mkdir(parents=True, exist_ok=True)
+        command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(_TOOLS), "bun"]
+        try:
+            subprocess.run(command, capture_output=True, check=True, timeout=_INSTALL_SECONDS)
+        except (OSError, subprocess.SubprocessError):
+            raise Unavailable("npm could not install bun") from None
+    return str(installed)
+
+
+def versions() -> dict[str, str]:
+    """What the figures depend on."""
+    found = {"deno": _version(deno.find_deno_bin())}
+    with suppress(Unavailable):
+        found["bun"] = _version(bun())
+    return found
+
+
+def _version(binary: str) -> str:
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    return said.splitlines()[0].removeprefix("deno ")
+
+
+DENO = Entrant(
+    "Deno KV",
+    _enter_deno,
+    frozenset({"get", "set", "get_many", "list", "swap"}),
+    durable="on disk (WAL, synced)",
+)
+BUN = Entrant(
+    "bun:sqlite by the plan",
+    _enter_bun,
+    frozenset({"get", "set", "get_many", "list"}),
+    durable="on disk (rollback journal, synced)",
+)
+BUN_WAL = Entrant(
+    "bun:sqlite by the plan, WAL on",
+    _enter_bun_wal,
+    frozenset({"get", "set", "get_many", "list"}),
+    durable="on disk (WAL, synced)",
+)
