@@ -1,1 +1,1 @@
-"""Measures Keyloft against its peers: `scripts/bench embedded`."""
+"""Measures Keyloft against its peers: `scripts/bench`."""

@@ -172,12 +172,17 @@ def arm(
         check=check,
         tear_down=lambda contestant: contestant.close(),
         loop=entrant.loop,
-        lap=min(stored, 200 if task.large else _LAP[task.operation]),
+        lap=_lap(task, stored),
         seconds=seconds,
         home=home,
         kept=kept or "",
         cpu_seconds=entrant.cpu_seconds,
     )
+
+
+def _lap(task: Task, stored: int) -> int:
+    most = 200 if task.large else _LAP[task.operation]
+    return min(stored, most) if task.writes else most
 
 
 def home_of(entrant: Entrant, task: Task, *, quick: bool = False) -> str:

@@ -11,7 +11,7 @@ import random
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
@@ -77,15 +77,13 @@ class Arm(Struct, Generic[State, Plan, T], frozen=True):
     """What the process that serves has used up so far."""
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """What the benchmark itself holds is no business of the garbage collector within this block."""
+def set_aside() -> None:
+    """What is held by now is no business of the garbage collector in what follows.
+
+    It stays aside until the race is over: to look through all of it before each lap would take longer than the laps.
+    """
     gc.collect()
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 async def timed(call: Callable[[Ask], Awaitable[T]], asks: Sequence[Ask], workers: int = 1) -> Timed[T]:
@@ -103,13 +101,13 @@ async def timed(call: Callable[[Ask], Awaitable[T]], asks: Sequence[Ask], worker
             before = after
 
     todo = iter(enumerate(asks))
-    with undisturbed():
-        began = now()
-        if workers == 1:
-            await work(todo)
-        else:
-            await asyncio.gather(*[work(todo) for _ in range(workers)])
-        took = now() - began
+    set_aside()
+    began = now()
+    if workers == 1:
+        await work(todo)
+    else:
+        await asyncio.gather(*[work(todo) for _ in range(workers)])
+    took = now() - began
     return Timed(answers, seconds, took)
 
 
@@ -118,14 +116,14 @@ def timed_inline(call: Callable[[Ask], T], asks: Sequence[Ask]) -> Timed[T]:
     answers: list[Any] = [None] * len(asks)
     seconds = [0.0] * len(asks)
     now = time.perf_counter
-    with undisturbed():
-        began = before = now()
-        for index, ask in enumerate(asks):
-            answers[index] = call(ask)
-            after = now()
-            seconds[index] = after - before
-            before = after
-        took = now() - began
+    set_aside()
+    began = before = now()
+    for index, ask in enumerate(asks):
+        answers[index] = call(ask)
+        after = now()
+        seconds[index] = after - before
+        before = after
+    took = now() - began
     return Timed(answers, seconds, took)
 
 
@@ -159,6 +157,7 @@ class Course:
     def race(self, arms: Sequence[Arm[Any, Any, Any]]) -> dict[str, Reached]:
         """What each arm reached, by its name; a round before the first warms up."""
         with ExitStack() as closing:
+            closing.callback(gc.unfreeze)
             entered = []
             for arm in arms:
                 try:

@@ -54,8 +54,13 @@ class DiskCache(Contestant):
 
 def _disk_cache(opening: Opening) -> Any:
     # Nothing is to be thrown away, as by default happens over 1 GiB.
-    synchronous = 2 if opening.task.durable else 1
-    return diskcache.Cache(str(opening.folder), sqlite_synchronous=synchronous, eviction_policy="none")
+    settings: dict[str, Any] = {"eviction_policy": "none"}
+    if opening.task.durable:
+        settings["sqlite_synchronous"] = 2
+    if opening.task.durable and opening.task.writes:
+        # By default values over 32 KiB go to files of their own, which it does not sync.
+        settings["disk_min_file_size"] = 2**20
+    return diskcache.Cache(str(opening.folder), **settings)
 
 
 def _enter_diskcache(opening: Opening) -> DiskCache:

@@ -15,7 +15,7 @@ from bench.children import child
 from bench.contest import CHUNK, same
 from bench.data import Key, Pair, Value, fresh_pair, key_of, value_of
 from bench.figures import Row
-from bench.harness import Arm, Course, Timed, undisturbed
+from bench.harness import Arm, Course, Timed, set_aside
 from bench.ours import fill
 
 CALM, SWEEP, BACKUP = "nothing else", "a sweep", "a backup"
@@ -134,13 +134,13 @@ def _running(
                     return
 
         async with meanwhile(loaded) as ending:
-            with undisturbed():
-                began = time.perf_counter()
-                working = [asyncio.create_task(work()) for _ in range(workers)]
-                await ending
-                over.set()
-                await asyncio.gather(*working)
-                took = time.perf_counter() - began
+            set_aside()
+            began = time.perf_counter()
+            working = [asyncio.create_task(work()) for _ in range(workers)]
+            await ending
+            over.set()
+            await asyncio.gather(*working)
+            took = time.perf_counter() - began
         return Timed(answers, seconds, took)
 
     return run
@@ -160,8 +160,3 @@ async def _check(loaded: Loaded, _: object, done: Timed[Any]) -> None:
 
 def name_of(meanwhile: str, callers: int) -> str:
     return f"{callers} callers, {meanwhile}"
-
-
-def parts_of(name: str) -> tuple[int, str]:
-    callers, _, meanwhile = name.partition(" callers, ")
-    return int(callers), meanwhile

@@ -12,7 +12,7 @@ from msgspec import Struct
 from nats.aio.client import Client
 
 from bench.data import Key, Value
-from bench.harness import undisturbed
+from bench.harness import set_aside
 
 Ask: TypeAlias = tuple[str, bytes]
 """A subject and what is sent to it."""
@@ -82,10 +82,10 @@ async def exchange_at_once(clients: Sequence[Client], asks: Sequence[Sequence[As
         kept.append((latencies, replies))
         todo = iter(enumerate(own))
         workers += [_work(client, todo, latencies, replies) for _ in range(in_flight)]
-    with undisturbed():
-        began = time.perf_counter()
-        await asyncio.gather(*workers)
-        seconds = time.perf_counter() - began
+    set_aside()
+    began = time.perf_counter()
+    await asyncio.gather(*workers)
+    seconds = time.perf_counter() - began
     return Exchange(
         seconds,
         [latency for latencies, _ in kept for latency in latencies],

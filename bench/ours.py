@@ -103,7 +103,7 @@ IN_TURNS = replace(ENTRANT, name="Keyloft, a turn of the loop per get", enter=_e
 IN_MEMORY = replace(ENTRANT, name="Keyloft in memory", enter=_enter_memory, durable="gone")
 
 
-async def fill(kv: keyloft.Store, stored: int) -> None:
+async def fill(kv: keyloft.Store, stored: int, chunk: int = CHUNK) -> None:
     order = shuffled(stored)
-    for first in range(0, stored, CHUNK):
-        await kv.set_many([(key_of(index), value_of(index)) for index in order[first : first + CHUNK]])
+    for first in range(0, stored, chunk):
+        await kv.set_many([(key_of(index), value_of(index)) for index in order[first : first + chunk]])

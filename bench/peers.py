@@ -61,6 +61,7 @@ SERVED = (
 LIBRARIES = (
     ours.ENTRANT,
     scripted.DENO,
+    scripted.DENO_BATCHES,
     scripted.BUN,
     scripted.BUN_WAL,
     libraries.DISKCACHE,

@@ -106,18 +106,13 @@ async def _entered(opening: Opening, *command: str) -> Script:
     return script
 
 
-async def _enter_deno(opening: Opening) -> Script:
-    path = str(opening.folder / "deno.db")
-    return await _entered(
-        opening,
-        deno.find_deno_bin(),
-        "run",
-        "--quiet",
-        "--allow-all",
-        "--unstable-kv",
-        str(_SCRIPTS / "deno_kv.js"),
-        path,
-    )
+async def _enter_deno(opening: Opening, *options: str) -> Script:
+    command = [deno.find_deno_bin(), "run", "--quiet", "--allow-all", "--unstable-kv", str(_SCRIPTS / "deno_kv.js")]
+    return await _entered(opening, *command, str(opening.folder / "deno.db"), *options)
+
+
+async def _enter_deno_batches(opening: Opening) -> Script:
+    return await _enter_deno(opening, "500")
 
 
 async def _enter_bun(opening: Opening) -> Script:
@@ -170,6 +165,8 @@ DENO = Entrant(
     frozenset({"get", "set", "get_many", "list", "swap"}),
     durable="on disk (WAL, synced)",
 )
+DENO_BATCHES = Entrant("Deno KV, batches of 500", _enter_deno_batches, frozenset({"list"}), durable=None)
+"""The largest batches that it reads a list in."""
 BUN = Entrant(
     "bun:sqlite by the plan",
     _enter_bun,

@@ -1,7 +1,10 @@
-// Deno KV on a file, as it comes: deno run --unstable-kv deno_kv.js FILE
+// Deno KV on a file, as it comes: deno run --unstable-kv deno_kv.js FILE [BATCH]
+// Lists are read in batches of 100, unless another size is given.
 import { serve } from "./driver.js";
 
-const kv = await Deno.openKv(Deno.args[0]);
+const [path, batch] = Deno.args;
+const kv = await Deno.openKv(path);
+const options = batch ? { batchSize: Number(batch) } : {};
 
 await serve({
   async fill(pairs) {
@@ -17,8 +20,7 @@ await serve({
   },
   async list(group) {
     const found = [];
-    // A batch of 500 is the largest that it allows; by default it is 100.
-    for await (const entry of kv.list({ prefix: [group] }, { batchSize: 500 })) found.push([entry.key, entry.value]);
+    for await (const entry of kv.list({ prefix: [group] }, options)) found.push([entry.key, entry.value]);
     return found;
   },
   async set([key, value]) {
