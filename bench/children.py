@@ -4,15 +4,12 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
-from bench.nats_child import READY
-
-_READY_SECONDS = 120.0
-_GRACE_SECONDS = 10.0
+from bench import processes
 
 
 class Child:
@@ -33,44 +30,25 @@ class Child:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1024 / 1024
 
     async def end(self) -> None:
-        """Close its input, which ends it in good order; one that does not heed this is killed."""
+        """Close its input, which ends it in good order."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        try:
-            async with asyncio.timeout(_GRACE_SECONDS):
-                told = (await self._process.stdout.read()).decode().splitlines()
-                # One that is told to end before it was ready says so only now.
-                if told and told[-1] != READY:
-                    self.packages = msgspec.json.decode(told[-1], type=list[str])
-                await self._process.wait()
-        finally:
-            if self._process.returncode is None:
-                with suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
+        async with processes.ending(self._process):
+            told = (await self._process.stdout.read()).decode().splitlines()
+            # One that is told to end before it was ready says so only now.
+            if told and told[-1] != processes.READY:
+                self.packages = msgspec.json.decode(told[-1], type=list[str])
 
 
 @asynccontextmanager
 async def child(module: str, *arguments: object) -> AsyncIterator[Child]:
     """A module run as a process of its own, for as long as the block lasts and no longer than we live."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
-        *map(str, arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        # Ctrl-C in a terminal reaches a whole session: the children's turn comes after the clients'.
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    started = Child(process)
+    process = await processes.started(sys.executable, "-m", module, *map(str, arguments))
+    served = Child(process)
     try:
-        async with asyncio.timeout(_READY_SECONDS):
-            said = await process.stdout.readline()
-        if said.decode().strip() != READY:
+        if not await processes.is_ready(process):
             raise RuntimeError(f"{module} did not start")
-        yield started
+        yield served
     finally:
-        await started.end()
+        await served.end()

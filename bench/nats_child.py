@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 import uvloop
 
-READY = "ready"
+from bench.processes import READY
 
 
 def run(serving: AbstractAsyncContextManager[None]) -> None:

@@ -15,15 +15,13 @@ import deno  # type: ignore[import-untyped]
 import msgspec
 from msgspec import Struct
 
+from bench import processes
 from bench.contest import Contestant, Entrant, Opening, Operation, same
 from bench.data import Pair
 from bench.harness import Timed, Unavailable
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _TOOLS = Path(__file__).parent.parent / ".venvs" / "npm"
-_LONGEST_LINE_BYTES = 256 * 1024 * 1024
-_READY_SECONDS = 60.0
-_GRACE_SECONDS = 10.0
 _INSTALL_SECONDS = 120.0
 
 
@@ -68,34 +66,18 @@ class Script(Contestant):
         return msgspec.json.decode(answer, type=_Lap)
 
     async def close(self) -> None:
-        """Close its input, which ends it in good order; one that does not heed this is killed."""
+        """Close its input, which ends it in good order."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            async with asyncio.timeout(_GRACE_SECONDS):
-                await self._process.wait()
-        finally:
-            if self._process.returncode is None:
-                with suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
+        async with processes.ending(self._process):
+            pass
 
 
 async def _entered(opening: Opening, *command: str) -> Script:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_LONGEST_LINE_BYTES,
-        # Ctrl-C in a terminal reaches a whole session: the children end when we close their input.
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+    process = await processes.started(*command)
     script = Script(process)
     try:
-        async with asyncio.timeout(_READY_SECONDS):
-            said = await process.stdout.readline()
-        if said != b"ready\n":
+        if not await processes.is_ready(process):
             raise Unavailable(f"{Path(command[0]).name} did not start")
         # Deno KV takes 800 KiB per atomic write at the most.
         for pairs in opening.chunks(10 if opening.task.large else 500):

