@@ -1,6 +1,7 @@
 """What the number of keys costs: gets, sets, lists and sweeps in stores of a thousand to five million keys."""
 
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -27,9 +28,17 @@ WRITES = (
 _HELD_UP_TO = 1_000_000
 _BAR = 0.5
 _SAMPLE = 100_000
+_BYTES_PER_KEY = 400
+"""Of a file and its log, at the most."""
 _SWEPT = 500
 _CHUNK = 100_000
 """Written at once: five million keys by thousands would take four times as long."""
+
+
+def fitting(sizes: tuple[int, ...], folder: Path) -> tuple[int, ...]:
+    """The sizes for which there is disk, with as much again for logs and left to others."""
+    free = shutil.disk_usage(folder).free
+    return tuple(size for size in sizes if size * _BYTES_PER_KEY * 2 < free)
 
 
 class Grown(Keyloft):

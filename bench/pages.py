@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import charts, report, tables
 from bench.charts import Bar, Line, Panel
-from bench.figures import Row
+from bench.figures import Row, number
 from bench.report import Results
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +27,13 @@ SHOWN = ("get", "set-64", "list", "set")
 """What the README's chart has: two that win and two that are hard."""
 SHORT = ("get", "get_many", "list", "set", "set-64", "check-and-set", "set-relaxed", "service-get-64", "service-set-64")
 """What the README's table has; and whatever is lost."""
+GROWN = {
+    "growth-get": "get",
+    "growth-list": "list of 1,000",
+    "growth-set": "durable set",
+    "growth-set-64": "durable set, 64 concurrent",
+    "growth-sweep": "sweep of 500",
+}
 KNOWN = dict.fromkeys(READS + WRITES, "Deno KV") | dict.fromkeys(SERVED, "Valkey, appendfsync always")
 
 
@@ -116,8 +123,23 @@ def _kept(rows: Mapping[str, Row]) -> str:
 
 
 def _growth(rows: Mapping[str, Row]) -> str:
-    shown = [tables.of_row(row) for name, row in rows.items() if name.startswith("growth-")]
-    return "\n\n".join(shown)
+    """Microseconds of each operation, and bytes, by size."""
+    timed = [name for name in GROWN if name in rows]
+    if not timed:
+        return ""
+    weights = {figure.name: figure for figure in rows["growth-size"].figures} if "growth-size" in rows else {}
+    lines = []
+    for reached in rows[timed[0]].arms:
+        line = [reached.name]
+        for name in timed:
+            found = next((other for other in rows[name].arms if other.name == reached.name), None)
+            line.append(tables.DASH if found is None else number(found.figures["p50"].median * 1000))
+        for what in ("file", "memory"):
+            weight = weights.get(f"{reached.name}, {what}")
+            line.append(tables.DASH if weight is None else number(weight.median))
+        lines.append(line)
+    head = ["", *[f"{GROWN[name]}, µs" for name in timed], "file, bytes per key", "memory, MB"]
+    return tables.table(head, lines)
 
 
 def _charts(rows: Mapping[str, Row]) -> dict[str, str]:
@@ -154,16 +176,9 @@ def _kind(name: str) -> str:
 
 
 def _grown(rows: Mapping[str, Row]) -> str:
-    names = {
-        "growth-get": "get",
-        "growth-list": "list of 1,000",
-        "growth-set": "durable set",
-        "growth-set-64": "durable set, 64 concurrent",
-        "growth-sweep": "sweep of 500",
-    }
     series = [
         Line(label, tuple((_size(reached.name), reached.figures["p50"].median * 1000) for reached in rows[name].arms))
-        for name, label in names.items()
+        for name, label in GROWN.items()
         if name in rows
     ]
     subtitle = "median time of one operation in stores of different sizes; both scales are logarithmic"

@@ -14,7 +14,7 @@ from bench import service_peers as services
 from bench.bench import Bench
 from bench.contest import IN_FLIGHT, Entrant, Task, arm, home_of
 from bench.figures import Row, of_rates
-from bench.growth import Growth
+from bench.growth import Growth, fitting
 from bench.harness import Course
 
 
@@ -106,7 +106,8 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
         rows[task.name] = partial(_row, course, task, LIBRARIES, stored, scale.seconds, quick)
     for task in SERVED:
         rows[task.name] = partial(_row, course, task, SERVICES, scale.served, scale.seconds, quick)
-    rows |= Growth(growing, scale.sizes, scale.seconds).rows()
+    sizes = fitting(scale.sizes, folder)
+    rows |= Growth(growing, sizes, scale.seconds).rows()
     rows["load-set"] = lambda: load.row(loading, "set", scale.stored, scale.callers, scale.load_seconds)
     rows["load-get"] = lambda: load.row(loading, "get", scale.stored, scale.callers, scale.load_seconds)
     return Bench(
@@ -116,6 +117,7 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
             f"some 100 bytes, {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up",
             "Deno and Bun measure inside their own processes; a library without tasks is called in a plain loop where "
             f"{IN_FLIGHT} are concurrent",
+            *["growth stops where the disk is full"] * (sizes != scale.sizes),
         ],
         about=scripted.versions()
         | {name: version(name) for name in ("diskcache", "sqlitedict", "py-key-value-aio", "aiosqlite", "sqlalchemy")}
