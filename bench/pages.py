@@ -72,7 +72,9 @@ def parts(found: Mapping[str, Results], drawn: Mapping[str, str], page: str) -> 
         made[name] = _everything(results) if results else NOT_YET
         made[f"{name}-bars"] = tables.bars(results.rows.values()) if results else NOT_YET
     peers = found["peers"].rows if "peers" in found else {}
-    arms = list(dict.fromkeys(reached.name for row in peers.values() for reached in row.arms))
+    arms = list(
+        dict.fromkeys(name for row in peers.values() for name in (*[arm.name for arm in row.arms], *row.absent))
+    )
     made["peers-reads"] = tables.matrix(peers, READS, arms) if peers else NOT_YET
     made["peers-writes"] = tables.matrix(peers, WRITES, arms) if peers else NOT_YET
     made["peers-services"] = tables.matrix(peers, SERVED, arms) if peers else NOT_YET

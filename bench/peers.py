@@ -11,7 +11,7 @@ from msgspec import Struct
 from bench import inline, libraries, load, orm, ours, scripted
 from bench import nats_contestants as nats
 from bench import service_peers as services
-from bench.bench import Bench
+from bench.benchmark import Benchmark
 from bench.contest import IN_FLIGHT, Entrant, Task, arm, home_of
 from bench.figures import Row, of_rates
 from bench.growth import Growth, fitting
@@ -95,7 +95,7 @@ BARS: dict[str, dict[str, float]] = {
 """How many times as much Keyloft is to reach."""
 
 
-def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     scale = QUICK if quick else FULL
     course = closing.enter_context(Course(folder, scale.rounds))
     growing = closing.enter_context(Course(folder, scale.growth_rounds))
@@ -110,7 +110,7 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
     rows |= Growth(growing, sizes, scale.seconds).rows()
     rows["load-set"] = lambda: load.row(loading, "set", scale.stored, scale.callers, scale.load_seconds)
     rows["load-get"] = lambda: load.row(loading, "get", scale.stored, scale.callers, scale.load_seconds)
-    return Bench(
+    return Benchmark(
         rows=rows,
         notes=[
             f"{scale.stored:,} keys (services: {scale.served:,}; 64 KiB values: {scale.large_stored}), JSON objects of "

@@ -105,27 +105,33 @@ async def _enter_bun_wal(opening: Opening) -> Script:
     return await _entered(opening, bun(), str(_SCRIPTS / "bun_plan.js"), str(opening.folder / "bun.db"), "wal")
 
 
-@cache
 def bun() -> str:
     """The path of Bun: the one on the PATH, or one that npm brings.
 
     Raises:
         Unavailable: There is none, and npm is not there or does not bring it.
     """
+    path, why = _looked_for_bun()
+    if path is None:
+        raise Unavailable(why)
+    return path
+
+
+@cache
+def _looked_for_bun() -> tuple[str | None, str]:
+    """The path, or why there is none; npm is asked once."""
     installed = _TOOLS / "node_modules" / ".bin" / "bun"
-    if found := shutil.which("bun"):
-        return found
-    if not installed.exists():
-        npm = shutil.which("npm")
-        if npm is None:
-            raise Unavailable("neither bun nor npm is installed")
-        _TOOLS.mkdir(parents=True, exist_ok=True)
-        command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(_TOOLS), "bun"]
-        try:
-            subprocess.run(command, capture_output=True, check=True, timeout=_INSTALL_SECONDS)
-        except (OSError, subprocess.SubprocessError):
-            raise Unavailable("npm could not install bun") from None
-    return str(installed)
+    found = shutil.which("bun") or (str(installed) if installed.exists() else None)
+    npm = shutil.which("npm")
+    if found is not None or npm is None:
+        return found, "neither bun nor npm is installed"
+    _TOOLS.mkdir(parents=True, exist_ok=True)
+    command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(_TOOLS), "bun"]
+    try:
+        subprocess.run(command, capture_output=True, check=True, timeout=_INSTALL_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return None, "npm could not install bun"
+    return str(installed), ""
 
 
 def versions() -> dict[str, str]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bench import disk, ours
 from bench import semantic_arms as arms
-from bench.bench import Bench
+from bench.benchmark import Benchmark
 from bench.contest import IN_FLIGHT, Task, arm
 from bench.data import GROUP
 from bench.figures import Row, of_rates, within
@@ -41,12 +41,12 @@ FULL = Scale(10_000, 25, 1.0)
 QUICK = Scale(2000, 2, 0.2)
 
 
-def prepared(quick: bool, folder: Path, closing: ExitStack) -> Bench:
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     scale = QUICK if quick else FULL
     logging.getLogger("keyloft").setLevel(logging.WARNING)
     place = closing.enter_context(serving(folder))
     measure = _Measure(scale, closing.enter_context(Course(folder, scale.rounds)), place.url, closing)
-    return Bench(
+    return Benchmark(
         rows={
             "get": measure.gets,
             "put": measure.puts,

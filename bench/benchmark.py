@@ -10,7 +10,7 @@ from msgspec import Struct
 from bench.figures import Row
 
 
-class Bench(Struct, frozen=True):
+class Benchmark(Struct, frozen=True):
     """A benchmark that is ready to run."""
 
     rows: dict[str, Callable[[], Row]]
@@ -21,5 +21,5 @@ class Bench(Struct, frozen=True):
     """What the figures depend on, beside what all benchmarks have in common."""
 
 
-Preparing: TypeAlias = Callable[[bool, Path, ExitStack], Bench]
+Preparing: TypeAlias = Callable[[bool, Path, ExitStack], Benchmark]
 """Each benchmark has one, `prepared`: told whether to be quick, which folder is its own, and what ends with it."""
