@@ -59,6 +59,8 @@ def bars(title: str, panels: Sequence[Panel], columns: int = 2, width: int = 960
             drawn.append(_panel(panel, _PADDING + column * (panel_width + _PADDING), top, panel_width))
         top += max(len(panel.bars) for panel in in_row) * _ROW + 62
     subtitle = "operations per second, median of the rounds (line: lowest to highest); more is better; log scale"
+    if any("†" in bar.label for panel in panels for bar in panel.bars):
+        subtitle += "; † acknowledged before it is on disk"
     return _page(title, subtitle, width, top + 4, drawn)
 
 

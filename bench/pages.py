@@ -118,7 +118,7 @@ def _kept(rows: Mapping[str, Row]) -> str:
     kept: dict[tuple[str, str], None] = {}
     for name in WRITES + SERVED:
         for reached in rows[name].arms if name in rows else ():
-            kind = "relaxed" if "relaxed" in name or not reached.kept.startswith("on disk") else "durable"
+            kind = "relaxed" if "relaxed" in name or not reached.kept.startswith(tables.ON_DISK) else "durable"
             if reached.kept:
                 kept[(f"{reached.name}, {kind}", reached.kept)] = None
     return tables.table(["", "an acknowledged write, if power fails"], [list(pair) for pair in kept], texts=(0, 1))
@@ -162,11 +162,12 @@ def _bars(title: str, rows: Mapping[str, Row], names: tuple[str, ...]) -> str:
     for name in names:
         row = rows.get(name)
         if row is not None and row.arms:
-            made = [
-                Bar(reached.name, reached.rate.median, min(reached.rate.rounds), max(reached.rate.rounds), kind)
-                for reached in row.arms
-                for kind in (_kind(reached.name),)
-            ]
+            base = tables.arm_of(row, row.base)
+            made = []
+            for reached in row.arms:
+                rounds, less = reached.rate.rounds, base is not None and tables.keeps_less(reached, base)
+                label = reached.name + (tables.LESS if less else "")
+                made.append(Bar(label, reached.rate.median, min(rounds), max(rounds), _kind(reached.name)))
             panels.append(Panel(row.title, tuple(made)))
     return charts.bars(title, panels) if panels else ""
 

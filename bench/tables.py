@@ -6,6 +6,9 @@ from bench.figures import CPU, PERCENTS, Figure, Reached, Row, number, ratio
 from bench.report import spread
 
 DASH = "–"
+LESS = " †"
+"""Beside what acknowledges a write before it is on disk, where others wait for it."""
+ON_DISK = "on disk"
 LIMIT = "(the limit)"
 """What the name of an arm has that is no peer, but what can be reached at all."""
 
@@ -30,7 +33,7 @@ def of_row(row: Row) -> str:
 
 
 def _of_arms(row: Row) -> str:
-    base = _arm(row, row.base)
+    base = arm_of(row, row.base)
     with_cpu = any(CPU in reached.figures for reached in row.arms)
     with_kept = any(reached.kept for reached in row.arms)
     head = ["", "per second", *[f"p{percent}, ms" for percent in PERCENTS]]
@@ -72,18 +75,21 @@ def matrix(rows: Mapping[str, Row], names: Sequence[str], arms: Sequence[str]) -
 
 
 def _cell(row: Row, arm: str) -> str:
-    reached, base = _arm(row, arm), _arm(row, row.base)
+    reached, base = arm_of(row, arm), arm_of(row, row.base)
     if reached is None:
         return row.absent.get(arm, DASH)
     shown = number(reached.rate.median)
-    return f"**{shown}**" if base is not None and reached.rate.median > base.rate.median else shown
+    if base is None:
+        return shown
+    better = reached.rate.median > base.rate.median
+    return (f"**{shown}**" if better else shown) + (LESS if keeps_less(reached, base) else "")
 
 
 def losses(rows: Iterable[Row]) -> str:
     """Where somebody else reaches more than the base, or a limit is more than twice away."""
     lines = []
     for row in rows:
-        base = _arm(row, row.base)
+        base = arm_of(row, row.base)
         for reached in row.arms if base is not None else ():
             assert base is not None
             times = ratio(reached.rate, base.rate)
@@ -105,14 +111,14 @@ def best(rows: Mapping[str, Row], names: Collection[str], known: Mapping[str, st
     lines = []
     for name, best_known in known.items():
         row = rows.get(name)
-        base = _arm(row, row.base) if row else None
+        base = arm_of(row, row.base) if row else None
         if row is None or base is None:
             continue
         peers = [reached for reached in row.arms if _is_peer(reached, base)]
         fastest = max(peers, key=lambda reached: reached.rate.median)
         if name not in names and ratio(base.rate, fastest.rate).median >= 1:
             continue
-        other = _arm(row, best_known)
+        other = arm_of(row, best_known)
         lines.append(
             [
                 row.title,
@@ -125,9 +131,14 @@ def best(rows: Mapping[str, Row], names: Collection[str], known: Mapping[str, st
     return table(["", "Keyloft", "the fastest peer", "Keyloft : it", "and"], lines, texts=(0, 2, 4))
 
 
+def keeps_less(reached: Reached, base: Reached) -> bool:
+    """Whether it acknowledges writes before they are on disk, where the base does not."""
+    return base.kept.startswith(ON_DISK) and not reached.kept.startswith(ON_DISK)
+
+
 def _is_peer(reached: Reached, base: Reached) -> bool:
-    keeps = not base.kept or not base.kept.startswith("on disk") or reached.kept.startswith("on disk")
-    return keeps and LIMIT not in reached.name and not reached.name.startswith(base.name)
+    is_ours = reached.name.startswith(base.name)
+    return not keeps_less(reached, base) and LIMIT not in reached.name and not is_ours
 
 
 def _ours_to(base: Reached, other: Reached) -> str:
@@ -136,7 +147,7 @@ def _ours_to(base: Reached, other: Reached) -> str:
     return shown if times >= 1 else f"**{shown}**"
 
 
-def _arm(row: Row, name: str | None) -> Reached | None:
+def arm_of(row: Row, name: str | None) -> Reached | None:
     return next((reached for reached in row.arms if reached.name == name), None)
 
 

@@ -161,8 +161,9 @@ def test_a_table_of_bars_has_the_bar_beside_the_ratio() -> None:
 
 def test_a_matrix_has_dashes_for_what_is_not_known_and_bold_for_what_wins() -> None:
     rows = {"set": peers(), "get": Row("get", (reached("Keyloft", 5),), "Keyloft")}
-    shown = tables.matrix(rows, ("set", "get"), ("Keyloft", "faster"))
-    assert shown.splitlines()[2:] == ["| Keyloft | 110 | 5.00 |", "| faster | **220** | – |"]
+    shown = tables.matrix(rows, ("set", "get"), ("Keyloft", "faster", "careless"))
+    lines = ["| Keyloft | 110 | 5.00 |", "| faster | **220** | – |", "| careless | **900** † | – |"]
+    assert shown.splitlines()[2:] == lines
 
 
 def test_losing_rows_are_left_in() -> None:
