@@ -197,10 +197,15 @@ class _Turns:
         self._figures: dict[str, tuple[str, list[float]]] = {}
 
     def warm_up(self, chances: random.Random) -> None:
+        """A round or two; the first one is too cold to tell how many operations fill the time."""
+        self._warm(chances)
+        if self.arm.seconds is not None:
+            self._warm(chances)
+
+    def _warm(self, chances: random.Random) -> None:
         took = self._runner.run(self._round(chances)).took
         if self.arm.seconds is not None:
-            self._operations = max(1, int(self.arm.operations * self.arm.seconds / took))
-            self._runner.run(self._round(chances))
+            self._operations = max(1, int(self._operations * self.arm.seconds / took))
 
     def take(self, chances: random.Random) -> None:
         done = self._runner.run(self._round(chances))
