@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from keyloft.errors import KeyloftError
+from keyloft.errors import Busy, KeyloftError
 from keyloft.records import Key, Record, Space
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -132,10 +132,18 @@ class Upkeep(Protocol):
             AlreadyThere: And others are to be refused.
         """
 
-    async def become(self, source: Snapshot, progress: Progress) -> int:
+    async def become(self, source: Snapshot, progress: Progress, *, clock: int | None = None) -> int:
         """Replace all that is stored by what the source holds, all of it or nothing; returns how many rows that is.
 
         The clock goes on from the higher of the two.
+
+        Args:
+            source: What it becomes.
+            progress: Told of the rows.
+            clock: What the clock must still be: whoever looked at what is to be replaced knows that nothing was added.
+
+        Raises:
+            Busy: It is another one; nothing was changed.
         """
 
     async def damage(self, progress: Progress) -> list[str]:
@@ -149,9 +157,23 @@ class Upkeep(Protocol):
         """
 
     async def compact(self) -> None:
-        """Give back the room of what was removed."""
+        """Give back the room of what was removed.
+
+        Raises:
+            Busy: Others hold what is to be given back.
+        """
 
     async def aclose(self) -> None: ...
+
+
+def check_clock(before: int, clock: int | None) -> None:
+    """Refuse to replace what nobody has looked at.
+
+    Raises:
+        Busy: Somebody has written since the clock was this one.
+    """
+    if clock is not None and before != clock:
+        raise Busy("somebody wrote into the database meanwhile; nothing was changed: try again")
 
 
 def weigh(

@@ -14,7 +14,19 @@ from keyloft.engines.postgres_links import PAUSE_SECONDS, Link, Transaction
 from keyloft.engines.postgres_server import Failure, PostgresServer
 from keyloft.engines.sqlite_upkeep import SqliteUpkeep
 from keyloft.records import Key, Record, Space
-from keyloft.upkeep import EVERYTHING, Existing, Facts, Loaded, Progress, Range, Size, Snapshot, clock_after, weigh
+from keyloft.upkeep import (
+    EVERYTHING,
+    Existing,
+    Facts,
+    Loaded,
+    Progress,
+    Range,
+    Size,
+    Snapshot,
+    check_clock,
+    clock_after,
+    weigh,
+)
 from keyloft.values import JSON
 
 T = TypeVar("T")
@@ -210,8 +222,9 @@ class PostgresUpkeep:
 
         return await self._write(work)
 
-    async def become(self, source: Snapshot, progress: Progress) -> int:
+    async def become(self, source: Snapshot, progress: Progress, *, clock: int | None = None) -> int:
         async def work(transaction: Transaction, before: int, now: int) -> tuple[int, int]:
+            check_clock(before, clock)
             done = 0
             for table in _TABLES.values():
                 await transaction.execute(f"DELETE FROM {table.name}")

@@ -89,12 +89,12 @@ class SqliteFile:
             # The log stays beside the file, and the next opening takes it in: nothing is lost.
             logger.warning("closing failed: %s", self.explain(error))
 
-    def translated(self, work: Callable[[], T]) -> T:
+    def translated(self, work: Callable[[], T], connection: apsw.Connection | None = None) -> T:
         """Do something with a connection; let its errors name the file and the reason."""
         try:
             return work()
         except apsw.Error as error:
-            raise self.explain(error) from error
+            raise self.explain(error, connection) from error
 
     def explain(self, error: apsw.Error, connection: apsw.Connection | None = None) -> DatabaseError:
         """The error that tells a user what is wrong with which file."""
@@ -142,7 +142,7 @@ class SqliteFile:
     def _open_writer(self) -> apsw.Connection:
         connection = self._connect()
         try:
-            connection.set_busy_handler(_wait_patiently())
+            connection.set_busy_handler(wait_patiently())
             if connection.readonly("main"):
                 raise ReadOnly(f"{self.path} can't be written: the file is read-only for this user")
             stamp = self._stamp(connection)
@@ -269,7 +269,7 @@ class SqliteFile:
 _FULL = "no space is left for {}; nothing of this write was kept, and writes work again once there is space"
 
 
-def _wait_patiently() -> Callable[[int], bool]:
+def wait_patiently(is_given_up: Callable[[], bool] = lambda: False) -> Callable[[int], bool]:
     """A busy handler for many writers: SQLite's own sleeps up to 100 ms at a time, and so starves the patient."""
     began = 0.0
 
@@ -277,7 +277,7 @@ def _wait_patiently() -> Callable[[int], bool]:
         nonlocal began
         if calls == 0:
             began = time.monotonic()
-        elif time.monotonic() - began > limits.BUSY_SECONDS:
+        elif is_given_up() or time.monotonic() - began > limits.BUSY_SECONDS:
             return False
         time.sleep(0.0005 if calls < 20 else 0.002)
         return True

@@ -13,18 +13,42 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.clock import SystemClock
-from keyloft.engines.layouts import LAYOUTS, NEVER, READ_CLOCK, REVISION, WRITE_CLOCK, Row, milliseconds, time_text
-from keyloft.engines.sqlite_file import SqliteFile
+from keyloft.engines.layouts import (
+    CREATE,
+    LAYOUTS,
+    NEVER,
+    READ_CLOCK,
+    REVISION,
+    WRITE_CLOCK,
+    Row,
+    milliseconds,
+    time_text,
+)
+from keyloft.engines.sqlite_file import SqliteFile, wait_patiently
 from keyloft.engines.worker import Worker
-from keyloft.errors import DatabaseError, Undecodable
+from keyloft.errors import Busy, DatabaseError, Undecodable
 from keyloft.records import Key, Record, Space
-from keyloft.upkeep import EVERYTHING, Existing, Facts, Loaded, Progress, Range, Size, Snapshot, clock_after, weigh
+from keyloft.upkeep import (
+    EVERYTHING,
+    Existing,
+    Facts,
+    Loaded,
+    Progress,
+    Range,
+    Size,
+    Snapshot,
+    check_clock,
+    clock_after,
+    weigh,
+)
 from keyloft.values import JSON
 
 T = TypeVar("T")
 
 _PAGES_AT_ONCE: Final = 1000
 _LOG_PAGES: Final = 8000
+_MADE: Final = [statement.split()[2] for statement in CREATE if statement.startswith("CREATE")]
+"""The names of our tables and indexes."""
 
 
 class _Table(Struct, frozen=True):
@@ -168,16 +192,17 @@ class SqliteUpkeep:
     async def load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
         return await self.do(partial(self._load, rows, clock, existing))
 
-    async def become(self, source: Snapshot, progress: Progress) -> int:
+    async def become(self, source: Snapshot, progress: Progress, *, clock: int | None = None) -> int:
         writer = await self.do(self.writer)
         done = 0
-        await self.do(partial(_begin, writer, "IMMEDIATE"))
         try:
+            await self.do(partial(_begin, writer, "IMMEDIATE"), writer)
+            check_clock(await self.do(partial(_clock, writer, self.file)), clock)
             for table in _TABLES.values():
-                await self.do(partial(_clear, writer, table))
+                await self.do(partial(_clear, writer, table), writer)
             for part in EVERYTHING:
                 async for rows in source.rows(part):
-                    await self.do(partial(_put, writer, part.space, rows))
+                    await self.do(partial(_put, writer, part.space, rows), writer)
                     done += len(rows)
                     progress(done, done)
             await self.do(partial(self._settle_clock, writer, source.clock))
@@ -196,8 +221,10 @@ class SqliteUpkeep:
         reader = await self.do(partial(self.file.open_reader, cache_mib=16))
 
         def look() -> list[str]:
-            told = [str(row[0]) for row in reader.execute("PRAGMA integrity_check(100)").fetchall()]
-            return [] if told == ["ok"] else told
+            there = {name for (name,) in reader.execute("SELECT name FROM sqlite_schema").fetchall()}
+            missing = [f"{name} is missing" for name in _MADE if name not in there]
+            told = [line for (text,) in reader.execute("PRAGMA integrity_check(100)") for line in text.splitlines()]
+            return missing if told == ["ok"] else missing + [line for line in told if not line.startswith("***")]
 
         try:
             return await self.do(look, reader)
@@ -209,7 +236,12 @@ class SqliteUpkeep:
 
         def work() -> None:
             writer.execute("VACUUM").fetchall()
-            writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            [[is_busy, *_]] = writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if is_busy:
+                raise Busy(
+                    f"{self.file.path} is compact, but others still read it as it was, so its room is not yet given "
+                    "back: try again when they are done"
+                )
 
         await self.do(work, writer)
 
@@ -232,7 +264,7 @@ class SqliteUpkeep:
         copying = await self.do(partial(self._writer.backup, "main", source, "main"))
         try:
             while not copying.done:
-                await self.do(partial(copying.step, _PAGES_AT_ONCE))
+                await self.do(partial(copying.step, _PAGES_AT_ONCE), self._writer)
                 progress(copying.page_count - copying.remaining, copying.page_count)
         finally:
             await self.do(copying.finish)
@@ -251,7 +283,7 @@ class SqliteUpkeep:
 
     async def do(self, job: Callable[[], T], connection: apsw.Connection | None = None) -> T:
         """Do something on the thread; whoever is cancelled stops what its connection is at."""
-        doing = asyncio.ensure_future(self._worker.call(partial(self.file.translated, job)))
+        doing = asyncio.ensure_future(self._worker.call(partial(self.file.translated, job, connection)))
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
@@ -264,8 +296,9 @@ class SqliteUpkeep:
     def writer(self) -> apsw.Connection:
         """The connection that writes; on the thread."""
         if self._writer is None:
-            self._writer = self.file.open_writer()
-            self._writer.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}").fetchall()
+            self._writer = writer = self.file.open_writer()
+            writer.set_busy_handler(wait_patiently(lambda: writer.is_interrupted))
+            writer.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}").fetchall()
         return self._writer
 
     def _load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
