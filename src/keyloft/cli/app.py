@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import keyloft
-from keyloft.cli import change, doctor, keep, look, move, plugin, service, workflows
+from keyloft.cli import change, check, doctor, keep, look, move, plugin, schema, service, stats, workflows
 from keyloft.cli.terminal import say
 
 app = typer.Typer(
@@ -30,5 +30,5 @@ def about(
     """A key-value store with several faces."""
 
 
-for room in (service, look, change, plugin, workflows, move, keep, doctor):
+for room in (service, look, stats, change, plugin, workflows, move, keep, check, schema, doctor):
     room.add_to(app)

@@ -1,57 +1,264 @@
-"""The commands that keep a database in order: `migrate`."""
+"""The commands that save a database, bring it back, and give back its room: `backup`, `restore`, `compact`."""
 
 import os
-from typing import Annotated
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
-from keyloft.cli.options import Yes, with_settings
-from keyloft.cli.terminal import remark, told
-from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError
-from keyloft.server.config import Flags, load
+from keyloft.cli.compare import Digest, digest
+from keyloft.cli.files import put_in_place
+from keyloft.cli.options import AsJson, Yes, with_settings
+from keyloft.cli.progress import progress
+from keyloft.cli.stores import file_of, finished, named_database, upkeep_of, with_upkeep
+from keyloft.cli.terminal import confirm, is_for_people, remark, say, show_json, sized, told
+from keyloft.errors import Busy, CannotOpen, DatabaseError, DiskFull, InvalidArgument, NotADatabase
+from keyloft.server.config import Flags
+from keyloft.upkeep import EVERYTHING, Facts, Snapshot, Upkeep
 from keyloft.urls import without_password
+
+_NOBODY_ELSE: Final = 0o600
+
+Target: TypeAlias = Annotated[str, typer.Argument(metavar="FILE", help="Where to write it: an SQLite file.")]
+Backup: TypeAlias = Annotated[str, typer.Argument(metavar="FILE", help="What `keyloft backup` wrote.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("migrate")(told(with_settings("database")(migrate)))
+    for name, command in (("backup", backup), ("restore", restore), ("compact", compact)):
+        app.command(name)(told(with_settings("database")(command)))
 
 
-def migrate(
+def backup(
+    file: Target,
     *,
-    yes: Yes = False,
-    to: Annotated[
-        str,
-        typer.Option(
-            metavar="REVISION",
-            help="head, or how far back: -1 for one step, base for a database without Keyloft. Going back deletes what "
-            "the earlier schema can't hold.",
-        ),
-    ] = "head",
+    force: Annotated[bool, typer.Option("--force", help="FILE may exist already; it is replaced.")] = False,
+    as_json: AsJson = False,
     flags: Flags,
 ) -> int:
-    """Bring the schema of a database to another version.
+    """Write all that is stored at this moment into a file, while others go on writing.
 
-    To the version that this Keyloft reads and writes, or back to an earlier one. Nothing else may use the database
-    meanwhile.
+    The file is an SQLite database, of PostgreSQL, too. It has its name once it is complete, checked, and on disk.
+
+    Example: keyloft backup nightly.db
     """
-    from keyloft import migrations
+    url, target = named_database(flags), _path(file)
+    source = file_of(url)
+    if source is not None and _is_same(source, target):
+        raise InvalidArgument(f"{file} is the database itself: name another file")
+    if os.path.lexists(target) and not force:
+        raise InvalidArgument(f"{target} exists already, and is left as it is: name another file, or say --force")
 
-    database = load(flags, only=["database"]).database
-    goes_back = to == "base" or to.startswith("-")
-    if goes_back and not yes:
-        raise InvalidArgument(
-            f"going back deletes what the earlier schema can't hold, in {without_password(database)}: "
-            "stop what uses it, make a copy, then say --yes"
-        )
+    async def work(upkeep: Upkeep) -> dict[str, Any]:
+        mode = _NOBODY_ELSE if source is None else _mode(source)
+        with put_in_place(target, mode=mode, force=force) as unfinished:
+            with progress("saving") as advance:
+                await upkeep.backup(str(unfinished), advance)
+            rows, clock = await _checked(unfinished)
+        return {"file": str(target), "rows": rows, "bytes": target.stat().st_size, "clock": clock}
+
     try:
-        (migrations.downgrade if goes_back else migrations.upgrade)(database, to)
-    except KeyloftError:
-        raise
-    except Exception as error:
-        if os.environ.get("KEYLOFT_DEBUG"):
-            raise
-        # The databases' own errors come with the whole statement: the first line says what is wrong.
-        raise DatabaseError(f"the migration failed: {str(error).splitlines()[0]}") from error
-    what = f"went back ({to})" if goes_back else "has the schema of this version" if to == "head" else "went on"
-    remark(f"{without_password(database)} {what}")
+        made = with_upkeep(url, work)
+    except DiskFull:
+        raise DiskFull(f"no space is left for {target}: the backup was not made, and nothing of it is left") from None
+    if as_json or not is_for_people():
+        show_json(made, as_json=True)
+    else:
+        say(f"{target} holds {made['rows']:,} rows in {sized(made['bytes'])}, up to version {made['clock']}")
     return 0
+
+
+def restore(
+    file: Backup,
+    *,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="All that is in the database now is lost; asks before, with the number.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    flags: Flags,
+) -> int:
+    """Bring back what a backup holds, into a database that is empty, or not there yet.
+
+    All of it or nothing; what is there is compared with the backup afterwards. A service that runs goes on.
+
+    Example: keyloft restore nightly.db --database app.db
+    """
+    url, source = named_database(flags), _path(file)
+    target = file_of(url)
+    if not source.exists():
+        raise CannotOpen(f"there is no file {source}")
+    if target is not None and _is_same(source, target):
+        raise InvalidArgument(f"{file} is the database itself: --database names where to restore it")
+
+    saved, lost = finished(_look(source, url))
+    if lost:
+        _ask(url, lost, saved, replace=replace, yes=yes)
+    made = {"file": str(source), "database": without_password(url), **finished(_restored(source, url, had=lost))}
+    if not made["verified"]:
+        remark("Others wrote into the database meanwhile: it can't be compared with the backup any more.")
+    if as_json or not is_for_people():
+        show_json(made, as_json=True)
+    else:
+        verified = ", the same as in the backup" if made["verified"] else " of the backup, and what others wrote since"
+        say(f"{made['database']} holds {made['rows']:,} rows{verified}, up to version {made['clock']}")
+    return 0
+
+
+def compact(*, as_json: AsJson = False, flags: Flags) -> int:
+    """Give back the room of what was removed.
+
+    An SQLite file is written anew: it needs as much free space again meanwhile, and whoever writes waits. PostgreSQL
+    frees the room for new rows, and keeps most of it.
+
+    Example: keyloft compact --database app.db
+    """
+    url = named_database(flags)
+
+    async def work(upkeep: Upkeep) -> tuple[Facts, Facts]:
+        before = await upkeep.facts()
+        with progress("compacting"):
+            await upkeep.compact()
+        return before, await upkeep.facts()
+
+    before, after = with_upkeep(url, work)
+    if as_json or not is_for_people():
+        sizes = {"before": _sizes(before), "after": _sizes(after)}
+        show_json({"database": without_password(url), **sizes}, as_json=True)
+    else:
+        say(f"{without_password(url)} took {_taken(before)}, and takes {_taken(after)}")
+    return 0
+
+
+async def _checked(file: Path) -> tuple[int, int]:
+    """How many rows a backup has, and its clock; it opens, and is whole."""
+    async with upkeep_of(str(file)) as upkeep:
+        with progress("checking") as advance:
+            if found := await upkeep.damage(advance):
+                raise DatabaseError(f"{file} is damaged: {found[0]}; `keyloft check --database {file}` tells all")
+        return await _counted(upkeep)
+
+
+async def _counted(upkeep: Upkeep) -> tuple[int, int]:
+    """How many rows there are, and the clock."""
+    rows = 0
+    with progress("counting") as advance:
+        async with upkeep.snapshot() as snapshot:
+            for part in EVERYTHING:
+                async for some in snapshot.sizes(part):
+                    rows += len(some)
+                    advance(rows, rows)
+            return rows, snapshot.clock
+
+
+async def _look(source: Path, url: str) -> tuple[int, int]:
+    """How many rows a backup would bring, and how many it would take away."""
+    saved, _ = await _checked(source)
+    try:
+        if (file := file_of(url)) is not None and not file.exists():
+            return saved, 0
+        async with upkeep_of(url) as target:
+            return saved, (await _counted(target))[0]
+    except NotADatabase:
+        return saved, 0
+
+
+def _ask(url: str, lost: int, saved: int, *, replace: bool, yes: bool) -> None:
+    """Have it said that what is stored is to be lost."""
+    name = without_password(url)
+    if not replace:
+        raise InvalidArgument(
+            f"{name} holds {lost:,} rows, which would be lost, and is left as it is: restore into another database, or "
+            "say --replace"
+        )
+    if not yes:
+        confirm(f"Replace the {lost:,} rows in {name} by the {saved:,} of the backup?")
+
+
+async def _restored(source: Path, url: str, *, had: int) -> dict[str, Any]:
+    target = file_of(url)
+    async with upkeep_of(str(source)) as saved:
+        if target is not None and not target.exists():
+            return await _restored_file(saved, source, target)
+        async with saved.snapshot() as wanted, _ours(url) as upkeep:
+            rows, clock = await _counted(upkeep)
+            if rows and not had:
+                raise Busy(f"somebody wrote into {without_password(url)} meanwhile; nothing was changed")
+            held = await _digest(wanted)
+            with progress("restoring", held.rows) as advance:
+                # Where nothing was to be lost, nothing may have come meanwhile.
+                await upkeep.become(wanted, advance, clock=None if had else clock)
+            alone = wanted.clock if clock < wanted.clock else clock + 1
+            async with upkeep.snapshot() as found:
+                verified = await _verified(held, found, alone=found.clock == alone)
+                return {"rows": held.rows, "clock": found.clock, "verified": verified}
+
+
+async def _restored_file(saved: Upkeep, source: Path, target: Path) -> dict[str, Any]:
+    """Make the file anew, with what other programs had in it."""
+    for left in [target.with_name(f"{target.name}{ending}") for ending in ("-wal", "-journal")]:
+        if left.exists():
+            raise CannotOpen(f"{left} is there without {target}, and SQLite would apply it: move it away first")
+    with put_in_place(target, mode=_mode(source)) as unfinished:
+        with progress("restoring") as advance:
+            await saved.backup(str(unfinished), advance)
+        async with upkeep_of(str(unfinished)) as made, saved.snapshot() as wanted, made.snapshot() as found:
+            held = await _digest(wanted)
+            await _verified(held, found, alone=True)
+            return {"rows": held.rows, "clock": found.clock, "verified": True}
+
+
+@asynccontextmanager
+async def _ours(url: str) -> AsyncIterator[Upkeep]:
+    """A whole database, in which our tables are made if there are none."""
+    try:
+        async with upkeep_of(url):
+            make = False
+    except NotADatabase:
+        make = True
+    async with upkeep_of(url, make=make) as upkeep:
+        yield upkeep
+
+
+async def _verified(held: Digest, found: Snapshot, *, alone: bool) -> bool:
+    """Whether a database holds what the backup does; if others write there, it need not.
+
+    Raises:
+        DatabaseError: It does not, and nobody else wrote.
+    """
+    is_same = await _digest(found) == held
+    if not is_same and alone:
+        raise DatabaseError("what was restored is not what the backup holds: check the disk, and restore again")
+    return is_same
+
+
+async def _digest(snapshot: Snapshot) -> Digest:
+    with progress("comparing") as advance:
+        return await digest(snapshot, advance)
+
+
+def _path(file: str) -> Path:
+    """The file that an argument names."""
+    path = file_of(file)
+    if path is None:
+        raise InvalidArgument(f"{without_password(file)}: a backup is an SQLite file; --database names the database")
+    return path.absolute()
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def _mode(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+def _sizes(facts: Facts) -> dict[str, Any]:
+    return {"database_bytes": facts.database_bytes, "log_bytes": facts.log_bytes}
+
+
+def _taken(facts: Facts) -> str:
+    log = f" and {sized(facts.log_bytes)} of log" if facts.log_bytes else ""
+    return f"{sized(facts.database_bytes)}{log}"

@@ -3,7 +3,8 @@
 import asyncio
 import base64
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,8 +12,10 @@ import keyloft
 from keyloft import Entry, Store, limits
 from keyloft.cli import keytext
 from keyloft.cli.terminal import to_json
+from keyloft.engines import open_upkeep
 from keyloft.errors import CannotOpen
 from keyloft.server.config import Flags, load
+from keyloft.upkeep import Upkeep
 from keyloft.urls import sqlite_path
 from keyloft.values import U64
 
@@ -30,19 +33,68 @@ def with_store(flags: Flags, work: Callable[[Store], Awaitable[T]], *, make: boo
     Raises:
         CannotOpen: There is no such file.
     """
-    url = load(flags, only=["database"]).database
-    path = sqlite_path(url)
-    if path is not None and not make and not Path(path).expanduser().exists():
-        raise CannotOpen(f"there is no file {path}: --database, or KEYLOFT_DATABASE_URL, names another")
-
-    # What is worth telling is raised.
-    logging.getLogger("keyloft").addHandler(logging.NullHandler())
+    url = named_database(flags)
+    if not make:
+        check_there(url)
 
     async def working() -> T:
         async with keyloft.open(url, max_value_bytes=limits.LARGEST_VALUE_BYTES, sweep_every=None) as kv:
             return await work(kv)
 
-    return asyncio.run(working())
+    return finished(working())
+
+
+def with_upkeep(url: str, work: Callable[[Upkeep], Awaitable[T]]) -> T:
+    """Open a whole database, and do something with it.
+
+    Raises:
+        CannotOpen: There is no such database.
+    """
+    check_there(url)
+
+    async def working() -> T:
+        async with upkeep_of(url) as upkeep:
+            return await work(upkeep)
+
+    return finished(working())
+
+
+@asynccontextmanager
+async def upkeep_of(url: str, *, make: bool = False) -> AsyncIterator[Upkeep]:
+    """A whole database, for as long as somebody works with it."""
+    upkeep = await open_upkeep(url, make=make)
+    try:
+        yield upkeep
+    finally:
+        await upkeep.aclose()
+
+
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """Do something in an event loop, to its end."""
+    # What is worth telling is raised.
+    logging.getLogger("keyloft").addHandler(logging.NullHandler())
+    return asyncio.run(work)
+
+
+def named_database(flags: Flags) -> str:
+    """The path or URL of the database that the flags name."""
+    return load(flags, only=["database"]).database
+
+
+def check_there(url: str) -> None:
+    """Whoever only looks makes no file.
+
+    Raises:
+        CannotOpen: There is none.
+    """
+    if (file := file_of(url)) is not None and not file.exists():
+        raise CannotOpen(f"there is no file {file}: --database, or KEYLOFT_DATABASE_URL, names another")
+
+
+def file_of(url: str) -> Path | None:
+    """The SQLite file that a path or URL names; None for anything else."""
+    path = sqlite_path(url)
+    return None if path is None else Path(path).expanduser()
 
 
 def shown(entry: Entry) -> dict[str, Any]:

@@ -118,6 +118,18 @@ def show_json(value: object, *, as_json: bool) -> None:
     Console(highlight=False, soft_wrap=True).print_json(laid_out, indent=2, ensure_ascii=False)
 
 
+def sized(size: int) -> str:
+    """A number of bytes for people."""
+    if size < 1000:
+        return f"{size} bytes"
+    amount = float(size)
+    for unit in ("kB", "MB", "GB", "TB"):
+        amount /= 1000
+        if amount < 999.95 or unit == "TB":
+            break
+    return f"{amount:,.1f} {unit}"
+
+
 def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table for people."""
     from rich import box

@@ -38,9 +38,16 @@ def migrate() -> None:
     if context.is_offline_mode():
         _write_script(dialect)
     elif dialect == "sqlite":
-        _migrate_sqlite(Path(target).expanduser().absolute())
+        file = Path(target).expanduser().absolute()
+        if file.exists() or not _only_looks():
+            _migrate_sqlite(file)
     else:
         _migrate_postgres(target)
+
+
+def _only_looks() -> bool:
+    """Whether somebody only wants to know which revision the database has."""
+    return bool(context.config.attributes.get("only_look"))
 
 
 def _url() -> str:
@@ -158,7 +165,7 @@ def _run(connection: Connection) -> None:
     context.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=True)
     with context.begin_transaction():
         context.run_migrations()
-        if not context.get_context().get_current_heads():
+        if not context.get_context().get_current_heads() and not _only_looks():
             # An empty table of ours would be neither a fresh database nor a migrated one.
             connection.exec_driver_sql(f"DROP TABLE IF EXISTS {VERSION_TABLE}")
 

@@ -26,7 +26,7 @@ from keyloft.values import Encoding
 Action: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore"]
 
 _VERSION_BYTES: Final = 8
-_ENDING_BYTES: Final = _VERSION_BYTES + 2
+ENDING_BYTES: Final = _VERSION_BYTES + 2
 
 
 class AuditRecord(Struct, frozen=True, rename="camel"):
@@ -144,7 +144,7 @@ class AuditTrail:
             scan = Scan(Space.SEMANTIC, start + ending(self._after + 1, 0), end, self._limit, self._reverse)
             async for page in Pages(self._engine, scan):
                 for record in page:
-                    yield self._shown(record, _fact(record))
+                    yield self._shown(record, read_fact(record))
             return
         if self._reverse:
             left = self._limit
@@ -167,21 +167,21 @@ class AuditTrail:
         scan = Scan(Space.SEMANTIC, start, end, EVERYTHING, reverse=True, keys_only=True)
         async for page in Pages(self._engine, scan):
             for key in page.keys:
-                pointer = key[-_ENDING_BYTES:]
+                pointer = key[-ENDING_BYTES:]
                 while link is not None and link > pointer:
                     record = await self._at(link)
                     link = None
                     if record is not None:
-                        link = _fact(record).before
-                        yield self._shown(record, _fact(record))
+                        link = read_fact(record).before
+                        yield self._shown(record, read_fact(record))
                 if (record := await self._at(pointer)) is not None:
-                    fact = _fact(record)
+                    fact = read_fact(record)
                     if link is None or link == pointer:
                         link = fact.before
                     yield self._shown(record, fact)
         while link is not None and (record := await self._at(link)) is not None:
-            link = _fact(record).before
-            yield self._shown(record, _fact(record))
+            link = read_fact(record).before
+            yield self._shown(record, read_fact(record))
 
     async def _at(self, end: bytes) -> Record | None:
         if int.from_bytes(end[:_VERSION_BYTES]) <= self._after:
@@ -211,7 +211,12 @@ class AuditTrail:
         )
 
 
-def _fact(record: Record) -> Fact:
+def read_fact(record: Record) -> Fact:
+    """What a row of the log holds.
+
+    Raises:
+        Undecodable: It is none of ours.
+    """
     try:
         return _read(record.value)
     except msgspec.MsgspecError as error:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
-from keyloft.errors import InvalidArgument
+from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.records import Append, Batch, Check, Committed, Mutation, Purge, Record, Set, Space
 from keyloft.records import Delete as Remove
 from keyloft.semantic import envelope as rules
@@ -505,7 +505,15 @@ def _outcome(made: Made) -> _Outcome:
 
 
 def remembered(record: Record) -> Memory:
-    return _read_memory(record.value)
+    """What a row holds.
+
+    Raises:
+        Undecodable: It is none of ours.
+    """
+    try:
+        return _read_memory(record.value)
+    except msgspec.MsgspecError as error:
+        raise Undecodable(f"the row {record.key!r} is damaged: it remembers no request") from error
 
 
 def replay(changes: Sequence[Change], memory: Memory, record: Record, request_id: str | None) -> list[Envelope | None]:

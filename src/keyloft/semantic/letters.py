@@ -182,7 +182,7 @@ class DeadLetters:
         [record] = await self._engine.read(Get(_SEMANTIC, row))
         if record is None:
             raise InvalidArgument("this dead letter is gone: somebody has retried or dropped it meanwhile")
-        stored = _stored(record)
+        stored = read_letter(record)
         changes = [kept.change() for kept in stored.operations]
         if expected_version is not None:
             version = expected(expected_version)
@@ -203,7 +203,12 @@ class DeadLetters:
         return naming.dead_letters(letter.tenant, letter.project) + letter.id.encode()
 
 
-def _stored(record: Record) -> _Letter:
+def read_letter(record: Record) -> _Letter:
+    """What a row holds.
+
+    Raises:
+        Undecodable: It is none of ours.
+    """
     try:
         return _read(record.value)
     except msgspec.MsgspecError as error:
@@ -211,7 +216,7 @@ def _stored(record: Record) -> _Letter:
 
 
 def _shown(record: Record, tenant: str, project: str) -> DeadLetter:
-    letter = _stored(record)
+    letter = read_letter(record)
     operations = tuple(
         GivenUp(
             kept.action,

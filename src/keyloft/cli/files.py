@@ -1,0 +1,75 @@
+"""Puts a file in its place once it is whole: until then it has another name, and what fails leaves nothing of it."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from keyloft.errors import InvalidArgument
+
+# SQLite keeps these beside a file while it is open.
+_COMPANIONS = ("", "-journal", "-wal", "-shm")
+
+
+@contextmanager
+def put_in_place(target: Path, *, mode: int, force: bool = False) -> Iterator[Path]:
+    """A file to be written, which takes its name when the block ends well; it must be closed by then.
+
+    Args:
+        target: Its name.
+        mode: Who may read and write it.
+        force: What has that name already is replaced.
+
+    Raises:
+        InvalidArgument: Something has that name.
+        OSError: No file can be made there.
+    """
+    if not force:
+        _check_free(target)
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.unfinished")
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+    try:
+        yield unfinished
+        _sync(unfinished)
+        if force:
+            unfinished.replace(target)
+        else:
+            _rename_to_free(unfinished, target)
+        _sync(target.parent)
+    finally:
+        for companion in _COMPANIONS:
+            Path(f"{unfinished}{companion}").unlink(missing_ok=True)
+
+
+def _check_free(target: Path) -> None:
+    """Refuse a name that something has.
+
+    Raises:
+        InvalidArgument: Something has it.
+    """
+    if os.path.lexists(target):
+        raise InvalidArgument(f"{target} exists already, and is left as it is")
+
+
+def _rename_to_free(file: Path, target: Path) -> None:
+    """A rename would replace what somebody else made meanwhile; a link does not."""
+    try:
+        os.link(file, target)
+    except FileExistsError:
+        _check_free(target)
+        raise
+    except OSError:
+        # Not every file system has links.
+        _check_free(target)
+        file.rename(target)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(PermissionError):  # of a folder, on some systems
+            os.fsync(handle)
+    finally:
+        os.close(handle)
