@@ -93,7 +93,9 @@ def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
         assert len(setting.description) > 10
 
 
-@pytest.mark.parametrize("command", ["serve", "plugin", "nats-config", "migrate", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["serve", "plugin", "nats-config", "migrate", "backup", "restore", "check", "compact", "stats", "doctor", "copy"]
+)
 def test_every_command_has_help(run: Keyloft, command: str) -> None:
     assert f"Usage: keyloft {command}" in run(command, "--help")[1]
     assert command in run("--help")[1]
@@ -303,6 +305,24 @@ class TestMigrate:
         assert "say --yes" in unsaid.stderr
         down = process("migrate", "--to", "-1", "--yes", KEYLOFT_DATABASE_URL=str(database))
         assert (down.returncode, down.stderr) == (0, f"{database} went back (-1)\n")
+
+    def test_what_would_be_done_is_shown_and_not_done(self, tmp_path: Path, postgres_url: str) -> None:
+        for database in (str(tmp_path / "app.db"), postgres_url):
+            shown = process("migrate", "--dry-run", "--database", database)
+            assert (shown.returncode, shown.stderr) == (0, "")
+            plan = json.loads(shown.stdout)
+            assert (plan["from"], plan["to"]) == (None, "0002")
+            assert [step["revision"] for step in plan["steps"]] == ["0001", "0002"]
+            assert "CREATE TABLE keyloft_clock" in plan["sql"]
+            assert process("migrate", "--database", database).returncode == 0
+            back = json.loads(process("migrate", "--dry-run", "--to", "-1", "--database", database).stdout)
+            assert (back["from"], back["to"]) == ("0002", "0001")
+            assert json.loads(process("migrate", "--dry-run", "--database", database).stdout)["steps"] == []
+        assert process("migrate", "--dry-run", "--database", str(tmp_path / "no" / "app.db")).returncode == 0
+        assert not (tmp_path / "no").exists()
+        unknown = process("migrate", "--dry-run", "--to", "nowhere", "--database", str(tmp_path / "app.db"))
+        assert (unknown.returncode, unknown.stdout) == (1, "")
+        assert "nowhere" in unknown.stderr
 
     def test_what_goes_wrong_is_one_line(self, tmp_path: Path) -> None:
         failed = process("migrate", "--database", str(tmp_path / "no" / "folder" / "app.db"))

@@ -286,6 +286,63 @@ def test_up_down_and_up_again(url: str) -> None:
     assert tables(url) == TABLES
 
 
+def whole(url: str) -> Any:
+    return schema(Path(url.removeprefix("sqlite:///"))) if url.startswith("sqlite") else postgres_schema(url)
+
+
+def carry_out(url: str, sql: str) -> None:
+    """Run the statements of a plan, each by itself."""
+    for statement in sql.split(";"):
+        if statement.strip() not in ("BEGIN", "COMMIT", ""):
+            rows_at(url, statement)
+
+
+def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Path) -> None:
+    plan = migrations.plan(url)
+    assert (plan.current, plan.target, plan.is_down) == (None, layouts.REVISION, False)
+    assert [step.revision for step in plan.steps] == ["0001", "0002"]
+    assert plan.steps[1].name.startswith("The plugins' table")
+    assert "CREATE TABLE plugin_kv_storage" in plan.sql
+    assert not file.exists()
+    assert tables(url) == []
+    assert migrations.plan(url, "base", down=True).steps == ()
+
+    migrations.upgrade(url)
+    rows_at(url, PLUGIN_ROW)
+    before = whole(url)
+    assert migrations.plan(url) == migrations.Plan(layouts.REVISION, layouts.REVISION, (), "", False)
+    back = migrations.plan(url, "-1", down=True)
+    assert (back.current, back.target, [step.revision for step in back.steps]) == ("0002", "0001", ["0002"])
+    assert "DROP TABLE plugin_kv_storage" in back.sql
+    away = migrations.plan(url, "base", down=True)
+    assert (away.target, [step.revision for step in away.steps]) == (None, ["0002", "0001"])
+    assert whole(url) == before
+    assert len(rows_at(url, "SELECT * FROM plugin_kv_storage")) == 1
+    with pytest.raises(DatabaseError, match="nowhere"):
+        migrations.plan(url, "nowhere")
+
+
+def test_what_a_plan_shows_is_what_a_migration_does(url: str) -> None:
+    made = migrations.plan(url).sql
+    migrations.upgrade(url)
+    migrated = whole(url)
+    carry_out(url, migrations.plan(url, "base", down=True).sql)
+    assert tables(url) == []
+    carry_out(url, made)
+    assert whole(url) == migrated
+    carry_out(url, migrations.plan(url, "-1", down=True).sql)
+    assert tables(url) == TABLES[:-1]
+    carry_out(url, migrations.plan(url).sql)
+    assert whole(url) == migrated
+
+
+def test_a_plan_of_a_database_of_a_later_version_is_refused(url: str) -> None:
+    migrations.upgrade(url)
+    rows_at(url, "UPDATE keyloft_version SET version_num = '0009'")
+    with pytest.raises(DatabaseError, match="0009"):
+        migrations.plan(url)
+
+
 def test_other_tables_are_left_alone(url: str) -> None:
     """A bot may keep its own tables, and its own chain of migrations, in the same database."""
     for sql in ("CREATE TABLE alembic_version (version_num VARCHAR(32))", "INSERT INTO alembic_version VALUES ('abc')"):

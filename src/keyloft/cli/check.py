@@ -202,7 +202,7 @@ def _key(space: Space, key: Any) -> str:
         if space is Space.TUPLES:
             with contextlib.suppress(Undecodable):
                 shown = keytext.written(keys.decode(key))
-        elif is_entry(key):
+        elif is_entry(key) and "\\" not in shown:
             with contextlib.suppress(ValueError):
                 shown = key_of_row(key)
     elif isinstance(key, tuple) and all([isinstance(part, str) for part in key]):

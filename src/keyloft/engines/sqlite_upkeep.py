@@ -267,7 +267,7 @@ class SqliteUpkeep:
                 await self.do(partial(copying.step, _PAGES_AT_ONCE), self._writer)
                 progress(copying.page_count - copying.remaining, copying.page_count)
         finally:
-            await self.do(copying.finish)
+            await self.do(copying.finish, self._writer)
 
     async def make_plain(self) -> None:
         """Leave one file, without a log beside it, that can be read where nothing can be written."""

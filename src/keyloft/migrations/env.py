@@ -20,6 +20,8 @@ from keyloft.errors import CannotOpen
 from keyloft.urls import without_password
 
 VERSION_TABLE: Final = "keyloft_version"
+# An empty table of ours would be neither a fresh database nor a migrated one.
+_DROP_VERSIONS: Final = f"DROP TABLE IF EXISTS {VERSION_TABLE}"
 _ATTEMPTS: Final = 5
 # What PostgreSQL says to the slower of two that migrate the same database: unique violation, duplicate or undefined
 # table or object, serialization failure, deadlock.
@@ -166,14 +168,22 @@ def _run(connection: Connection) -> None:
     with context.begin_transaction():
         context.run_migrations()
         if not context.get_context().get_current_heads() and not _only_looks():
-            # An empty table of ours would be neither a fresh database nor a migrated one.
-            connection.exec_driver_sql(f"DROP TABLE IF EXISTS {VERSION_TABLE}")
+            connection.exec_driver_sql(_DROP_VERSIONS)
 
 
 def _write_script(dialect: str) -> None:
-    context.configure(dialect_name=dialect, version_table=VERSION_TABLE, transactional_ddl=True, literal_binds=True)
+    left: list[set[str]] = []
+    context.configure(
+        dialect_name=dialect,
+        version_table=VERSION_TABLE,
+        transactional_ddl=True,
+        literal_binds=True,
+        on_version_apply=lambda *, heads, **_: left.append(heads),
+    )
     with context.begin_transaction():
         context.run_migrations()
+        if left and not left[-1]:
+            context.execute(_DROP_VERSIONS)
 
 
 migrate()
