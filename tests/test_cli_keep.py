@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import asyncpg  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
 import keyloft
 from keyloft import limits
+from keyloft.engines import open_upkeep
 from tests.everything import filled, run_sql, stored
 from tests.test_cli_entries import LONGEST_SECONDS, Keyloft, at_a_terminal, call, environment, run
 from tests.withstand.children import child
@@ -119,7 +121,7 @@ class TestBackup:
     def test_what_can_not_be_saved_is_told_and_nothing_is_made(self, call: Keyloft, url: str, place: Path) -> None:
         filled(url)
         for arguments, code, words in (
-            ((str(place / "no" / "folder.db"),), 1, "No such file"),
+            ((str(place / "no" / "folder.db"),), 1, "folder.db can't be written: No such file"),
             (("postgresql://somewhere/else",), 2, "a backup is an SQLite file"),
             ((str(place / "b.db"), "--database", str(place / "absent.db")), 1, "there is no file"),
             ((str(place / "b.db"), "--database", "mysql://nowhere"), 1, "no engine for mysql"),
@@ -360,6 +362,23 @@ def _writes(url: str) -> bool:
     return bool(run_sql(url, activity))
 
 
+async def test_what_somebody_wrote_since_the_look_is_not_replaced(url: str, tmp_path: Path) -> None:
+    async with keyloft.open(tmp_path / "source.db") as kv:
+        await kv.set(("k",), 1)
+    async with keyloft.open(url) as kv:
+        seen = await kv.set(("mine",), 1)
+        await kv.set(("mine",), 2)
+        source, target = await open_upkeep(tmp_path / "source.db"), await open_upkeep(url)
+        async with source.snapshot() as snapshot:
+            with pytest.raises(keyloft.Busy):
+                await target.become(snapshot, lambda done, of: None, clock=seen)
+            assert (await kv.get(("mine",))).value == 2
+            assert await target.become(snapshot, lambda done, of: None, clock=seen + 1) == 1
+        assert not (await kv.get(("mine",))).exists
+        await source.aclose()
+        await target.aclose()
+
+
 class TestRestoreOfFiles:
     """What only a file can be."""
 
@@ -457,6 +476,20 @@ def _open_in(process: int) -> list[Path]:
     if not folder.parent.parent.exists():
         pytest.skip("this system does not tell which files a process has open")
     return [fd for fd in folder.iterdir() if fd.exists()]
+
+
+async def test_who_holds_a_table_keeps_it_from_being_compacted(postgres_url: str) -> None:
+    async with keyloft.open(postgres_url):
+        pass
+    other = await asyncpg.connect(postgres_url)
+    upkeep = await open_upkeep(postgres_url)
+    async with other.transaction():
+        await other.execute("LOCK TABLE keyloft_tuples")
+        with pytest.raises(keyloft.Busy):
+            await upkeep.compact()
+    await upkeep.compact()
+    await upkeep.aclose()
+    await other.close()
 
 
 def test_room_is_given_back_on_either_database(call: Keyloft, url: str) -> None:

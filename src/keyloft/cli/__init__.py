@@ -1,7 +1,7 @@
 """The command `keyloft`: its sub-commands, what they print, and their exit codes.
 
-0: done. 1: it failed, or there is no such key. 2: it was called in a wrong way. 130: interrupted. Results go to the
-standard output, whatever else there is to say to the standard error output.
+0: done. 1: it failed, there is no such key, or a check found something. 2: it was called in a wrong way. 130:
+interrupted. Results go to the standard output, whatever else there is to say to the standard error output.
 """
 
 import os

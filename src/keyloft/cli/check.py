@@ -14,14 +14,13 @@ from keyloft.cli.progress import progress
 from keyloft.cli.stores import check_there, finished, named_database, upkeep_of
 from keyloft.cli.terminal import is_for_people, remark, say, show_json, told
 from keyloft.errors import (
-    CannotOpen,
     DatabaseError,
     InvalidArgument,
     InvalidInput,
+    NotADatabase,
     SchemaTooNew,
     SchemaTooOld,
     Undecodable,
-    Unreachable,
 )
 from keyloft.plugins import rules
 from keyloft.records import Record, Space
@@ -112,10 +111,15 @@ async def _look(url: str, found: Findings) -> None:
             await _look_into(upkeep, found)
     except (SchemaTooOld, SchemaTooNew) as error:
         found.of_database("schema", error)
-    except (CannotOpen, Unreachable):
-        raise
     except DatabaseError as error:
+        _check_is_damage(error)
         found.of_database("damage", error)
+
+
+def _check_is_damage(error: DatabaseError) -> None:
+    """What is in the way of a check is no finding: a server that is away, a lock, a missing permission."""
+    if type(error) not in (DatabaseError, NotADatabase):
+        raise error
 
 
 async def _look_into(upkeep: Upkeep, found: Findings) -> None:
@@ -124,6 +128,7 @@ async def _look_into(upkeep: Upkeep, found: Findings) -> None:
             for line in await upkeep.damage(advance):
                 found.of_database("damage", line)
         except DatabaseError as error:
+            _check_is_damage(error)
             found.of_database("damage", error)
     with progress("checking rows") as advance:
         async with upkeep.snapshot() as snapshot:
@@ -137,6 +142,7 @@ async def _look_into(upkeep: Upkeep, found: Findings) -> None:
                         found.rows += len(rows)
                         advance(found.rows, found.rows)
                 except DatabaseError as error:
+                    _check_is_damage(error)
                     found.add(Problem(space.value, "damage", f"not all rows can be read: {error}"))
 
 
@@ -158,7 +164,7 @@ def _defects_of(space: Space, snapshot: Snapshot) -> Callable[[Record], Defects]
         if not isinstance(row.version, int):
             yield "version", "its version is no number"
         elif row.version > snapshot.clock:
-            yield "version", f"its version, {row.version}, is above the clock, {snapshot.clock}: none was given out yet"
+            yield "version", f"its version, {row.version}, is above the clock, {snapshot.clock}: no commit has made it"
         if not isinstance(row.expires_at, int | None):
             yield "time", "its expiry is no time"
         elif space is not Space.PLUGINS and not (isinstance(row.key, bytes) and isinstance(row.value, bytes)):

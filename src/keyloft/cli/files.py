@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from keyloft.errors import InvalidArgument
+from keyloft.errors import CannotOpen, InvalidArgument
 
 # SQLite keeps these beside a file while it is open.
 _COMPANIONS = ("", "-journal", "-wal", "-shm")
@@ -23,12 +23,21 @@ def put_in_place(target: Path, *, mode: int, force: bool = False) -> Iterator[Pa
 
     Raises:
         InvalidArgument: Something has that name.
-        OSError: No file can be made there.
+        CannotOpen: No file can be made there.
     """
     if not force:
         _check_free(target)
+    for left in [target.with_name(f"{target.name}{ending}") for ending in ("-wal", "-journal")]:
+        if left.exists():
+            raise CannotOpen(
+                f"{left} is there, of another file of that name, and SQLite would apply it to this one: close what has "
+                "it open, or move it away"
+            )
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.unfinished")
-    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+    try:
+        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+    except OSError as error:
+        raise CannotOpen(f"{target} can't be written: {error.strerror}") from None
     try:
         yield unfinished
         _sync(unfinished)

@@ -198,9 +198,6 @@ async def _restored(source: Path, url: str, *, had: int) -> dict[str, Any]:
 
 async def _restored_file(saved: Upkeep, source: Path, target: Path) -> dict[str, Any]:
     """Make the file anew, with what other programs had in it."""
-    for left in [target.with_name(f"{target.name}{ending}") for ending in ("-wal", "-journal")]:
-        if left.exists():
-            raise CannotOpen(f"{left} is there without {target}, and SQLite would apply it: move it away first")
     with put_in_place(target, mode=_mode(source)) as unfinished:
         with progress("restoring") as advance:
             await saved.backup(str(unfinished), advance)

@@ -101,7 +101,7 @@ class SqliteFile:
         where = self.path
         cause = 0
         with contextlib.suppress(apsw.ConnectionClosedError):
-            cause = connection.system_errno if connection is not None else 0
+            cause = 0 if connection is None else connection.system_errno or _last_errno(connection)
         match error:
             case apsw.FullError():
                 return DiskFull(_FULL.format(where))
@@ -264,6 +264,13 @@ class SqliteFile:
         if not os.access(path.parent, os.W_OK):
             return f"this user may not write to the folder {path.parent}"
         return "this user may not read and write it"
+
+
+def _last_errno(connection: apsw.Connection) -> int:
+    """What the system last said about the file: SQLite's backups tell their connection nothing."""
+    errno_of_file = ctypes.c_int(0)
+    connection.file_control("main", apsw.SQLITE_FCNTL_LAST_ERRNO, ctypes.addressof(errno_of_file))
+    return errno_of_file.value
 
 
 _FULL = "no space is left for {}; nothing of this write was kept, and writes work again once there is space"

@@ -266,8 +266,12 @@ class SqliteUpkeep:
             while not copying.done:
                 await self.do(partial(copying.step, _PAGES_AT_ONCE), self._writer)
                 progress(copying.page_count - copying.remaining, copying.page_count)
-        finally:
-            await self.do(copying.finish, self._writer)
+        except BaseException:
+            # It would fail once more, and know less of why.
+            with contextlib.suppress(DatabaseError):
+                await self.do(copying.finish)
+            raise
+        await self.do(copying.finish, self._writer)
 
     async def make_plain(self) -> None:
         """Leave one file, without a log beside it, that can be read where nothing can be written."""
