@@ -170,7 +170,11 @@ class TestDamagedFiles:
     """In a file of many pages."""
 
     @pytest.fixture
-    def file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_on_file: Keyloft) -> Path:
+    def environment(self, tmp_path: Path) -> dict[str, str]:
+        return {"KEYLOFT_DATABASE_URL": str(tmp_path / "many.db")}
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
         path = tmp_path / "many.db"
 
         async def make() -> None:
@@ -180,42 +184,50 @@ class TestDamagedFiles:
         asyncio.run(make())
         return path
 
-    @pytest.fixture
-    def call_on_file(self, capsys: pytest.CaptureFixture[str]) -> Keyloft:
-        from keyloft.cli import main
-
-        def call_on_file(*arguments: str) -> tuple[int, str, str]:
-            with pytest.raises(SystemExit) as ended:
-                main(arguments)
-            said = capsys.readouterr()
-            return int(ended.value.code or 0), said.out, said.err
-
-        return call_on_file
-
     @pytest.mark.parametrize("seed", range(6))
-    def test_garbage_in_pages_is_told_without_a_traceback(self, file: Path, call_on_file: Keyloft, seed: int) -> None:
+    def test_garbage_in_pages_is_told_without_a_traceback(self, file: Path, call: Keyloft, seed: int) -> None:
         rng = random.Random(seed)
         content = bytearray(file.read_bytes())
         for page in rng.sample(range(1, len(content) // 4096), 1 + seed * 3):
             content[page * 4096 : page * 4096 + 300] = rng.randbytes(300)
         file.write_bytes(content)
-        found = problems(call_on_file("check", "--database", str(file)))
+        found = problems(call("check"))
         assert found[0]["kind"] == "damage"
         assert file.read_bytes() == content
 
+    def test_keys_that_lead_back_to_earlier_ones_are_not_followed_for_ever(self, file: Path, call: Keyloft) -> None:
+        index = "SELECT pageno FROM dbstat WHERE name = 'sqlite_autoindex_keyloft_tuples_1' AND pagetype = 'leaf'"
+        leaves = [number for (number,) in run_sql(str(file), f"{index} ORDER BY path")]
+        content = bytearray(file.read_bytes())
+        first, last = [(number - 1) * 4096 for number in (leaves[0], leaves[-1])]
+        content[last : last + 4096] = content[first : first + 4096]
+        file.write_bytes(content)
+        [found] = [one for one in problems(call("check", "--limit", "1000")) if one["where"] == "tuples"]
+        assert "not in the order of its keys" in found["problem"]
+
     @pytest.mark.parametrize("size", [2, 99, 2000, 4096 * 3, 4096 * 50])
-    def test_a_truncated_file_is_told(self, file: Path, call_on_file: Keyloft, size: int) -> None:
+    def test_a_truncated_file_is_told(self, file: Path, call: Keyloft, size: int) -> None:
         file.write_bytes(file.read_bytes()[:size])
-        assert problems(call_on_file("check", "--database", str(file)))[0]["kind"] == "damage"
+        assert problems(call("check"))[0]["kind"] == "damage"
 
     @pytest.mark.parametrize("content", [b"", b"Dear diary,\n" * 1000])
-    def test_another_file_is_no_database(self, tmp_path: Path, call_on_file: Keyloft, content: bytes) -> None:
+    def test_another_file_is_no_database(self, tmp_path: Path, call: Keyloft, content: bytes) -> None:
         (tmp_path / "diary.txt").write_bytes(content)
-        assert "database" in problems(call_on_file("check", "--database", str(tmp_path / "diary.txt")))[0]["problem"]
+        assert "database" in problems(call("check", "--database", str(tmp_path / "diary.txt")))[0]["problem"]
         assert (tmp_path / "diary.txt").read_bytes() == content
 
-    def test_a_missing_file_is_no_finding(self, tmp_path: Path, call_on_file: Keyloft) -> None:
-        code, said, told = call_on_file("check", "--database", str(tmp_path / "nowhere.db"))
+    def test_text_that_is_none_is_told(self, file: Path, call: Keyloft) -> None:
+        run_sql(str(file), plugin_row("fine", "k", "1"))
+        run_sql(str(file), "UPDATE plugin_kv_storage SET plugin_name = CAST(x'ff' AS TEXT)")
+        [found] = problems(call("check"))
+        assert (found["where"], found["kind"]) == ("plugins", "damage")
+        assert "not UTF-8" in found["problem"]
+        code, _, told = call("stats")
+        assert code == 1
+        assert "not UTF-8" in told
+
+    def test_a_missing_file_is_no_finding(self, tmp_path: Path, call: Keyloft) -> None:
+        code, said, told = call("check", "--database", str(tmp_path / "nowhere.db"))
         assert (code, said) == (1, "")
         assert "there is no file" in told
         assert list(tmp_path.iterdir()) == []

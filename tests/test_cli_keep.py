@@ -179,6 +179,15 @@ class TestBackup:
         )
         assert (await checked.communicate())[0] == b"[]\n"
 
+    def test_damage_is_not_saved_in_silence(self, call: Keyloft, tmp_path: Path, place: Path) -> None:
+        file = tmp_path / "damaged.db"
+        filled(str(file))
+        run_sql(str(file), "DROP INDEX idx_plugin_kv_prefix")
+        code, said, told = call("backup", str(place / "nightly.db"), "--database", str(file))
+        assert (code, said) == (1, "")
+        assert f"{file} is damaged: idx_plugin_kv_prefix is missing" in told
+        assert names(place) == []
+
     @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
     def test_one_that_ends_midway_leaves_the_file_as_it_was(
         self, environment: dict[str, str], url: str, place: Path, end: signal.Signals

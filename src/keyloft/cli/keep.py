@@ -56,7 +56,7 @@ def backup(
         with put_in_place(target, mode=mode, force=force) as unfinished:
             with progress("saving") as advance:
                 await upkeep.backup(str(unfinished), advance)
-            rows, clock = await _checked(unfinished)
+            rows, clock = await _checked(unfinished, without_password(url))
         return {"file": str(target), "rows": rows, "bytes": target.stat().st_size, "clock": clock}
 
     try:
@@ -132,12 +132,16 @@ def compact(*, as_json: AsJson = False, flags: Flags) -> int:
     return 0
 
 
-async def _checked(file: Path) -> tuple[int, int]:
-    """How many rows a backup has, and its clock; it opens, and is whole."""
+async def _checked(file: Path, origin: str) -> tuple[int, int]:
+    """How many rows a backup has, and its clock; it opens, and is whole.
+
+    Raises:
+        DatabaseError: It is not, and neither is what it is a copy of.
+    """
     async with upkeep_of(str(file)) as upkeep:
         with progress("checking") as advance:
             if found := await upkeep.damage(advance):
-                raise DatabaseError(f"{file} is damaged: {found[0]}; `keyloft check --database {file}` tells all")
+                raise DatabaseError(f"{origin} is damaged: {found[0]}; `keyloft check --database {origin}` tells all")
         return await _counted(upkeep)
 
 
@@ -155,7 +159,7 @@ async def _counted(upkeep: Upkeep) -> tuple[int, int]:
 
 async def _look(source: Path, url: str) -> tuple[int, int]:
     """How many rows a backup would bring, and how many it would take away."""
-    saved, _ = await _checked(source)
+    saved, _ = await _checked(source, str(source))
     try:
         if (file := file_of(url)) is not None and not file.exists():
             return saved, 0

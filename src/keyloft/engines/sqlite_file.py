@@ -95,6 +95,10 @@ class SqliteFile:
             return work()
         except apsw.Error as error:
             raise self.explain(error, connection) from error
+        except UnicodeDecodeError as error:
+            raise DatabaseError(
+                f"{self.path} holds a text that is not UTF-8: it is damaged, or somebody wrote it by hand"
+            ) from error
 
     def explain(self, error: apsw.Error, connection: apsw.Connection | None = None) -> DatabaseError:
         """The error that tells a user what is wrong with which file."""

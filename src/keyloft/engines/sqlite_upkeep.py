@@ -44,6 +44,7 @@ from keyloft.upkeep import (
 from keyloft.values import JSON
 
 T = TypeVar("T")
+R = TypeVar("R", Record, Size)
 
 _PAGES_AT_ONCE: Final = 1000
 _LOG_PAGES: Final = 8000
@@ -332,13 +333,10 @@ class SqliteSnapshot:
         self.clock = _clock(connection, upkeep.file)
         self.now = SystemClock().now()
 
-    async def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
+    def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
         table = _TABLES[part.space]
         columns = [table.value if column.startswith("value") else column for column in table.columns]
-        while rows := await self._upkeep.do(partial(self._page, part, after, columns), self._connection):
-            records = [table.record(*row) for row in rows]
-            after = records[-1].key
-            yield records
+        return self._pages(part, after, columns, table.record)
 
     async def count(self, part: Range) -> int:
         [[count]] = await self._upkeep.do(partial(self._counted, part), self._connection)
@@ -348,14 +346,23 @@ class SqliteSnapshot:
         statement, bindings = _TABLES[part.space].select(part, None, ("1",))
         return self._connection.execute(f"SELECT count(*) FROM ({statement})", bindings).fetchall()
 
-    async def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
+    def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
         table = _TABLES[part.space]
-        columns = (*table.key, f"length({table.value})", "expires_at")
-        after = None
+        return self._pages(part, None, (*table.key, f"length({table.value})", "expires_at"), table.size)
+
+    async def _pages(
+        self, part: Range, after: Key | None, columns: Sequence[str], made: Callable[..., R]
+    ) -> AsyncIterator[Sequence[R]]:
         while rows := await self._upkeep.do(partial(self._page, part, after, columns), self._connection):
-            sizes = [table.size(*row) for row in rows]
-            after = sizes[-1].key
-            yield sizes
+            some = [made(*row) for row in rows]
+            before, after = after, some[-1].key
+            # Through an index that is damaged, one could go round and round.
+            if type(before) is type(after) and before >= after:
+                raise DatabaseError(
+                    f"{self._upkeep.file.path} is damaged: {_TABLES[part.space].name} is not in the order of its keys; "
+                    "restore it from a backup"
+                )
+            yield some
 
     def _page(self, part: Range, after: Key | None, columns: Sequence[str]) -> list[Row]:
         """Some rows: as many as weigh about a megabyte, and one at least."""
