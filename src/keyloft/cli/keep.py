@@ -13,7 +13,7 @@ from keyloft.cli.compare import Digest, digest
 from keyloft.cli.files import put_in_place
 from keyloft.cli.options import AsJson, Yes, with_settings
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import file_of, finished, named_database, upkeep_of, with_upkeep
+from keyloft.cli.stores import check_there, file_of, finished, named_database, upkeep_of, with_upkeep
 from keyloft.cli.terminal import confirm, is_for_people, remark, say, show_json, sized, told
 from keyloft.errors import Busy, CannotOpen, DatabaseError, DiskFull, InvalidArgument, NotADatabase
 from keyloft.server.config import Flags
@@ -51,22 +51,18 @@ def backup(
     if os.path.lexists(target) and not force:
         raise InvalidArgument(f"{target} exists already, and is left as it is: name another file, or say --force")
 
-    async def work(upkeep: Upkeep) -> dict[str, Any]:
-        mode = _NOBODY_ELSE if source is None else _mode(source)
-        with put_in_place(target, mode=mode, force=force) as unfinished:
-            with progress("saving") as advance:
-                await upkeep.backup(str(unfinished), advance)
-            rows, clock = await _checked(unfinished, without_password(url))
-        return {"file": str(target), "rows": rows, "bytes": target.stat().st_size, "clock": clock}
-
+    check_there(url)
+    mode = _NOBODY_ELSE if source is None else _mode(source)
     try:
-        made = with_upkeep(url, work)
+        with put_in_place(target, mode=mode, force=force) as unfinished:
+            rows, clock = finished(_saved(url, unfinished))
     except DiskFull:
         raise DiskFull(f"no space is left for {target}: the backup was not made, and nothing of it is left") from None
+    made = {"file": str(target), "rows": rows, "bytes": target.stat().st_size, "clock": clock}
     if as_json or not is_for_people():
         show_json(made, as_json=True)
     else:
-        say(f"{target} holds {made['rows']:,} rows in {sized(made['bytes'])}, up to version {made['clock']}")
+        say(f"{target} holds {rows:,} rows in {sized(target.stat().st_size)}, up to version {clock}")
     return 0
 
 
@@ -96,7 +92,12 @@ def restore(
     saved, lost = finished(_look(source, url))
     if lost:
         _ask(url, lost, saved, replace=replace, yes=yes)
-    made = {"file": str(source), "database": without_password(url), **finished(_restored(source, url, had=lost))}
+    if target is not None and not target.exists():
+        with put_in_place(target, mode=_mode(source)) as unfinished:
+            outcome = finished(_copied(source, unfinished))
+    else:
+        outcome = finished(_restored(source, url, had=lost))
+    made = {"file": str(source), "database": without_password(url), **outcome}
     if not made["verified"]:
         remark("Others wrote into the database meanwhile: it can't be compared with the backup any more.")
     if as_json or not is_for_people():
@@ -130,6 +131,14 @@ def compact(*, as_json: AsJson = False, flags: Flags) -> int:
     else:
         say(f"{without_password(url)} took {_taken(before)}, and takes {_taken(after)}")
     return 0
+
+
+async def _saved(url: str, file: Path) -> tuple[int, int]:
+    """Make a backup; how many rows it has, and its clock."""
+    async with upkeep_of(url) as upkeep:
+        with progress("saving") as advance:
+            await upkeep.backup(str(file), advance)
+    return await _checked(file, without_password(url))
 
 
 async def _checked(file: Path, origin: str) -> tuple[int, int]:
@@ -182,30 +191,27 @@ def _ask(url: str, lost: int, saved: int, *, replace: bool, yes: bool) -> None:
 
 
 async def _restored(source: Path, url: str, *, had: int) -> dict[str, Any]:
-    target = file_of(url)
+    """Replace all rows of a database by those of the backup."""
+    async with upkeep_of(str(source)) as saved, saved.snapshot() as wanted, _ours(url) as upkeep:
+        rows, clock = await _counted(upkeep)
+        if rows and not had:
+            raise Busy(f"somebody wrote into {without_password(url)} meanwhile; nothing was changed")
+        held = await _digest(wanted)
+        with progress("restoring", held.rows) as advance:
+            # Where nothing was to be lost, nothing may have come meanwhile.
+            await upkeep.become(wanted, advance, clock=None if had else clock)
+        alone = wanted.clock if clock < wanted.clock else clock + 1
+        async with upkeep.snapshot() as found:
+            verified = await _verified(held, found, alone=found.clock == alone)
+            return {"rows": held.rows, "clock": found.clock, "verified": verified}
+
+
+async def _copied(source: Path, file: Path) -> dict[str, Any]:
+    """Make a file anew, with what other programs had in it."""
     async with upkeep_of(str(source)) as saved:
-        if target is not None and not target.exists():
-            return await _restored_file(saved, source, target)
-        async with saved.snapshot() as wanted, _ours(url) as upkeep:
-            rows, clock = await _counted(upkeep)
-            if rows and not had:
-                raise Busy(f"somebody wrote into {without_password(url)} meanwhile; nothing was changed")
-            held = await _digest(wanted)
-            with progress("restoring", held.rows) as advance:
-                # Where nothing was to be lost, nothing may have come meanwhile.
-                await upkeep.become(wanted, advance, clock=None if had else clock)
-            alone = wanted.clock if clock < wanted.clock else clock + 1
-            async with upkeep.snapshot() as found:
-                verified = await _verified(held, found, alone=found.clock == alone)
-                return {"rows": held.rows, "clock": found.clock, "verified": verified}
-
-
-async def _restored_file(saved: Upkeep, source: Path, target: Path) -> dict[str, Any]:
-    """Make the file anew, with what other programs had in it."""
-    with put_in_place(target, mode=_mode(source)) as unfinished:
         with progress("restoring") as advance:
-            await saved.backup(str(unfinished), advance)
-        async with upkeep_of(str(unfinished)) as made, saved.snapshot() as wanted, made.snapshot() as found:
+            await saved.backup(str(file), advance)
+        async with upkeep_of(str(file)) as made, saved.snapshot() as wanted, made.snapshot() as found:
             held = await _digest(wanted)
             await _verified(held, found, alone=True)
             return {"rows": held.rows, "clock": found.clock, "verified": True}
