@@ -94,7 +94,8 @@ def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "plugin", "nats-config", "migrate", "backup", "restore", "check", "compact", "stats", "doctor", "copy"]
+    "command",
+    ["serve", "plugin", "nats-config", "migrate", "backup", "restore", "check", "compact", "stats", "doctor", "copy"],
 )
 def test_every_command_has_help(run: Keyloft, command: str) -> None:
     assert f"Usage: keyloft {command}" in run(command, "--help")[1]

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import keyloft
 from keyloft import U64, Store, keys
 from keyloft.cli import lines
-from keyloft.cli.moving import Selection, compare
+from keyloft.cli.compare import compare
+from keyloft.cli.moving import Selection
 from keyloft.engines import open_upkeep
 from keyloft.errors import InvalidArgument
 from keyloft.limits import UPKEEP_ROWS

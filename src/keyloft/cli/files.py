@@ -40,12 +40,12 @@ def put_in_place(target: Path, *, mode: int, force: bool = False) -> Iterator[Pa
         raise CannotOpen(f"{target} can't be written: {error.strerror}") from None
     try:
         yield unfinished
-        _sync(unfinished)
+        sync(unfinished)
         if force:
             unfinished.replace(target)
         else:
             _rename_to_free(unfinished, target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         for companion in _COMPANIONS:
             Path(f"{unfinished}{companion}").unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def _rename_to_free(file: Path, target: Path) -> None:
         file.rename(target)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -11,13 +11,14 @@ import typer
 
 from keyloft.cli.compare import Digest, digest
 from keyloft.cli.files import put_in_place
+from keyloft.cli.moving import Selection, count
 from keyloft.cli.options import AsJson, Yes, with_settings
 from keyloft.cli.progress import progress
 from keyloft.cli.stores import check_there, file_of, finished, named_database, upkeep_of, with_upkeep
 from keyloft.cli.terminal import confirm, is_for_people, remark, say, show_json, sized, told
 from keyloft.errors import Busy, CannotOpen, DatabaseError, DiskFull, InvalidArgument, NotADatabase
 from keyloft.server.config import Flags
-from keyloft.upkeep import EVERYTHING, Facts, Snapshot, Upkeep
+from keyloft.upkeep import Facts, Snapshot, Upkeep
 from keyloft.urls import without_password
 
 _NOBODY_ELSE: Final = 0o600
@@ -156,14 +157,8 @@ async def _checked(file: Path, origin: str) -> tuple[int, int]:
 
 async def _counted(upkeep: Upkeep) -> tuple[int, int]:
     """How many rows there are, and the clock."""
-    rows = 0
-    with progress("counting") as advance:
-        async with upkeep.snapshot() as snapshot:
-            for part in EVERYTHING:
-                async for some in snapshot.sizes(part):
-                    rows += len(some)
-                    advance(rows, rows)
-            return rows, snapshot.clock
+    async with upkeep.snapshot() as snapshot:
+        return await count(snapshot, Selection()), snapshot.clock
 
 
 async def _look(source: Path, url: str) -> tuple[int, int]:

@@ -3,26 +3,27 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeAlias, TypeVar
+from typing import IO, Annotated, Any, TypeAlias
 
 import typer
 
 from keyloft.cli import lines
-from keyloft.cli.moving import Place, Selection, Slices, compare, count, rows_of
+from keyloft.cli.compare import compare
+from keyloft.cli.files import sync
+from keyloft.cli.moving import Place, Selection, Slices, count, rows_of
 from keyloft.cli.options import AsJson, with_settings
 from keyloft.cli.progress import progress
+from keyloft.cli.stores import named_database, upkeep_of, with_upkeep
 from keyloft.cli.terminal import fail, is_for_people, remark, show_json, told
 from keyloft.clock import SystemClock
 from keyloft.engines import open_upkeep
 from keyloft.errors import InvalidArgument
-from keyloft.server.config import Flags, load
+from keyloft.server.config import Flags
 from keyloft.upkeep import Existing, Loaded, Snapshot, Upkeep
 from keyloft.urls import without_password
-
-T = TypeVar("T")
 
 Prefix: TypeAlias = Annotated[
     str | None, typer.Option(metavar="PREFIX", help="Of the tuple store, only what is below it, as in users.")
@@ -59,7 +60,7 @@ def export(
 
     Example: keyloft export backup.jsonl
     """
-    database = load(flags, only=["database"]).database
+    database = named_database(flags)
     selection = Selection.of(prefix, plugin, project)
     if file == "-" and (resume or force):
         raise InvalidArgument("--resume and --force are for a FILE")
@@ -72,7 +73,7 @@ def export(
             return {"file": file, "entries": written, "clock": snapshot.clock}
 
     with _told_if_stopped("Nothing else was changed." if file == "-" else f"--resume goes on with {file}.partial."):
-        done = _with_upkeep(database, work)
+        done = with_upkeep(database, work)
     if file != "-":
         show_json(done, as_json=as_json)
     elif is_for_people(sys.stderr):
@@ -98,7 +99,7 @@ def importing(
 
     Example: keyloft import backup.jsonl --database new.db
     """
-    database = load(flags, only=["database"]).database
+    database = named_database(flags)
     selection, existing = Selection.of(prefix, plugin, project), _existing(keep, replace)
 
     with _opened(file) as source, _told_if_stopped(), asyncio.Runner() as runner:
@@ -135,11 +136,11 @@ def copy(
     selection, existing = Selection.of(prefix, plugin, project), _existing(keep, replace)
 
     async def work(origin: Upkeep) -> dict[str, Any]:
-        async with _opened_upkeep(target, make=True) as goal, origin.snapshot() as snapshot:
+        async with upkeep_of(target, make=True) as goal, origin.snapshot() as snapshot:
             slices = Slices(goal, snapshot.clock, existing)
             await _put_all(snapshot, slices, selection)
             async with goal.snapshot() as arrived:
-                with progress("compare", "entries") as advance:
+                with progress("comparing") as advance:
                     compared = await compare(snapshot, arrived, selection, advance)
         return {
             **_shown(slices.loaded),
@@ -153,7 +154,7 @@ def copy(
         }
 
     with _told_if_stopped():
-        done = _with_upkeep(source, work)
+        done = with_upkeep(source, work)
     show_json(done, as_json=as_json)
     if done["missing"] or done["different"] > done["kept"]:
         fail(
@@ -165,7 +166,7 @@ def copy(
 
 async def _write(out: IO[bytes], snapshot: Snapshot, selection: Selection, after: Place | None) -> int:
     """Write entries to a file; returns how many."""
-    with progress("export", "entries") as advance:
+    with progress("exporting") as advance:
         total = await count(snapshot, selection)
         out.write(lines.head(snapshot.clock))
         written = 0
@@ -181,7 +182,7 @@ def _read(source: IO[bytes], slices: Slices, selection: Selection) -> Iterator[N
     """Add what a file holds to slices, and yield whenever one is to be put."""
     now, done = SystemClock().now(), 0
     size = os.fstat(source.fileno()).st_size
-    with progress("import", "bytes") as advance:
+    with progress("importing") as advance:
         for number, line in enumerate(source, 1):
             done += len(line)
             try:
@@ -201,7 +202,7 @@ def _read(source: IO[bytes], slices: Slices, selection: Selection) -> Iterator[N
 
 
 async def _put_all(snapshot: Snapshot, slices: Slices, selection: Selection) -> None:
-    with progress("copy", "entries") as advance:
+    with progress("copying") as advance:
         total, done = await count(snapshot, selection), 0
         async for space, rows in rows_of(snapshot, selection):
             for row in rows:
@@ -223,14 +224,9 @@ def _whole(file: Path, resume: bool, force: bool) -> Iterator[tuple[IO[bytes], P
     after = _last_place(partial) if resume and partial.exists() else None
     with partial.open("ab" if resume else "wb") as out:
         yield out, after
-        out.flush()
-        os.fsync(out.fileno())
+    sync(partial)
     partial.replace(file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(file.parent)
 
 
 def _last_place(partial: Path) -> Place | None:
@@ -279,20 +275,3 @@ def _existing(keep: bool, replace: bool) -> Existing:
 
 def _shown(loaded: Loaded) -> dict[str, Any]:
     return {"new": loaded.new, "same": loaded.same, "kept": loaded.kept, "replaced": loaded.replaced}
-
-
-def _with_upkeep(database: str, work: Callable[[Upkeep], Awaitable[T]], *, make: bool = False) -> T:
-    async def working() -> T:
-        async with _opened_upkeep(database, make=make) as upkeep:
-            return await work(upkeep)
-
-    return asyncio.run(working())
-
-
-@asynccontextmanager
-async def _opened_upkeep(database: str, *, make: bool = False) -> AsyncIterator[Upkeep]:
-    upkeep = await open_upkeep(database, make=make)
-    try:
-        yield upkeep
-    finally:
-        await upkeep.aclose()

@@ -1,6 +1,5 @@
-"""Moves entries from one place to another: which of them, how many at a time, and whether they arrived."""
+"""Moves entries from one place to another: which of them, and how many at a time."""
 
-import hashlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, TypeAlias
 
@@ -13,10 +12,9 @@ from keyloft.cli.terminal import fail
 from keyloft.plugins import rules
 from keyloft.records import Key, Record, Space
 from keyloft.semantic import naming
-from keyloft.upkeep import EVERYTHING, AlreadyThere, Existing, Loaded, Progress, Range, Snapshot, Upkeep, content
+from keyloft.upkeep import EVERYTHING, AlreadyThere, Existing, Loaded, Range, Snapshot, Upkeep
 
 _SLICE_BYTES: Final = 4 * limits.SCAN_BYTES
-_ENTRIES_BETWEEN_LOOKS: Final = 1000
 
 
 Place: TypeAlias = tuple[Space, Key]
@@ -69,6 +67,7 @@ async def rows_of(
 
 
 async def count(snapshot: Snapshot, selection: Selection) -> int:
+    """How many rows there are among them, expired or not."""
     return sum([await snapshot.count(part) for part in selection.parts])
 
 
@@ -103,64 +102,3 @@ class Slices:
                 f"{shown_key(error.space, error.key)} is there already, with another value or expiry: --keep leaves "
                 "such entries as they are, --replace replaces them"
             )
-
-
-class Compared(Struct):
-    """How what was moved compares with what it was moved to."""
-
-    entries: int = 0
-    missing: int = 0
-    different: int = 0
-    other_versions: int = 0
-    """Equal, but for the version: they were there before, or replaced what was."""
-    first: str | None = None
-    """Where the first one is that is missing or different."""
-    source_hash: str = ""
-    target_hash: str = ""
-
-
-async def compare(source: Snapshot, target: Snapshot, selection: Selection, progress: Progress) -> Compared:
-    """Walk through both, key by key; what else the target holds does not matter."""
-    told = Compared()
-    hashes = hashlib.sha256(), hashlib.sha256()
-    total = await count(source, selection)
-    for part in selection.parts:
-        wanted = _rows(rows_of(source, Selection((part,))))
-        stored = _rows(_parts(target, part))
-        there = await anext(stored, None)
-        async for row in wanted:
-            while there is not None and there.key < row.key:
-                there = await anext(stored, None)
-            told.entries += 1
-            if not told.entries % _ENTRIES_BETWEEN_LOOKS:
-                progress(told.entries, total)
-            hashes[0].update(_digest(part.space, row))
-            if there is None or there.key != row.key:
-                told.missing += 1
-            else:
-                hashes[1].update(_digest(part.space, there))
-                if content(row) == content(there):
-                    told.other_versions += row.version != there.version
-                    continue
-                told.different += 1
-            told.first = told.first or shown_key(part.space, row.key)
-    told.source_hash, told.target_hash = [digest.hexdigest() for digest in hashes]
-    return told
-
-
-async def _parts(snapshot: Snapshot, part: Range) -> AsyncIterator[tuple[Space, Sequence[Record]]]:
-    async for rows in snapshot.rows(part):
-        yield part.space, rows
-
-
-async def _rows(pages: AsyncIterator[tuple[Space, Sequence[Record]]]) -> AsyncIterator[Record]:
-    async for _, rows in pages:
-        for row in rows:
-            yield row
-
-
-def _digest(space: Space, row: Record) -> bytes:
-    """What a row holds, as bytes that no other row has."""
-    key = row.key if isinstance(row.key, bytes) else "\x00".join(row.key).encode()
-    head = f"{space} {len(key)} {len(row.value)} {row.encoding} {row.expires_at}\n"
-    return head.encode() + key + row.value

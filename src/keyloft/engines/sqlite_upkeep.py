@@ -357,7 +357,7 @@ class SqliteSnapshot:
             some = [made(*row) for row in rows]
             before, after = after, some[-1].key
             # Through an index that is damaged, one could go round and round.
-            if type(before) is type(after) and before >= after:
+            if before is not None and type(before) is type(after) and before >= after:
                 raise DatabaseError(
                     f"{self._upkeep.file.path} is damaged: {_TABLES[part.space].name} is not in the order of its keys; "
                     "restore it from a backup"
