@@ -18,6 +18,7 @@ _MODULES = {
     "nats": "bench.over_nats",
     "postgres": "bench.on_postgres",
     "semantic": "bench.semantic",
+    "move": "bench.move",
     "peers": "bench.peers",
 }
 """Each has `prepared`, a `benchmark.Preparing`."""
