@@ -11,11 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 import keyloft
 from keyloft.cli import main
+from keyloft.cli.app import app
 from tests.server.test_serve import LONGEST_SECONDS, Serving
 
 Outcome = tuple[int, str, str]
@@ -93,13 +96,28 @@ def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
         assert len(setting.description) > 10
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["serve", "plugin", "nats-config", "migrate", "backup", "restore", "check", "compact", "stats", "doctor", "copy"],
-)
-def test_every_command_has_help(run: Keyloft, command: str) -> None:
-    assert f"Usage: keyloft {command}" in run(command, "--help")[1]
-    assert command in run("--help")[1]
+def commands(of: Any, *names: str) -> Iterator[tuple[str, ...]]:
+    """All commands, by the words that call them."""
+    for name, command in getattr(of, "commands", {}).items():
+        yield from commands(command, *names, name)
+    if not hasattr(of, "commands"):
+        yield names
+
+
+COMMANDS = list(commands(typer.main.get_command(app)))
+WITHOUT_RESULT = {("serve",), ("nats-config",)}
+"""One runs, the other writes a configuration of NATS."""
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example_and_prints_json_if_asked(
+    run: Keyloft, command: tuple[str, ...]
+) -> None:
+    shown = run(*command, "--help")[1]
+    assert f"Usage: keyloft {' '.join(command)}" in shown
+    assert f"Example: keyloft {' '.join(command)}" in shown
+    assert ("--json" in shown) == (command not in WITHOUT_RESULT)
+    assert run("--help")[1].count(command[0])
 
 
 def test_help_is_quick() -> None:

@@ -8,9 +8,9 @@ import typer
 from keyloft import Store
 from keyloft.cli import keytext
 from keyloft.cli.look import Key
-from keyloft.cli.options import AsText, TakesNumbers, Value, Yes, with_settings
+from keyloft.cli.options import AsJson, AsText, TakesNumbers, Value, Yes, with_settings
 from keyloft.cli.stores import with_store
-from keyloft.cli.terminal import confirm, fail, given_value, say, told
+from keyloft.cli.terminal import confirm, fail, given_value, show_json, told
 from keyloft.errors import InvalidArgument
 from keyloft.server.config import Flags
 from keyloft.values import U64
@@ -33,6 +33,7 @@ def put(
     counter: Annotated[bool, typer.Option("--counter", help="VALUE is the number of a U64 counter.")] = False,
     file: Annotated[bool, typer.Option("--file", help="VALUE names a file, whose bytes are stored.")] = False,
     expire_in: ExpireIn = None,
+    as_json: AsJson = False,
     flags: Flags,
 ) -> int:
     """Store a value, and print its versionstamp.
@@ -45,7 +46,8 @@ def put(
     content: Any = Path(value).read_bytes() if file else given_value(value, is_text=text)
     if counter:
         content = U64(content)
-    say(str(with_store(flags, lambda kv: kv.set(wanted, content, expire_in=expire_in), make=True)))
+    stored = with_store(flags, lambda kv: kv.set(wanted, content, expire_in=expire_in), make=True)
+    show_json(stored, as_json=as_json)
     return 0
 
 
@@ -58,6 +60,7 @@ def delete(
         str | None, typer.Option(metavar="PREFIX", help="Remove all that is below it; asks before, with the number.")
     ] = None,
     yes: Yes = False,
+    as_json: AsJson = False,
     flags: Flags,
 ) -> int:
     """Remove entries, all or none, and print how many there were; exit code 1 if there were none.
@@ -77,7 +80,7 @@ def delete(
     else:
         wanted = [keytext.read(one) for one in key or ()]
         removed = with_store(flags, lambda kv: kv.delete_many(wanted))
-    say(str(removed))
+    show_json(removed, as_json=as_json)
     return 0 if removed else 1
 
 
@@ -86,6 +89,7 @@ def touch(
     *,
     expire_in: ExpireIn = None,
     never: Annotated[bool, typer.Option("--never", help="It does not expire.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print true once it is done.")] = False,
     flags: Flags,
 ) -> int:
     """Give an entry another expiry; value and versionstamp stay.
@@ -101,4 +105,6 @@ def touch(
 
     if not with_store(flags, work):
         fail(f"there is no key {key}")
+    if as_json:
+        show_json(True, as_json=True)
     return 0

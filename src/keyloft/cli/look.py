@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from keyloft import Store
+from keyloft import Entry, Store
 from keyloft.cli import keytext, stores
 from keyloft.cli.options import AsJson, with_settings
 from keyloft.cli.stores import with_store
@@ -117,13 +117,14 @@ def count(
     *,
     start: Start = None,
     end: End = None,
+    as_json: AsJson = False,
     flags: Flags,
 ) -> int:
     """Print how many entries there are.
 
     Example: keyloft count users
     """
-    say(str(with_store(flags, lambda kv: kv.count(**_selection(prefix, start, end)))))
+    show_json(with_store(flags, lambda kv: kv.count(**_selection(prefix, start, end))), as_json=as_json)
     return 0
 
 
@@ -133,21 +134,28 @@ def watch(
     key: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="Watch this key instead; to be repeated for several.")
     ] = None,
+    as_json: AsJson = False,
     flags: Flags,
 ) -> int:
-    """Print entries as they change, as JSON, until Ctrl-C; what was deleted or has expired is null.
+    """Print entries as they change, a line each, in a pipe as JSON, until Ctrl-C; what has expired is gone, too.
 
     Example: keyloft watch users
     """
     watched = [keytext.read(one) for one in key or ()]
     below = keytext.read_prefix(prefix)
 
+    for_people = is_for_people() and not as_json
+
+    def line(entry: Entry) -> str:
+        if not entry.exists:
+            gone = {"key": keytext.written(entry.key), "value": None}
+            return f"{gone['key']} is gone" if for_people else to_json(gone)
+        return stores.in_a_line(entry) if for_people else to_json(stores.shown(entry))
+
     async def work(kv: Store) -> None:
         async for entries in kv.watch(*watched) if watched else kv.watch(prefix=below):
             for entry in entries:
-                say(
-                    to_json(stores.shown(entry) if entry.exists else {"key": keytext.written(entry.key), "value": None})
-                )
+                say(line(entry))
             sys.stdout.flush()
 
     with_store(flags, work)

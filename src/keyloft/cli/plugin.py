@@ -12,7 +12,7 @@ import typer
 
 from keyloft import payloads
 from keyloft.cli.options import AsJson, AsText, TakesNumbers, Value, Yes, with_settings
-from keyloft.cli.terminal import confirm, given_value, remark, say, show_json, told
+from keyloft.cli.terminal import confirm, given_value, remark, show_json, told
 from keyloft.errors import InvalidArgument, KeyloftError, Unanswered
 from keyloft.plugins import rules
 from keyloft.server.complaints import complain
@@ -59,7 +59,10 @@ def get(
     timeout: Timeout = 5.0,
     flags: Flags,
 ) -> int:
-    """Print the value at a key as JSON; exit code 1 if there is none."""
+    """Print the value at a key as JSON; exit code 1 if there is none.
+
+    Example: keyloft plugin get trivia score
+    """
     value = _ask(plugin, subjects, timeout, flags, lambda client: client.kv.get(key, default=_ABSENT))
     if value is _ABSENT:
         complain(f"{plugin} has no key {key!r}")
@@ -80,7 +83,10 @@ def put(
     timeout: Timeout = 5.0,
     flags: Flags,
 ) -> int:
-    """Store a value, and print it as it was understood."""
+    """Store a value, and print it as it was understood.
+
+    Example: keyloft plugin set trivia score 100 --ttl 3600
+    """
     content = given_value(value, is_text=text)
     _ask(plugin, subjects, timeout, flags, lambda client: client.kv.set(key, content, ttl=ttl))
     show_json(content, as_json=as_json)
@@ -91,13 +97,17 @@ def delete(
     plugin: Plugin,
     key: Key,
     *,
+    as_json: AsJson = False,
     subjects: Subjects = _PREFIX,
     timeout: Timeout = 5.0,
     flags: Flags,
 ) -> int:
-    """Remove a key; exit code 1 if there was none."""
+    """Remove a key, and print whether there was one; exit code 1 if there was none.
+
+    Example: keyloft plugin delete trivia score
+    """
     existed = _ask(plugin, subjects, timeout, flags, lambda client: client.kv.delete(key))
-    show_json(existed, as_json=True)
+    show_json(existed, as_json=as_json)
     return 0 if existed else 1
 
 
@@ -111,7 +121,10 @@ def listing(
     timeout: Timeout = 5.0,
     flags: Flags,
 ) -> int:
-    """Print the keys as a JSON array."""
+    """Print the keys as a JSON array.
+
+    Example: keyloft plugin list trivia --prefix user_
+    """
 
     async def keys(client: "DatabaseClient") -> list[str]:
         return await client.kv.list(prefix, limit=limit)
@@ -124,6 +137,7 @@ def purge(
     plugin: Plugin,
     *,
     yes: Yes = False,
+    as_json: AsJson = False,
     subjects: Subjects = _PREFIX,
     timeout: Timeout = 5.0,
     flags: Flags,
@@ -147,7 +161,7 @@ def purge(
             removed += sum(await asyncio.gather(*[client.kv.delete(key) for key in some]))
         return removed
 
-    say(str(_ask(plugin, subjects, timeout, flags, remove) if there else 0))
+    show_json(_ask(plugin, subjects, timeout, flags, remove) if there else 0, as_json=as_json)
     return 0
 
 
@@ -159,6 +173,7 @@ def import_json(
         bool, typer.Option("--replace", help="Keys that are there already get the file's value.")
     ] = False,
     ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="After so many seconds they are gone.")] = None,
+    as_json: AsJson = False,
     subjects: Subjects = _PREFIX,
     timeout: Timeout = 5.0,
     flags: Flags,
@@ -185,7 +200,7 @@ def import_json(
     stored = _ask(plugin, subjects, timeout, flags, store)
     if left := len(content) - len(stored):
         remark(f"{left} of {len(content)} keys were there already, and are left as they are; --replace replaces them")
-    say(str(len(stored)))
+    show_json(len(stored), as_json=as_json)
     return 0
 
 

@@ -24,6 +24,8 @@ def serve(*, flags: Flags) -> NoReturn:
 
     A setting comes from its flag, else from the environment, else from the file of --config, else it has its default.
     In that file --log-level is called log_level.
+
+    Example: keyloft serve --database app.db
     """
     check_service(load(flags))
     # The service becomes this process, so that it does not carry what only a command line needs.
@@ -56,6 +58,8 @@ def nats_config(
 
     It has a user and a password for each plugin and tenant, that lets it reach its own storage and nobody else's; and
     users for the service (SERVICE) and the operator (ADMIN).
+
+    Example: keyloft nats-config --plugin trivia --plugin quote-db --output nats.conf
     """
     from keyloft.semantic.naming import tenant_user
     from keyloft.server import isolation

@@ -261,6 +261,7 @@ def drop_letter(
     letter: Annotated[str, typer.Argument(metavar="ID", help="As `dead-letters list` shows it.")],
     *,
     yes: Yes = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print true once it is done.")] = False,
     flags: Flags,
 ) -> int:
     """Remove a dead letter: what it is about is never made.
@@ -275,7 +276,10 @@ def drop_letter(
 
     if not _with_semantic(flags, work):
         fail(f"there is no dead letter {letter} in {project}")
-    remark(f"{letter} is dropped")
+    if as_json:
+        show_json(True, as_json=True)
+    else:
+        remark(f"{letter} is dropped")
     return 0
 
 
