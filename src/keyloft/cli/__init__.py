@@ -24,5 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ModuleNotFoundError as error:
         complain(explained(error))
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
     app(given, prog_name="keyloft")
     sys.exit(0)
