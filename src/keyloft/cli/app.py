@@ -27,7 +27,15 @@ def about(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """A key-value store with several faces."""
+    """A key-value store with several faces.
+
+    get, list, keys, count, watch, set, delete and touch are about the tuple store, which programs open with
+    `keyloft.open`; `plugin` is about what plugins store, `semantic` about the state of workflows. stats, export,
+    import, copy, backup, restore, compact, check and migrate are about all of a database. `keyloft COMMAND --help`
+    explains a command.
+
+    Example: keyloft doctor
+    """
 
 
 for room in (service, look, stats, change, plugin, workflows, move, keep, check, schema, doctor):
