@@ -132,6 +132,7 @@ class TestBackup:
         filled(url)
         for arguments, code, words in (
             ((str(place / "no" / "folder.db"),), 1, "folder.db can't be written: No such file"),
+            ((str(place), "--force"), 2, "is a folder: name a file in it"),
             (("postgresql://somewhere/else",), 2, "a backup is an SQLite file"),
             ((str(place / "b.db"), "--database", str(place / "absent.db")), 1, "there is no file"),
             ((str(place / "b.db"), "--database", "mysql://nowhere"), 1, "no engine for mysql"),

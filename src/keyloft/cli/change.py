@@ -45,6 +45,8 @@ def put(
     wanted = keytext.read(key)
     content: Any = Path(value).read_bytes() if file else given_value(value, is_text=text)
     if counter:
+        if isinstance(content, bool) or not isinstance(content, int):
+            raise InvalidArgument("--counter: VALUE is a whole number, as in 7")
         content = U64(content)
     stored = with_store(flags, lambda kv: kv.set(wanted, content, expire_in=expire_in), make=True)
     show_json(stored, as_json=as_json)
@@ -53,7 +55,7 @@ def put(
 
 def delete(
     key: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY]...", help="As in users/alice.", show_default=False)
+        list[str] | None, typer.Argument(metavar="KEY", help="As in users/alice.", show_default=False)
     ] = None,
     *,
     prefix: Annotated[

@@ -49,6 +49,8 @@ def backup(
     source = file_of(url)
     if source is not None and _is_same(source, target):
         raise InvalidArgument(f"{file} is the database itself: name another file")
+    if target.is_dir():
+        raise InvalidArgument(f"{target} is a folder: name a file in it")
     if os.path.lexists(target) and not force:
         raise InvalidArgument(f"{target} exists already, and is left as it is: name another file, or say --force")
 

@@ -16,11 +16,11 @@ from keyloft.cli.files import sync
 from keyloft.cli.moving import Place, Selection, Slices, count, rows_of
 from keyloft.cli.options import AsJson, with_settings
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import named_database, upkeep_of, with_upkeep
+from keyloft.cli.stores import file_of, named_database, upkeep_of, with_upkeep
 from keyloft.cli.terminal import fail, is_for_people, remark, show_json, told
 from keyloft.clock import SystemClock
 from keyloft.engines import open_upkeep
-from keyloft.errors import InvalidArgument
+from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.server.config import Flags
 from keyloft.upkeep import Existing, Loaded, Snapshot, Upkeep
 from keyloft.urls import without_password
@@ -43,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def export(
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Where to; - is the standard output.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to; - is the standard output.")] = "-",
     *,
     prefix: Prefix = None,
     plugin: Plugin = None,
@@ -64,6 +64,8 @@ def export(
     selection = Selection.of(prefix, plugin, project)
     if file == "-" and (resume or force):
         raise InvalidArgument("--resume and --force are for a FILE")
+    if file != "-":
+        _check_place(Path(file))
 
     async def work(source: Upkeep) -> dict[str, Any]:
         whole = nullcontext((sys.stdout.buffer, None)) if file == "-" else _whole(Path(file), resume, force)
@@ -134,6 +136,8 @@ def copy(
     Example: keyloft copy keyloft.db postgresql://localhost/keyloft
     """
     selection, existing = Selection.of(prefix, plugin, project), _existing(keep, replace)
+    if (file := file_of(source)) is not None and not file.exists():
+        raise CannotOpen(f"there is no file {file} to copy from")
 
     async def work(origin: Upkeep) -> dict[str, Any]:
         async with upkeep_of(target, make=True) as goal, origin.snapshot() as snapshot:
@@ -190,6 +194,12 @@ def _read(source: IO[bytes], slices: Slices, selection: Selection) -> Iterator[N
                 entry = lines.read(line, now) if header is None and line.strip() else None
             except InvalidArgument as error:
                 yield
+                if not slices.loaded.all:
+                    fail(
+                        f"line {number}: {error}. Nothing is stored. Is it a file of `keyloft export`? A line by hand "
+                        'is like {"key":"users/alice","value":1}; the JSON file of a plugin is for '
+                        "`keyloft plugin import-json`"
+                    )
                 fail(
                     f"line {number}: {error}. What comes before it is stored; correct it, and the same command goes on"
                 )
@@ -211,6 +221,18 @@ async def _put_all(snapshot: Snapshot, slices: Slices, selection: Selection) -> 
             done += len(rows)
             advance(done, total)
         await slices.flush()
+
+
+def _check_place(file: Path) -> None:
+    """Whether a file can have that name.
+
+    Raises:
+        InvalidArgument: It is a folder, or in none.
+    """
+    if file.is_dir():
+        raise InvalidArgument(f"{file} is a folder: name a file in it")
+    if not file.parent.is_dir():
+        raise InvalidArgument(f"{file} can't be written: there is no folder {file.parent}")
 
 
 @contextmanager
@@ -252,7 +274,9 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
         yield sys.stdin.buffer
         return
     path = Path(file)
-    if not path.is_file():
+    if path.is_dir():
+        raise InvalidArgument(f"{file} is a folder: name a file in it")
+    if not path.exists():
         raise InvalidArgument(f"there is no file {file}")
     with path.open("rb") as source:
         yield source

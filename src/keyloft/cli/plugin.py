@@ -13,7 +13,7 @@ import typer
 from keyloft import payloads
 from keyloft.cli.options import AsJson, AsText, TakesNumbers, Value, Yes, with_settings
 from keyloft.cli.terminal import confirm, given_value, remark, show_json, told
-from keyloft.errors import InvalidArgument, KeyloftError, Unanswered
+from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, Unanswered
 from keyloft.plugins import rules
 from keyloft.server.complaints import complain
 from keyloft.server.config import DEFAULT_NATS_PORT, NATS_SETTINGS, Flags, load
@@ -28,8 +28,8 @@ _AT_ONCE: Final = 200
 """How many requests are under way at a time: a service takes a thousand of one plugin."""
 _PREFIX: Final = "db.kv"
 
-Plugin: TypeAlias = Annotated[str, typer.Argument(metavar="PLUGIN", help="Whose storage.")]
-Key: TypeAlias = Annotated[str, typer.Argument(metavar="KEY")]
+Plugin: TypeAlias = Annotated[str, typer.Argument(metavar="PLUGIN", help="Whose storage, as in trivia.")]
+Key: TypeAlias = Annotated[str, typer.Argument(metavar="KEY", help="As the plugin writes it: any text, as in score.")]
 Subjects: TypeAlias = Annotated[str, typer.Option("--subjects", metavar="PREFIX", help="The subjects of the service.")]
 Timeout: TypeAlias = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for an answer.")
@@ -209,7 +209,12 @@ def _read_object(file: str) -> dict[str, Any]:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise InvalidArgument(f"{file} can't be read: {error.strerror}") from None
-    content = payloads.read(data)
+    try:
+        content = payloads.read(data)
+    except (InvalidArgument, InvalidJson) as error:
+        name = "what was read" if file == "-" else file
+        wrong = str(error).removeprefix("the payload ")
+        raise InvalidArgument(f"{name} {wrong}; what `keyloft export` writes is for `keyloft import`") from None
     for key in content:
         rules.key(key)
     return content

@@ -59,7 +59,8 @@ def migrate(
             "stop what uses it, make a copy, then say --yes"
         )
     _explained(lambda: (migrations.downgrade if goes_back else migrations.upgrade)(database, to))
-    what = f"went back ({to})" if goes_back else "has the schema of this version" if to == "head" else "went on"
+    arrived = "the schema of this version" if to == "head" else f"schema {to}, or a later one"
+    what = f"went back ({to})" if goes_back else f"has {arrived}"
     remark(f"{without_password(database)} {what}")
     if as_json:
         show_json({"database": without_password(database), "to": to}, as_json=True)

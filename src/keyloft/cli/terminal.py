@@ -76,7 +76,7 @@ def confirm(question: str) -> None:
     if not sys.stdin.isatty():
         raise InvalidArgument(f"{question} Nobody is here to answer: --yes says so beforehand")
     if not typer.confirm(question, err=True):
-        remark("Nothing was removed.")
+        remark("Nothing was changed.")
         raise typer.Exit(1)
 
 
