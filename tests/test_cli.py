@@ -324,6 +324,13 @@ class TestMigrate:
         assert "say --yes" in unsaid.stderr
         down = process("migrate", "--to", "-1", "--yes", KEYLOFT_DATABASE_URL=str(database))
         assert (down.returncode, down.stderr) == (0, f"{database} went back (-1)\n")
+        process("migrate", "--database", str(database))
+        named = process("migrate", "--to", "0001", KEYLOFT_DATABASE_URL=str(database))
+        assert (named.returncode, "--yes" in named.stderr) == (2, True), (
+            "an earlier one, by its name, is a way back, too"
+        )
+        shown = json.loads(process("migrate", "--to", "0001", "--dry-run", "--database", str(database)).stdout)
+        assert (shown["from"], shown["to"]) == ("0002", "0001")
 
     def test_what_would_be_done_is_shown_and_not_done(self, tmp_path: Path, postgres_url: str) -> None:
         for database in (str(tmp_path / "app.db"), postgres_url):

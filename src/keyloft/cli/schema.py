@@ -50,6 +50,8 @@ def migrate(
 
     database = load(flags, only=["database"]).database
     goes_back = to == "base" or to.startswith("-")
+    if not goes_back and to != "head":
+        goes_back = (_explained(lambda: migrations.current_revision(database)) or "") > to
     if dry_run:
         _show(_explained(lambda: migrations.plan(database, to, down=goes_back)), database, as_json=as_json)
         return 0
@@ -59,7 +61,7 @@ def migrate(
             "stop what uses it, make a copy, then say --yes"
         )
     _explained(lambda: (migrations.downgrade if goes_back else migrations.upgrade)(database, to))
-    arrived = "the schema of this version" if to == "head" else f"schema {to}, or a later one"
+    arrived = "the schema of this version" if to == "head" else f"schema {to}"
     what = f"went back ({to})" if goes_back else f"has {arrived}"
     remark(f"{without_password(database)} {what}")
     if as_json:

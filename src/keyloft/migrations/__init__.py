@@ -70,12 +70,12 @@ class Plan(Struct, frozen=True):
     is_down: bool
 
 
-def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = False) -> Plan:
-    """What `upgrade`, or `downgrade`, would do; nothing is changed.
+def current_revision(url: str | os.PathLike[str]) -> str | None:
+    """The revision that a database has; None if it has nothing of Keyloft's. Nothing is changed.
 
     Raises:
         CannotOpen: Alembic is not installed, or the URL names nothing that can be migrated.
-        DatabaseError: There is no such revision, or the database can't be read.
+        DatabaseError: The database can't be read.
         WrongLoop: It would block an event loop.
     """
     current: str | None = None
@@ -94,6 +94,18 @@ def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = Fa
             script.run_env()
 
     _migrate(url, read, only_look=True)
+    return current
+
+
+def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = False) -> Plan:
+    """What `upgrade`, or `downgrade`, would do; nothing is changed.
+
+    Raises:
+        CannotOpen: Alembic is not installed, or the URL names nothing that can be migrated.
+        DatabaseError: There is no such revision, or the database can't be read.
+        WrongLoop: It would block an event loop.
+    """
+    current = current_revision(url)
     written = io.StringIO()
     names: dict[str, str] = {}
 
