@@ -267,6 +267,16 @@ def test_what_is_there_already_is_refused_kept_or_replaced(
     assert run("import", "-", "--keep", "--replace")[0] == 2
 
 
+@pytest.mark.parametrize(("how", "left"), [((), '"mine"\n'), (("--keep",), '"mine"\n'), (("--replace",), "2\n")])
+def test_what_is_there_is_found_in_whatever_order_lines_come(
+    environment: dict[str, str], run: Keyloft, call: Keyloft, how: tuple[str, ...], left: str
+) -> None:
+    call("set", "c", '"mine"')
+    code, _, complaint = run("import", "-", *how, given=b'{"key":"c","value":2}\n{"key":"a","value":1}\n')
+    assert (code, "is there already" in complaint) == ((0, False) if how else (1, True))
+    assert call("get", "c")[1] == left
+
+
 BAD_LINES = [
     b"nonsense",
     b'{"value":1}',

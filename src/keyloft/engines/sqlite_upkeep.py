@@ -428,8 +428,9 @@ def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -
     between = Range(space, min(keys), max(keys))
     # Most rows go where nothing is: to find that out takes one step instead of one per row.
     statement, bindings = table.select(between, None, ("1",))
-    if not connection.execute(f"SELECT EXISTS ({statement})", bindings).get and len(keys) > 1:
-        keys = keys[-1:]
+    if not connection.execute(f"SELECT EXISTS ({statement})", bindings).get:
+        # The largest key is not in that range, and need not come last: a file by hand is in no order.
+        keys = [max(keys)]
     found: dict[Key, Record] = {}
     for key in keys:
         for row in connection.execute(layout.get, layout.bind_key(key)).fetchall():
