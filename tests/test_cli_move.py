@@ -277,6 +277,26 @@ def test_what_is_there_is_found_in_whatever_order_lines_come(
     assert call("get", "c")[1] == left
 
 
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ((), None),
+        (("--keep",), '{"new":1,"same":1,"kept":1,"replaced":0}\n'),
+        (("--replace",), '{"new":1,"same":1,"kept":0,"replaced":1}\n'),
+    ],
+)
+def test_a_key_that_comes_twice_meets_itself(
+    environment: dict[str, str], run: Keyloft, call: Keyloft, how: tuple[str, ...], told: str | None
+) -> None:
+    code, said, complaint = run("import", "-", *how, given=b'{"key":"a","value":1}\n' * 2 + b'{"key":"a","value":2}\n')
+    if told is None:
+        assert (code, said) == (1, "")
+        assert "tuples a is there already" in complaint
+        return
+    assert (code, said) == (0, told)
+    assert call("get", "a")[1] == ("1\n" if "--keep" in how else "2\n")
+
+
 BAD_LINES = [
     b"nonsense",
     b'{"value":1}',

@@ -181,6 +181,8 @@ def weigh(
 ) -> tuple[list[Record], Loaded]:
     """Decide what becomes of rows: which of them are written, and how many of each kind there are.
 
+    A row whose key came before meets what was made of that one, as if it had been stored.
+
     Args:
         space: Where they are to be put.
         rows: They.
@@ -192,22 +194,23 @@ def weigh(
     Raises:
         AlreadyThere: And others are to be refused.
     """
-    written, told = [], Loaded()
+    written: dict[Key, Record] = {}
+    told = Loaded()
     for row in rows:
-        there = stored.get(row.key)
+        there = written.get(row.key) or stored.get(row.key)
         if there is not None and content(there) == content(row):
             told.same += 1
         elif there is None or not there.is_alive(now):
             told.new += 1
-            written.append(row if row.version != UNVERSIONED else replace(row, version=version))
+            written[row.key] = row if row.version != UNVERSIONED else replace(row, version=version)
         elif existing is Existing.KEEP:
             told.kept += 1
         elif existing is Existing.REPLACE:
             told.replaced += 1
-            written.append(replace(row, version=version))
+            written[row.key] = replace(row, version=version)
         else:
             raise AlreadyThere(space, row.key)
-    return written, told
+    return list(written.values()), told
 
 
 def clock_after(before: int, clock: int, written: Iterable[Record], version: int) -> int:
