@@ -25,6 +25,7 @@ from keyloft.plugins import BotDatabase
 from keyloft.records import Key, Record, Space
 from keyloft.semantic import Semantics, SemanticStore
 from keyloft.upkeep import EVERYTHING, Existing, Loaded, Upkeep
+from tests.everything import run_sql
 from tests.test_cli_entries import LONGEST_SECONDS, Keyloft, at_a_terminal, call, environment, run
 from tools.postgres import fresh_database
 
@@ -295,6 +296,35 @@ def test_a_key_that_comes_twice_meets_itself(
         return
     assert (code, said) == (0, told)
     assert call("get", "a")[1] == ("1\n" if "--keep" in how else "2\n")
+
+
+def test_times_by_hand_can_be_moved_and_saved(
+    url: str, other: str, call: Keyloft, environment: dict[str, str], tmp_path: Path
+) -> None:
+    call("set", "a", "1")
+    times = ["'9999-12-31 23:59:59.999999'", "'1969-01-01 00:00:00'"]
+    times += ["'infinity'", "'-infinity'", "'20000-01-01'", "'0044-01-01 BC'"] if "://" in url else ["'never'", "20300101"]
+    for number, time in enumerate(times):
+        run_sql(
+            url,
+            "INSERT INTO plugin_kv_storage (plugin_name, key, value_json, expires_at, created_at) "
+            f"VALUES ('trivia', 'k{number}', '1', {time}, {time})",
+        )
+    file, saved = str(tmp_path / "all.jsonl"), str(tmp_path / "saved.db")
+    assert call("export", file)[0] == 0
+    told = {line["key"]: line for line in map(json.loads, Path(file).read_text().splitlines()[2:])}
+    last = 253_402_300_799_999
+    if "://" in url:
+        assert {key: line.get("expires_at") for key, line in told.items()} == {"k0": last, "k2": None, "k4": last}
+    else:
+        assert {key: line.get("expires_at") for key, line in told.items()} == {"k0": last, "k2": None}
+    same = {"new": 0, "same": len(told) + 1, "kept": 0, "replaced": 0}
+    assert json.loads(call("import", file)[1]) == same, "it meets its own rows"
+    assert call("copy", url, other)[0] == 0
+    assert call("backup", saved)[0] == 0
+    assert call("restore", saved, "--replace", "--yes")[0] == 0
+    assert call("restore", saved, "--replace", "--yes", "--database", other)[0] == 0
+    assert call("export", "--database", other)[1].splitlines()[1:] == Path(file).read_text().splitlines()[1:]
 
 
 BAD_LINES = [

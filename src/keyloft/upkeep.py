@@ -19,6 +19,9 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Told how much of what is to be done is done; how much it is may change on the way."""
 
 
+LAST_MOMENT: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999, which is the last one that a `datetime` knows."""
+
 UNVERSIONED: Final = -1
 """The version of a row that is to get a new one."""
 

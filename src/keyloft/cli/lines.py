@@ -26,14 +26,13 @@ from keyloft import keys, limits
 from keyloft.cli import keytext
 from keyloft.errors import InvalidArgument, InvalidKey, Undecodable
 from keyloft.records import Key, Record, Space
-from keyloft.upkeep import UNVERSIONED
+from keyloft.upkeep import LAST_MOMENT, UNVERSIONED
 from keyloft.values import BYTES, COUNTER, JSON, Encoding, decode_json, pack_counter, unpack_counter
 
 FORMAT: Final = 1
 
 
-# The year 9999 is the last one that a datetime knows.
-_Moment: TypeAlias = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]
+_Moment: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_MOMENT)]
 
 
 class Header(Struct, kw_only=True, tag_field="keyloft", tag="export", forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 
 from keyloft.records import Key, Page, PluginKey, Record, Scan, Space
+from keyloft.upkeep import LAST_MOMENT
 from keyloft.values import JSON
 
 Row: TypeAlias = tuple[Any, ...]
@@ -236,6 +237,11 @@ def milliseconds(text: object) -> int | None:
     except (ValueError, OverflowError):
         return NEVER
     return -((_EPOCH - moment) // _MILLISECOND)
+
+
+def within_reach(moment: int | None) -> int | None:
+    """A moment that can be moved to any database: one by hand may be before 1970, or round up to the year 10000."""
+    return None if moment is None or moment >= NEVER else min(max(moment, 0), LAST_MOMENT)
 
 
 LAYOUTS: Final[Mapping[Space, Layout]] = {

@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.engines.layouts import REVISION, Row
+from keyloft.engines.layouts import REVISION, Row, within_reach
 from keyloft.engines.postgres_layouts import LAYOUTS, LOCK_CLOCK, READ_CLOCK, WRITE_CLOCK_AND_COMMIT, moment
 from keyloft.engines.postgres_links import PAUSE_SECONDS, Link, Transaction
 from keyloft.engines.postgres_server import Failure, PostgresServer
@@ -16,6 +17,7 @@ from keyloft.engines.sqlite_upkeep import SqliteUpkeep
 from keyloft.records import Key, Record, Space
 from keyloft.upkeep import (
     EVERYTHING,
+    LAST_MOMENT,
     Existing,
     Facts,
     Loaded,
@@ -115,8 +117,13 @@ def _plugin_table() -> _Table:
     columns = "plugin_name, key, value_json, version, expires_at, created_at, updated_at"
 
     def told(column: str) -> str:
-        # What somebody wrote by hand: rounded up to a whole millisecond; 'infinity' never comes.
-        return f"CASE WHEN isfinite({column}) THEN ceil(extract(epoch FROM {column}) * 1000)::bigint END"
+        # What somebody wrote by hand: rounded up to a whole millisecond, within what can be moved; 'infinity' never
+        # comes, '-infinity' is long past.
+        whole = f"ceil(extract(epoch FROM {column}) * 1000)"
+        return (
+            f"CASE WHEN {column} = 'infinity' THEN NULL WHEN isfinite({column}) "
+            f"THEN least(greatest({whole}, 0), {LAST_MOMENT})::bigint WHEN {column} IS NOT NULL THEN 0 END"
+        )
 
     def record(row: Row) -> Record:
         plugin, key, value, version, expires_at, created_at, updated_at = row
@@ -354,7 +361,10 @@ async def _stored(transaction: Transaction, space: Space, rows: Sequence[Record]
     """What is stored under the keys of some rows."""
     layout = LAYOUTS[space]
     found = await transaction.fetch(layout.load, None, *layout.bind_keys([row.key for row in rows]))
-    return dict(layout.found([row[2:] for row in found if row[2] is not None]))
+    there = layout.found([row[2:] for row in found if row[2] is not None])
+    if space is not Space.PLUGINS:
+        return dict(there)
+    return {key: replace(row, expires_at=within_reach(row.expires_at)) for key, row in there.items()}
 
 
 async def _put(transaction: Transaction, space: Space, rows: Sequence[Record]) -> None:

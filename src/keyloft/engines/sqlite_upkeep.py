@@ -10,19 +10,20 @@ from typing import Final, TypeVar
 
 import apsw
 from msgspec import Struct
+from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.clock import SystemClock
 from keyloft.engines.layouts import (
     CREATE,
     LAYOUTS,
-    NEVER,
     READ_CLOCK,
     REVISION,
     WRITE_CLOCK,
     Row,
     milliseconds,
     time_text,
+    within_reach,
 )
 from keyloft.engines.sqlite_file import SqliteFile, wait_patiently
 from keyloft.engines.worker import Worker
@@ -89,13 +90,12 @@ class _Table(Struct, frozen=True):
 def _plugin_row(
     plugin: str, key: str, value: bytes, version: int, due: object, made: object, changed: object
 ) -> Record:
-    return Record((plugin, key), value, JSON, version, _due(due), milliseconds(made) or 0, milliseconds(changed) or 0)
+    return Record((plugin, key), value, JSON, version, _due(due), _due(made) or 0, _due(changed) or 0)
 
 
 def _due(text: object) -> int | None:
     """When an entry expires; of what somebody wrote by hand, what never comes is never."""
-    moment = milliseconds(text)
-    return None if moment is None or moment >= NEVER else moment
+    return within_reach(milliseconds(text))
 
 
 def _bound_plugin_row(row: Record) -> Row:
@@ -434,7 +434,8 @@ def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -
     found: dict[Key, Record] = {}
     for key in keys:
         for row in connection.execute(layout.get, layout.bind_key(key)).fetchall():
-            found[key] = layout.record(key, *row)
+            there = layout.record(key, *row)
+            found[key] = replace(there, expires_at=within_reach(there.expires_at)) if space is Space.PLUGINS else there
     return found
 
 
