@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from keyloft import InvalidKey
 from keyloft.cli import keytext, main
 from keyloft.keys import TupleKey
+from tests.everything import run_sql
 from tests.postgres import database_url
 
 LONGEST_SECONDS = 30.0
@@ -289,3 +290,20 @@ def test_changes_are_shown_until_it_is_interrupted(run: Keyloft, environment: di
         watching.send_signal(signal.SIGINT)
         _, told = watching.communicate(timeout=LONGEST_SECONDS)
     assert (watching.returncode, told) == (130, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("get", "a"), ("list",), ("keys",), ("count",), ("watch",), ("delete", "a"), ("touch", "a", "--never")]
+    + [("semantic", "list", "tenant/acme/project/web")],
+)
+def test_no_tables_are_made_in_a_database_that_is_not_ours(
+    environment: dict[str, str], call: Keyloft, command: tuple[str, ...]
+) -> None:
+    url = environment["KEYLOFT_DATABASE_URL"]
+    run_sql(url, "CREATE TABLE theirs (x INTEGER)")
+    code, said, complaint = call(*command)
+    assert (code, said) == (1, "")
+    assert "NOT_A_DATABASE" in complaint
+    tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    assert run_sql(url, tables if "://" in url else "SELECT name FROM sqlite_schema") == [("theirs",)]

@@ -28,16 +28,21 @@ def with_store(flags: Flags, work: Callable[[Store], Awaitable[T]], *, make: boo
     Args:
         flags: Where it is.
         work: What to do.
-        make: A file that is not there is made; whoever only looks wants to know that it is not there.
+        make: A file that is not there is made, and so are tables; whoever only looks wants to know that there are none.
 
     Raises:
         CannotOpen: There is no such file.
+        NotADatabase: There are no tables of Keyloft.
     """
     url = named_database(flags)
     if not make:
         check_there(url)
 
     async def working() -> T:
+        if not make:
+            # A store would make its tables in whatever database a wrong URL leads to.
+            async with upkeep_of(url):
+                pass
         async with keyloft.open(url, max_value_bytes=limits.LARGEST_VALUE_BYTES, sweep_every=None) as kv:
             return await work(kv)
 
