@@ -21,6 +21,7 @@ import keyloft
 from keyloft import limits
 from keyloft.engines import open_upkeep
 from tests.everything import filled, run_sql, stored
+from tests.postgres_proxy import Message, proxy
 from tests.test_cli_entries import LONGEST_SECONDS, Keyloft, at_a_terminal, call, environment, run
 from tests.withstand.children import child
 from tests.withstand.moves import Chain, after, chains, contents_of, made_in
@@ -418,6 +419,31 @@ async def test_what_somebody_wrote_since_the_look_is_not_replaced(url: str, tmp_
         assert not (await kv.get(("mine",))).exists
         await source.aclose()
         await target.aclose()
+
+
+async def test_a_restore_whose_answer_was_lost_is_made(postgres_url: str, tmp_path: Path) -> None:
+    async with keyloft.open(tmp_path / "source.db") as kv:
+        await kv.set(("k",), 1)
+    async with keyloft.open(postgres_url):
+        pass
+    async with proxy(postgres_url) as (between, way):
+        source, target = await open_upkeep(tmp_path / "source.db"), await open_upkeep(way)
+
+        def lose_the_commit(message: Message) -> bool:
+            if message.kind == b"C" and message.body.startswith(b"COMMIT"):
+                between.lets_answer = lambda message: True
+                between.cut()
+                return False
+            return True
+
+        between.lets_answer = lose_the_commit
+        async with source.snapshot() as snapshot:
+            assert await target.become(snapshot, lambda done, of: None, clock=0) == 1
+        assert between.accepted == 2
+        await source.aclose()
+        await target.aclose()
+    async with keyloft.open(postgres_url) as kv:
+        assert (await kv.get(("k",))).versionstamp == 1
 
 
 class TestRestoreOfFiles:

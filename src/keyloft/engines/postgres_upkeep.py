@@ -230,7 +230,13 @@ class PostgresUpkeep:
         return await self._write(work)
 
     async def become(self, source: Snapshot, progress: Progress, *, clock: int | None = None) -> int:
-        async def work(transaction: Transaction, before: int, now: int) -> tuple[int, int]:
+        made: tuple[int, int] | None = None
+
+        async def work(transaction: Transaction, before: int, now: int) -> tuple[int, int | None]:
+            nonlocal made
+            if clock is not None and made is not None and before == made[1]:
+                # The commit was made, and its answer lost: it was not somebody else who moved the clock.
+                return made[0], None
             check_clock(before, clock)
             done = 0
             for table in _TABLES.values():
@@ -240,7 +246,8 @@ class PostgresUpkeep:
                     await _put(transaction, part.space, rows)
                     done += len(rows)
                     progress(done, done)
-            return done, before + 1 if before >= source.clock else source.clock
+            made = done, before + 1 if before >= source.clock else source.clock
+            return made
 
         return await self._write(work)
 
