@@ -368,6 +368,7 @@ def test_a_bad_line_is_named_and_what_comes_before_it_is_stored(url: str, run: K
     assert complaint.startswith("keyloft: line 3: ")
     assert "secret" not in complaint
     assert call("keys")[1] == "a\n"
+    assert "line 1: no entry" in run("import", "-", given=b'{"keyloft":"export","for')[2]
     later = b'{"keyloft":"export","format":2,"clock":1}\n'
     assert "format 2" in run("import", "-", given=later)[2]
 

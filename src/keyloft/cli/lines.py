@@ -147,7 +147,7 @@ def read_head(line: bytes) -> Header | None:
         return None
     try:
         header = _read_header(line)
-    except msgspec.ValidationError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if header.format > FORMAT:
         raise InvalidArgument(
