@@ -540,3 +540,13 @@ def test_somebody_at_a_terminal_sees_how_far_it_is(call: Keyloft, environment: d
     assert "import" in shown
     assert f'"new": {2 * UPKEEP_ROWS}' in shown.replace("\x1b[1;36m", "").replace("\x1b[0m", "")
     assert at_a_terminal({**environment, "TERM": "dumb"}, "export", str(tmp_path / "out.jsonl"))[1].startswith("{")
+
+
+def test_an_export_is_as_private_as_its_database(url: str, call: Keyloft, tmp_path: Path) -> None:
+    call("set", "a", "1")
+    if "://" not in url:
+        Path(url).chmod(0o640)
+    for force in ((), ("--force",)):
+        assert call("export", str(tmp_path / "all.jsonl"), *force)[0] == 0
+        assert (tmp_path / "all.jsonl").stat().st_mode & 0o777 == (0o600 if "://" in url else 0o640)
+    assert call("export", str(tmp_path))[::2] == (2, f"keyloft: {tmp_path} is a folder: name a file in it\n")

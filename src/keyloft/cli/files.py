@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from keyloft.errors import CannotOpen, InvalidArgument
 
 # SQLite keeps these beside a file while it is open.
 _COMPANIONS = ("", "-journal", "-wal", "-shm")
+_NOBODY_ELSE = 0o600
 
 
 @contextmanager
@@ -72,6 +74,11 @@ def _rename_to_free(file: Path, target: Path) -> None:
         # Not every file system has links.
         _check_free(target)
         file.rename(target)
+
+
+def mode_of(source: Path | None) -> int:
+    """Who may read and write a file that holds what a database holds: those who may that one; of a server, we alone."""
+    return _NOBODY_ELSE if source is None or not source.exists() else stat.S_IMODE(source.stat().st_mode)
 
 
 def sync(path: Path) -> None:

@@ -1,16 +1,15 @@
 """The commands that save a database, bring it back, and give back its room: `backup`, `restore`, `compact`."""
 
 import os
-import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from keyloft.cli.compare import Digest, digest
-from keyloft.cli.files import put_in_place
+from keyloft.cli.files import mode_of, put_in_place
 from keyloft.cli.moving import Selection, count
 from keyloft.cli.options import AsJson, Yes, with_settings
 from keyloft.cli.progress import progress
@@ -20,8 +19,6 @@ from keyloft.errors import Busy, CannotOpen, DatabaseError, DiskFull, InvalidArg
 from keyloft.server.config import Flags
 from keyloft.upkeep import Facts, Snapshot, Upkeep
 from keyloft.urls import without_password
-
-_NOBODY_ELSE: Final = 0o600
 
 Target: TypeAlias = Annotated[str, typer.Argument(metavar="FILE", help="Where to write it: an SQLite file.")]
 Backup: TypeAlias = Annotated[str, typer.Argument(metavar="FILE", help="What `keyloft backup` wrote.")]
@@ -55,7 +52,7 @@ def backup(
         raise InvalidArgument(f"{target} exists already, and is left as it is: name another file, or say --force")
 
     check_there(url)
-    mode = _NOBODY_ELSE if source is None else _mode(source)
+    mode = mode_of(source)
     try:
         with put_in_place(target, mode=mode, force=force) as unfinished:
             rows, clock = finished(_saved(url, unfinished))
@@ -96,7 +93,7 @@ def restore(
     if lost:
         _ask(url, lost, saved, replace=replace, yes=yes)
     if target is not None and not target.exists():
-        with put_in_place(target, mode=_mode(source)) as unfinished:
+        with put_in_place(target, mode=mode_of(source)) as unfinished:
             outcome = finished(_copied(source, unfinished))
     else:
         outcome = finished(_restored(source, url, had=lost))
@@ -253,10 +250,6 @@ def _path(file: str) -> Path:
 
 def _is_same(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
-
-
-def _mode(file: Path) -> int:
-    return stat.S_IMODE(file.stat().st_mode)
 
 
 def _sizes(facts: Facts) -> dict[str, Any]:

@@ -12,11 +12,11 @@ import typer
 
 from keyloft.cli import lines
 from keyloft.cli.compare import compare
-from keyloft.cli.files import sync
+from keyloft.cli.files import mode_of, sync
 from keyloft.cli.moving import Place, Selection, Slices, count, rows_of
 from keyloft.cli.options import AsJson, with_settings
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import file_of, named_database, upkeep_of, with_upkeep
+from keyloft.cli.stores import file_of, named_database, quiet, upkeep_of, with_upkeep
 from keyloft.cli.terminal import fail, is_for_people, remark, show_json, told
 from keyloft.clock import SystemClock
 from keyloft.engines import open_upkeep
@@ -66,9 +66,10 @@ def export(
         raise InvalidArgument("--resume and --force are for a FILE")
     if file != "-":
         _check_place(Path(file))
+    mode = mode_of(file_of(database))
 
     async def work(source: Upkeep) -> dict[str, Any]:
-        whole = nullcontext((sys.stdout.buffer, None)) if file == "-" else _whole(Path(file), resume, force)
+        whole = nullcontext((sys.stdout.buffer, None)) if file == "-" else _whole(Path(file), mode, resume, force)
         async with source.snapshot() as snapshot:
             with whole as (out, after):
                 written = await _write(out, snapshot, selection, after)
@@ -104,13 +105,19 @@ def importing(
     database = named_database(flags)
     selection, existing = Selection.of(prefix, plugin, project), _existing(keep, replace)
 
+    quiet()
     with _opened(file) as source, _told_if_stopped(), asyncio.Runner() as runner:
         target = runner.run(open_upkeep(database, make=True))
         try:
             slices = Slices(target, 0, existing)
             # Not within the event loop: whoever waits for somebody to type, or for a pipe, can be interrupted.
             for _ in _read(source, slices, selection):
-                runner.run(slices.flush())
+                flushing = slices.flush()
+                try:
+                    runner.run(flushing)
+                finally:
+                    # Ctrl-C may come before it has begun, and Python would complain that nobody awaited it.
+                    flushing.close()
         finally:
             runner.run(target.aclose())
     show_json(_shown(slices.loaded), as_json=as_json)
@@ -236,15 +243,21 @@ def _check_place(file: Path) -> None:
 
 
 @contextmanager
-def _whole(file: Path, resume: bool, force: bool) -> Iterator[tuple[IO[bytes], Place | None]]:
-    """A file that gets its name when all of it is written and on the disk; with it, after which entry to go on."""
+def _whole(file: Path, mode: int, resume: bool, force: bool) -> Iterator[tuple[IO[bytes], Place | None]]:
+    """A file that gets its name when all of it is written and on the disk; with it, after which entry to go on.
+
+    It holds what the database holds: whoever may not read that one does not read this one.
+    """
     partial = file.with_name(f"{file.name}.partial")
     if file.exists() and not force:
         raise InvalidArgument(f"{file} is there already: --force overwrites it")
     if partial.exists() and not (resume or force):
         raise InvalidArgument(f"{partial} is an export that did not end: --resume goes on with it, --force begins anew")
     after = _last_place(partial) if resume and partial.exists() else None
-    with partial.open("ab" if resume else "wb") as out:
+    if not (resume and partial.exists()):
+        partial.unlink(missing_ok=True)
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+    with partial.open("ab") as out:
         yield out, after
     sync(partial)
     partial.replace(file)

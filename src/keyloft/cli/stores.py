@@ -76,9 +76,13 @@ async def upkeep_of(url: str, *, make: bool = False) -> AsyncIterator[Upkeep]:
 
 def finished(work: Coroutine[Any, Any, T]) -> T:
     """Do something in an event loop, to its end."""
-    # What is worth telling is raised.
-    logging.getLogger("keyloft").addHandler(logging.NullHandler())
+    quiet()
     return asyncio.run(work)
+
+
+def quiet() -> None:
+    """Log nothing: what is worth telling is raised."""
+    logging.getLogger("keyloft").addHandler(logging.NullHandler())
 
 
 def named_database(flags: Flags) -> str:
