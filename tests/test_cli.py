@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import socket
 import stat
 import subprocess
@@ -371,3 +372,15 @@ def test_output_is_json_that_others_can_read(plugin: Keyloft) -> None:
     value = {"text": 'quotes " and \\', "list": [1, None, True]}
     plugin("set", "reading", "key", json.dumps(value))
     assert json.loads(plugin("get", "reading", "key")[1]) == value
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("set a 1 >&-", 0), ("set a - <&-", 0), ("import - <&-", 0), ("get nothing 2>&-", 1), ("stats >&- 2>&- <&-", 0)],
+)
+def test_what_is_closed_is_not_missed(tmp_path: Path, command: str, code: int) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "KEYLOFT_DATABASE_URL": str(tmp_path / "app.db")}
+    program = f"{shlex.quote(sys.executable)} -W error -m keyloft"
+    shell = f"{program} set b 1 > /dev/null && {program} {command}"
+    done = subprocess.run(["sh", "-c", shell], env=environment, capture_output=True, timeout=LONGEST_SECONDS)
+    assert (done.returncode, done.stderr) == (code, b"")

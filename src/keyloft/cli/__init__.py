@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if given[:1] == ["serve"]:
         # Who is told to end before it has begun has nothing to finish.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    _open_what_is_closed()
     try:
         from keyloft.cli.app import app
     except ModuleNotFoundError as error:
@@ -28,3 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(130)
     app(given, prog_name="keyloft")
     sys.exit(0)
+
+
+def _open_what_is_closed() -> None:
+    """Somebody who closed an output (`>&-`) does not want to see it, and who closed the input has none to give."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(nothing, mode, encoding="utf-8", closefd=False))
