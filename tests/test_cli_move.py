@@ -303,7 +303,9 @@ def test_times_by_hand_can_be_moved_and_saved(
 ) -> None:
     call("set", "a", "1")
     times = ["'9999-12-31 23:59:59.999999'", "'1969-01-01 00:00:00'"]
-    times += ["'infinity'", "'-infinity'", "'20000-01-01'", "'0044-01-01 BC'"] if "://" in url else ["'never'", "20300101"]
+    times += (
+        ["'infinity'", "'-infinity'", "'20000-01-01'", "'0044-01-01 BC'"] if "://" in url else ["'never'", "20300101"]
+    )
     for number, time in enumerate(times):
         run_sql(
             url,
