@@ -552,3 +552,28 @@ def test_an_export_is_as_private_as_its_database(url: str, call: Keyloft, tmp_pa
         assert call("export", str(tmp_path / "all.jsonl"), *force)[0] == 0
         assert (tmp_path / "all.jsonl").stat().st_mode & 0o777 == (0o600 if "://" in url else 0o640)
     assert call("export", str(tmp_path))[::2] == (2, f"keyloft: {tmp_path} is a folder: name a file in it\n")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', x'61', '1')",
+        "keyloft_tuples (key, value, encoding, version, created_at, updated_at) VALUES ('a', x'31', 0, 1, 0, 0)",
+        "keyloft_tuples (key, value, encoding, version, created_at, updated_at) VALUES (5, x'31', 0, 1, 0, 0)",
+        "keyloft_semantic (key, value, encoding, version, created_at, updated_at) VALUES (5, x'31', 0, 1, 0, 0)",
+        "keyloft_tuples (key, value, encoding, version, expires_at, created_at, updated_at) "
+        "VALUES (x'026100', x'31', 0, 1, 'soon', 0, 0)",
+    ],
+)
+def test_a_row_by_hand_that_is_no_entry_is_named_and_not_changed_on_the_way(
+    run: Keyloft, environment: dict[str, str], tmp_path: Path, row: str
+) -> None:
+    url = str(tmp_path / "hand.db")
+    assert run("set", "b", "1", "--database", url)[0] == 0
+    run_sql(url, f"INSERT INTO {row}")
+    for command in (("export", "--database", url), ("copy", url, str(tmp_path / "copy.db"))):
+        code, _, complaint = run(*command)
+        assert (code, complaint.count("\n")) == (1, 1)
+        assert complaint.startswith("keyloft: UNDECODABLE: the row ")
+    assert run("stats", "--database", url)[0] == 0
+    assert run("check", "--database", url)[0] == 1

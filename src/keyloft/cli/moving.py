@@ -9,12 +9,15 @@ from keyloft import keys, limits
 from keyloft.cli import keytext
 from keyloft.cli.lines import shown_key
 from keyloft.cli.terminal import fail
+from keyloft.errors import Undecodable
 from keyloft.plugins import rules
 from keyloft.records import Key, Record, Space
 from keyloft.semantic import naming
 from keyloft.upkeep import EVERYTHING, AlreadyThere, Existing, Loaded, Range, Snapshot, Upkeep
 
 _SLICE_BYTES: Final = 4 * limits.SCAN_BYTES
+_TIMES: Final = (int, type(None))
+_LONGEST_KEY: Final = 300
 
 
 Place: TypeAlias = tuple[Space, Key]
@@ -60,10 +63,27 @@ async def rows_of(
             continue
         begin, after = (None if after is None else after[1]), None
         async for rows in snapshot.rows(part, begin):
+            _check_types(part.space, rows)
             if part.space is Space.SEMANTIC:
                 yield part.space, rows
             elif alive := [row for row in rows if row.is_alive(snapshot.now)]:
                 yield part.space, alive
+
+
+def _check_types(space: Space, rows: Sequence[Record]) -> None:
+    """SQLite stores what it is given: a key by hand may be of any type, and would become another one on the way.
+
+    Raises:
+        Undecodable: One is.
+    """
+    for row in rows:
+        key, value = row.key, row.value
+        is_key = type(key) is bytes if space is not Space.PLUGINS else type(key[0]) is str and type(key[1]) is str
+        if not (is_key and type(value) is bytes and type(row.version) is int and type(row.expires_at) in _TIMES):
+            raise Undecodable(
+                f"the row {ascii(key)[:_LONGEST_KEY]} of {space} is no entry and can't be moved: `keyloft check` tells "
+                "all such rows; correct or remove them"
+            )
 
 
 async def count(snapshot: Snapshot, selection: Selection) -> int:

@@ -74,7 +74,7 @@ class Tally(Struct):
     """The first moment at which a row expires, or has."""
 
     def add(self, size: int, expires_at: int | None, now: int, soon: int, *, is_entry: bool) -> None:
-        if expires_at is not None:
+        if isinstance(expires_at, int):
             if self.oldest is None or expires_at < self.oldest:
                 self.oldest = expires_at
             if expires_at <= now:
@@ -86,7 +86,7 @@ class Tally(Struct):
             return
         self.entries += 1
         self.bytes += size
-        if expires_at is not None and expires_at <= soon:
+        if isinstance(expires_at, int) and expires_at <= soon:
             self.soon += 1
 
     def include(self, other: "Tally") -> None:
@@ -142,8 +142,10 @@ def _about(space: Space, row: Size) -> tuple[Any, int, bool]:
             plugin, key = row.key
             return plugin, len(str(plugin).encode()) + len(str(key).encode()), True
         case Space.SEMANTIC:
-            return project_of(row.key), len(row.key), is_entry(row.key)
-    return None, len(row.key), True
+            if isinstance(row.key, bytes):
+                return project_of(row.key), len(row.key), is_entry(row.key)
+    # Of whatever type somebody gave it.
+    return None, len(row.key if isinstance(row.key, bytes) else str(row.key)), True
 
 
 def _shown(name: str, facts: Facts, totals: _Totals, soon: float) -> dict[str, Any]:
