@@ -18,8 +18,9 @@ from keyloft import U64, Store, keys
 from keyloft.cli import lines
 from keyloft.cli.compare import compare
 from keyloft.cli.moving import Selection
+from keyloft.clock import SystemClock
 from keyloft.engines import open_upkeep
-from keyloft.errors import InvalidArgument
+from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.limits import UPKEEP_ROWS
 from keyloft.plugins import BotDatabase
 from keyloft.records import Key, Record, Space
@@ -445,6 +446,36 @@ def test_an_export_that_was_cut_goes_on(call: Keyloft, environment: dict[str, st
     assert call("export", str(again), "--force")[0] == 0
     assert again.read_bytes() == file.read_bytes()
     assert call("import", str(again), "--database", str(tmp_path / "fresh.db"))[0] == 0
+
+
+def test_an_export_goes_on_with_the_same_part_only(call: Keyloft, tmp_path: Path) -> None:
+    call("set", "u/a", "1")
+    call("set", "v/a", "2")
+    file = tmp_path / "some.jsonl"
+    call("export", str(file), "--prefix", "v")
+    partial = file.rename(tmp_path / "some.jsonl.partial")
+    code, _, complaint = call("export", str(file), "--resume")
+    assert (code, "another part" in complaint) == (2, True)
+    assert partial.exists()
+    assert call("export", str(file), "--resume", "--prefix", "v")[0] == 0
+
+
+async def test_what_expires_on_the_way_is_not_missed(url: str, other: str) -> None:
+    soon = Record(keys.encode(("soon",)), b"1", 0, 1, SystemClock().now() + 3_600_000, 1, 1)
+    async with upkeep_of(url) as a, upkeep_of(other) as b:
+        await a.load([(Space.TUPLES, soon)], 1, Existing.REFUSE)
+        async with a.snapshot() as source, b.snapshot() as target:
+            assert (await compare(source, target, Selection(), lambda done, total: None)).missing == 1
+            target.now = soon.expires_at or 0
+            found = await compare(source, target, Selection(), lambda done, total: None)
+            assert (found.missing, found.source_hash) == (0, found.target_hash)
+
+
+async def test_a_plugins_value_that_is_no_text_is_named(url: str) -> None:
+    damaged = Record(("trivia", "score"), b"\xff", 0, 1, None, 1, 1)
+    async with upkeep_of(url) as upkeep:
+        with pytest.raises(Undecodable, match="trivia"):
+            await upkeep.load([(Space.PLUGINS, damaged)], 1, Existing.REFUSE)
 
 
 async def test_a_snapshot_shows_one_moment_while_others_write(url: str) -> None:

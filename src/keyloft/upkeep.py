@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from keyloft.errors import Busy, KeyloftError
+from keyloft.errors import Busy, KeyloftError, Undecodable
 from keyloft.records import Key, Record, Space
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -224,3 +224,16 @@ def clock_after(before: int, clock: int, written: Iterable[Record], version: int
 def content(row: Record) -> tuple[bytes, int, int | None]:
     """What makes two rows under one key the same to whoever reads them."""
     return row.value, row.encoding, row.expires_at
+
+
+def text_of(row: Record) -> str:
+    """The value of a plugin's row, as its column holds it.
+
+    Raises:
+        Undecodable: It is no text.
+    """
+    try:
+        return row.value.decode()
+    except UnicodeDecodeError:
+        plugin, key = row.key
+        raise Undecodable(f"what plugin {plugin} stores under {key!a} is no text: see `keyloft check`") from None

@@ -63,6 +63,8 @@ async def compare(source: Snapshot, target: Snapshot, selection: Selection, prog
         async for row in wanted:
             while there is not None and there.key < row.key:
                 there = await anext(stored, None)
+            if (there is None or there.key != row.key) and not row.is_alive(target.now):
+                continue  # it has expired on the way, and was swept
             told.entries += 1
             if not told.entries % _ENTRIES_BETWEEN_LOOKS:
                 progress(told.entries, total)

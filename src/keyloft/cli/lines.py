@@ -15,7 +15,7 @@ is damaged, or could not stand in a line as it is, is `key_hex`, or `raw` in bas
 import base64
 import binascii
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -40,6 +40,8 @@ class Header(Struct, kw_only=True, tag_field="keyloft", tag="export", forbid_unk
 
     format: int = FORMAT
     clock: Annotated[int, Meta(ge=0, le=2**62)]
+    only: dict[str, str] | UnsetType = UNSET
+    """Which part of the database it is; all of it, if nothing is said."""
 
 
 class Line(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -66,9 +68,9 @@ _read_header: Final = msgspec.json.Decoder(Header).decode
 _PLAIN: Final = re.compile(rb"[!-$&-~]*")
 
 
-def head(clock: int) -> bytes:
+def head(clock: int, only: Mapping[str, str] | None = None) -> bytes:
     """The first line of a file."""
-    return _encoder.encode(Header(clock=clock)) + b"\n"
+    return _encoder.encode(Header(clock=clock, only=dict(only) if only else UNSET)) + b"\n"
 
 
 def write(space: Space, rows: Iterable[Record]) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeAlias
@@ -69,7 +69,11 @@ def export(
     mode = mode_of(file_of(database))
 
     async def work(source: Upkeep) -> dict[str, Any]:
-        whole = nullcontext((sys.stdout.buffer, None)) if file == "-" else _whole(Path(file), mode, resume, force)
+        whole = (
+            nullcontext((sys.stdout.buffer, None))
+            if file == "-"
+            else _whole(Path(file), mode, selection.named, resume=resume, force=force)
+        )
         async with source.snapshot() as snapshot:
             with whole as (out, after):
                 written = await _write(out, snapshot, selection, after)
@@ -179,7 +183,7 @@ async def _write(out: IO[bytes], snapshot: Snapshot, selection: Selection, after
     """Write entries to a file; returns how many."""
     with progress("exporting") as advance:
         total = await count(snapshot, selection)
-        out.write(lines.head(snapshot.clock))
+        out.write(lines.head(snapshot.clock, selection.named))
         written = 0
         async for space, rows in rows_of(snapshot, selection, after):
             out.write(lines.write(space, rows))
@@ -243,7 +247,9 @@ def _check_place(file: Path) -> None:
 
 
 @contextmanager
-def _whole(file: Path, mode: int, resume: bool, force: bool) -> Iterator[tuple[IO[bytes], Place | None]]:
+def _whole(
+    file: Path, mode: int, only: Mapping[str, str], *, resume: bool, force: bool
+) -> Iterator[tuple[IO[bytes], Place | None]]:
     """A file that gets its name when all of it is written and on the disk; with it, after which entry to go on.
 
     It holds what the database holds: whoever may not read that one does not read this one.
@@ -253,7 +259,7 @@ def _whole(file: Path, mode: int, resume: bool, force: bool) -> Iterator[tuple[I
         raise InvalidArgument(f"{file} is there already: --force overwrites it")
     if partial.exists() and not (resume or force):
         raise InvalidArgument(f"{partial} is an export that did not end: --resume goes on with it, --force begins anew")
-    after = _last_place(partial) if resume and partial.exists() else None
+    after = _last_place(partial, only) if resume and partial.exists() else None
     if not (resume and partial.exists()):
         partial.unlink(missing_ok=True)
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
@@ -264,8 +270,12 @@ def _whole(file: Path, mode: int, resume: bool, force: bool) -> Iterator[tuple[I
     sync(file.parent)
 
 
-def _last_place(partial: Path) -> Place | None:
-    """The last entry of a file, whose last line may be cut short: that one is taken away."""
+def _last_place(partial: Path, only: Mapping[str, str]) -> Place | None:
+    """The last entry of a file, whose last line may be cut short: that one is taken away.
+
+    Raises:
+        InvalidArgument: It is an export of another part of the database.
+    """
     last = b""
     with partial.open("rb+") as file:
         for line in file:
@@ -273,8 +283,10 @@ def _last_place(partial: Path) -> Place | None:
                 file.seek(-len(line), os.SEEK_END)
                 file.truncate()
                 break
-            if lines.read_head(line) is None:
+            if (header := lines.read_head(line)) is None:
                 last = line
+            elif (header.only or {}) != only:
+                raise InvalidArgument(f"{partial} is an export of another part: say the same --prefix, --plugin, …")
     if not last:
         return None
     space, row = lines.read(last, 0)

@@ -28,6 +28,8 @@ class Selection(Struct, frozen=True):
     """Which entries of a database are meant."""
 
     parts: tuple[Range, ...] = EVERYTHING
+    named: dict[str, str] = {}
+    """As it was said."""
 
     @classmethod
     def of(cls, prefix: str | None, plugin: str | None, project: str | None) -> "Selection":
@@ -41,7 +43,8 @@ class Selection(Struct, frozen=True):
         if plugin is not None:
             name = rules.plugin_name(plugin)
             parts.append(Range(Space.PLUGINS, (name, ""), (f"{name}\x01", "")))
-        return cls(tuple(parts) or EVERYTHING)
+        given = {"prefix": prefix, "plugin": plugin, "project": project}
+        return cls(tuple(parts) or EVERYTHING, {name: said for name, said in given.items() if said is not None})
 
     def holds(self, space: Space, key: Key) -> bool:
         """Whether an entry is among them."""

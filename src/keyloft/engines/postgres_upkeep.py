@@ -27,6 +27,7 @@ from keyloft.upkeep import (
     Snapshot,
     check_clock,
     clock_after,
+    text_of,
     weigh,
 )
 from keyloft.values import JSON
@@ -147,7 +148,10 @@ def _plugin_table() -> _Table:
             "created_at = excluded.created_at, updated_at = excluded.updated_at"
         ),
         bind=lambda rows: (
-            *LAYOUTS[Space.PLUGINS].bind_puts(rows),
+            *LAYOUTS[Space.PLUGINS].bind_keys([row.key for row in rows]),
+            list(map(text_of, rows)),
+            [row.version for row in rows],
+            [row.expires_at for row in rows],
             [row.created_at for row in rows],
             [row.updated_at for row in rows],
         ),

@@ -27,7 +27,7 @@ from keyloft.engines.layouts import (
 )
 from keyloft.engines.sqlite_file import SqliteFile, wait_patiently
 from keyloft.engines.worker import Worker
-from keyloft.errors import Busy, DatabaseError, Undecodable
+from keyloft.errors import Busy, DatabaseError
 from keyloft.records import Key, Record, Space
 from keyloft.upkeep import (
     EVERYTHING,
@@ -40,6 +40,7 @@ from keyloft.upkeep import (
     Snapshot,
     check_clock,
     clock_after,
+    text_of,
     weigh,
 )
 from keyloft.values import JSON
@@ -99,13 +100,8 @@ def _due(text: object) -> int | None:
 
 
 def _bound_plugin_row(row: Record) -> Row:
-    try:
-        value = row.value.decode()
-    except UnicodeDecodeError:
-        plugin, key = row.key
-        raise Undecodable(f"what plugin {plugin} stores under {key!a} is no text: see `keyloft check`") from None
     due = None if row.expires_at is None else time_text(row.expires_at)
-    return *row.key, value, row.version, due, time_text(row.created_at), time_text(row.updated_at)
+    return *row.key, text_of(row), row.version, due, time_text(row.created_at), time_text(row.updated_at)
 
 
 _BYTES_COLUMNS: Final = ("key", "value", "encoding", "version", "expires_at", "created_at", "updated_at")
@@ -191,7 +187,8 @@ class SqliteUpkeep:
             await self.do(partial(self.file.close, reader))
 
     async def load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
-        return await self.do(partial(self._load, rows, clock, existing))
+        writer = await self.do(self.writer)
+        return await self.do(partial(self._load, writer, rows, clock, existing), writer)
 
     async def become(self, source: Snapshot, progress: Progress, *, clock: int | None = None) -> int:
         writer = await self.do(self.writer)
@@ -306,8 +303,9 @@ class SqliteUpkeep:
             writer.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}").fetchall()
         return self._writer
 
-    def _load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
-        writer = self.writer()
+    def _load(
+        self, writer: apsw.Connection, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing
+    ) -> Loaded:
         told, all_written = Loaded(), list[Record]()
         with _transaction(writer):
             before, now = _clock(writer, self.file), SystemClock().now()
