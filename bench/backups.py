@@ -1,43 +1,37 @@
 """Backs a database up again and again, as a child: `python -m bench.backups FILE TO`."""
 
+import asyncio
 import sys
-import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-import apsw
-
 from bench.nats_child import run
-
-_PAGES = 256
-"""Copied at a time: some 1 MiB."""
+from keyloft.engines import open_upkeep
 
 
 @asynccontextmanager
 async def copying(path: str, to: str) -> AsyncIterator[None]:
-    over = threading.Event()
-    thread = threading.Thread(target=_copy, args=(path, Path(to), over))
-    thread.start()
+    backups = asyncio.create_task(_back_up(path, to))
     yield
-    over.set()
-    thread.join()
+    backups.cancel()
+    with suppress(asyncio.CancelledError):
+        await backups
+    _remove(to)
 
 
-def _copy(path: str, to: Path, over: threading.Event) -> None:
-    source = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
-    while not over.is_set():
-        # One read transaction for the whole copy: without it, each write of others would begin it anew.
-        source.execute("BEGIN").fetchall()
-        source.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-        target = apsw.Connection(str(to))
-        with target.backup("main", source, "main") as backup:
-            while not backup.done and not over.is_set():
-                backup.step(_PAGES)
-        target.close()
-        source.execute("COMMIT").fetchall()
-        to.unlink()
-    source.close()
+async def _back_up(path: str, to: str) -> None:
+    upkeep = await open_upkeep(path)
+    try:
+        while True:
+            await upkeep.backup(to, lambda done, total: None)
+            _remove(to)
+    finally:
+        await upkeep.aclose()
+
+
+def _remove(file: str) -> None:
+    Path(file).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ Backup: TypeAlias = Callable[[Path, Path], AbstractAsyncContextManager[object]]
 
 
 def backing_up(path: Path, to: Path) -> AbstractAsyncContextManager[object]:
-    """SQLite's own backup, in another process."""
+    """As `keyloft backup` makes it, in another process."""
     return child("bench.backups", path, to)
 
 
