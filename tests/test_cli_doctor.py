@@ -290,8 +290,8 @@ def test_a_wrong_database_is_told_with_what_to_do(
 
 
 def test_what_can_not_be_written_is_found() -> None:
-    """Root may write everything: it becomes somebody else first."""
-    with tempfile.TemporaryDirectory() as name:
+    """Root may write everything: it becomes somebody else first, who may not enter every folder for temporary files."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         for part, mode in (("open", 0o777), ("closed", 0o555), ("hidden", 0)):
             (folder / part).mkdir()
