@@ -306,3 +306,9 @@ def test_no_tables_are_made_in_a_database_that_is_not_ours(
     assert "NOT_A_DATABASE" in complaint
     tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
     assert run_sql(url, tables if "://" in url else "SELECT name FROM sqlite_schema") == [("theirs",)]
+
+
+def test_a_home_that_nobody_has_is_told_as_a_missing_file(call: Keyloft) -> None:
+    code, said, told = call("count", "--database", "~nobody-here/app.db")
+    assert (code, said) == (1, "")
+    assert "there is no file ~nobody-here/app.db" in told

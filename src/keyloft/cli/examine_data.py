@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from keyloft.cli import stores
 from keyloft.cli.findings import Finding, State, aside
 from keyloft.engines import Look, look_at
 from keyloft.errors import CannotOpen, DatabaseError, InvalidInput, NotADatabase, Unreachable
-from keyloft.urls import sqlite_path, without_password
+from keyloft.urls import without_password
 
 _PATIENCE_SECONDS: Final = 6.0
 _MOST_SKEW_SECONDS: Final = 1.0
@@ -55,9 +56,9 @@ async def database(url: str) -> list[Finding]:
 
 
 def _file(url: str) -> Path | None:
-    """The file of an SQLite database."""
-    path = sqlite_path(url)
-    return None if path is None else Path(os.path.expanduser(path)).absolute()  # noqa: PTH111 (~nobody is no error)
+    """The file of an SQLite database, from the root on."""
+    path = stores.file_of(url)
+    return None if path is None else path.absolute()
 
 
 def _failed(error: Exception) -> Finding:
