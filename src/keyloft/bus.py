@@ -15,7 +15,7 @@ from msgspec import Struct
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.errors import AuthorizationError
+from nats.errors import AuthorizationError, MaxPayloadError
 from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConfig, ServiceInfo, ServiceStats
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
@@ -294,14 +294,25 @@ _MOST_UNREAD_BYTES: Final = 64 * 1024 * 1024
 
 
 async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -> None:
-    """Publish short texts to subjects that came from NATS: joined into one command, it takes a fraction of the time."""
+    """Publish to subjects that came from NATS: joined into one command, it takes a fraction of the time.
+
+    Raises:
+        MaxPayloadError: Some were too large for a message; the others are on their way.
+    """
     if not connection.is_connected:
         for subject, data in messages:
             await connection.publish(subject, data)  # which knows how much it may keep until then
         return
-    commands = [f"PUB {subject} {len(data)}\r\n{data.decode()}\r\n" for subject, data in messages]
-    await connection._send_command("".join(commands).encode())
+    largest = connection.max_payload
+    commands = [
+        b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(data), data)
+        for subject, data in messages
+        if len(data) <= largest
+    ]
+    await connection._send_command(b"".join(commands))
     await connection._flush_pending()
+    if len(commands) < len(messages):
+        raise MaxPayloadError
 
 
 async def publish_to_all(connection: Nats, subjects: Sequence[bytes], data: bytes) -> None:

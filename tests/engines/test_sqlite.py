@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -64,6 +65,59 @@ async def test_the_log_does_not_outgrow_its_limit_without_a_quiet_moment(
             await engine.read(Get(Space.TUPLES, b"k"), Get(Space.TUPLES, b"other"))
     assert (tmp_path / "app.db-wal").stat().st_size < 120 * PAGE
     await engine.aclose()
+
+
+async def test_small_commits_write_over_a_short_log_and_large_ones_gather(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keyloft.engines.sqlite_writes._DUE_AFTER_SMALL_COMMITS", 50)
+    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    log = tmp_path / "app.db-wal"
+    for number in range(300):
+        await write(engine, put(b"k", b"%d" % number))
+    assert log.stat().st_size < 120 * PAGE
+    for number in range(10):
+        await write(engine, *[put(b"%d" % key, b"%d" % number * 2000) for key in range(100)])
+    assert log.stat().st_size > 300 * PAGE
+    await engine.aclose()
+
+
+class _Counting(apsw.Connection):
+    checkpoints = 0
+
+    def wal_checkpoint(self, *args: Any, **options: Any) -> tuple[int, int]:
+        self.checkpoints += 1
+        return super().wal_checkpoint(*args, **options)
+
+
+def test_a_log_that_somebody_reads_is_not_moved_at_each_commit(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keyloft.engines.sqlite_writes._DUE_AFTER_SMALL_COMMITS", 50)
+    monkeypatch.setattr("keyloft.engines.sqlite_file.apsw.Connection", _Counting)
+    file = SqliteFile(str(tmp_path / "app.db"), "relaxed")
+    writer = Writer(file, clock, file.open_writer())
+    reader = file.open_reader()
+
+    def commit(times: int) -> int:
+        assert isinstance(writer.connection, _Counting)
+        before = writer.connection.checkpoints
+        for number in range(times):
+            writer.commit([Batch((put(b"k", b"%d" % number),))])
+            writer.checkpoint(quiet=False)
+        return writer.connection.checkpoints - before
+
+    commit(10)
+    reader.execute("BEGIN")
+    reader.execute("SELECT 1 FROM keyloft_clock").fetchall()
+    assert commit(200) <= 200 * 3 // 50
+    reader.execute("ROLLBACK")
+    commit(200)  # which begin it anew
+    size = (tmp_path / "app.db-wal").stat().st_size
+    assert 2 <= commit(200) <= 200 * 3 // 50
+    assert (tmp_path / "app.db-wal").stat().st_size == size
+    reader.close()
+    writer.connection.close()
 
 
 async def test_changes_of_others_between_watch_and_first_step_are_seen(clock: ManualClock, tmp_path: Path) -> None:

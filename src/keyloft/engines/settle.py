@@ -56,6 +56,8 @@ class Remove(Struct, frozen=True, gc=False):
 
 Write: TypeAlias = Put | Retime | Remove
 _REMOVE = Remove()
+_Made: TypeAlias = tuple[Record | None, Write]
+"""What a key holds after the batches so far, and the write that makes it so."""
 
 
 class Settled(Struct, frozen=True):
@@ -111,11 +113,14 @@ class _State:
     def __init__(self, current: Mapping[Address, Record], now: int) -> None:
         self._current = current
         self._now = now
-        self._records: dict[Address, Record | None] = {}
-        self.writes: dict[Address, Write] = {}
+        self._made: dict[Address, _Made] = {}
+
+    @property
+    def writes(self) -> dict[Address, Write]:
+        return {address: write for address, (_, write) in self._made.items()}
 
     def fails(self, check: Check) -> FailedCheck | None:
-        record = self._stored((check.space, check.key))
+        record, _ = self._made.get(address := (check.space, check.key)) or (self._current.get(address), None)
         if not check.include_expired:
             record = self._alive(record)
         version = None if record is None else record.version
@@ -123,14 +128,14 @@ class _State:
 
     def apply(self, mutations: Sequence[Mutation], version: int) -> tuple[bool, ...]:
         """Make all mutations, or raise and make none."""
-        draft: dict[Address, tuple[Record | None, Write]] = {}
+        draft: dict[Address, _Made] = {}
         found: list[bool] = []
         for mutation in mutations:
             if type(mutation) is Append:
                 mutation = mutation.at(version)
             address = (mutation.space, mutation.key)
-            stored, write = draft.get(address) or (self._stored(address), self.writes.get(address))
-            record = self._alive(stored)
+            stored, write = draft.get(address) or self._made.get(address) or (self._current.get(address), None)
+            record = None if stored is None else self._alive(stored)
             match mutation:
                 case Set():
                     draft[address] = self._put(mutation, record, write, version)
@@ -149,14 +154,8 @@ class _State:
                         draft[address] = None, _REMOVE
                 case Sum() | Min() | Max():
                     draft[address] = self._count(mutation, record, write, version)
-        for address, (after, made) in draft.items():
-            self._records[address] = after
-            self.writes[address] = made
+        self._made.update(draft)
         return tuple(found)
-
-    def _stored(self, address: Address) -> Record | None:
-        records = self._records
-        return records[address] if address in records else self._current.get(address)
 
     def _alive(self, record: Record | None) -> Record | None:
         return record if record is not None and record.is_alive(self._now) else None
@@ -175,7 +174,7 @@ class _State:
             now if record is None else record.created_at,
             now,
         )
-        return new, Put(new, _begins_anew(write))
+        return new, Put(new, write is not None and _begins_anew(write))
 
     def _retime(self, mutation: Touch, record: Record, write: Write | None) -> tuple[Record, Write]:
         expires_at = self._due(mutation.expire_in)
@@ -201,9 +200,9 @@ class _State:
                     number = max(number, operand)
         value = pack_counter(number % (limits.U64_MAX + 1))
         new = Record(mutation.key, value, Encoding.U64, version, expires_at, created_at, self._now)
-        return new, Put(new, _begins_anew(write))
+        return new, Put(new, write is not None and _begins_anew(write))
 
 
-def _begins_anew(write: Write | None) -> bool:
+def _begins_anew(write: Write) -> bool:
     """Whether the row in the database is not the one that this group has in mind."""
     return isinstance(write, Remove) or (isinstance(write, Put) and write.anew)

@@ -16,9 +16,13 @@ from keyloft.records import Address, Batch
 
 logger = logging.getLogger(__name__)
 
-# The log goes into the file when nothing is to be written and it has 8 MiB, or at the latest when it has 128 MiB.
+# In pages of 4 KiB: the log goes into the file when it has 8 MiB and nothing is to be written, at 128 MiB in any case.
 _WORTH_A_CHECKPOINT: Final = 2_000
 _DUE_FOR_A_CHECKPOINT: Final = 32_000
+# After small commits, at 16 MiB: it begins anew, and a commit that writes over it takes 180 µs instead of 300 where
+# it grows. Large commits gain less by that than by pages that gather, and are moved once.
+_SMALL_COMMIT: Final = 16  # pages
+_DUE_AFTER_SMALL_COMMITS: Final = 4_000
 
 # The disk, the file or a lock refused: asking again, batch by batch, would get the same answer 64 times.
 _HOPELESS = (
@@ -47,6 +51,8 @@ class Writer:
         self._cursor = connection.cursor()
         self._last_clock = 0
         self._log_pages = 0
+        self._moved_pages = 0
+        self._commits = 0
         connection.set_wal_hook(self._log_grew)
 
     def commit(self, group: list[Batch]) -> Outcome:
@@ -73,17 +79,28 @@ class Writer:
 
         SQLite would do it within a commit, and the callers of that commit would wait for it: 80 ms for 32 MiB.
         """
-        if self._log_pages >= (_WORTH_A_CHECKPOINT if quiet else _DUE_FOR_A_CHECKPOINT):
-            self._log_pages = 0
+        if self._is_due(quiet):
+            self._moved_pages = self._log_pages
+            self._commits = 0
             try:
                 self.connection.wal_checkpoint()
             except apsw.Error as error:
-                # Another process is at it, or the disk is full: nothing is lost, and the next commit asks again.
+                # Another process is at it, or the disk is full: nothing is lost, and it is tried again later.
                 logger.debug("a checkpoint has to wait: %s", self._file.explain(error, self.connection))
-        return self._log_pages >= _WORTH_A_CHECKPOINT
+        return self._log_pages - self._moved_pages >= _WORTH_A_CHECKPOINT
+
+    def _is_due(self, quiet: bool) -> bool:
+        pages = self._log_pages - self._moved_pages
+        if quiet:
+            return pages >= _WORTH_A_CHECKPOINT
+        were_small = pages <= self._commits * _SMALL_COMMIT
+        return pages >= _DUE_FOR_A_CHECKPOINT or (were_small and pages >= _DUE_AFTER_SMALL_COMMITS)
 
     def _log_grew(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        if pages < self._log_pages:
+            self._moved_pages = 0  # it begins anew; while somebody reads what is in it, it can't, and grows on
         self._log_pages = pages
+        self._commits += 1
         return apsw.SQLITE_OK
 
     def _commit(self, group: list[Batch]) -> Outcome:

@@ -311,10 +311,8 @@ class DatabaseService:
             busy, self._busy = self._busy, {}
             await self._tell_busy(busy)
             refusals = [self._refusals.popleft() for _ in range(min(len(self._refusals), _TOLD_AT_ONCE))]
-            if some := [(reply, data) for _, reply, data in refusals if reply]:
-                await self._tell(bus.publish_all(self.nats, some))
-            for plugin, _, _ in refusals:
-                self._release(plugin)
+            await self._publish([(reply, data) for _, reply, data in refusals])
+            self._release([plugin for plugin, _, _ in refusals])
             if self._refusals:
                 await asyncio.sleep(_PAUSE_SECONDS)
             # Were nats-py's buffer full of refusals, each answer would wait until all of them are sent.
@@ -358,22 +356,16 @@ class DatabaseService:
             await self._fail(gets, self._told(error))
             return
         # Most requests are gets, so here every call counts.
-        now, publish = perf_counter(), self.nats.publish
-        tell = logger.isEnabledFor(logging.DEBUG)
+        now, tell = perf_counter(), logger.isEnabledFor(logging.DEBUG)
+        replies = []
         for get, record in zip(gets, records, strict=True):
-            plugin, seconds = get.plugin, now - get.came
-            plugin.gets.add(seconds)
-            plugin.taken -= 1
+            seconds = now - get.came
+            get.plugin.gets.add(seconds)
             if tell or seconds > limits.SLOW_SECONDS:
-                self._log.operation("get", plugin.name, get.key, seconds, hit=record is not None)
-            if get.reply:
-                try:
-                    await publish(get.reply, wire.got(record))
-                except Exception as error:
-                    self._log.lost_reply(error)
-        self._taken -= len(gets)
-        if not self._taken:
-            self._all_answered.set()
+                self._log.operation("get", get.plugin.name, get.key, seconds, hit=record is not None)
+            replies.append((get.reply, wire.got(record)))
+        await self._publish(replies)
+        self._release([get.plugin for get in gets])
 
     async def _list(self) -> None:
         """Answer lists, one at a time and one of each plugin in turn: a list may take long."""
@@ -397,9 +389,10 @@ class DatabaseService:
             await self._fail([request], self._told(error))
             return
         keys, truncated = listed(page, scan.limit - 1)
-        self._done(request, count=len(keys))
-        if request.reply:
-            await self._publish(request.reply, wire.listed(keys, truncated, self.nats.max_payload))
+        if self._is_to_be_told(request, now := perf_counter()):
+            self._tell_of(request, now, count=len(keys))
+        await self._publish([(request.reply, wire.listed(keys, truncated, self.nats.max_payload))])
+        self._release([request.plugin])
 
     def _told(self, error: Exception) -> Exception:
         if isinstance(error, TimeoutError):
@@ -451,17 +444,22 @@ class DatabaseService:
             return
         assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
         found = iter(done.found)
+        now = perf_counter()
+        replies = []
         for request, mutation, _ in group:
             if type(mutation) is Set:
                 data = wire.STORED
-                ttl = mutation.expire_in
-                self._done(request, size=len(mutation.value), ttl=ttl and ttl // 1000)
+                if self._is_to_be_told(request, now):
+                    ttl = mutation.expire_in
+                    self._tell_of(request, now, size=len(mutation.value), ttl=ttl and ttl // 1000)
             else:
                 existed = next(found)
                 data = wire.DELETED if existed else wire.NOT_DELETED
-                self._done(request, deleted=existed)
-            if request.reply:
-                await self._publish(request.reply, data)
+                if self._is_to_be_told(request, now):
+                    self._tell_of(request, now, deleted=existed)
+            replies.append((request.reply, data))
+        await self._publish(replies)
+        self._release([request.plugin for request, _, _ in group])
 
     async def _wait_for_stalled(self, committing: asyncio.Future[Any], group: list[_Write]) -> None:
         """Nobody waits longer than the deadline, but the next group can't begin before this one has an end."""
@@ -499,14 +497,14 @@ class DatabaseService:
 
     # Answering
 
-    def _done(self, request: _Request, **details: int | None) -> None:
-        """A request is carried out: count it, and tell the log."""
-        plugin, operation = request.plugin, request.operation
-        seconds = perf_counter() - request.came
-        plugin.meter.durations[operation].add(seconds)
-        if seconds > limits.SLOW_SECONDS or logger.isEnabledFor(logging.DEBUG):
-            self._log.operation(operation, plugin.name, request.key, seconds, **details)
-        self._release(plugin)
+    def _is_to_be_told(self, request: _Request, now: float) -> bool:
+        """A request is carried out: count it; returns whether the log is to hear of it."""
+        seconds = now - request.came
+        request.plugin.meter.durations[request.operation].add(seconds)
+        return seconds > limits.SLOW_SECONDS or logger.isEnabledFor(logging.DEBUG)
+
+    def _tell_of(self, request: _Request, now: float, **details: int | None) -> None:
+        self._log.operation(request.operation, request.plugin.name, request.key, now - request.came, **details)
 
     async def _fail(self, requests: list[_Request], error: Exception) -> None:
         """Requests came to nothing, all for one reason."""
@@ -516,18 +514,21 @@ class DatabaseService:
         data = bus.refusal(error)
         for request in requests:
             self._note_error(request.plugin.name, request.operation, error, request.key)
-            self._release(request.plugin)
-            if request.reply:
-                await self._publish(request.reply, data)
+        await self._publish([(request.reply, data) for request in requests])
+        self._release([request.plugin for request in requests])
 
-    def _release(self, plugin: _Plugin) -> None:
-        plugin.taken -= 1
-        self._taken -= 1
+    def _release(self, plugins: Sequence[_Plugin]) -> None:
+        """Requests of these plugins are answered: there is room for others."""
+        for plugin in plugins:
+            plugin.taken -= 1
+        self._taken -= len(plugins)
         if not self._taken:
             self._all_answered.set()
 
-    async def _publish(self, reply: str, data: bytes) -> None:
-        await self._tell(self.nats.publish(reply, data))
+    async def _publish(self, replies: Sequence[tuple[str, bytes]]) -> None:
+        """Answer those who want an answer."""
+        if wanted := [reply for reply in replies if reply[0]]:
+            await self._tell(bus.publish_all(self.nats, wanted))
 
     def _note_error(self, plugin: str, operation: str, error: Exception, key: str = "") -> None:
         code = bus.wire_code(error)
