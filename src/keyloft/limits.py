@@ -46,6 +46,12 @@ GROUP_OPERATIONS: Final = 4096
 GROUP_BYTES: Final = 16 * 1024 * 1024
 """A group commit takes no further batch once its values weigh this much."""
 
+INLINE_OPERATIONS: Final = 64
+"""On SQLite, a group of at most this many checks and mutations is written on the event loop, and synced on a thread."""
+
+INLINE_BYTES: Final = 128 * 1024
+"""Likewise, if its values weigh at most this much."""
+
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for other processes that hold the database before it fails with BUSY."""
 

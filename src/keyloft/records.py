@@ -262,6 +262,15 @@ class Batch(Struct, frozen=True, gc=False):
     mutations: tuple[Mutation, ...]
     checks: tuple[Check, ...] = ()
 
+    @property
+    def operations(self) -> int:
+        return len(self.checks) + len(self.mutations)
+
+    @property
+    def size(self) -> int:
+        """What its values weigh, in bytes."""
+        return sum([len(mutation.value) for mutation in self.mutations if isinstance(mutation, (Set, Append))])
+
 
 # What came of it
 

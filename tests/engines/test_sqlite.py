@@ -13,8 +13,7 @@ from keyloft.engine import Engine
 from keyloft.engines.outcomes import Outcome
 from keyloft.engines.sqlite import SqliteEngine
 from keyloft.engines.sqlite_file import SqliteFile
-from keyloft.engines.sqlite_writes import Writer
-from keyloft.engines.worker import Worker
+from keyloft.engines.sqlite_writes import Begun, Writer
 from keyloft.records import Batch, Delete, Get, Scan, Space
 from tests.engines.contract import EngineContract, next_of, put, values_of, write
 
@@ -41,7 +40,7 @@ PAGE = 4096 + 24
 async def test_the_log_goes_into_the_file_in_a_quiet_moment(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keyloft.engines.sqlite_writes._WORTH_A_CHECKPOINT", 20)
+    monkeypatch.setattr("keyloft.engines.sqlite_log._WORTH_MOVING", 20)
     path = tmp_path / "app.db"
     engine = await SqliteEngine.open(str(path), clock)
     before = path.stat().st_size
@@ -57,7 +56,7 @@ async def test_the_log_does_not_outgrow_its_limit_without_a_quiet_moment(
     reading: bool, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A view that outlived its turn would keep the log from being reused."""
-    monkeypatch.setattr("keyloft.engines.sqlite_writes._DUE_FOR_A_CHECKPOINT", 50)
+    monkeypatch.setattr("keyloft.engines.sqlite_log._DUE", 50)
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     for number in range(300):
         await write(engine, put(b"k", b"%d" % number))
@@ -70,7 +69,7 @@ async def test_the_log_does_not_outgrow_its_limit_without_a_quiet_moment(
 async def test_small_commits_write_over_a_short_log_and_large_ones_gather(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keyloft.engines.sqlite_writes._DUE_AFTER_SMALL_COMMITS", 50)
+    monkeypatch.setattr("keyloft.engines.sqlite_log._DUE_AFTER_SMALL_COMMITS", 50)
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     log = tmp_path / "app.db-wal"
     for number in range(300):
@@ -82,42 +81,70 @@ async def test_small_commits_write_over_a_short_log_and_large_ones_gather(
     await engine.aclose()
 
 
-class _Counting(apsw.Connection):
-    checkpoints = 0
+class _Watched(apsw.Connection):
+    """Counts how often the log is moved; `fails` makes that fail."""
+
+    moved = 0
+    fails = False
 
     def wal_checkpoint(self, *args: Any, **options: Any) -> tuple[int, int]:
-        self.checkpoints += 1
+        self.moved += 1
+        if self.fails:
+            raise RuntimeError("not now")
         return super().wal_checkpoint(*args, **options)
 
 
-def test_a_log_that_somebody_reads_is_not_moved_at_each_commit(
-    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keyloft.engines.sqlite_file.apsw.Connection", _Watched)
+    monkeypatch.setattr("keyloft.engines.sqlite_log._DUE_AFTER_SMALL_COMMITS", 50)
+
+
+def watched_connection(engine: SqliteEngine) -> _Watched:
+    assert isinstance(engine._writer.connection, _Watched)
+    return engine._writer.connection
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+async def test_a_log_that_somebody_reads_is_not_moved_at_each_commit(
+    durability: str, clock: ManualClock, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("keyloft.engines.sqlite_writes._DUE_AFTER_SMALL_COMMITS", 50)
-    monkeypatch.setattr("keyloft.engines.sqlite_file.apsw.Connection", _Counting)
-    file = SqliteFile(str(tmp_path / "app.db"), "relaxed")
-    writer = Writer(file, clock, file.open_writer())
-    reader = file.open_reader()
+    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock, durability=durability)
+    connection = watched_connection(engine)
 
-    def commit(times: int) -> int:
-        assert isinstance(writer.connection, _Counting)
-        before = writer.connection.checkpoints
-        for number in range(times):
-            writer.commit([Batch((put(b"k", b"%d" % number),))])
-            writer.checkpoint(quiet=False)
-        return writer.connection.checkpoints - before
+    async def moved_in(commits: int) -> int:
+        before = connection.moved
+        for number in range(commits):
+            await write(engine, put(b"k", b"%d" % number))
+        return connection.moved - before
 
-    commit(10)
+    await moved_in(10)
+    reader = apsw.Connection(str(tmp_path / "app.db"))
     reader.execute("BEGIN")
     reader.execute("SELECT 1 FROM keyloft_clock").fetchall()
-    assert commit(200) <= 200 * 3 // 50
+    assert 2 <= await moved_in(200) <= 200 * 3 // 50
     reader.execute("ROLLBACK")
-    commit(200)  # which begin it anew
+    await moved_in(200)  # which begin it anew
     size = (tmp_path / "app.db-wal").stat().st_size
-    assert 2 <= commit(200) <= 200 * 3 // 50
+    assert 2 <= await moved_in(200) <= 200 * 3 // 50
     assert (tmp_path / "app.db-wal").stat().st_size == size
     reader.close()
-    writer.connection.close()
+    await engine.aclose()
+
+
+@pytest.mark.usefixtures("watched")
+async def test_a_log_that_can_not_be_moved_holds_up_nobody(
+    clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    connection = watched_connection(engine)
+    connection.fails = True
+    for number in range(100):
+        await write(engine, put(b"k", b"%d" % number))
+    assert connection.moved >= 2
+    assert "a checkpoint failed" in caplog.text
+    await engine.aclose()
 
 
 async def test_changes_of_others_between_watch_and_first_step_are_seen(clock: ManualClock, tmp_path: Path) -> None:
@@ -138,18 +165,6 @@ async def test_changes_of_others_between_watch_and_first_step_are_seen(clock: Ma
     await here.aclose()
 
 
-async def test_a_failing_chore_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker("test")
-
-    def fail(quiet: bool) -> bool:
-        raise OSError("no")
-
-    worker.chore = fail
-    assert [await worker.call(lambda: 1), await worker.call(lambda: 2)] == [1, 2]
-    worker.stop()
-    assert "a chore of the thread test failed" in caplog.text
-
-
 async def test_a_commit_of_another_process_between_retried_batches_is_noticed(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,17 +174,21 @@ async def test_a_commit_of_another_process_between_retried_batches_is_noticed(
     rival = Writer(there, clock, there.open_writer())
     watch = here.watch(Get(Space.TUPLES, b"k"))
     await next_of(watch)
-    commit = Writer._commit
+    begin, commit = Writer._begin, Writer.commit
 
-    def refusing(writer: Writer, group: list[Batch]) -> Outcome:
+    def refusing(writer: Writer, group: list[Batch]) -> Begun:
         if len(group) > 1:
             raise apsw.SQLError("refused")
+        return begin(writer, group)
+
+    def rivalled(writer: Writer, group: list[Batch]) -> Outcome:
         outcome = commit(writer, group)
-        if writer is not rival and rival._last_clock == 0:
+        if len(group) == 1 and writer is not rival and rival._last_clock == 0:
             rival.commit([Batch((put(b"k", b"9"),))])
         return outcome
 
-    monkeypatch.setattr(Writer, "_commit", refusing)
+    monkeypatch.setattr(Writer, "_begin", refusing)
+    monkeypatch.setattr(Writer, "commit", rivalled)
     await asyncio.gather(write(here, put(b"a")), write(here, put(b"b")))
     assert values_of(await next_of(watch)) == {b"k": b"9"}
     await here.aclose()

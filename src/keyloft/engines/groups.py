@@ -11,7 +11,7 @@ from typing import TypeAlias
 from keyloft import limits
 from keyloft.engines.settle import Verdict
 from keyloft.errors import Closed, WrongLoop
-from keyloft.records import Append, Batch, Committed, Conflict, Set
+from keyloft.records import Batch, Committed, Conflict
 
 _Waiting: TypeAlias = tuple[Batch, asyncio.Future[Committed | Conflict], float]
 """A batch, who waits for the verdict on it, and since when."""
@@ -84,10 +84,8 @@ class Groups:
             if not future.done():
                 group.append(batch)
                 self._under_way.append(waiting)
-                operations += len(batch.mutations) + len(batch.checks)
-                size += sum(
-                    [len(mutation.value) for mutation in batch.mutations if isinstance(mutation, (Set, Append))]
-                )
+                operations += batch.operations
+                size += batch.size
         if group:
             self._start(group)
         else:

@@ -1,7 +1,7 @@
-"""Stores records in an SQLite file: reads inline on the event loop, writes in groups on a thread of their own.
+"""Stores records in an SQLite file: reads and small writes inline on the event loop, and a thread for what takes long.
 
-A point read takes a few microseconds from the page cache, less than handing it to a thread would. A durable write
-takes a disk's time, so it never happens on the event loop.
+A point read takes a few microseconds from the page cache, less than handing it to a thread would; so does a write, but
+for the sync at its end. That takes a disk's time, and never happens on the event loop.
 """
 
 import asyncio
@@ -21,8 +21,9 @@ from keyloft.engines.lifetime import Lifetime
 from keyloft.engines.notify import Notifier
 from keyloft.engines.outcomes import Outcome
 from keyloft.engines.sqlite_file import SqliteFile
+from keyloft.engines.sqlite_log import Log
 from keyloft.engines.sqlite_reads import LongReader, View, answer, number, point, points
-from keyloft.engines.sqlite_writes import Writer
+from keyloft.engines.sqlite_writes import Begun, Writer
 from keyloft.engines.worker import Worker
 from keyloft.errors import Closed, DatabaseError
 from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Space, Usage
@@ -69,8 +70,7 @@ class SqliteEngine:
         self._clock = clock
         self._worker = worker
         self._writer = Writer(file, clock, writer)
-        if not file.in_memory:
-            worker.chore = self._writer.checkpoint
+        self._log = Log(file, writer, worker)
         self._reader = reader
         self._view = View(reader, own_transaction=not file.in_memory)
         self._long_reader: LongReader | None = None
@@ -122,8 +122,23 @@ class SqliteEngine:
     def _start(self, group: list[Batch]) -> None:
         if self._file.in_memory:
             self._finished(self._writer.commit(group))
-        else:
+            return
+        self._view.end()  # a log that somebody reads can't begin anew
+        begun: Begun | None = None
+        try:
+            # Each statement lets go of the interpreter: on a thread, all of them would wait for a busy loop in turn.
+            if not self._log.is_moving and _is_small(group):
+                begun = self._writer.begin(group)
+        finally:
+            self._go_on(group, begun)  # also after a Ctrl-C: somebody waits for this group
+
+    def _go_on(self, group: list[Batch], begun: Begun | None) -> None:
+        if begun is None:
             self._worker.submit(partial(self._writer.commit, group), self._finished)
+        elif self._file.syncs or self._log.begins_anew:
+            self._worker.submit(partial(self._writer.finish, begun), self._finished)
+        else:
+            self._finished(self._writer.finish(begun))
 
     def _finished(self, outcome: Outcome) -> None:
         # What these callers read next must show what they wrote.
@@ -131,6 +146,7 @@ class SqliteEngine:
         self._notifier.observe(outcome.clock_before, outcome.clock_after)
         self._notifier.committed(outcome.touched, outcome.clock_after)
         self._groups.finished(outcome.verdicts)
+        self._log.look_after()
 
     async def _poll(self) -> None:
         """SQLite has no way to announce a commit to other processes: while somebody watches, look at the clock."""
@@ -166,9 +182,15 @@ class SqliteEngine:
             await self._long_reader.aclose()
         if self._reader is not self._writer.connection:
             self._file.close(self._reader)
-        self._worker.chore = None
+        self._log.close()
         await self._worker.call(partial(self._file.close, self._writer.connection))
         self._worker.stop()
+
+
+def _is_small(group: list[Batch]) -> bool:
+    """Whether it is written in a fraction of a millisecond, as long as it meets no disk."""
+    operations = sum([batch.operations for batch in group])
+    return operations <= limits.INLINE_OPERATIONS and sum([batch.size for batch in group]) <= limits.INLINE_BYTES
 
 
 def _is_long(ask: Ask) -> bool:

@@ -50,6 +50,8 @@ class SqliteFile:
         self._cache_mib = cache_mib
         self.in_memory = path == ":memory:"
         self._durability = durability
+        self.syncs = durability == "full"
+        """Whether a commit waits for the disk."""
         self._vfs = vfs
 
     def open_writer(self) -> apsw.Connection:

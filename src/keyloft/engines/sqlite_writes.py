@@ -1,28 +1,22 @@
 """Commits groups of batches to an SQLite file, each group in one transaction."""
 
 import logging
-from typing import Final
+from collections.abc import Callable
 
 import apsw
+from msgspec import Struct
 
+from keyloft import limits
 from keyloft.clock import Clock
 from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, WRITE_CLOCK
 from keyloft.engines.outcomes import Outcome, failed, joined
-from keyloft.engines.settle import Put, Remove, Retime, Write, deciding, settle
+from keyloft.engines.settle import Put, Remove, Retime, Settled, Write, deciding, settle
 from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.sqlite_reads import number
 from keyloft.errors import DatabaseError
 from keyloft.records import Address, Batch
 
 logger = logging.getLogger(__name__)
-
-# In pages of 4 KiB: the log goes into the file when it has 8 MiB and nothing is to be written, at 128 MiB in any case.
-_WORTH_A_CHECKPOINT: Final = 2_000
-_DUE_FOR_A_CHECKPOINT: Final = 32_000
-# After small commits, at 16 MiB: it begins anew, and a commit that writes over it takes 180 µs instead of 300 where
-# it grows. Large commits gain less by that than by pages that gather, and are moved once.
-_SMALL_COMMIT: Final = 16  # pages
-_DUE_AFTER_SMALL_COMMITS: Final = 4_000
 
 # The disk, the file or a lock refused: asking again, batch by batch, would get the same answer 64 times.
 _HOPELESS = (
@@ -41,8 +35,16 @@ def _address(write: tuple[Address, Write]) -> Address:
     return write[0]
 
 
+class Begun(Struct, frozen=True):
+    """A group in an open transaction: all of it is written, but for the COMMIT."""
+
+    group: list[Batch]
+    settled: Settled
+    clock_before: int
+
+
 class Writer:
-    """Commits groups on the writing connection; runs on the worker's thread."""
+    """Commits groups on the writing connection, which one thread at a time may use."""
 
     def __init__(self, file: SqliteFile, clock: Clock, connection: apsw.Connection) -> None:
         self._file = file
@@ -50,15 +52,35 @@ class Writer:
         self.connection = connection
         self._cursor = connection.cursor()
         self._last_clock = 0
-        self._log_pages = 0
-        self._moved_pages = 0
-        self._commits = 0
-        connection.set_wal_hook(self._log_grew)
+        connection.set_busy_timeout(0)
+
+    def begin(self, group: list[Batch]) -> Begun | None:
+        """Do all of a group but what takes a disk's time, and wait for nobody; None if that can't be."""
+        try:
+            return self._begin(group)
+        except KeyboardInterrupt:
+            self._roll_back()
+            raise
+        except BaseException:
+            # Another process writes, or something is wrong: `commit` waits for the one, and tells of the other.
+            self._roll_back()
+            return None
+
+    def finish(self, begun: Begun) -> Outcome:
+        """Commit what has begun; never raises, whatever becomes of it."""
+        return self._decided(begun.group, lambda: self._finish(begun))
 
     def commit(self, group: list[Batch]) -> Outcome:
-        """Decide a group; never raises, whatever becomes of it."""
+        """Decide a group, waiting for other processes if need be; never raises, whatever becomes of it."""
+        self.connection.set_busy_timeout(int(limits.BUSY_SECONDS * 1000))
         try:
-            return self._commit(group)
+            return self._decided(group, lambda: self._finish(self._begin(group)))
+        finally:
+            self.connection.set_busy_timeout(0)
+
+    def _decided(self, group: list[Batch], decide: Callable[[], Outcome]) -> Outcome:
+        try:
+            return decide()
         except apsw.Error as error:
             failure = self._file.explain(error, self.connection)
             failure.__cause__ = error
@@ -74,55 +96,27 @@ class Writer:
             return failed(group, failure, self._last_clock)
         return joined([self.commit([batch]) for batch in group])
 
-    def checkpoint(self, quiet: bool) -> bool:
-        """Take the log into the file if it is time, between two groups; returns whether a quiet moment is wanted.
-
-        SQLite would do it within a commit, and the callers of that commit would wait for it: 80 ms for 32 MiB.
-        """
-        if self._is_due(quiet):
-            self._moved_pages = self._log_pages
-            self._commits = 0
-            try:
-                self.connection.wal_checkpoint()
-            except apsw.Error as error:
-                # Another process is at it, or the disk is full: nothing is lost, and it is tried again later.
-                logger.debug("a checkpoint has to wait: %s", self._file.explain(error, self.connection))
-        return self._log_pages - self._moved_pages >= _WORTH_A_CHECKPOINT
-
-    def _is_due(self, quiet: bool) -> bool:
-        pages = self._log_pages - self._moved_pages
-        if quiet:
-            return pages >= _WORTH_A_CHECKPOINT
-        were_small = pages <= self._commits * _SMALL_COMMIT
-        return pages >= _DUE_FOR_A_CHECKPOINT or (were_small and pages >= _DUE_AFTER_SMALL_COMMITS)
-
-    def _log_grew(self, connection: apsw.Connection, name: str, pages: int) -> int:
-        if pages < self._log_pages:
-            self._moved_pages = 0  # it begins anew; while somebody reads what is in it, it can't, and grows on
-        self._log_pages = pages
-        self._commits += 1
-        return apsw.SQLITE_OK
-
-    def _commit(self, group: list[Batch]) -> Outcome:
+    def _begin(self, group: list[Batch]) -> Begun:
         execute = self._cursor.execute
         execute("BEGIN IMMEDIATE")
         self._file.check_in_place(self.connection)
         clock = number(self._cursor, READ_CLOCK)
-        now = self._clock.now()
         current = {}
         for space, key in deciding(group):
             layout = LAYOUTS[space]
             for row in execute(layout.get, layout.bind_key(key)).fetchall():
                 current[space, key] = layout.record(key, *row)
-        settled = settle(group, current, clock, now)
+        settled = settle(group, current, clock, self._clock.now())
         if settled.clock != clock:
             self._apply(settled.writes)
             execute(WRITE_CLOCK, (settled.clock,))
-            execute("COMMIT")
-        else:
-            execute("ROLLBACK")
+        return Begun(group, settled, clock)
+
+    def _finish(self, begun: Begun) -> Outcome:
+        settled = begun.settled
+        self._cursor.execute("ROLLBACK" if settled.clock == begun.clock_before else "COMMIT")
         self._last_clock = settled.clock
-        return Outcome(settled.verdicts, clock, settled.clock, settled.writes)
+        return Outcome(settled.verdicts, begun.clock_before, settled.clock, settled.writes)
 
     def _apply(self, writes: dict[Address, Write]) -> None:
         execute = self._cursor.execute

@@ -1,18 +1,13 @@
 """One thread that does blocking work for an event loop, a job at a time, in the order given."""
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
-from typing import Final, TypeVar
-
-logger = logging.getLogger(__name__)
+from queue import SimpleQueue
+from typing import TypeVar
 
 T = TypeVar("T")
-
-_QUIET_SECONDS: Final = 0.02
 
 
 class Worker:
@@ -20,8 +15,6 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self.chore: Callable[[bool], bool] | None = None
-        """Called after each job, with False; if it returns True, again in the next quiet moment, with True."""
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -49,25 +42,8 @@ class Worker:
         self._jobs.put(None)
 
     def _run(self) -> None:
-        wanted = False
-        while True:
-            try:
-                job = self._jobs.get(timeout=_QUIET_SECONDS if wanted else None)
-            except Empty:
-                wanted = self._do_chore(quiet=True)
-                continue
-            if job is None:
-                return
+        while (job := self._jobs.get()) is not None:
             job()
-            wanted = self._do_chore(quiet=False)
-
-    def _do_chore(self, *, quiet: bool) -> bool:
-        try:
-            return self.chore is not None and self.chore(quiet)
-        except Exception:
-            # Without this thread all later jobs would wait for ever; a chore can wait for the next time.
-            logger.exception("a chore of the thread %s failed", threading.current_thread().name)
-            return False
 
     def _report(self, done: Callable[[T], None], result: T) -> None:
         try:

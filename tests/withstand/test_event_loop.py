@@ -1,0 +1,96 @@
+"""The disk may take its time: the event loop never waits for it."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import apsw
+import pytest
+
+import keyloft
+from keyloft import ManualClock
+from keyloft.engines.sqlite import SqliteEngine
+from keyloft.records import Batch, Set, Space
+from keyloft.values import Encoding
+
+from .vfs import NotingVFS
+
+Durability: TypeAlias = Literal["full", "relaxed"]
+
+
+def put(key: int, value: bytes) -> Batch:
+    return Batch((Set(Space.TUPLES, b"%d" % key, value, Encoding.BYTES),))
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+async def test_the_event_loop_never_syncs(durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keyloft.engines.sqlite_log._DUE_AFTER_SMALL_COMMITS", 40)
+    vfs = NotingVFS()
+    syncs: list[bool] = []
+
+    def note() -> bool:
+        syncs.append(threading.current_thread() is threading.main_thread())
+        return False
+
+    vfs.failing_syncs = note
+    path = str(tmp_path / "app.db")
+    engine = await SqliteEngine.open(path, ManualClock(), durability=durability, vfs=vfs.vfs_name)
+    for number in range(200):  # long enough for the log to begin anew, again and again
+        await engine.commit(put(number, b"alone"))
+        await asyncio.gather(*[engine.commit(put(other, b"%d" % number)) for other in range(number % 5)])
+        while number % 2 and engine._log.is_moving:
+            await asyncio.sleep(0)
+    await engine.commit(put(0, b"large" * 100_000))
+    await engine.aclose()
+    assert len(syncs) > (200 if durability == "full" else 10)
+    assert not any(syncs)
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+async def test_the_event_loop_never_waits_for_another_process(durability: Durability, tmp_path: Path) -> None:
+    async with keyloft.open(tmp_path / "app.db", durability=durability) as kv:
+        await kv.set(("k",), 1)
+        rival = apsw.Connection(str(tmp_path / "app.db"))
+        rival.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(kv.set(("k",), 2))
+        for _ in range(50):
+            await asyncio.sleep(0.001)  # which it would not be able to
+            assert (await kv.get(("k",))).value == 1
+        assert not waiting.done()
+        rival.execute("ROLLBACK")
+        await waiting
+        assert (await kv.get(("k",))).value == 2
+        rival.close()
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+async def test_an_interrupted_event_loop_leaves_no_caller_waiting(durability: Durability, tmp_path: Path) -> None:
+    class Interrupted(ManualClock):
+        interruptions = 0
+
+        def now(self) -> int:
+            if self.interruptions and threading.current_thread() is threading.main_thread():
+                self.interruptions -= 1
+                raise KeyboardInterrupt
+            return super().now()
+
+    clock = Interrupted()
+    kv = await keyloft.open(tmp_path / "app.db", clock=clock, durability=durability, sweep_every=None)
+    await kv.set(("k",), 0)
+    clock.interruptions = 1
+    hand_over = kv.engine._groups._hand_over  # type: ignore[attr-defined]
+
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            hand_over()
+
+    kv.engine._groups._hand_over = interrupted  # type: ignore[attr-defined]
+    async with asyncio.timeout(5):
+        waiting = asyncio.create_task(kv.set(("k",), 1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        kv.engine._groups._hand_over = hand_over  # type: ignore[attr-defined]
+        await waiting
+        assert (await kv.get(("k",))).value == 1
+        await kv.aclose()
