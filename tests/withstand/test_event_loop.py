@@ -94,3 +94,48 @@ async def test_an_interrupted_event_loop_leaves_no_caller_waiting(durability: Du
         await waiting
         assert (await kv.get(("k",))).value == 1
         await kv.aclose()
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+async def test_reads_never_go_back_while_others_write_and_the_log_is_moved(
+    durability: Durability, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They change between two connections, one of which a thread uses at times."""
+    monkeypatch.setattr("keyloft.engines.sqlite_log._DUE_AFTER_SMALL_COMMITS", 60)
+    monkeypatch.setattr("keyloft.engines.sqlite_log._WORTH_MOVING", 10)
+    monkeypatch.setattr("keyloft.engines.sqlite_log._QUIET_SECONDS", 0.001)
+    async with keyloft.open(tmp_path / "app.db", durability=durability) as kv, asyncio.timeout(30):
+        await kv.set(("shared",), 0)
+        await kv.set_many({("own", name): 0 for name in range(3)})
+        is_over = False
+        reads = 0
+
+        async def write(name: int) -> None:
+            for number in range(60):
+                await kv.set(("own", name), number)
+                assert (await kv.get(("own", name))).value == number
+                await kv.set(("shared",), max(number, (await kv.get(("shared",))).value))
+                if name == 0 and number % 10 == 9:
+                    await asyncio.sleep(0.005)  # quiet, if the others are
+
+        async def read() -> None:
+            nonlocal reads
+            last: dict[int, int] = {}
+            while not is_over:
+                for name in range(3):
+                    now = (await kv.get(("own", name))).value
+                    assert now >= last.get(name, 0)
+                    last[name] = now
+                many = await kv.get_many([("own", name) for name in range(3)])
+                listed = [entry async for entry in kv.list(prefix=("own",))]
+                for name in range(3):
+                    assert last[name] <= many[name].value <= listed[name].value
+                reads += 1
+                if reads % 3:
+                    await asyncio.sleep(0)
+
+        reading = [asyncio.create_task(read()) for _ in range(2)]
+        await asyncio.gather(*[write(name) for name in range(3)])
+        is_over = True
+        await asyncio.gather(*reading)
+        assert reads > 20

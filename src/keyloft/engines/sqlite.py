@@ -24,6 +24,7 @@ from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.sqlite_log import Log
 from keyloft.engines.sqlite_reads import LongReader, View, answer, number, point, points
 from keyloft.engines.sqlite_writes import Begun, Writer
+from keyloft.engines.turns import Turn
 from keyloft.engines.worker import Worker
 from keyloft.errors import Closed, DatabaseError
 from keyloft.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Space, Usage
@@ -54,7 +55,8 @@ class SqliteEngine:
         try:
             writer = await worker.call(file.open_writer)
             try:
-                reader = writer if file.in_memory else file.open_reader()
+                # Half as much: what it reads while something is written, it forgets as soon as that is done.
+                reader = writer if file.in_memory else file.open_reader(cache_mib=(cache_mib + 1) // 2)
             except BaseException:
                 await worker.call(writer.close)
                 raise
@@ -70,9 +72,14 @@ class SqliteEngine:
         self._clock = clock
         self._worker = worker
         self._writer = Writer(file, clock, writer)
-        self._log = Log(file, writer, worker)
         self._reader = reader
-        self._view = View(reader, own_transaction=not file.in_memory)
+        # Our commits make every other connection forget the pages it has cached: reads use the writing one, unless the
+        # worker has it. And whoever reads an entry to write it finds its pages there (ADR 2).
+        self._own_view = View(writer, own_transaction=not file.in_memory)
+        self._view_beside = View(reader, own_transaction=not file.in_memory)
+        self._turn = Turn(at_end=self._end_views)
+        self._is_writing = False
+        self._log = Log(file, writer, worker, let_go=self._own_view.end)
         self._long_reader: LongReader | None = None
         self._groups = Groups(self._start)
         self._notifier = Notifier(self, clock)
@@ -82,27 +89,28 @@ class SqliteEngine:
     async def read(self, *asks: Ask) -> list[Any]:
         if self._lifetime.refusal is not None:
             raise Closed(self._lifetime.refusal)
-        if self._view.turn.enter():
+        if self._turn.enter():
             # Once, not until a turn is short: another task may use up the next one, too.
             await asyncio.sleep(0)
-            self._view.turn.enter()
+            self._turn.enter()
             if self._lifetime.refusal is not None:
                 raise Closed(self._lifetime.refusal)
+        view = self._view_beside if self._is_writing or self._log.is_moving else self._own_view
         try:
             if len(asks) == 1 and type(asks[0]) is Get:
                 # The hot path: one entry, and no look at the time unless it expires.
-                record = point(self._view.cursor(), asks[0])
+                record = point(view.cursor(), asks[0])
                 if record is None or record.expires_at is None:
                     return [record]
             others = [ask for ask in asks if type(ask) is not Get]
             if others and any([_is_long(ask) for ask in others]) and not self._file.in_memory:
                 return await self._read_aside(asks)
-            cursor, now = self._view.cursor(), self._clock.now()
+            cursor, now = view.cursor(), self._clock.now()
             if not others:
                 return points(cursor, cast("Sequence[Get]", asks), now)
             return [answer(cursor, ask, now) for ask in asks]
         except apsw.Error as error:
-            raise self._file.explain(error, self._reader) from error
+            raise self._file.explain(error, view.connection) from error
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
         if self._lifetime.refusal is not None:
@@ -123,7 +131,7 @@ class SqliteEngine:
         if self._file.in_memory:
             self._finished(self._writer.commit(group))
             return
-        self._view.end()  # a log that somebody reads can't begin anew
+        self._end_views()  # also the one beside: a log that somebody reads can't begin anew
         begun: Begun | None = None
         try:
             # Each statement lets go of the interpreter: on a thread, all of them would wait for a busy loop in turn.
@@ -133,20 +141,25 @@ class SqliteEngine:
             self._go_on(group, begun)  # also after a Ctrl-C: somebody waits for this group
 
     def _go_on(self, group: list[Batch], begun: Begun | None) -> None:
-        if begun is None:
-            self._worker.submit(partial(self._writer.commit, group), self._finished)
-        elif self._file.syncs or self._log.begins_anew:
-            self._worker.submit(partial(self._writer.finish, begun), self._finished)
-        else:
+        if begun is not None and not self._file.syncs and not self._log.begins_anew:
             self._finished(self._writer.finish(begun))
+            return
+        job = partial(self._writer.commit, group) if begun is None else partial(self._writer.finish, begun)
+        self._is_writing = True
+        self._worker.submit(job, self._finished)
 
     def _finished(self, outcome: Outcome) -> None:
+        self._is_writing = False
         # What these callers read next must show what they wrote.
-        self._view.end()
+        self._end_views()
         self._notifier.observe(outcome.clock_before, outcome.clock_after)
         self._notifier.committed(outcome.touched, outcome.clock_after)
         self._groups.finished(outcome.verdicts)
         self._log.look_after()
+
+    def _end_views(self) -> None:
+        self._own_view.end()
+        self._view_beside.end()
 
     async def _poll(self) -> None:
         """SQLite has no way to announce a commit to other processes: while somebody watches, look at the clock."""
@@ -177,7 +190,7 @@ class SqliteEngine:
         if self._poller is not None:
             self._poller.cancel()
         self._notifier.close()
-        self._view.end()
+        self._end_views()
         if self._long_reader is not None:
             await self._long_reader.aclose()
         if self._reader is not self._writer.connection:

@@ -212,8 +212,7 @@ class SqliteFile:
             f"synchronous = {_SYNCHRONOUS[self._durability]}",
             "fullfsync = 1",
             "wal_autocheckpoint = 0",
-            # Half as much as to read: the inner pages of some millions of entries.
-            f"cache_size = -{self._cache_mib * 512}",
+            f"cache_size = -{self._cache_mib * 1024}",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
 

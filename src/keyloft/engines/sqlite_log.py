@@ -5,6 +5,7 @@ SQLite would do it within a commit, and the callers of that commit would wait fo
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import apsw
@@ -27,10 +28,14 @@ _DUE_AFTER_SMALL_COMMITS: Final = 4_000
 class Log:
     """The log that a writing connection fills. Belongs to an event loop; its worker does what takes long."""
 
-    def __init__(self, file: SqliteFile, connection: apsw.Connection, worker: Worker) -> None:
+    def __init__(
+        self, file: SqliteFile, connection: apsw.Connection, worker: Worker, let_go: Callable[[], None]
+    ) -> None:
+        """`let_go` ends whatever is read through the connection."""
         self._file = file
         self._connection = connection
         self._worker = worker
+        self._let_go = let_go
         self._loop = asyncio.get_running_loop()
         self.is_moving = False
         """The worker has the connection for itself."""
@@ -74,6 +79,7 @@ class Log:
             self.is_moving = True
             self._moved_pages = self._pages
             self._commits = 0
+            self._let_go()
             self._worker.submit(self._checkpoint, self._moved)
 
     def _checkpoint(self) -> None:

@@ -10,7 +10,6 @@ import apsw
 
 from keyloft.engines.layouts import GETS_AT_ONCE, LAYOUTS, PLUGIN_USAGE, READ_CLOCK, Row, time_text
 from keyloft.engines.sqlite_file import SqliteFile
-from keyloft.engines.turns import Turn
 from keyloft.engines.worker import Worker
 from keyloft.records import Ask, Count, Expired, Get, Latest, Now, Page, Record, Scan, Usage, Used
 
@@ -90,14 +89,13 @@ class View:
     """
 
     def __init__(self, connection: apsw.Connection, *, own_transaction: bool) -> None:
-        self._connection = connection
+        self.connection = connection
         self._cursor = connection.cursor()
         self._own_transaction = own_transaction
-        self.turn = Turn(at_end=self.end)
         self._is_open = False
 
     def cursor(self) -> apsw.Cursor:
-        """Within a turn that was entered."""
+        """Within a turn, at whose end it is to be ended."""
         if not self._is_open:
             if self._own_transaction:
                 self._cursor.execute("BEGIN")
@@ -108,7 +106,7 @@ class View:
         if self._is_open:
             self._is_open = False
             with contextlib.suppress(apsw.Error):  # a failed disk has ended it already
-                if self._own_transaction and self._connection.in_transaction:
+                if self._own_transaction and self.connection.in_transaction:
                     self._cursor.execute("ROLLBACK")
 
 
