@@ -15,7 +15,7 @@ from keyloft.errors import InvalidArgument, Undecodable, ValueTooLarge
 from keyloft.plugins import rules
 from keyloft.plugins.store import report_broken
 from keyloft.records import Delete, Record, Scan, Set, Space
-from keyloft.values import Encoding, decode_json
+from keyloft.values import Encoding, decode_json, may_be_deep
 
 OPERATIONS: Final = ("set", "get", "delete", "list")
 
@@ -68,12 +68,7 @@ def setting(plugin: str, data: bytes) -> Set:
     ttl, alias = asked.ttl, asked.ttl_seconds
     names = 3 + (ttl is not UNSET) + (alias is not UNSET)
     # Without escapes, each text has two quotes. If all are accounted for, no name was there twice and none was unknown.
-    if (
-        b"\\" in data
-        or data.count(b'"') != stored.count(b'"') + 2 * names
-        or stored.count(b"[") + stored.count(b"{") > limits.VALUE_DEPTH
-        or alias is not UNSET
-    ):
+    if b"\\" in data or data.count(b'"') != stored.count(b'"') + 2 * names or may_be_deep(stored) or alias is not UNSET:
         return _set_carefully(plugin, data)
     return Set(
         Space.PLUGINS,
