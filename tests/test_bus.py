@@ -1,5 +1,6 @@
-"""Ways into NATS, and errors as they travel."""
+"""Ways into NATS, what is read and published there, and errors as they travel."""
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -11,6 +12,7 @@ from typing import Any
 import nkeys  # type: ignore[import-untyped]
 import pytest
 import trustme
+from nats.errors import MaxPayloadError
 
 import keyloft
 from keyloft import bus
@@ -93,6 +95,67 @@ class TestErrors:
     def test_an_unknown_code_is_an_error_all_the_same(self) -> None:
         assert type(bus.refused({"error_code": "LATER", "message": "x"})) is keyloft.KeyloftError
         assert isinstance(bus.refused({}), keyloft.KeyloftError)
+
+
+class TestReading:
+    async def test_refusals_are_told_to_all_also_when_reading_pauses_between_them(self) -> None:
+        connection = bus.SturdyNats()
+        refused: list[bytes] = []
+        told: list[bytes] = []
+
+        def take(subject: str, reply: str, data: bytes) -> list[bytes]:
+            refused.append(reply.encode())
+            return refused
+
+        def turn() -> None:
+            nonlocal refused
+            told.extend(refused)
+            refused = []
+
+        async def pause(*_: object) -> None:
+            turn()
+
+        connection._takers[1] = take
+        connection._process_ping = connection._process_msg = pause  # type: ignore[method-assign, assignment]
+        for between in (b"PING\r\n", b"MSG other 2 0\r\n\r\n"):
+            told.clear()
+            flood = b"".join([b"MSG db.kv.rogue.get 1 r%d 0\r\n\r\n" % number for number in range(10)])
+            await connection._ps.parse(flood + between + flood)
+            turn()
+            assert len(told) == 20
+
+    async def test_half_a_message_of_one_who_left_does_not_hold_up_the_next(self) -> None:
+        connection = bus.SturdyNats()
+        taken: list[str] = []
+        connection._takers[1] = lambda subject, reply, data: taken.append(subject)
+        await connection._ps.parse(b"MSG a 1 5000\r\nabc")
+        del connection._takers[1]
+        await connection._ps.parse(b"x" * 4997 + b"\r\nMS")
+        connection._takers[2] = lambda subject, reply, data: taken.append(subject)
+        await connection._ps.parse(b"G b 2 2\r\nhi\r\n")
+        await connection._ps.parse(b"MSG c 2 2\r\nhi\r\nPI")
+        assert taken == ["b", "c"]
+
+
+class TestPublishing:
+    async def test_what_can_not_be_sent_keeps_nothing_else_from_being_sent(self) -> None:
+        async with private_server() as server:
+            connection = await bus.connect(server.url, name="test")
+            subscription = await connection.subscribe("here")
+            small, large = ("here", b"small"), ("here", b"x" * (connection.max_payload + 1))
+            with pytest.raises(MaxPayloadError):
+                await bus.publish_all(connection, [small, large, small])
+            await server.stop()
+            async with asyncio.timeout(10):
+                while connection.is_connected:
+                    await asyncio.sleep(0.01)
+            with pytest.raises(MaxPayloadError):
+                await bus.publish_all(connection, [small, large, small])
+            await bus.publish_to_all(connection, [b"here", b"\xff", b"here"], b"small")
+            await server.start()
+            for _ in range(6):
+                assert (await subscription.next_msg(timeout=20)).data == b"small"
+            await connection.close()
 
 
 def decentralised(folder: Path) -> tuple[Path, Path]:

@@ -214,6 +214,7 @@ class _Parser(Parser):
     async def parse(self, data: bytes = b"") -> None:
         takers = self.nc._takers
         if not takers or self.state != AWAITING_CONTROL_LINE:
+            self._enough = 0
             await super().parse(data)
             return
         if self.buf:
@@ -231,7 +232,11 @@ class _Parser(Parser):
                     self._keep(data[at:], 0)
                     return
                 await super().parse(data[at:end])
+                refused.clear()
                 at = end
+                if self.state != AWAITING_CONTROL_LINE:  # a message as no nats-server writes it
+                    await super().parse(data[at:])
+                    return
                 continue
             _, subject, sid, reply, headers, size = found.groups(b"")
             begin = found.end()
@@ -248,6 +253,7 @@ class _Parser(Parser):
             body = begin + int(headers) if headers else begin
             if (taker := takers.get(int(sid))) is None:
                 await self.nc._process_msg(int(sid), subject, reply, data[body:end], data[begin:body])
+                refused.clear()
                 continue
             try:
                 taken = taker(subject.decode(), reply.decode(), data[body:end])
@@ -300,8 +306,7 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
         MaxPayloadError: Some were too large for a message; the others are on their way.
     """
     if not connection.is_connected:
-        for subject, data in messages:
-            await connection.publish(subject, data)  # which knows how much it may keep until then
+        await _publish_each(connection, messages)
         return
     largest = connection.max_payload
     commands = [
@@ -315,11 +320,22 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
         raise MaxPayloadError
 
 
+async def _publish_each(connection: Nats, messages: Iterable[tuple[str, bytes]]) -> None:
+    """While the server is away: nats-py knows how much it may keep until then, and refuses the rest one by one."""
+    failure = None
+    for subject, data in messages:
+        try:
+            await connection.publish(subject, data)
+        except Exception as error:
+            failure = error
+    if failure is not None:
+        raise failure
+
+
 async def publish_to_all(connection: Nats, subjects: Sequence[bytes], data: bytes) -> None:
     """Publish one text to subjects that came from NATS, at least one."""
     if not connection.is_connected:
-        for subject in subjects:
-            await connection.publish(subject.decode(errors="replace"), data)
+        await _publish_each(connection, [(subject.decode(errors="replace"), data) for subject in subjects])
         return
     rest = b" %d\r\n%b\r\n" % (len(data), data)
     await connection._send_command(b"PUB " + (rest + b"PUB ").join(subjects) + rest)

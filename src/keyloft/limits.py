@@ -52,6 +52,9 @@ INLINE_OPERATIONS: Final = 64
 INLINE_BYTES: Final = 128 * 1024
 """Likewise, if its values weigh at most this much."""
 
+INLINE_SECONDS: Final = 0.001
+"""What takes longer, because of what is stored there already, is given up and done again on the thread."""
+
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for other processes that hold the database before it fails with BUSY."""
 

@@ -11,8 +11,8 @@ import pytest
 import keyloft
 from keyloft import ManualClock
 from keyloft.engines.sqlite import SqliteEngine
-from keyloft.records import Batch, Set, Space
-from keyloft.values import Encoding
+from keyloft.records import Batch, Committed, Get, Set, Space, Sum
+from keyloft.values import Encoding, unpack_counter
 
 from .vfs import NotingVFS
 
@@ -36,12 +36,16 @@ async def test_the_event_loop_never_syncs(durability: str, tmp_path: Path, monke
     vfs.failing_syncs = note
     path = str(tmp_path / "app.db")
     engine = await SqliteEngine.open(path, ManualClock(), durability=durability, vfs=vfs.vfs_name)
+    other_process = apsw.Connection(path, vfs=vfs.vfs_name)
     for number in range(200):  # long enough for the log to begin anew, again and again
+        if number % 40 == 20:
+            await asyncio.to_thread(other_process.wal_checkpoint)
         await engine.commit(put(number, b"alone"))
         await asyncio.gather(*[engine.commit(put(other, b"%d" % number)) for other in range(number % 5)])
         while number % 2 and engine._log.is_moving:
             await asyncio.sleep(0)
     await engine.commit(put(0, b"large" * 100_000))
+    other_process.close()
     await engine.aclose()
     assert len(syncs) > (200 if durability == "full" else 10)
     assert not any(syncs)
@@ -94,6 +98,43 @@ async def test_an_interrupted_event_loop_leaves_no_caller_waiting(durability: Du
         await waiting
         assert (await kv.get(("k",))).value == 1
         await kv.aclose()
+
+
+@pytest.mark.parametrize("together", [1, 2])
+async def test_an_interrupted_commit_is_neither_lost_nor_made_twice(tmp_path: Path, together: int) -> None:
+    engine = await SqliteEngine.open(str(tmp_path / "app.db"), ManualClock(), durability="relaxed")
+    add = Batch((Sum(Space.TUPLES, b"sum", 1),))
+    await engine.commit(add)
+    interruptions = 1
+
+    def interrupt(connection: apsw.Connection, name: str, pages: int) -> int:
+        nonlocal interruptions
+        assert threading.current_thread() is threading.main_thread()
+        if interruptions:
+            interruptions -= 1
+            raise KeyboardInterrupt  # as a signal's handler would: SQLite has committed, and Python goes on
+        return apsw.SQLITE_OK
+
+    engine._writer.connection.set_wal_hook(interrupt)
+    hand_over = engine._groups._hand_over
+    interrupted = 0
+
+    def interruptible() -> None:
+        nonlocal interrupted
+        try:
+            hand_over()
+        except KeyboardInterrupt:
+            interrupted += 1
+
+    engine._groups._hand_over = interruptible  # type: ignore[method-assign]
+    async with asyncio.timeout(5):
+        done = await asyncio.gather(*[engine.commit(add) for _ in range(together)])
+        assert all(isinstance(one, Committed) for one in done)
+        await engine.commit(add)
+        [record] = await engine.read(Get(Space.TUPLES, b"sum"))
+        assert unpack_counter(record.value) == together + 2
+        assert interrupted == 1
+        await engine.aclose()
 
 
 @pytest.mark.parametrize("durability", ["full", "relaxed"])

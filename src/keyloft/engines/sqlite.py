@@ -23,7 +23,7 @@ from keyloft.engines.outcomes import Outcome
 from keyloft.engines.sqlite_file import SqliteFile
 from keyloft.engines.sqlite_log import Log
 from keyloft.engines.sqlite_reads import LongReader, View, answer, number, point, points
-from keyloft.engines.sqlite_writes import Begun, Writer
+from keyloft.engines.sqlite_writes import Begun, Interrupted, Writer
 from keyloft.engines.turns import Turn
 from keyloft.engines.worker import Worker
 from keyloft.errors import Closed, DatabaseError
@@ -131,22 +131,39 @@ class SqliteEngine:
         if self._file.in_memory:
             self._finished(self._writer.commit(group))
             return
-        self._end_views()  # also the one beside: a log that somebody reads can't begin anew
         begun: Begun | None = None
+        syncs = self._file.syncs
         try:
+            self._end_views()  # also the one beside: a log that somebody reads can't begin anew
             # Each statement lets go of the interpreter: on a thread, all of them would wait for a busy loop in turn.
             if not self._log.is_moving and _is_small(group):
+                syncs = syncs or self._log.begins_anew()
                 begun = self._writer.begin(group)
         finally:
-            self._go_on(group, begun)  # also after a Ctrl-C: somebody waits for this group
+            # Also after a Ctrl-C: somebody waits for this group.
+            if begun is None or syncs:
+                self._hand_to_worker(group, begun)
+            else:
+                self._finish_at_once(begun)
 
-    def _go_on(self, group: list[Batch], begun: Begun | None) -> None:
-        if begun is not None and not self._file.syncs and not self._log.begins_anew:
-            self._finished(self._writer.finish(begun))
-            return
+    def _hand_to_worker(self, group: list[Batch], begun: Begun | None) -> None:
         job = partial(self._writer.commit, group) if begun is None else partial(self._writer.finish, begun)
         self._is_writing = True
         self._worker.submit(job, self._finished)
+
+    def _finish_at_once(self, begun: Begun) -> None:
+        try:
+            outcome = self._writer.finish_at_once(begun)
+        except Interrupted as interrupted:
+            if interrupted.outcome is None:
+                self._hand_to_worker(begun.group, begun)
+            else:
+                self._finished(interrupted.outcome)
+            raise interrupted.error from None
+        if outcome is None:
+            self._hand_to_worker(begun.group, None)
+        else:
+            self._finished(outcome)
 
     def _finished(self, outcome: Outcome) -> None:
         self._is_writing = False

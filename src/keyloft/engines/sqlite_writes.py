@@ -1,7 +1,8 @@
 """Commits groups of batches to an SQLite file, each group in one transaction."""
 
 import logging
-from collections.abc import Callable
+import math
+from time import perf_counter
 
 import apsw
 from msgspec import Struct
@@ -11,7 +12,7 @@ from keyloft.clock import Clock
 from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, WRITE_CLOCK
 from keyloft.engines.outcomes import Outcome, failed, joined
 from keyloft.engines.settle import Put, Remove, Retime, Settled, Write, deciding, settle
-from keyloft.engines.sqlite_file import SqliteFile
+from keyloft.engines.sqlite_file import SqliteFile, wait_patiently
 from keyloft.engines.sqlite_reads import number
 from keyloft.errors import DatabaseError
 from keyloft.records import Address, Batch
@@ -43,6 +44,19 @@ class Begun(Struct, frozen=True):
     clock_before: int
 
 
+class _TakesLong(Exception):
+    """More than the event loop has time for."""
+
+
+class Interrupted(Exception):
+    """A signal's handler has raised something during a COMMIT."""
+
+    def __init__(self, error: BaseException, outcome: Outcome | None) -> None:
+        self.error = error
+        self.outcome = outcome
+        """What became of the group; None if its transaction is still open."""
+
+
 class Writer:
     """Commits groups on the writing connection, which one thread at a time may use."""
 
@@ -52,35 +66,56 @@ class Writer:
         self.connection = connection
         self._cursor = connection.cursor()
         self._last_clock = 0
-        connection.set_busy_timeout(0)
+        self._be_patient = wait_patiently()
+        connection.set_busy_handler(None)
 
     def begin(self, group: list[Batch]) -> Begun | None:
-        """Do all of a group but what takes a disk's time, and wait for nobody; None if that can't be."""
+        """Write all of a group but the COMMIT; wait for nobody, and give up if it takes long. None: it came to nothing.
+
+        So it has if anything is raised, by a signal's handler for one.
+        """
         try:
-            return self._begin(group)
-        except KeyboardInterrupt:
-            self._roll_back()
-            raise
-        except BaseException:
+            return self._begin(group, perf_counter() + limits.INLINE_SECONDS)
+        except (apsw.Error, DatabaseError, _TakesLong):
             # Another process writes, or something is wrong: `commit` waits for the one, and tells of the other.
             self._roll_back()
             return None
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def finish_at_once(self, begun: Begun) -> Outcome | None:
+        """Commit what has begun, on the thread that has begun it; None if it came to nothing.
+
+        Raises:
+            Interrupted: The group was committed nevertheless, or its transaction is still open.
+        """
+        try:
+            self._end(begun)
+        except apsw.Error:
+            self._roll_back()
+            return None
+        except BaseException as error:
+            raise Interrupted(error, None if self.connection.in_transaction else self._outcome(begun)) from error
+        return self._outcome(begun)
 
     def finish(self, begun: Begun) -> Outcome:
         """Commit what has begun; never raises, whatever becomes of it."""
-        return self._decided(begun.group, lambda: self._finish(begun))
+        return self._decided(begun.group, begun)
 
     def commit(self, group: list[Batch]) -> Outcome:
         """Decide a group, waiting for other processes if need be; never raises, whatever becomes of it."""
-        self.connection.set_busy_timeout(int(limits.BUSY_SECONDS * 1000))
+        self.connection.set_busy_handler(self._be_patient)
         try:
-            return self._decided(group, lambda: self._finish(self._begin(group)))
+            return self._decided(group, None)
         finally:
-            self.connection.set_busy_timeout(0)
+            self.connection.set_busy_handler(None)
 
-    def _decided(self, group: list[Batch], decide: Callable[[], Outcome]) -> Outcome:
+    def _decided(self, group: list[Batch], begun: Begun | None) -> Outcome:
         try:
-            return decide()
+            begun = begun or self._begin(group)
+            self._end(begun)
+            return self._outcome(begun)
         except apsw.Error as error:
             failure = self._file.explain(error, self.connection)
             failure.__cause__ = error
@@ -96,7 +131,7 @@ class Writer:
             return failed(group, failure, self._last_clock)
         return joined([self.commit([batch]) for batch in group])
 
-    def _begin(self, group: list[Batch]) -> Begun:
+    def _begin(self, group: list[Batch], until: float = math.inf) -> Begun:
         execute = self._cursor.execute
         execute("BEGIN IMMEDIATE")
         self._file.check_in_place(self.connection)
@@ -106,19 +141,15 @@ class Writer:
             layout = LAYOUTS[space]
             for row in execute(layout.get, layout.bind_key(key)).fetchall():
                 current[space, key] = layout.record(key, *row)
+            if perf_counter() > until:  # a large value: to load or to remove one takes long, however small the batch
+                raise _TakesLong
         settled = settle(group, current, clock, self._clock.now())
         if settled.clock != clock:
-            self._apply(settled.writes)
+            self._apply(settled.writes, until)
             execute(WRITE_CLOCK, (settled.clock,))
         return Begun(group, settled, clock)
 
-    def _finish(self, begun: Begun) -> Outcome:
-        settled = begun.settled
-        self._cursor.execute("ROLLBACK" if settled.clock == begun.clock_before else "COMMIT")
-        self._last_clock = settled.clock
-        return Outcome(settled.verdicts, begun.clock_before, settled.clock, settled.writes)
-
-    def _apply(self, writes: dict[Address, Write]) -> None:
+    def _apply(self, writes: dict[Address, Write], until: float) -> None:
         execute = self._cursor.execute
         # In the order of the keys, so that neighbours on one page are written together.
         for (space, key), write in sorted(writes.items(), key=_address):
@@ -130,6 +161,16 @@ class Writer:
                     execute(layout.remove, layout.bind_key(key))
                 case Retime():
                     execute(layout.retime, (layout.bind_time(write.expires_at), *layout.bind_key(key)))
+            if perf_counter() > until:
+                raise _TakesLong
+
+    def _end(self, begun: Begun) -> None:
+        self._cursor.execute("ROLLBACK" if begun.settled.clock == begun.clock_before else "COMMIT")
+
+    def _outcome(self, begun: Begun) -> Outcome:
+        settled = begun.settled
+        self._last_clock = settled.clock
+        return Outcome(settled.verdicts, begun.clock_before, settled.clock, settled.writes)
 
     def _roll_back(self) -> None:
         try:
