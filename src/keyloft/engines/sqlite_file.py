@@ -212,8 +212,6 @@ class SqliteFile:
             f"synchronous = {_SYNCHRONOUS[self._durability]}",
             "fullfsync = 1",
             "wal_autocheckpoint = 0",
-            # Nothing is written to the log before the commit, which may have to happen elsewhere.
-            "cache_spill = 0",
             f"cache_size = -{self._cache_mib * 1024}",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()

@@ -68,6 +68,8 @@ class Writer:
         self._last_clock = 0
         self._be_patient = wait_patiently()
         connection.set_busy_handler(None)
+        # Nothing is written to the log before the commit, which is for another thread.
+        connection.execute("PRAGMA cache_spill = 0").fetchall()
 
     def begin(self, group: list[Batch]) -> Begun | None:
         """Write all of a group but the COMMIT; wait for nobody, and give up if it takes long. None: it came to nothing.
