@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -11,10 +12,20 @@ import pytest
 import keyloft
 from keyloft import ManualClock
 from keyloft.engines.sqlite import SqliteEngine
+from keyloft.engines.sqlite_reads import View
+from keyloft.engines.turns import Turn
 from keyloft.records import Batch, Committed, Get, Set, Space, Sum
 from keyloft.values import Encoding, unpack_counter
 
 from .vfs import NotingVFS
+
+
+def raising(error: type[BaseException]) -> Callable[..., None]:
+    def call(*_: object) -> None:
+        raise error
+
+    return call
+
 
 Durability: TypeAlias = Literal["full", "relaxed"]
 
@@ -135,6 +146,85 @@ async def test_an_interrupted_commit_is_neither_lost_nor_made_twice(tmp_path: Pa
         assert unpack_counter(record.value) == together + 2
         assert interrupted == 1
         await engine.aclose()
+
+
+async def test_a_turn_that_is_interrupted_as_it_begins_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = 0
+
+    def end() -> None:
+        nonlocal ends
+        ends += 1
+
+    turn = Turn(at_end=end)
+    loop = asyncio.get_running_loop()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "call_soon", raising(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            turn.enter()
+    assert not turn.enter()
+    await asyncio.sleep(0)
+    assert ends == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_view_that_is_interrupted_as_it_begins_or_ends_can_be_used_again(tmp_path: Path, when: str) -> None:
+    class Interrupted:
+        def __init__(self, cursor: apsw.Cursor) -> None:
+            self._cursor = cursor
+
+        def execute(self, sql: str) -> None:
+            if when == "after":
+                self._cursor.execute(sql)
+            raise KeyboardInterrupt
+
+    connection = apsw.Connection(str(tmp_path / "app.db"))
+    connection.execute("CREATE TABLE t (a)")
+    view = View(connection, own_transaction=True)
+    cursor = view._cursor
+    for interrupt in (view.cursor, view.end):
+        view._cursor = Interrupted(cursor)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        view._cursor = cursor
+        view.end()  # as a turn's end does
+        assert not connection.in_transaction
+        assert view.cursor().execute("SELECT count(*) FROM t").fetchall() == [(0,)]
+        assert connection.in_transaction
+    view.end()
+    assert not connection.in_transaction
+    connection.close()
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+@pytest.mark.parametrize("where", ["_hand_to_worker", "_finish_at_once", "_finished"])
+async def test_a_group_that_an_interruption_lost_does_not_hold_up_closing(
+    durability: Durability, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "app.db"
+    kv = await keyloft.open(path, durability=durability, sweep_every=None)
+    await kv.set(("k",), 0)
+    engine = kv.engine
+    assert isinstance(engine, SqliteEngine)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: None)
+    # KeyboardInterrupt itself would end the event loop here; any exception loses the group as well.
+    monkeypatch.setattr(engine, where, raising(RuntimeError))
+    lost = asyncio.create_task(kv.set(("k",), 1))
+    waiting = [lost]
+    for number in range(3):
+        await asyncio.sleep(0.01)
+        waiting.append(asyncio.create_task(kv.set(("k",), 2 + number)))
+    await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    async with asyncio.timeout(10):
+        await kv.aclose()
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, (int, keyloft.CommitUnknown)) for one in done)
+    if where == "_finished" or (where == "_hand_to_worker") == (durability == "full"):  # else it is not on the way
+        assert isinstance(done[0], keyloft.CommitUnknown)
+    rival = apsw.Connection(str(path))
+    rival.execute("BEGIN IMMEDIATE")  # nobody holds it
+    rival.close()
 
 
 @pytest.mark.parametrize("durability", ["full", "relaxed"])

@@ -6,15 +6,28 @@ There is no timer. A lone write goes at once, and the busier the store, the larg
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from keyloft import limits
 from keyloft.engines.settle import Verdict
-from keyloft.errors import Closed, WrongLoop
+from keyloft.errors import Closed, CommitUnknown, WrongLoop
 from keyloft.records import Batch, Committed, Conflict
 
 _Waiting: TypeAlias = tuple[Batch, asyncio.Future[Committed | Conflict], float]
 """A batch, who waits for the verdict on it, and since when."""
+
+
+_INTERRUPTED: Final = "this was interrupted while it was written: it was carried out, or not; read to find out"
+
+
+class Rest(Protocol):
+    """Knows whether anybody is at a group."""
+
+    async def after_all(self) -> None:
+        """Return after all that has been begun."""
+
+    async def give_up(self) -> None:
+        """Leave nothing of a group that nobody is at."""
 
 
 class Groups:
@@ -70,12 +83,26 @@ class Groups:
         # After the callers that were just woken: what they write next still joins the next group.
         self._loop.call_soon(self._hand_over)
 
-    async def close(self) -> None:
-        """Refuse new batches and wait until those that were taken are decided."""
+    async def close(self, rest: Rest | None = None) -> None:
+        """Refuse new batches and wait until those that were taken are decided.
+
+        With `rest`, also if a signal's exception took one of the steps between: then nobody is at the group under way.
+        """
         self._closed = True
+        while rest is not None and not self.idle:
+            group, waiting = self._under_way, len(self._waiting)
+            await rest.after_all()
+            # All that was reported has been heard, and the next group would have been handed over.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            if not self.idle and self._under_way is group and len(self._waiting) == waiting:
+                await rest.give_up()
+                self.finished([CommitUnknown(_INTERRUPTED) for _ in group])
         await self._idle.wait()
 
     def _hand_over(self) -> None:
+        if self._under_way:
+            return  # called once too often, because a call before seemed lost
         group: list[Batch] = []
         operations = size = 0
         while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:

@@ -160,6 +160,10 @@ class SqliteEngine:
             else:
                 self._finished(interrupted.outcome)
             raise interrupted.error from None
+        except BaseException:
+            if self._writer.connection.in_transaction:
+                self._hand_to_worker(begun.group, begun)
+            raise
         if outcome is None:
             self._hand_to_worker(begun.group, None)
         else:
@@ -202,8 +206,15 @@ class SqliteEngine:
             self._long_reader = LongReader(self._file)
         return await self._long_reader.read(asks, self._clock.now())
 
+    async def after_all(self) -> None:
+        await self._worker.call(lambda: None)
+
+    async def give_up(self) -> None:
+        await self._worker.call(self._writer.roll_back)
+        self._is_writing = False
+
     async def _close(self) -> None:
-        await self._groups.close()
+        await self._groups.close(rest=self)
         if self._poller is not None:
             self._poller.cancel()
         self._notifier.close()

@@ -97,17 +97,17 @@ class View:
     def cursor(self) -> apsw.Cursor:
         """Within a turn, at whose end it is to be ended."""
         if not self._is_open:
-            if self._own_transaction:
+            self._is_open = True  # first, and last to be unset: a signal's exception may come before or after BEGIN
+            if self._own_transaction and not self.connection.in_transaction:
                 self._cursor.execute("BEGIN")
-            self._is_open = True
         return self._cursor
 
     def end(self) -> None:
         if self._is_open:
-            self._is_open = False
             with contextlib.suppress(apsw.Error):  # a failed disk has ended it already
                 if self._own_transaction and self.connection.in_transaction:
                     self._cursor.execute("ROLLBACK")
+            self._is_open = False
 
 
 class LongReader:

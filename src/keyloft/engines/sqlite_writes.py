@@ -1,5 +1,6 @@
 """Commits groups of batches to an SQLite file, each group in one transaction."""
 
+import contextlib
 import logging
 import math
 from time import perf_counter
@@ -68,8 +69,7 @@ class Writer:
         self._last_clock = 0
         self._be_patient = wait_patiently()
         connection.set_busy_handler(None)
-        # Nothing is written to the log before the commit, which is for another thread.
-        connection.execute("PRAGMA cache_spill = 0").fetchall()
+        self._keep_back(True)
 
     def begin(self, group: list[Batch]) -> Begun | None:
         """Write all of a group but the COMMIT; wait for nobody, and give up if it takes long. None: it came to nothing.
@@ -80,10 +80,10 @@ class Writer:
             return self._begin(group, perf_counter() + limits.INLINE_SECONDS)
         except (apsw.Error, DatabaseError, _TakesLong):
             # Another process writes, or something is wrong: `commit` waits for the one, and tells of the other.
-            self._roll_back()
+            self.roll_back()
             return None
         except BaseException:
-            self._roll_back()
+            self.roll_back()
             raise
 
     def finish_at_once(self, begun: Begun) -> Outcome | None:
@@ -95,7 +95,7 @@ class Writer:
         try:
             self._end(begun)
         except apsw.Error:
-            self._roll_back()
+            self.roll_back()
             return None
         except BaseException as error:
             raise Interrupted(error, None if self.connection.in_transaction else self._outcome(begun)) from error
@@ -107,11 +107,17 @@ class Writer:
 
     def commit(self, group: list[Batch]) -> Outcome:
         """Decide a group, waiting for other processes if need be; never raises, whatever becomes of it."""
+        self.roll_back()  # what a signal's exception may have left
+        is_large = sum([batch.size for batch in group]) > limits.INLINE_BYTES
         self.connection.set_busy_handler(self._be_patient)
+        if is_large:
+            self._keep_back(False)
         try:
             return self._decided(group, None)
         finally:
             self.connection.set_busy_handler(None)
+            if is_large:
+                self._keep_back(True)
 
     def _decided(self, group: list[Batch], begun: Begun | None) -> Outcome:
         try:
@@ -128,7 +134,7 @@ class Writer:
             failure = DatabaseError(f"{self._file.path}: a write failed unexpectedly: {type(error).__name__}")
             failure.__cause__ = error
             hopeless = False
-        self._roll_back()
+        self.roll_back()
         if hopeless or len(group) == 1:
             return failed(group, failure, self._last_clock)
         return joined([self.commit([batch]) for batch in group])
@@ -174,7 +180,13 @@ class Writer:
         self._last_clock = settled.clock
         return Outcome(settled.verdicts, begun.clock_before, settled.clock, settled.writes)
 
-    def _roll_back(self) -> None:
+    def _keep_back(self, everything: bool) -> None:
+        """Whether nothing goes to the log before the commit, which is for another thread; what is large had better."""
+        with contextlib.suppress(apsw.Error):  # then the next statement fails as well, and tells of it
+            self._cursor.execute(f"PRAGMA cache_spill = {0 if everything else 1}").fetchall()
+
+    def roll_back(self) -> None:
+        """End a transaction that is open, if one is."""
         try:
             if self.connection.in_transaction:
                 self._cursor.execute("ROLLBACK")

@@ -28,8 +28,8 @@ class Turn:
             raise WrongLoop
         now = time.monotonic()
         if self._began is None:
+            self._loop.call_soon(self._end)  # first: a signal's exception between the two would make this turn endless
             self._began = now
-            self._loop.call_soon(self._end)
         return now - self._began > _LONG_SECONDS
 
     def _end(self) -> None:
