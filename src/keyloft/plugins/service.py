@@ -389,7 +389,7 @@ class DatabaseService:
             await self._fail([request], self._told(error))
             return
         keys, truncated = listed(page, scan.limit - 1)
-        if self._is_to_be_told(request, now := perf_counter()):
+        if self._count(request, now := perf_counter()):
             self._tell_of(request, now, count=len(keys))
         await self._publish([(request.reply, wire.listed(keys, truncated, self.nats.max_payload))])
         self._release([request.plugin])
@@ -449,13 +449,13 @@ class DatabaseService:
         for request, mutation, _ in group:
             if type(mutation) is Set:
                 data = wire.STORED
-                if self._is_to_be_told(request, now):
+                if self._count(request, now):
                     ttl = mutation.expire_in
                     self._tell_of(request, now, size=len(mutation.value), ttl=ttl and ttl // 1000)
             else:
                 existed = next(found)
                 data = wire.DELETED if existed else wire.NOT_DELETED
-                if self._is_to_be_told(request, now):
+                if self._count(request, now):
                     self._tell_of(request, now, deleted=existed)
             replies.append((request.reply, data))
         await self._publish(replies)
@@ -497,7 +497,7 @@ class DatabaseService:
 
     # Answering
 
-    def _is_to_be_told(self, request: _Request, now: float) -> bool:
+    def _count(self, request: _Request, now: float) -> bool:
         """A request is carried out: count it; returns whether the log is to hear of it."""
         seconds = now - request.came
         request.plugin.meter.durations[request.operation].add(seconds)
