@@ -25,6 +25,7 @@ async def fill(url: str) -> None:
         await kv.set(("users", "alice"), {"name": "Alice"})
         await kv.set(("users", 5), b"\x00\xff", expire_in=1800)
         await kv.set(("visits",), U64(7), expire_in=10 * 86_400)
+        await kv.set(("users", "essay"), "words " * 1000)
         await kv.set(("gone",), 1, expire_in=0.001)
         async with SemanticStore(kv, sweep_every=None) as store:
             for name in ("a", "b", "c"):

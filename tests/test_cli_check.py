@@ -46,7 +46,7 @@ def problems(outcome: tuple[int, str, str]) -> list[dict[str, Any]]:
 def test_nothing_is_wrong_with_what_keyloft_stored(run: Keyloft, url: str) -> None:
     code, said, told = run("check")
     assert (code, said) == (0, "[]\n")
-    assert told.endswith(": nothing is wrong with its 27 rows\n")
+    assert told.endswith(": nothing is wrong with its 28 rows\n")
 
 
 def test_nothing_is_wrong_after_a_life_with_locks_expiries_and_dead_letters(
@@ -196,7 +196,7 @@ class TestDamagedFiles:
         assert file.read_bytes() == content
 
     def test_keys_that_lead_back_to_earlier_ones_are_not_followed_for_ever(self, file: Path, call: Keyloft) -> None:
-        index = "SELECT pageno FROM dbstat WHERE name = 'sqlite_autoindex_keyloft_tuples_1' AND pagetype = 'leaf'"
+        index = "SELECT pageno FROM dbstat WHERE name = 'keyloft_tuples' AND pagetype = 'leaf'"
         leaves = [number for (number,) in run_sql(str(file), f"{index} ORDER BY path")]
         content = bytearray(file.read_bytes())
         first, last = [(number - 1) * 4096 for number in (leaves[0], leaves[-1])]

@@ -107,7 +107,7 @@ def test_a_healthy_file_has_no_problem_and_stays_as_it_is(tmp_path: Path) -> Non
     lines = done.stdout.splitlines()
     assert f"ok: keyloft: Keyloft {keyloft.__version__}" in lines
     assert f"ok: database: {file} opens and answers (SQLite {apsw.sqlite_lib_version()})" in lines
-    assert "ok: schema: schema 0002, that of this version" in lines
+    assert "ok: schema: schema 0003, that of this version" in lines
     assert not [line for line in lines if line.startswith("problem")]
     assert contents(tmp_path) == before
 
@@ -332,7 +332,7 @@ def test_a_database_in_memory_is_a_warning(doctor: Doctor) -> None:
     ("ahead", "state"), [(None, "ok"), (0.4, "ok"), (-2.0, "warning"), (31.0, "problem"), (-3600.0, "problem")]
 )
 def test_clocks_that_differ_are_found(ahead: float | None, state: str) -> None:
-    found = examine_data.clock(Look(software="", revision="0002", wanted="0002", ahead=ahead))
+    found = examine_data.clock(Look(software="", revision="0003", wanted="0003", ahead=ahead))
     assert found.state == state
 
 

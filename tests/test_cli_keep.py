@@ -243,7 +243,7 @@ class TestBackup:
         code, said = at_a_terminal({**environment, "COLUMNS": "200"}, "backup", str(place / "nightly.db"))
         assert code == 0
         assert "saving" in said
-        assert "holds 27 rows in " in said
+        assert "holds 28 rows in " in said
 
 
 @pytest.fixture
@@ -299,9 +299,9 @@ class TestRestore:
         call("set", "mine", "1")
         code, said = at_a_terminal(environment, "restore", str(saved), "--replace", answer=answer)
         assert "Replace the 1 rows in " in said
-        assert "by the 27 of the backup?" in said
+        assert "by the 28 of the backup?" in said
         assert code == (0 if answer == "y\n" else 1)
-        assert len(stored(url)) == (28 if answer == "y\n" else 2)
+        assert len(stored(url)) == (29 if answer == "y\n" else 2)
 
     async def test_a_service_that_runs_goes_on(self, environment: dict[str, str], url: str, place: Path) -> None:
         file = str(place / "nightly.db")

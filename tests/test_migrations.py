@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import keyloft
 from keyloft import CannotOpen, DatabaseError, SchemaTooOld, WrongLoop, migrations
-from keyloft.engines import layouts
+from keyloft.engines import layouts, open_upkeep
 from keyloft.plugins.models import Base
+from keyloft.records import Space
+from keyloft.upkeep import EVERYTHING
 from tools.postgres import fresh_database, query
 
 ROOT = Path(__file__).parent.parent
 PLUGIN_ROW = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', 'score', '7')"
 TABLES = ["keyloft_clock", "keyloft_semantic", "keyloft_tuples", "keyloft_version", "plugin_kv_storage"]
+SQLITE_TABLES = sorted([*TABLES, "keyloft_semantic_large", "keyloft_tuples_large"])
 
 # Starts at a word of ours, so that several come as close to each other as can be.
 CHILD = """
@@ -70,8 +74,10 @@ def rows_at(url: str, sql: str) -> list[tuple[Any, ...]]:
 
 
 def tables(url: str) -> list[str]:
+    """But for those that only SQLite has beside them."""
     if url.startswith("sqlite"):
-        return [name for (name,) in rows_at(url, "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")]
+        found = rows_at(url, "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
+        return [name for (name,) in found if not name.endswith("_large")]
     found = query(url, "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename")
     return [name for (name,) in found]
 
@@ -155,7 +161,7 @@ async def test_a_migrated_file_has_the_schema_of_an_opened_one(tmp_path: Path) -
         pass
     await asyncio.to_thread(migrations.upgrade, f"sqlite:///{migrated}")
     assert schema(migrated) == schema(opened)
-    assert sorted(schema(opened)) == TABLES
+    assert sorted(schema(opened)) == SQLITE_TABLES
     assert rows(migrated, "SELECT * FROM keyloft_clock") == [(1, 0)]
     for file in (opened, migrated):
         with pytest.raises(apsw.ConstraintError):
@@ -228,7 +234,7 @@ async def test_a_step_down_drops_the_plugin_table_and_keeps_the_rest(file: Path)
     await asyncio.to_thread(migrations.downgrade, str(file), "-1")
     assert tables(f"sqlite:///{file}") == TABLES[:-1]
     assert rows(file, "SELECT * FROM keyloft_tuples") == before[1]
-    with pytest.raises(SchemaTooOld, match=r"schema 0001.*keyloft migrate --database .*app\.db"):
+    with pytest.raises(SchemaTooOld, match=r"schema 0002.*keyloft migrate --database .*app\.db"):
         await keyloft.open(file)
     await asyncio.to_thread(migrations.upgrade, str(file))
     assert (schema(file), rows(file, "SELECT * FROM keyloft_tuples")) == before
@@ -249,7 +255,7 @@ async def test_a_step_down_on_a_server_drops_the_plugin_table_and_keeps_the_rest
     assert tables(postgres_url) == TABLES[:-1]
     kept = [row for row in before[0] if "plugin_kv" not in f"{row[0]} {row[1]}"]
     assert (postgres_schema(postgres_url), stored()) == (kept, before[1])
-    with pytest.raises(SchemaTooOld, match=r"schema 0001.*keyloft migrate --database 'postgresql://"):
+    with pytest.raises(SchemaTooOld, match=r"schema 0002.*keyloft migrate --database 'postgresql://"):
         await keyloft.open(postgres_url)
     await asyncio.to_thread(migrations.upgrade, postgres_url)
     assert (postgres_schema(postgres_url), stored()) == before
@@ -264,7 +270,7 @@ async def test_a_file_taken_down_to_the_base_is_a_fresh_one(file: Path) -> None:
     await asyncio.to_thread(migrations.downgrade, str(file), "base")
     assert tables(f"sqlite:///{file}") == []
     await opened_and_filled(file)
-    assert sorted(schema(file)) == TABLES
+    assert sorted(schema(file)) == SQLITE_TABLES
 
 
 def test_up_down_and_up_again(url: str) -> None:
@@ -274,7 +280,7 @@ def test_up_down_and_up_again(url: str) -> None:
     rows_at(url, "UPDATE keyloft_clock SET version = 5")
     migrations.downgrade(url, "-1")
     assert tables(url) == TABLES[:-1]
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0001",)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0002",)]
     migrations.upgrade(url)
     assert tables(url) == TABLES
     assert rows_at(url, "SELECT * FROM plugin_kv_storage") == []
@@ -283,7 +289,79 @@ def test_up_down_and_up_again(url: str) -> None:
     assert tables(url) == []
     migrations.upgrade(url, "0001")
     migrations.upgrade(url, "+1")
+    assert tables(url) == TABLES[:-1]
+    migrations.upgrade(url, "+1")
     assert tables(url) == TABLES
+
+
+def stored_rows(url: str) -> list[Any]:
+    """All rows of a database of today, large values included."""
+
+    async def read() -> list[Any]:
+        upkeep = await open_upkeep(url)
+        try:
+            async with upkeep.snapshot() as snapshot:
+                return [row for part in EVERYTHING async for found in snapshot.rows(part) for row in found]
+        finally:
+            await upkeep.aclose()
+
+    return asyncio.run(read())
+
+
+_SPREAD = """
+    INSERT INTO {table} (key, encoding, version, expires_at, created_at, updated_at, value)
+    WITH RECURSIVE n (i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 400)
+    SELECT CAST(printf('k%04d', i * 7919 % 1000) AS BLOB), i % 3, i, CASE WHEN i % 5 = 0 THEN 2000000000000 + i END, i,
+    i + 1, CAST(printf('%.*c', i * 10, '1') AS BLOB) FROM n
+"""
+
+
+def test_rows_are_put_in_order_and_large_values_aside(file: Path) -> None:
+    migrations.upgrade(file, "0001")
+    made = {}
+    for table in ("keyloft_tuples", "keyloft_semantic"):
+        rows(file, _SPREAD.format(table=table))
+        made[table] = rows(file, f"SELECT * FROM {table} ORDER BY key")
+    old = schema(file)
+    migrations.upgrade(file)
+    for table in made:
+        assert rows(file, f"SELECT count(*), min(length(value)) FROM {table}_large") == [(350, 510)]
+        assert rows(file, f"SELECT count(*), max(length(value)) FROM {table} WHERE large IS NULL") == [(50, 500)]
+    columns = attrgetter("key", "encoding", "version", "expires_at", "created_at", "updated_at", "value")
+    found = list(map(columns, stored_rows(str(file))))
+    assert found == [*made["keyloft_tuples"], *made["keyloft_semantic"]]
+    migrations.downgrade(file, "0001")
+    assert {table: rows(file, f"SELECT * FROM {table} ORDER BY key") for table in made} == made
+    assert schema(file) == old
+
+
+def test_a_database_from_before_the_first_release_is_brought_up_to_date(url: str) -> None:
+    """There, the plugins' table was number 0002, and rows lay in the order in which they were written."""
+    migrations.upgrade(url)
+    today = whole(url)
+    if url.startswith("sqlite"):
+        # The step that puts rows in order, undone below the plugins' table.
+        migrations.downgrade(url, "0001")
+        rows_at(url, _SPREAD.format(table="keyloft_tuples"))
+        for statement in layouts.LAYOUTS[Space.PLUGINS].create:
+            rows_at(url, statement)
+    rows_at(url, "UPDATE keyloft_version SET version_num = '0002'")
+    rows_at(url, PLUGIN_ROW)
+    with pytest.raises(SchemaTooOld, match="keyloft migrate"):
+        asyncio.run(opened_and_filled(url))
+    migrations.upgrade(url)
+    assert whole(url) == today
+    assert len(rows_at(url, "SELECT * FROM plugin_kv_storage")) == 1
+    assert len(stored_rows(url)) == (401 if url.startswith("sqlite") else 1)
+    asyncio.run(opened_and_filled(url))
+
+
+def test_a_table_of_that_name_that_is_not_ours_is_not_taken_over(url: str) -> None:
+    migrations.upgrade(url, "0002")
+    rows_at(url, "CREATE TABLE plugin_kv_storage (plugin_name TEXT, key TEXT)")
+    with pytest.raises(DatabaseError, match=r"plugin_kv_storage.*already exists"):
+        migrations.upgrade(url)
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0002",)]
 
 
 def whole(url: str) -> Any:
@@ -300,8 +378,8 @@ def carry_out(url: str, sql: str) -> None:
 def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Path) -> None:
     plan = migrations.plan(url)
     assert (plan.current, plan.target, plan.is_down) == (None, layouts.REVISION, False)
-    assert [step.revision for step in plan.steps] == ["0001", "0002"]
-    assert plan.steps[1].name.startswith("The plugins' table")
+    assert [step.revision for step in plan.steps] == ["0001", "0002", "0003"]
+    assert plan.steps[2].name.startswith("The plugins' table")
     assert "CREATE TABLE plugin_kv_storage" in plan.sql
     assert not file.exists()
     assert tables(url) == []
@@ -312,10 +390,10 @@ def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Pat
     before = whole(url)
     assert migrations.plan(url) == migrations.Plan(layouts.REVISION, layouts.REVISION, (), "", False)
     back = migrations.plan(url, "-1", down=True)
-    assert (back.current, back.target, [step.revision for step in back.steps]) == ("0002", "0001", ["0002"])
+    assert (back.current, back.target, [step.revision for step in back.steps]) == ("0003", "0002", ["0003"])
     assert "DROP TABLE plugin_kv_storage" in back.sql
     away = migrations.plan(url, "base", down=True)
-    assert (away.target, [step.revision for step in away.steps]) == (None, ["0002", "0001"])
+    assert (away.target, [step.revision for step in away.steps]) == (None, ["0003", "0002", "0001"])
     assert whole(url) == before
     assert len(rows_at(url, "SELECT * FROM plugin_kv_storage")) == 1
     with pytest.raises(DatabaseError, match="nowhere"):
@@ -395,7 +473,7 @@ def test_processes_that_migrate_at_the_same_moment_all_succeed(url: str, process
     at_the_same_moment(url, *[CHILD] * processes)
     assert tables(url) == TABLES
     assert rows_at(url, "SELECT * FROM keyloft_clock") == [(1, 0)]
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0002",)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0003",)]
 
 
 @pytest.mark.parametrize("processes", [2, 5])
@@ -422,7 +500,7 @@ def test_threads_migrate_one_after_the_other(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [sorted(schema(file)) for file in files] == [TABLES] * 4
+    assert [sorted(schema(file)) for file in files] == [SQLITE_TABLES] * 4
 
 
 async def test_opening_and_migrating_at_the_same_moment_both_succeed(file: Path) -> None:
@@ -436,7 +514,7 @@ async def test_opening_and_migrating_at_the_same_moment_both_succeed(file: Path)
     await opened_and_filled(file)
     await child.communicate()
     assert child.returncode == 0
-    assert sorted(schema(file)) == TABLES
+    assert sorted(schema(file)) == SQLITE_TABLES
 
 
 def test_the_command_line_migrates_up_and_down(url: str) -> None:
@@ -445,14 +523,14 @@ def test_the_command_line_migrates_up_and_down(url: str) -> None:
         done = alembic(url, *arguments.split())
         assert done.returncode == 0, done.stderr
         shown += done.stdout.splitlines()
-    assert shown == ["0002 (head)", "0001", "0002 (head)"]
+    assert shown == ["0003 (head)", "0002", "0003 (head)"]
     assert tables(url) == TABLES
 
 
 @pytest.mark.parametrize("scheme", ["sqlite:///", "sqlite+aiosqlite:///", "sqlite+pysqlite:///", "SQLite:///", ""])
 def test_any_driver_in_the_url_of_a_file_will_do(scheme: str, file: Path) -> None:
     migrations.upgrade(f"{scheme}{file}")
-    assert sorted(schema(file)) == TABLES
+    assert sorted(schema(file)) == SQLITE_TABLES
 
 
 def test_a_relative_path_and_a_home_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,7 +554,7 @@ def test_the_url_may_come_from_alembics_own_option(file: Path, monkeypatch: pyte
     config.set_main_option("path_separator", "os")
     config.set_main_option("sqlalchemy.url", f"sqlite:///{file}")
     command.upgrade(config, "head")
-    assert sorted(schema(file)) == TABLES
+    assert sorted(schema(file)) == SQLITE_TABLES
 
 
 def test_without_a_url_the_command_line_says_what_to_set() -> None:
@@ -617,7 +695,7 @@ def test_the_schema_on_postgresql(postgres_url: str) -> None:
         )
     assert definitions["idx_plugin_kv_prefix"].endswith("(plugin_name, key)")
     assert query(postgres_url, "SELECT * FROM keyloft_clock") == [(1, 0)]
-    assert query(postgres_url, "SELECT * FROM keyloft_version") == [("0002",)]
+    assert query(postgres_url, "SELECT * FROM keyloft_version") == [("0003",)]
 
 
 def test_a_row_inserted_by_hand_into_postgresql_is_whole(postgres_url: str) -> None:

@@ -22,6 +22,9 @@ U64_MAX: Final = 2**64 - 1
 LONGEST_EXPIRY_SECONDS: Final = 1000 * 366 * 86_400
 """The longest `expire_in`: about a thousand years, which a `datetime` can still show."""
 
+ROW_BYTES: Final = 512
+"""On SQLite, a value that takes more than this with its key lies in a table of its own, out of the way of the keys."""
+
 SCAN_ROWS: Final = 1000
 """The most entries that one page of a list or of a range delete holds; pages grow up to it from 64."""
 

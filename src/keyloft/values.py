@@ -79,7 +79,7 @@ def decode(data: bytes, encoding: int) -> Any:
     """
     if encoding == 0:
         return decode_json(data)
-    if encoding == 1:
+    if encoding == 1 and type(data) is bytes:
         return data
     if encoding == 2 and len(data) == 8:
         return U64(unpack_counter(data))

@@ -6,15 +6,37 @@ The commit path, the clock, watches and expiry are the same for all spaces; a la
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
+from keyloft import limits
 from keyloft.records import Key, Page, PluginKey, Record, Scan, Space
-from keyloft.upkeep import LAST_MOMENT
+from keyloft.upkeep import LAST_MOMENT, text_of
 from keyloft.values import JSON
 
 Row: TypeAlias = tuple[Any, ...]
+
+
+class Aside(Struct, frozen=True):
+    """A second table for large values, which would keep the keys of a tree apart; its rows have an id each."""
+
+    table: str
+    find: str
+    """key; selects the id of its value, or NULL"""
+    add: str
+    """value"""
+    replace: str
+    """value, id"""
+    remove: str
+    """id"""
+    refer: str
+    """what `bind_put` gives, with no value if it is large, and the id"""
+
+    @staticmethod
+    def takes(record: Record) -> bool:
+        return len(record.key) + len(record.value) > limits.ROW_BYTES
 
 
 class Layout(Struct, frozen=True):
@@ -22,18 +44,24 @@ class Layout(Struct, frozen=True):
 
     table: str
     create: tuple[str, ...]
+    value: str
+    """Selects a whole value."""
+    length: str
+    """Selects how many bytes it takes."""
     record: Callable[..., Record]
     """Makes a record of a key and the columns that `get` selects."""
     page: Callable[[Sequence[Row]], Page]
     """Makes a page of the rows that `scan` and `expired` select."""
     bind_key: Callable[[Key], Row]
+    bind_keys: Callable[[Sequence[Key]], Row]
+    """What `gets` takes."""
     bind_range: Callable[[Key, Key], Row]
     bind_time: Callable[[int | None], Any]
     """A moment in milliseconds as the columns hold it."""
     get: str
     """key"""
     gets: str
-    """GETS_AT_ONCE keys; selects what `get` selects, with the key's place among them before it"""
+    """up to GETS_AT_ONCE keys; selects what `get` selects, with the key's place among them before it"""
     scans: Mapping[tuple[bool, bool, bool], str]
     """start, end, now, limit; by (reverse, keys_only, after)"""
     count: str
@@ -42,10 +70,12 @@ class Layout(Struct, frozen=True):
     """now, limit"""
     bind_put: Callable[[Record, bool], Row]
     put: str
+    """With a table aside: changes nothing where the value lies there."""
     retime: str
     """expires_at, key"""
     remove: str
-    """key"""
+    """key; with a table aside, tells the id of the value that lies there"""
+    aside: Aside | None = None
 
     def scan(self, ask: Scan) -> str:
         return self.scans[ask.reverse, ask.keys_only, ask.after]
@@ -53,6 +83,8 @@ class Layout(Struct, frozen=True):
 
 GETS_AT_ONCE: Final = 16
 """How many points one statement looks up, where there are that many: 1.2 µs each instead of 2.1."""
+
+_NO_KEYS: Final = (None,) * GETS_AT_ONCE  # nothing is equal to NULL
 
 
 def _gets(table: str, columns: str, key: tuple[str, ...]) -> str:
@@ -67,16 +99,18 @@ def _gets(table: str, columns: str, key: tuple[str, ...]) -> str:
 
 
 def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
-    """A table with one binary key.
+    """A table with one binary key, whose rows lie in the order of their keys.
 
-    The table has a rowid: keys that come in random order are inserted twice as fast as WITHOUT ROWID. The value comes
-    last, so that nothing else has to be read past a large one.
+    In WITHOUT ROWID a row is part of the key's tree: one way down finds key and value, and a list reads neighbours from
+    the same page. That holds for small rows; a large value lies aside (ADR 5).
     """
-    columns = "key, value, encoding, version, expires_at, created_at, updated_at"
-    told = "value, encoding, version, expires_at, created_at, updated_at"
+    told = "encoding, version, expires_at, created_at, updated_at"
+    large = f"FROM {table}_large AS aside WHERE aside.id = large"
+    value = f"coalesce(value, (SELECT aside.value {large}))"
+    length = f"coalesce(length(value), (SELECT length(aside.value) {large}), 0)"
     # Where no list shows when an entry was written: leaving that out takes a scan of 1000 from 0.41 to 0.35 ms.
     time = ", updated_at" if lists_times else ""
-    listed = f"key, value, encoding, version, expires_at{time}"
+    listed = f"key, {value}, encoding, version, expires_at{time}"
     no_value = f"key, x'', encoding, version, expires_at{time}"
 
     def scan(reverse: bool, keys_only: bool, after: bool) -> str:
@@ -86,24 +120,31 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
             f"ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?4"
         )
 
+    upsert = (
+        "ON CONFLICT (key) DO UPDATE SET value = ?2, encoding = ?3, version = ?4, expires_at = ?5, updated_at = ?7, "
+        "created_at = CASE WHEN ?8 OR expires_at <= ?7 THEN ?6 ELSE created_at END"
+    )
     flags = (False, True)
     return Layout(
         table=table,
         create=(
             f"CREATE TABLE {table} (key BLOB NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
             "version INTEGER NOT NULL, expires_at INTEGER, created_at INTEGER NOT NULL, "
-            "updated_at INTEGER NOT NULL, value BLOB NOT NULL)",
+            "updated_at INTEGER NOT NULL, large INTEGER, value BLOB) WITHOUT ROWID",
             f"CREATE INDEX {table}_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
+            f"CREATE TABLE {table}_large (id INTEGER NOT NULL PRIMARY KEY, value BLOB NOT NULL)",
         ),
+        value=value,
+        length=length,
         record=Record,
         page=lambda rows: Page(*zip(*rows, strict=True)),
         bind_key=lambda key: (key,),
+        bind_keys=lambda keys: (*keys, *_NO_KEYS[len(keys) :]),
         bind_range=lambda start, end: (start, end),
         bind_time=lambda moment: moment,
-        get=f"SELECT {told} FROM {table} WHERE key = ?1",
-        gets=_gets(table, told, ("key",)),
+        get=f"SELECT {value}, {told} FROM {table} WHERE key = ?1",
+        gets=_gets(table, f"{value}, {told}", ("key",)),
         scans={(r, k, a): scan(r, k, a) for r in flags for k in flags for a in flags},
-        # The key index alone tells how many there are; only what has expired and is not yet swept needs its rows.
         count=(
             f"SELECT (SELECT count(*) FROM {table} WHERE key >= ?1 AND key < ?2) - "
             f"(SELECT count(*) FROM {table} WHERE expires_at <= ?3 AND +key >= ?1 AND +key < ?2)"
@@ -120,12 +161,22 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
             anew,
         ),
         put=(
-            f"INSERT INTO {table} ({columns}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (key) DO UPDATE SET "
-            "value = ?2, encoding = ?3, version = ?4, expires_at = ?5, updated_at = ?7, "
-            "created_at = CASE WHEN ?8 OR expires_at <= ?7 THEN ?6 ELSE created_at END"
+            f"INSERT INTO {table} (key, value, {told}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) {upsert} WHERE large IS NULL"
         ),
         retime=f"UPDATE {table} SET expires_at = ?1 WHERE key = ?2",
-        remove=f"DELETE FROM {table} WHERE key = ?1",
+        remove=f"DELETE FROM {table} WHERE key = ?1 RETURNING large",
+        aside=Aside(
+            table=f"{table}_large",
+            find=f"SELECT large FROM {table} WHERE key = ?1",
+            # In one statement with the search for the id, SQLite would keep all it replaces in a temporary file.
+            add=f"INSERT INTO {table}_large (value) VALUES (?1)",
+            replace=f"UPDATE {table}_large SET value = ?1 WHERE id = ?2",
+            remove=f"DELETE FROM {table}_large WHERE id = ?1",
+            refer=(
+                f"INSERT INTO {table} (key, value, {told}, large) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?9) "
+                f"{upsert}, large = ?9"
+            ),
+        ),
     )
 
 
@@ -135,7 +186,8 @@ def _plugin_layout() -> Layout:
     A row that somebody inserted by hand is as good as ours: it has version 0.
     """
     table = "plugin_kv_storage"
-    told = "CAST(value_json AS BLOB), version, expires_at"
+    value = "CAST(value_json AS BLOB)"
+    told = f"{value}, version, expires_at"
     columns = f"plugin_name, key, {told}"
     no_value = "plugin_name, key, x'', version, expires_at"
 
@@ -176,9 +228,12 @@ def _plugin_layout() -> Layout:
             f"CREATE INDEX idx_plugin_kv_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
             f"CREATE INDEX idx_plugin_kv_prefix ON {table} (plugin_name, key)",
         ),
+        value=value,
+        length=f"length({value})",
         record=record,
         page=page,
         bind_key=lambda key: key,
+        bind_keys=lambda keys: (*chain.from_iterable(keys), *(2 * _NO_KEYS[len(keys) :])),
         bind_range=bind_range,
         bind_time=lambda moment: None if moment is None else time_text(moment),
         get=f"SELECT {told} FROM {table} WHERE plugin_name = ?1 AND key = ?2",
@@ -191,7 +246,7 @@ def _plugin_layout() -> Layout:
         expired=f"SELECT {no_value} FROM {table} WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
         bind_put=lambda record, anew: (
             *record.key,
-            record.value.decode(),
+            text_of(record),
             record.version,
             None if record.expires_at is None else time_text(record.expires_at),
             time_text(record.created_at),
@@ -256,7 +311,7 @@ PLUGIN_USAGE: Final = (
 )
 """now"""
 
-REVISION: Final = "0002"
+REVISION: Final = "0003"
 """The schema that this version reads and writes. A later revision is a larger string."""
 
 VERSION_TABLE: Final = "keyloft_version"

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain, starmap
+from itertools import starmap
 from typing import Any, Final
 
 import apsw
@@ -33,15 +33,11 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
         if len(some) < _WORTH_ONE_STATEMENT or any([ask.space is not space for ask in some]):
             found += [_alive(point(cursor, ask), ask, now) for ask in some]
             continue
-        layout = LAYOUTS[space]
+        layout, keys = LAYOUTS[space], [ask.key for ask in some]
         records: list[Record | None] = [None] * len(some)
-        bindings = tuple(chain.from_iterable([layout.bind_key(ask.key) for ask in some]))
-        if len(some) < GETS_AT_ONCE:
-            bindings += (None,) * (len(bindings) // len(some) * (GETS_AT_ONCE - len(some)))  # NULL is no key
-        rows: list[Row] = cursor.execute(layout.gets, bindings).fetchall()
-        for row in rows:
-            ask = some[row[0]]
-            records[row[0]] = _alive(layout.record(ask.key, *row[1:]), ask, now)
+        rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
+        for place, *columns in rows:
+            records[place] = _alive(layout.record(keys[place], *columns), some[place], now)
         found += records
     return found
 

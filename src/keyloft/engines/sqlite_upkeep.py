@@ -20,12 +20,13 @@ from keyloft.engines.layouts import (
     READ_CLOCK,
     REVISION,
     WRITE_CLOCK,
+    Layout,
     Row,
     milliseconds,
-    time_text,
     within_reach,
 )
 from keyloft.engines.sqlite_file import SqliteFile, wait_patiently
+from keyloft.engines.sqlite_writes import put
 from keyloft.engines.worker import Worker
 from keyloft.errors import Busy, DatabaseError
 from keyloft.records import Key, Record, Space
@@ -40,7 +41,6 @@ from keyloft.upkeep import (
     Snapshot,
     check_clock,
     clock_after,
-    text_of,
     weigh,
 )
 from keyloft.values import JSON
@@ -55,20 +55,14 @@ _MADE: Final = [statement.split()[2] for statement in CREATE if statement.starts
 
 
 class _Table(Struct, frozen=True):
-    """How the rows of a space are read and put, with their times."""
+    """How the rows of a space are read, with their times."""
 
     name: str
     key: tuple[str, ...]
     columns: tuple[str, ...]
-    value: str
+    """What `record` takes."""
     record: Callable[..., Record]
     size: Callable[..., Size]
-    bind: Callable[[Record], Row]
-
-    @property
-    def put(self) -> str:
-        names, places = ", ".join(self.columns), ", ".join("?" * len(self.columns))
-        return f"INSERT OR REPLACE INTO {self.name} ({names}) VALUES ({places})"
 
     def select(self, part: Range, after: Key | None, columns: Sequence[str]) -> tuple[str, Row]:
         """The statement that reads a range, or what is left of it after a key."""
@@ -99,47 +93,30 @@ def _due(text: object) -> int | None:
     return within_reach(milliseconds(text))
 
 
-def _bound_plugin_row(row: Record) -> Row:
-    due = None if row.expires_at is None else time_text(row.expires_at)
-    return *row.key, text_of(row), row.version, due, time_text(row.created_at), time_text(row.updated_at)
+_TIMES: Final = ("expires_at", "created_at", "updated_at")
 
 
-_BYTES_COLUMNS: Final = ("key", "value", "encoding", "version", "expires_at", "created_at", "updated_at")
-_PLUGIN_COLUMNS: Final = ("plugin_name", "key", "value_json", "version", "expires_at", "created_at", "updated_at")
+def _bytes_table(space: Space) -> _Table:
+    layout = LAYOUTS[space]
+    columns = ("key", layout.value, "encoding", "version", *_TIMES)
+    return _Table(name=layout.table, key=("key",), columns=columns, record=Record, size=Size)
 
 
-def _bytes_table(name: str) -> _Table:
+def _plugin_table() -> _Table:
+    layout = LAYOUTS[Space.PLUGINS]
     return _Table(
-        name=name,
-        key=("key",),
-        columns=_BYTES_COLUMNS,
-        value="value",
-        record=Record,
-        size=Size,
-        bind=lambda row: (
-            row.key,
-            row.value,
-            row.encoding,
-            row.version,
-            row.expires_at,
-            row.created_at,
-            row.updated_at,
-        ),
+        name=layout.table,
+        key=("plugin_name", "key"),
+        columns=("plugin_name", "key", layout.value, "version", *_TIMES),
+        record=_plugin_row,
+        size=lambda plugin, key, size, expires_at: Size((plugin, key), size, _due(expires_at)),
     )
 
 
 _TABLES: Final[Mapping[Space, _Table]] = {
-    Space.TUPLES: _bytes_table(LAYOUTS[Space.TUPLES].table),
-    Space.SEMANTIC: _bytes_table(LAYOUTS[Space.SEMANTIC].table),
-    Space.PLUGINS: _Table(
-        name=LAYOUTS[Space.PLUGINS].table,
-        key=("plugin_name", "key"),
-        columns=_PLUGIN_COLUMNS,
-        value="CAST(value_json AS BLOB)",
-        record=_plugin_row,
-        size=lambda plugin, key, size, expires_at: Size((plugin, key), size, _due(expires_at)),
-        bind=_bound_plugin_row,
-    ),
+    Space.TUPLES: _bytes_table(Space.TUPLES),
+    Space.SEMANTIC: _bytes_table(Space.SEMANTIC),
+    Space.PLUGINS: _plugin_table(),
 }
 
 
@@ -196,8 +173,8 @@ class SqliteUpkeep:
         try:
             await self.do(partial(_begin, writer, "IMMEDIATE"), writer)
             check_clock(await self.do(partial(_clock, writer, self.file)), clock)
-            for table in _TABLES.values():
-                await self.do(partial(_clear, writer, table), writer)
+            for layout in LAYOUTS.values():
+                await self.do(partial(_clear, writer, layout), writer)
             for part in EVERYTHING:
                 async for rows in source.rows(part):
                     await self.do(partial(_put, writer, part.space, rows), writer)
@@ -222,7 +199,9 @@ class SqliteUpkeep:
             there = {name for (name,) in reader.execute("SELECT name FROM sqlite_schema").fetchall()}
             missing = [f"{name} is missing" for name in _MADE if name not in there]
             told = [line for (text,) in reader.execute("PRAGMA integrity_check(100)") for line in text.splitlines()]
-            return missing if told == ["ok"] else missing + [line for line in told if not line.startswith("***")]
+            if missing or told != ["ok"]:
+                return missing + [line for line in told if line != "ok" and not line.startswith("***")]
+            return [line for layout in LAYOUTS.values() for line in _astray(reader, layout)]
 
         try:
             return await self.do(look, reader)
@@ -333,8 +312,7 @@ class SqliteSnapshot:
 
     def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
         table = _TABLES[part.space]
-        columns = [table.value if column.startswith("value") else column for column in table.columns]
-        return self._pages(part, after, columns, table.record)
+        return self._pages(part, after, table.columns, table.record)
 
     async def count(self, part: Range) -> int:
         [[count]] = await self._upkeep.do(partial(self._counted, part), self._connection)
@@ -346,7 +324,7 @@ class SqliteSnapshot:
 
     def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
         table = _TABLES[part.space]
-        return self._pages(part, None, (*table.key, f"length({table.value})", "expires_at"), table.size)
+        return self._pages(part, None, (*table.key, LAYOUTS[part.space].length, "expires_at"), table.size)
 
     async def _pages(
         self, part: Range, after: Key | None, columns: Sequence[str], made: Callable[..., R]
@@ -399,8 +377,28 @@ def _hold(reader: apsw.Connection) -> None:
     reader.execute(READ_CLOCK).fetchall()
 
 
-def _clear(writer: apsw.Connection, table: _Table) -> None:
-    writer.execute(f"DELETE FROM {table.name}").fetchall()
+def _clear(writer: apsw.Connection, layout: Layout) -> None:
+    writer.execute(f"DELETE FROM {layout.table}").fetchall()
+    if layout.aside is not None:
+        writer.execute(f"DELETE FROM {layout.aside.table}").fetchall()
+
+
+def _astray(reader: apsw.Connection, layout: Layout) -> list[str]:
+    """What is wrong between a table and the one aside."""
+    if layout.aside is None:
+        return []
+    table, aside = layout.table, layout.aside.table
+    referred = f"SELECT large FROM {table} WHERE large IS NOT NULL"
+    wrong = (
+        (table, f"{layout.value} IS NULL", "have lost their value"),
+        (table, "value IS NOT NULL AND large IS NOT NULL", "have two values"),
+        (table, f"large IN ({referred} GROUP BY large HAVING count(*) > 1)", "have the same value as another"),
+        (aside, f"id NOT IN ({referred})", "belong to no entry"),
+    )
+    found = [
+        (where, reader.execute(f"SELECT count(*) FROM {where} WHERE {what}").get, told) for where, what, told in wrong
+    ]
+    return [f"{number} rows of {where} {told}" for where, number, told in found if number]
 
 
 def _roll_back(writer: apsw.Connection) -> None:
@@ -438,5 +436,12 @@ def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -
 
 
 def _put(writer: apsw.Connection, space: Space, rows: Sequence[Record]) -> None:
-    table = _TABLES[space]
-    writer.executemany(table.put, map(table.bind, rows)).fetchall()
+    layout, cursor = LAYOUTS[space], writer.cursor()
+    aside = layout.aside
+    if aside is None or not (
+        any(map(aside.takes, rows)) or cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {aside.table})").get
+    ):
+        cursor.executemany(layout.put, [layout.bind_put(row, True) for row in rows]).fetchall()
+        return
+    for row in rows:
+        put(cursor, layout, row, anew=True)

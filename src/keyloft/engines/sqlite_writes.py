@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.clock import Clock
-from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, WRITE_CLOCK
+from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, WRITE_CLOCK, Aside, Layout, Row
 from keyloft.engines.outcomes import Outcome, failed, joined
 from keyloft.engines.settle import Put, Remove, Retime, Settled, Write, deciding, settle
 from keyloft.engines.sqlite_file import SqliteFile, wait_patiently
 from keyloft.engines.sqlite_reads import number
 from keyloft.errors import DatabaseError
-from keyloft.records import Address, Batch
+from keyloft.records import Address, Batch, Key, Record
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,38 @@ _HOPELESS = (
     apsw.NotADBError,
     apsw.CantOpenError,
 )
+
+
+def put(cursor: apsw.Cursor, layout: Layout, record: Record, *, anew: bool) -> None:
+    """Store a record; its value goes aside if it is large."""
+    bindings, aside = layout.bind_put(record, anew), layout.aside
+    if aside is not None and aside.takes(record):
+        place = _place(cursor, aside, record.key)
+        if place is None:
+            cursor.execute(aside.add, (record.value,))
+            place = cursor.connection.last_insert_rowid()
+        else:
+            cursor.execute(aside.replace, (record.value, place))
+        cursor.execute(aside.refer, (record.key, None, *bindings[2:], place))
+        return
+    cursor.execute(layout.put, bindings)
+    if aside is not None and not cursor.connection.changes():
+        # It takes the place of a large one.
+        cursor.execute(aside.remove, (_place(cursor, aside, record.key),))
+        cursor.execute(aside.refer, (*bindings, None))
+
+
+def _place(cursor: apsw.Cursor, aside: Aside, key: Key) -> int | None:
+    """Which row aside has the value at a key."""
+    rows: list[Row] = cursor.execute(aside.find, (key,)).fetchall()
+    return rows[0][0] if rows else None
+
+
+def remove(cursor: apsw.Cursor, layout: Layout, key: Key) -> None:
+    """Remove a record, and its value if that lies aside."""
+    for [place] in cursor.execute(layout.remove, layout.bind_key(key)).fetchall():
+        if place is not None and layout.aside is not None:
+            cursor.execute(layout.aside.remove, (place,))
 
 
 def _address(write: tuple[Address, Write]) -> Address:
@@ -164,9 +196,9 @@ class Writer:
             layout = LAYOUTS[space]
             match write:
                 case Put():
-                    execute(layout.put, layout.bind_put(write.record, write.anew))
+                    put(self._cursor, layout, write.record, anew=write.anew)
                 case Remove():
-                    execute(layout.remove, layout.bind_key(key))
+                    remove(self._cursor, layout, key)
                 case Retime():
                     execute(layout.retime, (layout.bind_time(write.expires_at), *layout.bind_key(key)))
             if perf_counter() > until:

@@ -1,14 +1,16 @@
 """The plugins' table, and nothing else: one step down from here drops it.
 
-Revision ID: 0002
-Revises: 0001
+Revision ID: 0003
+Revises: 0002
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "0002"
-down_revision: str | None = "0001"
+from keyloft.migrations import rows
+
+revision: str = "0003"
+down_revision: str | None = "0002"
 branch_labels: str | None = None
 depends_on: str | None = None
 
@@ -16,6 +18,11 @@ _TABLE = "plugin_kv_storage"
 
 
 def upgrade() -> None:
+    if not op.get_context().as_sql and _is_there():
+        # Before the first release, this step was number 0002, and the one before it was not there.
+        if "large" not in _columns("keyloft_tuples") and op.get_context().dialect.name == "sqlite":
+            rows.put_in_order()
+        return
     now = {
         # Of the same width as all times there, so that texts sort as times.
         "sqlite": sa.text("(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"),
@@ -41,6 +48,18 @@ def downgrade() -> None:
     op.drop_index("idx_plugin_kv_prefix", table_name=_TABLE)
     op.drop_index("idx_plugin_kv_expires", table_name=_TABLE)
     op.drop_table(_TABLE)
+
+
+def _is_there() -> bool:
+    """Whether the table is ours already, with all that belongs to it."""
+    looking = sa.inspect(op.get_bind())
+    if not looking.has_table(_TABLE):
+        return False
+    return {"idx_plugin_kv_expires", "idx_plugin_kv_prefix"} <= {index["name"] for index in looking.get_indexes(_TABLE)}
+
+
+def _columns(table: str) -> set[str]:
+    return {column["name"] for column in sa.inspect(op.get_bind()).get_columns(table)}
 
 
 def _text(characters: int) -> sa.String:

@@ -1,0 +1,221 @@
+"""Large values lie aside, out of the way of the keys, and nobody can tell."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import keyloft
+from keyloft import ManualClock, Undecodable, limits
+from keyloft.engine import Engine
+from keyloft.engines import open_upkeep
+from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.sqlite import SqliteEngine
+from keyloft.keys import Part
+from keyloft.records import Batch, Committed, Delete, Get, Mutation, Record, Scan, Set, Space, Touch
+from keyloft.upkeep import Existing
+from keyloft.values import Encoding
+from tests.engines.contract import get, put, write
+
+FITS = limits.ROW_BYTES - 1
+"""The largest value beside a key of one byte that lies with it."""
+SIZES = (1, FITS, FITS + 1, 5000, 70_000)
+
+
+def value(size: int) -> bytes:
+    return b"1" * size
+
+
+def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(apsw.Connection(str(path))) as connection:
+        return list(connection.execute(sql).fetchall())
+
+
+def aside(path: Path) -> list[int]:
+    """How long the values are that lie aside."""
+    return [length for (length,) in rows(path, "SELECT length(value) FROM keyloft_tuples_large ORDER BY 1")]
+
+
+async def damage(path: Path) -> list[str]:
+    upkeep = await open_upkeep(path)
+    try:
+        return await upkeep.damage(lambda done, of: None)
+    finally:
+        await upkeep.aclose()
+
+
+@asynccontextmanager
+async def opened(path: Path, clock: ManualClock) -> AsyncIterator[Engine]:
+    engine = await SqliteEngine.open(str(path), clock)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+@pytest.mark.parametrize("before", SIZES)
+@pytest.mark.parametrize("after", SIZES)
+async def test_a_value_can_take_the_place_of_one_of_any_size(
+    before: int, after: int, clock: ManualClock, tmp_path: Path
+) -> None:
+    path = tmp_path / "app.db"
+    async with opened(path, clock) as engine:
+        await write(engine, put(b"k", value(before)))
+        clock.advance(1)
+        await write(engine, put(b"k", value(after)))
+        record = await get(engine, b"k")
+        assert record is not None
+        assert (record.value, record.updated_at - record.created_at) == (value(after), 1000)
+    assert aside(path) == [after] * (after > FITS)
+    assert await damage(path) == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_value_goes_with_its_entry(size: int, clock: ManualClock, tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with opened(path, clock) as engine:
+        await write(engine, put(b"a", value(size)), put(b"b", value(size)), put(b"c", value(size), expire_in=5))
+        await write(engine, Delete(Space.TUPLES, b"a"))
+        assert await get(engine, b"a") is None
+        clock.advance(1)
+        assert await get(engine, b"c") is None
+        await write(engine, put(b"c", value(1)))
+    assert aside(path) == [size] * (size > FITS)
+
+
+async def test_a_long_key_counts(clock: ManualClock, tmp_path: Path) -> None:
+    """What does not fit on a page with its key would be read in full for each comparison with that key."""
+    path = tmp_path / "app.db"
+    async with opened(path, clock) as engine:
+        await write(engine, put(b"k" * 400, value(112)), put(b"l" * 400, value(113)))
+    assert aside(path) == [113]
+
+
+_KEYS = st.sampled_from([b"a", b"b", b"c"])
+_MUTATIONS = st.one_of(
+    st.builds(
+        lambda key, size, due: Set(Space.TUPLES, key, value(size), Encoding.JSON, due),
+        _KEYS,
+        st.sampled_from(SIZES[:4]),
+        st.none() | st.integers(1, 3),
+    ),
+    st.builds(lambda key: Delete(Space.TUPLES, key), _KEYS),
+    st.builds(lambda key, due: Touch(Space.TUPLES, key, due), _KEYS, st.none() | st.integers(1, 3)),
+)
+
+
+@given(st.lists(st.lists(_MUTATIONS, min_size=1, max_size=4), max_size=12))
+def test_all_is_as_in_memory(batches: list[list[Mutation]]) -> None:
+    async def live() -> None:
+        clock = ManualClock()
+        engine, model = await SqliteEngine.open(":memory:", clock), MemoryEngine(clock)
+        asks = [Get(Space.TUPLES, key) for key in (b"a", b"b", b"c")]
+        for mutations in batches:
+            batch = Batch(tuple(mutations))
+            assert await engine.commit(batch) == await model.commit(batch)
+            clock.advance(0.001)
+            assert await engine.read(*asks) == await model.read(*asks)
+        every = Scan(Space.TUPLES, b"\x00", b"\xff", 10)
+        [found], [expected] = await engine.read(every), await model.read(every)
+        assert [(one.key, one.value) for one in found] == [(one.key, one.value) for one in expected]
+        large: list[tuple[Any, ...]] = engine._writer.connection.execute(
+            "SELECT length(value), (SELECT count(*) FROM keyloft_tuples WHERE large = id) FROM keyloft_tuples_large"
+        ).fetchall()
+        assert all(length > FITS and owners == 1 for length, owners in large)
+        await engine.aclose()
+        await model.aclose()
+
+    asyncio.run(live())
+
+
+async def test_lists_and_many_gets_show_large_among_small(tmp_path: Path) -> None:
+    pairs = [((f"k{number:02}",), "x" * (number % 3 * 700)) for number in range(30)]
+    async with keyloft.open(tmp_path / "app.db") as kv:
+        await kv.set_many(pairs)
+        assert [(entry.key, entry.value) for entry in await kv.get_many([key for key, _ in pairs])] == pairs
+        assert [(entry.key, entry.value) async for entry in kv.list()] == pairs
+        assert [(entry.key, entry.value) async for entry in kv.list(reverse=True)] == pairs[::-1]
+        assert [key async for key in kv.keys()] == [key for key, _ in pairs]
+
+
+def _record(size: int, version: int) -> tuple[Space, Record]:
+    return Space.TUPLES, Record(b"\x02k\x00", value(size), Encoding.JSON, version, None, 5, 6)
+
+
+@pytest.mark.parametrize("before", [1, 5000])
+@pytest.mark.parametrize("after", [2, 7000])
+async def test_an_import_puts_values_where_they_belong(before: int, after: int, tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with keyloft.open(path) as kv:
+        await kv.set(("k",), 0)
+    upkeep = await open_upkeep(path)
+    for at, size in enumerate([before, after], start=7):
+        await upkeep.load([_record(size, at)], at, Existing.REPLACE)
+    assert await upkeep.damage(lambda done, of: None) == []
+    async with upkeep.snapshot() as snapshot:
+        parts = keyloft.upkeep.Range(Space.TUPLES)
+        [[record]] = [found async for found in snapshot.rows(parts)]
+        [[weighed]] = [found async for found in snapshot.sizes(parts)]
+    assert (record.value, record.created_at, record.updated_at, weighed.value_bytes) == (value(after), 5, 6, after)
+    await upkeep.aclose()
+    assert aside(path) == [after] * (after > FITS)
+
+
+async def test_a_lost_value_is_told_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with keyloft.open(path) as kv:
+        await kv.set_many([(("a",), 1), (("b",), b"x" * 1000), (("c",), "x" * 1000), (("d",), 4)])
+    rows(path, "DELETE FROM keyloft_tuples_large")
+    rows(path, "INSERT INTO keyloft_tuples_large VALUES (77, x'31')")
+    async with keyloft.open(path) as kv:
+        for key in ("b", "c"):
+            with pytest.raises(Undecodable, match=rf"\('{key}',\) is damaged: its value is lost"):
+                await kv.get((key,))
+        found: list[Part] = []
+        listing = kv.list()
+        while len(found) < 4:
+            try:
+                found.append((await anext(listing)).key[0])
+            except Undecodable:
+                found.append("lost")
+        assert found == ["a", "lost", "lost", "d"]
+        await kv.set(("b",), 2)
+        await kv.delete(("c",))
+        assert [entry.value async for entry in kv.list()] == [1, 2, 4]
+    assert await damage(path) == ["1 rows of keyloft_tuples_large belong to no entry"]
+
+
+async def test_a_check_finds_what_has_gone_astray(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with keyloft.open(path) as kv:
+        await kv.set_many([((number,), "x" * 1000) for number in range(4)])
+    rows(path, "UPDATE keyloft_tuples SET large = (SELECT min(large) FROM keyloft_tuples) WHERE key < x'1503'")
+    rows(path, "UPDATE keyloft_tuples SET value = x'31' WHERE key = x'14'")
+    rows(path, "UPDATE keyloft_tuples SET large = NULL WHERE key = x'1503'")
+    assert await damage(path) == [
+        "1 rows of keyloft_tuples have lost their value",
+        "1 rows of keyloft_tuples have two values",
+        "3 rows of keyloft_tuples have the same value as another",
+        "3 rows of keyloft_tuples_large belong to no entry",
+    ]
+
+
+async def test_a_commit_that_fails_leaves_nothing_aside(clock: ManualClock, tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with opened(path, clock) as engine:
+        await write(engine, put(b"k", value(5000)))
+        with closing(apsw.Connection(str(path))) as other:
+            other.execute(
+                "CREATE TRIGGER no BEFORE INSERT ON keyloft_tuples WHEN NEW.key = x'6c' "
+                "BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+        with pytest.raises(keyloft.DatabaseError):
+            await engine.commit(Batch((put(b"k", value(6000)), put(b"l", value(7000)))))
+        assert isinstance(await engine.commit(Batch((put(b"m", value(8000)),))), Committed)
+    assert aside(path) == [5000, 8000]
