@@ -43,6 +43,7 @@ def test_a_key_comes_back_with_its_types(key: TupleKey) -> None:
     st.lists(st.tuples(st.sampled_from(["a", "b\x00", b"\x00\x02", 2, ""]), parts) | tuples)
     | st.lists(st.tuples(st.just("a"), st.text() | st.just("x\x00")))
     | st.lists(st.lists(st.just("a") | st.integers(0, 2**16), min_size=1, max_size=3).map(tuple))
+    | st.lists(st.lists(st.sampled_from(["", "a", "\x02", "\x15\x02", 2, 0x0215, b"\x02"]), min_size=1).map(tuple))
 )
 def test_many_keys_decode_as_each_alone(many: list[TupleKey]) -> None:
     encoded = sorted(keys.encode_prefix(key) for key in many)
