@@ -102,7 +102,8 @@ def pragmas(durable: bool) -> tuple[str, ...]:
 def _enter(opening: Opening) -> Inline:
     """Filled in the same steps as Keyloft, so that both have a log of the same length; to be read, both have none."""
     task = opening.task
-    connection = _connected(opening, _TABLE, _TABLE_INDEX)
+    # As Keyloft keeps them: small rows in the order of their keys, large ones not.
+    connection = _connected(opening, _TABLE if task.large else f"{_TABLE} WITHOUT ROWID", _TABLE_INDEX)
     contestant = Inline(connection)
     for pairs in opening.chunks(100 if task.large else 2000):
         with connection:
