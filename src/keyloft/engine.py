@@ -89,7 +89,7 @@ class PageSize:
         self.fitting = _FIRST_PAGE
 
     def learn(self, page: Page) -> None:
-        weight = sum([len(value) for value in page.values if value is not None]) // len(page)  # a lost value is None
+        weight = sum(map(len, page.values)) // len(page)
         self.fitting = min(limits.SCAN_ROWS, 16 * self.fitting, max(1, limits.SCAN_BYTES // max(1, weight)))
 
 

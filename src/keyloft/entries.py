@@ -43,8 +43,7 @@ def entry_of(key: TupleKey, record: Record | None) -> Entry:
         value = values.decode(record.value, record.encoding) if record.encoding else values.decode_json(record.value)
         expires_at = None if due is None else _EPOCH + timedelta(milliseconds=due)
     except (Undecodable, OverflowError, TypeError) as error:
-        reason = "its value is lost" if record.value is None else error
-        raise Undecodable(f"the entry at {key!r} is damaged: {reason}") from error
+        raise Undecodable(f"the entry at {key!r} is damaged: {error}") from error
     return Entry(key, value, record.version, expires_at)
 
 

@@ -45,6 +45,9 @@ class U64(int):
     __str__ = int.__repr__
 
 
+LOST = -1
+"""In place of an encoding: the value is gone from the database."""
+
 JSON, BYTES, COUNTER = Encoding.JSON, Encoding.BYTES, Encoding.U64
 
 _to_json = msgspec.json.Encoder().encode
@@ -79,10 +82,12 @@ def decode(data: bytes, encoding: int) -> Any:
     """
     if encoding == 0:
         return decode_json(data)
-    if encoding == 1 and type(data) is bytes:
+    if encoding == 1:
         return data
     if encoding == 2 and len(data) == 8:
         return U64(unpack_counter(data))
+    if encoding == LOST:
+        raise Undecodable("its value is lost")
     raise Undecodable(f"a stored value of {len(data):,} bytes is marked with encoding {encoding}, which it is not")
 
 

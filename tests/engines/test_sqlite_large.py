@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyloft
-from keyloft import ManualClock, Undecodable, limits
+from keyloft import U64, ManualClock, Undecodable, limits
 from keyloft.engine import Engine
 from keyloft.engines import open_upkeep
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite import SqliteEngine
 from keyloft.keys import Part
 from keyloft.records import Batch, Committed, Delete, Get, Mutation, Record, Scan, Set, Space, Touch
+from keyloft.semantic import Semantics, SemanticStore
 from keyloft.upkeep import Existing
 from keyloft.values import Encoding
 from tests.engines.contract import get, put, write
@@ -167,43 +168,105 @@ async def test_an_import_puts_values_where_they_belong(before: int, after: int, 
     assert aside(path) == [after] * (after > FITS)
 
 
-async def test_a_lost_value_is_told_in_its_place(tmp_path: Path) -> None:
+@pytest.fixture
+async def robbed(tmp_path: Path) -> Path:
+    """A file whose large values somebody has removed."""
     path = tmp_path / "app.db"
     async with keyloft.open(path) as kv:
         await kv.set_many([(("a",), 1), (("b",), b"x" * 1000), (("c",), "x" * 1000), (("d",), 4)])
+        await kv.set(("n" * 600,), U64(7))
     rows(path, "DELETE FROM keyloft_tuples_large")
-    rows(path, "INSERT INTO keyloft_tuples_large VALUES (77, x'31')")
-    async with keyloft.open(path) as kv:
-        for key in ("b", "c"):
+    return path
+
+
+async def test_a_lost_value_is_told_in_its_place(robbed: Path) -> None:
+    assert await damage(robbed) == ["3 rows of keyloft_tuples have lost their value"]
+    async with keyloft.open(robbed) as kv:
+        for key in ("b", "c", "n" * 600):
             with pytest.raises(Undecodable, match=rf"\('{key}',\) is damaged: its value is lost"):
                 await kv.get((key,))
+            with pytest.raises(Undecodable, match="its value is lost"):
+                await kv.get_many([(key,)] * 6)
         found: list[Part] = []
-        listing = kv.list()
+        listing = kv.list(limit=4)
         while len(found) < 4:
             try:
                 found.append((await anext(listing)).key[0])
             except Undecodable:
                 found.append("lost")
         assert found == ["a", "lost", "lost", "d"]
-        await kv.set(("b",), 2)
+        with pytest.raises(keyloft.NotACounter):
+            await kv.atomic().sum(("n" * 600,), 1).commit()
+
+
+@pytest.mark.parametrize("value", [b"small", b"y" * 1000, "y" * 2000, 5], ids=repr)
+async def test_a_lost_value_can_be_replaced_and_removed(robbed: Path, value: object) -> None:
+    async with keyloft.open(robbed) as kv:
+        for key in ("b", "c", "n" * 600):
+            await kv.set((key,), value)
+            assert (await kv.get((key,))).value == value
+        assert [entry.value async for entry in kv.list()] == [1, value, value, 4, value]
+        await kv.delete_many([("b",), ("n" * 600,)])
         await kv.delete(("c",))
-        assert [entry.value async for entry in kv.list()] == [1, 2, 4]
-    assert await damage(path) == ["1 rows of keyloft_tuples_large belong to no entry"]
+        assert [entry.value async for entry in kv.list()] == [1, 4]
+    assert await damage(robbed) == []
+    assert aside(robbed) == []
 
 
-async def test_a_check_finds_what_has_gone_astray(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1, 5000])
+async def test_an_import_replaces_a_lost_value(robbed: Path, size: int) -> None:
+    upkeep = await open_upkeep(robbed)
+    lost = Record(b"\x02c\x00", value(size), Encoding.BYTES, 9, None, 5, 6)
+    done = await upkeep.load([(Space.TUPLES, lost)], 9, Existing.REPLACE)
+    assert done.replaced == 1
+    await upkeep.aclose()
+    async with keyloft.open(robbed) as kv:
+        assert (await kv.get(("c",))).value == value(size)
+
+
+async def test_the_place_of_a_lost_value_shows_nobody_elses(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     async with keyloft.open(path) as kv:
-        await kv.set_many([((number,), "x" * 1000) for number in range(4)])
-    rows(path, "UPDATE keyloft_tuples SET large = (SELECT min(large) FROM keyloft_tuples) WHERE key < x'1503'")
-    rows(path, "UPDATE keyloft_tuples SET value = x'31' WHERE key = x'14'")
-    rows(path, "UPDATE keyloft_tuples SET large = NULL WHERE key = x'1503'")
-    assert await damage(path) == [
-        "1 rows of keyloft_tuples have lost their value",
-        "1 rows of keyloft_tuples have two values",
-        "3 rows of keyloft_tuples have the same value as another",
-        "3 rows of keyloft_tuples_large belong to no entry",
-    ]
+        await kv.set(("one",), "1" * 1000)
+        await kv.set(("victim",), "2" * 1000)
+    rows(path, "DELETE FROM keyloft_tuples_large WHERE id = 2")
+    async with keyloft.open(path) as kv:
+        await kv.set(("other",), "3" * 1000)
+        assert rows(path, "SELECT large FROM keyloft_tuples ORDER BY key") == [(1,), (2,), (2,)]
+        with pytest.raises(Undecodable, match="its value is lost"):
+            await kv.get(("victim",))
+        await kv.delete(("victim",))
+        assert (await kv.get(("other",))).value == "3" * 1000
+    assert await damage(path) == []
+
+
+async def test_a_lost_envelope_is_told(tmp_path: Path) -> None:
+    path, key = tmp_path / "app.db", "tenant/acme/project/web/plan"
+    async with keyloft.open(path) as kv, SemanticStore(kv) as store:
+        await store.put(key, "x" * 2000, expected_version=0, writer="tests", semantics=Semantics("config"))
+    rows(path, "DELETE FROM keyloft_semantic_large")
+    async with keyloft.open(path) as kv, SemanticStore(kv) as store:
+        with pytest.raises(Undecodable, match="is damaged"):
+            await store.get(key)
+
+
+async def test_what_belongs_to_nobody_is_tidied_up(robbed: Path) -> None:
+    async with keyloft.open(robbed) as kv:
+        await kv.set(("c",), "x" * 3000)
+    rows(robbed, "INSERT INTO keyloft_tuples_large VALUES (77, x'01', x'31'), (78, x'026300', x'31')")
+    assert len(aside(robbed)) == 3
+    upkeep = await open_upkeep(robbed)
+    await upkeep.compact()
+    await upkeep.aclose()
+    assert aside(robbed) == [3002]
+
+
+async def test_two_values_of_one_entry_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with keyloft.open(path) as kv:
+        await kv.set(("k",), "x" * 1000)
+    rows(path, "UPDATE keyloft_tuples SET value = x'31'")
+    assert await damage(path) == ["1 rows of keyloft_tuples have two values"]
 
 
 async def test_a_commit_that_fails_leaves_nothing_aside(clock: ManualClock, tmp_path: Path) -> None:

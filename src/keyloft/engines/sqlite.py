@@ -99,7 +99,7 @@ class SqliteEngine:
         try:
             if len(asks) == 1 and type(asks[0]) is Get:
                 # The hot path: one entry, and no look at the time unless it expires.
-                record = point(view.cursor(), asks[0])
+                record = point(view.cursor(), asks[0].space, asks[0].key)
                 if record is None or record.expires_at is None:
                     return [record]
             others = [ask for ask in asks if type(ask) is not Get]

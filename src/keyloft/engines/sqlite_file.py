@@ -184,7 +184,7 @@ class SqliteFile:
             revision = self._stamp(connection)
             if revision == layouts.REVISION:
                 for layout in layouts.LAYOUTS.values():
-                    connection.execute(f"SELECT 1 FROM {layout.table} LIMIT 1").fetchall()
+                    connection.execute(f"SELECT {layout.value} FROM {layout.table} LIMIT 1").fetchall()
                 connection.execute(layouts.READ_CLOCK).fetchall()
             return Look(software=f"SQLite {LIBRARY_VERSION}", revision=revision, wanted=layouts.REVISION)
         finally:

@@ -26,6 +26,7 @@ from keyloft.engines.layouts import (
     within_reach,
 )
 from keyloft.engines.sqlite_file import SqliteFile, wait_patiently
+from keyloft.engines.sqlite_reads import point
 from keyloft.engines.sqlite_writes import put
 from keyloft.engines.worker import Worker
 from keyloft.errors import Busy, DatabaseError
@@ -43,7 +44,7 @@ from keyloft.upkeep import (
     clock_after,
     weigh,
 )
-from keyloft.values import JSON
+from keyloft.values import JSON, LOST
 
 T = TypeVar("T")
 R = TypeVar("R", Record, Size)
@@ -98,7 +99,7 @@ _TIMES: Final = ("expires_at", "created_at", "updated_at")
 
 def _bytes_table(space: Space) -> _Table:
     layout = LAYOUTS[space]
-    columns = ("key", layout.value, "encoding", "version", *_TIMES)
+    columns = ("key", layout.value, layout.encoding, "version", *_TIMES)
     return _Table(name=layout.table, key=("key",), columns=columns, record=Record, size=Size)
 
 
@@ -212,6 +213,9 @@ class SqliteUpkeep:
         writer = await self.do(self.writer)
 
         def work() -> None:
+            for layout in LAYOUTS.values():
+                if layout.aside is not None:
+                    writer.execute(layout.aside.tidy).fetchall()
             writer.execute("VACUUM").fetchall()
             [[is_busy, *_]] = writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             if is_busy:
@@ -387,18 +391,13 @@ def _astray(reader: apsw.Connection, layout: Layout) -> list[str]:
     """What is wrong between a table and the one aside."""
     if layout.aside is None:
         return []
-    table, aside = layout.table, layout.aside.table
-    referred = f"SELECT large FROM {table} WHERE large IS NOT NULL"
-    wrong = (
-        (table, f"{layout.value} IS NULL", "have lost their value"),
-        (table, "value IS NOT NULL AND large IS NOT NULL", "have two values"),
-        (table, f"large IN ({referred} GROUP BY large HAVING count(*) > 1)", "have the same value as another"),
-        (aside, f"id NOT IN ({referred})", "belong to no entry"),
-    )
-    found = [
-        (where, reader.execute(f"SELECT count(*) FROM {where} WHERE {what}").get, told) for where, what, told in wrong
-    ]
-    return [f"{number} rows of {where} {told}" for where, number, told in found if number]
+    table = layout.table
+    wrong = {
+        "have lost their value": f"{layout.encoding} = {LOST}",
+        "have two values": "value IS NOT NULL AND large IS NOT NULL",
+    }
+    found = {what: reader.execute(f"SELECT count(*) FROM {table} WHERE {where}").get for what, where in wrong.items()}
+    return [f"{number} rows of {table} {what}" for what, number in found.items() if number]
 
 
 def _roll_back(writer: apsw.Connection) -> None:
@@ -419,7 +418,7 @@ def _clock(connection: apsw.Connection, file: SqliteFile) -> int:
 
 def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
     """What is stored under the keys of some rows."""
-    layout, table = LAYOUTS[space], _TABLES[space]
+    table = _TABLES[space]
     keys = [row.key for row in rows]
     between = Range(space, min(keys), max(keys))
     # Most rows go where nothing is: to find that out takes one step instead of one per row.
@@ -428,20 +427,20 @@ def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -
         # The largest key is not in that range, and need not come last: a file by hand is in no order.
         keys = [max(keys)]
     found: dict[Key, Record] = {}
+    cursor = connection.cursor()
     for key in keys:
-        for row in connection.execute(layout.get, layout.bind_key(key)).fetchall():
-            there = layout.record(key, *row)
+        if (there := point(cursor, space, key)) is not None:
             found[key] = replace(there, expires_at=within_reach(there.expires_at)) if space is Space.PLUGINS else there
     return found
 
 
 def _put(writer: apsw.Connection, space: Space, rows: Sequence[Record]) -> None:
     layout, cursor = LAYOUTS[space], writer.cursor()
-    aside = layout.aside
-    if aside is None or not (
-        any(map(aside.takes, rows)) or cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {aside.table})").get
-    ):
+    if layout.aside is None or not any(map(layout.aside.takes, rows)):
+        before = writer.total_changes()
         cursor.executemany(layout.put, [layout.bind_put(row, True) for row in rows]).fetchall()
-        return
+        if writer.total_changes() - before == len(rows):
+            return
+    # Some of them are large, or take the place of a large one.
     for row in rows:
         put(cursor, layout, row, anew=True)

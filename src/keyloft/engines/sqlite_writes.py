@@ -14,7 +14,7 @@ from keyloft.engines.layouts import LAYOUTS, READ_CLOCK, WRITE_CLOCK, Aside, Lay
 from keyloft.engines.outcomes import Outcome, failed, joined
 from keyloft.engines.settle import Put, Remove, Retime, Settled, Write, deciding, settle
 from keyloft.engines.sqlite_file import SqliteFile, wait_patiently
-from keyloft.engines.sqlite_reads import number
+from keyloft.engines.sqlite_reads import number, point
 from keyloft.errors import DatabaseError
 from keyloft.records import Address, Batch, Key, Record
 
@@ -35,25 +35,29 @@ _HOPELESS = (
 
 def put(cursor: apsw.Cursor, layout: Layout, record: Record, *, anew: bool) -> None:
     """Store a record; its value goes aside if it is large."""
-    bindings, aside = layout.bind_put(record, anew), layout.aside
+    bindings, aside, key = layout.bind_put(record, anew), layout.aside, record.key
     if aside is not None and aside.takes(record):
-        place = _place(cursor, aside, record.key)
-        if place is None:
-            cursor.execute(aside.add, (record.value,))
-            place = cursor.connection.last_insert_rowid()
-        else:
-            cursor.execute(aside.replace, (record.value, place))
-        cursor.execute(aside.refer, (record.key, None, *bindings[2:], place))
+        cursor.execute(aside.refer, (key, None, *bindings[2:], _put_aside(cursor, aside, key, record.value)))
         return
     cursor.execute(layout.put, bindings)
     if aside is not None and not cursor.connection.changes():
         # It takes the place of a large one.
-        cursor.execute(aside.remove, (_place(cursor, aside, record.key),))
+        cursor.execute(aside.remove, (key, _place(cursor, aside, key)))
         cursor.execute(aside.refer, (*bindings, None))
 
 
+def _put_aside(cursor: apsw.Cursor, aside: Aside, key: Key, value: bytes) -> int:
+    """Store a value aside; returns where."""
+    place = _place(cursor, aside, key)
+    if place is not None:
+        cursor.execute(aside.replace, (key, place, value))
+        if cursor.connection.changes():
+            return place
+    cursor.execute(aside.add, (key, value))
+    return cursor.connection.last_insert_rowid()
+
+
 def _place(cursor: apsw.Cursor, aside: Aside, key: Key) -> int | None:
-    """Which row aside has the value at a key."""
     rows: list[Row] = cursor.execute(aside.find, (key,)).fetchall()
     return rows[0][0] if rows else None
 
@@ -62,7 +66,7 @@ def remove(cursor: apsw.Cursor, layout: Layout, key: Key) -> None:
     """Remove a record, and its value if that lies aside."""
     for [place] in cursor.execute(layout.remove, layout.bind_key(key)).fetchall():
         if place is not None and layout.aside is not None:
-            cursor.execute(layout.aside.remove, (place,))
+            cursor.execute(layout.aside.remove, (key, place))
 
 
 def _address(write: tuple[Address, Write]) -> Address:
@@ -178,9 +182,8 @@ class Writer:
         clock = number(self._cursor, READ_CLOCK)
         current = {}
         for space, key in deciding(group):
-            layout = LAYOUTS[space]
-            for row in execute(layout.get, layout.bind_key(key)).fetchall():
-                current[space, key] = layout.record(key, *row)
+            if (record := point(self._cursor, space, key)) is not None:
+                current[space, key] = record
             if perf_counter() > until:  # a large value: to load or to remove one takes long, however small the batch
                 raise _TakesLong
         settled = settle(group, current, clock, self._clock.now())
