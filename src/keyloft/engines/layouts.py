@@ -24,7 +24,7 @@ class Aside(Struct, frozen=True):
 
     table: str
     get: str
-    """key; selects its value"""
+    """key, id; selects a value"""
     find: str
     """key; selects the id of its value, or NULL"""
     add: str
@@ -65,9 +65,9 @@ class Layout(Struct, frozen=True):
     bind_time: Callable[[int | None], Any]
     """A moment in milliseconds as the columns hold it."""
     get: str
-    """key; where the value lies aside, it selects NULL in its place"""
+    """key; where the value lies aside, it selects the id in its place"""
     gets: str
-    """up to GETS_AT_ONCE keys; selects what `get` selects, with the key's place among them before it"""
+    """up to GETS_AT_ONCE keys; selects the key's place among them, then whole records, and NULL for a lost value"""
     scans: Mapping[tuple[bool, bool, bool], str]
     """start, end, now, limit; by (reverse, keys_only, after)"""
     count: str
@@ -111,20 +111,27 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
     the same page. That holds for small rows; a large value lies aside (ADR 5).
     """
     told = "encoding, version, expires_at, created_at, updated_at"
-    large = f"FROM {table}_large AS aside WHERE aside.id = large AND aside.key = {table}.key"
-    value = f"coalesce(value, (SELECT aside.value {large}), x'')"
-    encoding = f"CASE WHEN value IS NULL THEN coalesce((SELECT encoding {large}), {LOST}) ELSE encoding END"
-    length = f"coalesce(length(value), (SELECT length(aside.value) {large}), 0)"
+    is_ours = f"aside.id = large AND aside.key = {table}.key"
+    aside = f"FROM {table}_large AS aside WHERE {is_ours}"
+    value = f"coalesce(value, (SELECT aside.value {aside}), x'')"
+    encoding = f"CASE WHEN value IS NULL THEN coalesce((SELECT encoding {aside}), {LOST}) ELSE encoding END"
+    length = f"coalesce(length(value), (SELECT length(aside.value) {aside}), 0)"
     # Where no list shows when an entry was written: leaving that out takes a scan of 1000 from 0.41 to 0.35 ms.
     time = ", updated_at" if lists_times else ""
-    listed = f"key, {value}, {encoding}, version, expires_at{time}"
-    no_value = f"key, x'', encoding, version, expires_at{time}"
+    no_value = f"{table}.key, x'', encoding, version, expires_at{time}"
+    # Joined, a large value is looked up once and not copied on its way; for a point, opening both tables takes longer.
+    joined = f"{table} LEFT JOIN {table}_large AS aside ON {is_ours}"
+    listed = (
+        f"{table}.key, coalesce({table}.value, aside.value, x''), "
+        f"CASE WHEN {table}.value IS NULL AND aside.id IS NULL THEN {LOST} ELSE encoding END, version, expires_at{time}"
+    )
 
     def scan(reverse: bool, keys_only: bool, after: bool) -> str:
         return (
-            f"SELECT {no_value if keys_only else listed} FROM {table} "
-            f"WHERE key {'>' if after else '>='} ?1 AND key < ?2 AND (expires_at IS NULL OR expires_at > ?3) "
-            f"ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?4"
+            f"SELECT {no_value if keys_only else listed} FROM {table if keys_only else joined} "
+            f"WHERE {table}.key {'>' if after else '>='} ?1 AND {table}.key < ?2 "
+            "AND (expires_at IS NULL OR expires_at > ?3) "
+            f"ORDER BY {table}.key {'DESC' if reverse else 'ASC'} LIMIT ?4"
         )
 
     upsert = (
@@ -150,8 +157,8 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
         bind_keys=lambda keys: (*keys, *_NO_KEYS[len(keys) :]),
         bind_range=lambda start, end: (start, end),
         bind_time=lambda moment: moment,
-        get=f"SELECT value, {told} FROM {table} WHERE key = ?1",
-        gets=_gets(table, f"{value}, {encoding}, version, expires_at, created_at, updated_at", ("key",)),
+        get=f"SELECT coalesce(value, large), {told} FROM {table} WHERE key = ?1",
+        gets=_gets(table, f"coalesce(value, (SELECT aside.value {aside})), {told}", ("key",)),
         scans={(r, k, a): scan(r, k, a) for r in flags for k in flags for a in flags},
         count=(
             f"SELECT (SELECT count(*) FROM {table} WHERE key >= ?1 AND key < ?2) - "
@@ -175,7 +182,7 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
         remove=f"DELETE FROM {table} WHERE key = ?1 RETURNING large",
         aside=Aside(
             table=f"{table}_large",
-            get=f"SELECT aside.value FROM {table}, {large[5:]} AND {table}.key = ?1",
+            get=f"SELECT value FROM {table}_large WHERE id = ?2 AND key = ?1",
             find=f"SELECT large FROM {table} WHERE key = ?1",
             # Not an upsert: for that, SQLite would keep all it replaces in a temporary file.
             add=f"INSERT INTO {table}_large (key, value) VALUES (?1, ?2)",

@@ -21,9 +21,9 @@ def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
     """The stored entry at a key, whether expired or not."""
     layout = LAYOUTS[space]
     for row in cursor.execute(layout.get, layout.bind_key(key)).fetchall():
-        if row[0] is None and layout.aside is not None:
+        if type(row[0]) is not bytes and layout.aside is not None:
             # Read by itself: within the other statement, SQLite would copy it once more, 1 ms for a megabyte.
-            for [value] in cursor.execute(layout.aside.get, (key,)).fetchall():
+            for [value] in cursor.execute(layout.aside.get, (key, row[0])).fetchall():
                 return layout.record(key, value, *row[1:])
             return layout.record(key, b"", LOST, *row[2:])
         return layout.record(key, *row)
@@ -43,6 +43,8 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
         records: list[Record | None] = [None] * len(some)
         rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
         for place, *columns in rows:
+            if columns[0] is None:
+                columns[:2] = b"", LOST
             records[place] = _alive(layout.record(keys[place], *columns), some[place], now)
         found += records
     return found
