@@ -75,6 +75,8 @@ class Arm(Struct, Generic[State, Plan, T], frozen=True):
     """What becomes of a write that was acknowledged, if power fails."""
     cpu_seconds: Callable[[State], float] | None = None
     """What the process that serves has used up so far."""
+    ready: Callable[[State], None] | None = None
+    """Called when all arms are set up, which may take minutes, and before the first round."""
 
 
 def set_aside() -> None:
@@ -166,6 +168,8 @@ class Course:
                     self.absent[arm.name] = str(reason)
             chances = random.Random(1)
             for turns in entered:
+                turns.make_ready()
+            for turns in entered:
                 turns.warm_up(chances)
             for _ in range(self.rounds):
                 for turns in chances.sample(entered, len(entered)):
@@ -195,6 +199,10 @@ class _Turns:
         self._runner = runner
         self._operations = arm.operations
         self._figures: dict[str, tuple[str, list[float]]] = {}
+
+    def make_ready(self) -> None:
+        if self.arm.ready is not None:
+            self.arm.ready(self._state)
 
     def warm_up(self, chances: random.Random) -> None:
         """A round or two; the first one is too cold to tell how many operations fill the time."""
