@@ -80,7 +80,7 @@ class Layout(Struct, frozen=True):
     retime: str
     """expires_at, key"""
     remove: str
-    """key; with a table aside, tells the id of the value that lies there"""
+    """key"""
     aside: Aside | None = None
 
     def scan(self, ask: Scan) -> str:
@@ -179,7 +179,7 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
             f"INSERT INTO {table} (key, value, {told}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) {upsert} WHERE large IS NULL"
         ),
         retime=f"UPDATE {table} SET expires_at = ?1 WHERE key = ?2",
-        remove=f"DELETE FROM {table} WHERE key = ?1 RETURNING large",
+        remove=f"DELETE FROM {table} WHERE key = ?1",
         aside=Aside(
             table=f"{table}_large",
             get=f"SELECT value FROM {table}_large WHERE id = ?2 AND key = ?1",

@@ -62,11 +62,12 @@ def _place(cursor: apsw.Cursor, aside: Aside, key: Key) -> int | None:
     return rows[0][0] if rows else None
 
 
-def remove(cursor: apsw.Cursor, layout: Layout, key: Key) -> None:
-    """Remove a record, and its value if that lies aside."""
-    for [place] in cursor.execute(layout.remove, layout.bind_key(key)).fetchall():
-        if place is not None and layout.aside is not None:
-            cursor.execute(layout.aside.remove, (key, place))
+def remove(cursor: apsw.Cursor, layout: Layout, record: Record) -> None:
+    """Remove a record that is stored, and its value if that lies aside."""
+    aside, key = layout.aside, record.key
+    if aside is not None and aside.takes(record):
+        cursor.execute(aside.remove, (key, _place(cursor, aside, key)))
+    cursor.execute(layout.remove, layout.bind_key(key))
 
 
 def _address(write: tuple[Address, Write]) -> Address:
@@ -180,7 +181,7 @@ class Writer:
         execute("BEGIN IMMEDIATE")
         self._file.check_in_place(self.connection)
         clock = number(self._cursor, READ_CLOCK)
-        current = {}
+        current: dict[Address, Record] = {}
         for space, key in deciding(group):
             if (record := point(self._cursor, space, key)) is not None:
                 current[space, key] = record
@@ -188,11 +189,11 @@ class Writer:
                 raise _TakesLong
         settled = settle(group, current, clock, self._clock.now())
         if settled.clock != clock:
-            self._apply(settled.writes, until)
+            self._apply(settled.writes, current, until)
             execute(WRITE_CLOCK, (settled.clock,))
         return Begun(group, settled, clock)
 
-    def _apply(self, writes: dict[Address, Write], until: float) -> None:
+    def _apply(self, writes: dict[Address, Write], current: dict[Address, Record], until: float) -> None:
         execute = self._cursor.execute
         # In the order of the keys, so that neighbours on one page are written together.
         for (space, key), write in sorted(writes.items(), key=_address):
@@ -201,7 +202,8 @@ class Writer:
                 case Put():
                     put(self._cursor, layout, write.record, anew=write.anew)
                 case Remove():
-                    remove(self._cursor, layout, key)
+                    if (stored := current.get((space, key))) is not None:
+                        remove(self._cursor, layout, stored)
                 case Retime():
                     execute(layout.retime, (layout.bind_time(write.expires_at), *layout.bind_key(key)))
             if perf_counter() > until:
