@@ -594,6 +594,8 @@ def test_an_export_is_as_private_as_its_database(url: str, call: Keyloft, tmp_pa
         "keyloft_semantic (key, value, encoding, version, created_at, updated_at) VALUES (5, x'31', 0, 1, 0, 0)",
         "keyloft_tuples (key, value, encoding, version, expires_at, created_at, updated_at) "
         "VALUES (x'026100', x'31', 0, 1, 'soon', 0, 0)",
+        # Its value is lost.
+        "keyloft_tuples (key, large, encoding, version, created_at, updated_at) VALUES (x'026100', 77, 0, 1, 0, 0)",
     ],
 )
 def test_a_row_by_hand_that_is_no_entry_is_named_and_not_changed_on_the_way(

@@ -53,6 +53,11 @@ def test_many_keys_decode_as_each_alone(many: list[TupleKey]) -> None:
         assert [keys.encode_prefix(key) for key in decoded] == ordered
 
 
+def test_a_key_that_has_lost_its_end_does_not_change_others() -> None:
+    with pytest.raises(Undecodable):
+        keys.decode_many([keys.encode(("a",)), b"\x02b", keys.encode(("c", "d"))])
+
+
 @given(tuples, tuples)
 def test_a_prefix_covers_what_extends_it_and_nothing_else(prefix: TupleKey, key: TupleKey) -> None:
     start, end = keys.below(keys.encode_prefix(prefix))

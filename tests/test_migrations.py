@@ -342,6 +342,16 @@ def test_rows_are_put_in_order_and_large_values_aside(file: Path) -> None:
     assert schema(file)["plugin_kv_storage"] == old["plugin_kv_storage"]
 
 
+def test_a_lost_value_is_no_obstacle_on_the_way_down(file: Path) -> None:
+    asyncio.run(opened_and_filled(file))
+    rows(file, "UPDATE keyloft_tuples SET value = NULL, large = 7, encoding = 1 WHERE expires_at IS NULL")
+    migrations.downgrade(file, "0002")
+    assert rows(file, "SELECT encoding, value FROM keyloft_tuples ORDER BY key")[0] == (-1, b"")
+    migrations.upgrade(file)
+    migrations.downgrade(file, "base")
+    assert tables(f"sqlite:///{file}") == []
+
+
 def test_the_plan_for_an_older_database_can_be_carried_out(url: str) -> None:
     migrations.upgrade(url)
     today = whole(url)

@@ -144,18 +144,12 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
         ):
             numbers = [int.from_bytes(encoded[end + 1 :], "big") for encoded in many]
             return list(zip(*map(repeat, parts), numbers, strict=False))
-    if type(last) is str:
-        head = many[0][: -len(last.encode()) - 1]
-        if many[-1].startswith(head):
-            whole = b"".join(many)[len(head) :]
-            tails = whole.replace(b"\x00" + head, b"\x00")
-            # All begin within a text, so each has a 00 at least. If it is one each, and a head follows on all of them
-            # but the last, it is what each ends with.
-            if (
-                tails.endswith(b"\x00")
-                and tails.count(0) == len(many)
-                and len(whole) - len(tails) == len(head) * (len(many) - 1)
-            ):
+    if many[0][-1:] == b"\x00":
+        head = many[0][: -len(last.encode()) - 1] if type(last) is str else LAST
+        # One 00 each, at the end: one text each.
+        if many[-1].startswith(head) and all([encoded[-1] == 0 for encoded in many]):
+            tails = b"".join([encoded[len(head) :] for encoded in many])
+            if tails.count(0) == len(many):
                 with contextlib.suppress(UnicodeDecodeError):
                     return list(zip(*map(repeat, parts), tails[:-1].decode().split("\x00"), strict=False))
     return [decode(encoded) for encoded in many]

@@ -20,6 +20,7 @@ from keyloft.engines.sqlite import SqliteEngine
 from keyloft.keys import Part
 from keyloft.records import Batch, Committed, Delete, Get, Mutation, Record, Scan, Set, Space, Touch
 from keyloft.semantic import Semantics, SemanticStore
+from keyloft.sweeper import sweep
 from keyloft.upkeep import Existing
 from keyloft.values import Encoding
 from tests.engines.contract import get, put, write
@@ -250,15 +251,24 @@ async def test_a_lost_envelope_is_told(tmp_path: Path) -> None:
             await store.get(key)
 
 
-async def test_what_belongs_to_nobody_is_tidied_up(robbed: Path) -> None:
-    async with keyloft.open(robbed) as kv:
-        await kv.set(("c",), "x" * 3000)
-    rows(robbed, "INSERT INTO keyloft_tuples_large VALUES (77, x'01', x'31'), (78, x'026300', x'31')")
-    assert len(aside(robbed)) == 3
-    upkeep = await open_upkeep(robbed)
-    await upkeep.compact()
-    await upkeep.aclose()
-    assert aside(robbed) == [3002]
+async def test_a_text_by_hand_is_read_as_ever(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with keyloft.open(path) as kv:
+        await kv.set(("k",), 1)
+        rows(path, "UPDATE keyloft_tuples SET value = '\"hello\"'")
+        assert (await kv.get(("k",))).value == "hello"
+        assert [entry.value for entry in await kv.get_many([("k",)] * 6)] == ["hello"] * 6
+        assert [entry.value async for entry in kv.list()] == ["hello"]
+
+
+async def test_a_number_by_hand_holds_up_nobody(clock: ManualClock, tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with opened(path, clock) as engine:
+        await write(engine, *[put(b"%d" % number, value(5000), expire_in=5) for number in range(3)])
+        rows(path, "UPDATE keyloft_tuples_large SET value = 5 WHERE id = 2")
+        clock.advance(1)
+        assert await sweep(engine, Space.TUPLES) == 3
+    assert aside(path) == []
 
 
 async def test_two_values_of_one_entry_are_told(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from keyloft.plugins import rules
 from keyloft.records import Key, Record, Space
 from keyloft.semantic import naming
 from keyloft.upkeep import EVERYTHING, AlreadyThere, Existing, Loaded, Range, Snapshot, Upkeep
+from keyloft.values import LOST
 
 _SLICE_BYTES: Final = 4 * limits.SCAN_BYTES
 _TIMES: Final = (int, type(None))
@@ -82,7 +83,8 @@ def _check_types(space: Space, rows: Sequence[Record]) -> None:
     for row in rows:
         key, value = row.key, row.value
         is_key = type(key) is bytes if space is not Space.PLUGINS else type(key[0]) is str and type(key[1]) is str
-        if not (is_key and type(value) is bytes and type(row.version) is int and type(row.expires_at) in _TIMES):
+        is_whole = type(value) is bytes and row.encoding != LOST
+        if not (is_key and is_whole and type(row.version) is int and type(row.expires_at) in _TIMES):
             raise Undecodable(
                 f"the row {ascii(key)[:_LONGEST_KEY]} of {space} is no entry and can't be moved: `keyloft check` tells "
                 "all such rows; correct or remove them"

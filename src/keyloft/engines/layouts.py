@@ -33,8 +33,6 @@ class Aside(Struct, frozen=True):
     """key, id, value"""
     remove: str
     """key, id"""
-    tidy: str
-    """Removes what belongs to nobody."""
     refer: str
     """what `bind_put` gives, with no value if it is large, and the id"""
 
@@ -188,10 +186,6 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
             add=f"INSERT INTO {table}_large (key, value) VALUES (?1, ?2)",
             replace=f"UPDATE {table}_large SET value = ?3 WHERE id = ?2 AND key = ?1",
             remove=f"DELETE FROM {table}_large WHERE id = ?2 AND key = ?1",
-            tidy=(
-                f"DELETE FROM {table}_large AS aside WHERE NOT EXISTS "
-                f"(SELECT 1 FROM {table} WHERE {table}.key = aside.key AND large = aside.id)"
-            ),
             refer=(
                 f"INSERT INTO {table} (key, value, {told}, large) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?9) "
                 f"{upsert}, large = ?9"

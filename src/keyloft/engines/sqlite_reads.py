@@ -15,13 +15,14 @@ from keyloft.records import Ask, Count, Expired, Get, Key, Latest, Now, Page, Re
 from keyloft.values import LOST
 
 _WORTH_ONE_STATEMENT: Final = 5
+_WITHIN: Final = (bytes, str)  # somebody may have written a text by hand
 
 
 def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
     """The stored entry at a key, whether expired or not."""
     layout = LAYOUTS[space]
     for row in cursor.execute(layout.get, layout.bind_key(key)).fetchall():
-        if type(row[0]) is not bytes and layout.aside is not None:
+        if type(row[0]) not in _WITHIN and layout.aside is not None:
             # Read by itself: within the other statement, SQLite would copy it once more, 1 ms for a megabyte.
             for [value] in cursor.execute(layout.aside.get, (key, row[0])).fetchall():
                 return layout.record(key, value, *row[1:])

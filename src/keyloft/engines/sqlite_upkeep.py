@@ -213,9 +213,6 @@ class SqliteUpkeep:
         writer = await self.do(self.writer)
 
         def work() -> None:
-            for layout in LAYOUTS.values():
-                if layout.aside is not None:
-                    writer.execute(layout.aside.tidy).fetchall()
             writer.execute("VACUUM").fetchall()
             [[is_busy, *_]] = writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             if is_busy:

@@ -65,7 +65,8 @@ def _place(cursor: apsw.Cursor, aside: Aside, key: Key) -> int | None:
 def remove(cursor: apsw.Cursor, layout: Layout, record: Record) -> None:
     """Remove a record that is stored, and its value if that lies aside."""
     aside, key = layout.aside, record.key
-    if aside is not None and aside.takes(record):
+    # What is no binary value was written by hand, and may lie anywhere.
+    if aside is not None and (type(record.value) is not bytes or aside.takes(record)):
         cursor.execute(aside.remove, (key, _place(cursor, aside, key)))
     cursor.execute(layout.remove, layout.bind_key(key))
 

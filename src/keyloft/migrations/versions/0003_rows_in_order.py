@@ -53,11 +53,14 @@ def _put_in_order(table: str) -> None:
 
 
 def _take_out_of_order(table: str) -> None:
-    aside = f"SELECT aside.value FROM {table}_large AS aside WHERE aside.id = large AND aside.key = {table}.key"
+    joined = f"{table} LEFT JOIN {table}_large AS aside ON aside.id = large AND aside.key = {table}.key"
+    # A value that is lost has no encoding.
+    encoding = f"CASE WHEN {table}.value IS NULL AND aside.id IS NULL THEN -1 ELSE encoding END"
     _replace(
         table,
         f"({_DECLARED}, value BLOB NOT NULL)",
-        f"({_COLUMNS}, value) SELECT {_COLUMNS}, coalesce(value, ({aside})) FROM {table} ORDER BY key",
+        f"({_COLUMNS}, value) SELECT {table}.key, {encoding}, version, expires_at, created_at, updated_at, "
+        f"coalesce({table}.value, aside.value, x'') FROM {joined} ORDER BY {table}.key",
     )
     op.execute(f"DROP TABLE {table}_large")
 
