@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from bench.nats_child import run
-from keyloft.engines import open_upkeep
+from keyloft.engines import open_maintenance
 
 
 @asynccontextmanager
@@ -21,13 +21,13 @@ async def copying(path: str, to: str) -> AsyncIterator[None]:
 
 
 async def _back_up(path: str, to: str) -> None:
-    upkeep = await open_upkeep(path)
+    maintenance = await open_maintenance(path)
     try:
         while True:
-            await upkeep.backup(to, lambda done, total: None)
+            await maintenance.backup(to, lambda done, total: None)
             _remove(to)
     finally:
-        await upkeep.aclose()
+        await maintenance.aclose()
 
 
 def _remove(file: str) -> None:

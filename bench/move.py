@@ -17,8 +17,8 @@ from bench.contest import same
 from bench.figures import Figure, Row, within
 from bench.on_postgres import serving
 from keyloft.cli import lines
-from keyloft.keys import encode
-from keyloft.records import Record, Space
+from keyloft.core.keys import encode
+from keyloft.core.records import Record, Space
 from tools.postgres import fresh_database
 
 MOST_MEGABYTES: Final = 150.0

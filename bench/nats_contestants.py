@@ -18,7 +18,7 @@ from bench.nats_driver import OURS, clients, getting, setting
 from bench.nats_echo import echo_of
 from bench.nats_service import filled
 from keyloft.plugins import DatabaseClient
-from keyloft.server.nats_server import NatsServer
+from keyloft.server.nats_process import NatsServer
 
 _PATIENCE_SECONDS = 30.0
 ON_DISK = "on disk (WAL, synced, group commit)"

@@ -9,7 +9,7 @@ from bench.data import key_of, value_of
 from bench.figures import Figure, Row, within
 from bench.nats_driver import clients, exchange, getting, says
 from bench.nats_service import filled
-from keyloft.server.nats_server import NatsServer
+from keyloft.server.nats_process import NatsServer
 
 _HEAVY = ("sqlalchemy", "alembic")
 """For migrations alone: SQLAlchemy takes 19 MB."""

@@ -12,11 +12,11 @@ import msgspec
 
 from bench.data import Pair, stored_pairs
 from bench.nats_child import run
-from keyloft import bus
+from keyloft.core.records import Batch, Set, Space
+from keyloft.core.values import Encoding
+from keyloft.nats import connection as bus
 from keyloft.plugins.service import DatabaseService
 from keyloft.plugins.store import BotDatabase
-from keyloft.records import Batch, Set, Space
-from keyloft.values import Encoding
 
 _CHUNK = 2000
 

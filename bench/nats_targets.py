@@ -18,7 +18,7 @@ from bench.nats_driver import Exchange, clients, exchange_at_once, says
 from bench.nats_model import Model, Planned
 from bench.nats_service import fill
 from keyloft.plugins.store import BotDatabase
-from keyloft.server.nats_server import NatsServer
+from keyloft.server.nats_process import NatsServer
 
 PLUGINS = 10
 EXPIRED = 10_000

@@ -18,7 +18,7 @@ from bench.contest import CHUNK, IN_FLIGHT, Contestant, Entrant, Opening, Operat
 from bench.data import Key, joined
 from bench.harness import Unavailable, timed
 from bench.nats_driver import clients
-from keyloft.server.nats_server import NatsServer
+from keyloft.server.nats_process import NatsServer
 
 _READY_SECONDS = 20.0
 _GET_SET: frozenset[Operation] = frozenset({"get", "set"})

@@ -15,10 +15,9 @@ from types import TracebackType
 from typing import Literal, NoReturn
 
 from keyloft import limits
-from keyloft.atomic import Atomic, CommitResult
 from keyloft.clock import Clock, ManualClock
+from keyloft.core.values import U64
 from keyloft.engines import open_engine
-from keyloft.entries import Entry
 from keyloft.errors import (
     Busy,
     CannotOpen,
@@ -62,8 +61,9 @@ from keyloft.errors import (
     VersionConflict,
     WrongLoop,
 )
-from keyloft.store import Listing, Store, Watching
-from keyloft.values import U64
+from keyloft.tuples.atomic import Atomic, CommitResult
+from keyloft.tuples.entries import Entry
+from keyloft.tuples.store import Listing, Store, Watching
 
 __version__ = "0.1.0"
 

@@ -31,7 +31,7 @@ SCAN_ROWS: Final = 1000
 SCAN_BYTES: Final = 1024 * 1024
 """A page aims at no more value bytes than this, going by what the page before it weighed."""
 
-UPKEEP_ROWS: Final = 4096
+MAINTENANCE_ROWS: Final = 4096
 """The most entries that one slice of an import or a copy holds, which is one commit; SCAN_BYTES binds it, too."""
 
 SWEEP_SLICE: Final = 48

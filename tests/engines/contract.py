@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from keyloft import Closed, ManualClock, NotACounter
-from keyloft.engine import Engine, Pages, Watch
-from keyloft.engines.notify import RangeWatch
-from keyloft.records import (
+from keyloft.core.engine import Engine, Watch
+from keyloft.core.paging import Pages
+from keyloft.core.records import (
     Append,
     Batch,
     Change,
@@ -35,7 +35,8 @@ from keyloft.records import (
     Used,
     appended_key,
 )
-from keyloft.values import Encoding, pack_counter, unpack_counter
+from keyloft.core.values import Encoding, pack_counter, unpack_counter
+from keyloft.engines.watches import RangeWatch
 
 A = Space.TUPLES
 B = Space.SEMANTIC

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from keyloft import ManualClock
-from keyloft.engine import Engine
+from keyloft.core.engine import Engine
 from keyloft.engines.memory import MemoryEngine
 from tests.engines.contract import EngineContract
 

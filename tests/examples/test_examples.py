@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
 from keyloft.plugins import DatabaseClient
-from tests.nats import private_server
+from tests.support.nats import private_server
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

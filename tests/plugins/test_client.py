@@ -11,11 +11,12 @@ import pytest
 from nats.aio.msg import Msg
 
 import keyloft
-from keyloft import bus, limits
-from keyloft.bus import WIRE_ERRORS
+from keyloft import limits
+from keyloft.nats import connection as bus
+from keyloft.nats.connection import WIRE_ERRORS
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from keyloft.server.isolation import Isolation, isolate
-from tests.nats import private_server, settled
+from tests.support.nats import private_server, settled
 
 
 @pytest.fixture

@@ -15,14 +15,15 @@ import pytest
 from nats.aio.client import Client as Nats
 from nats.errors import NoRespondersError
 
-from keyloft import DiskFull, ManualClock, bus
-from keyloft.bus import WIRE_ERRORS
-from keyloft.engine import Engine
+from keyloft import DiskFull, ManualClock
+from keyloft.core.engine import Engine
+from keyloft.core.records import Batch, Committed, Conflict
+from keyloft.nats import connection as bus
+from keyloft.nats.connection import WIRE_ERRORS
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.plugins.service import _MOST_UNTOLD
-from keyloft.records import Batch, Committed, Conflict
-from tests.nats import private_server, settled
-from tests.postgres import database_url
+from tests.support.nats import private_server, settled
+from tests.support.postgres import database_url
 from tools.postgres import query
 
 Ask: TypeAlias = Callable[..., Any]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import keyloft
 from keyloft import ManualClock
 from keyloft.plugins import BotDatabase
-from tests.postgres import database_url
+from tests.support.postgres import database_url
 
 
 @pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql"])

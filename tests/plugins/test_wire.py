@@ -8,10 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keyloft import InvalidArgument, InvalidJson, KeyloftError, ValueTooLarge, payloads
+from keyloft import InvalidArgument, InvalidJson, KeyloftError, ValueTooLarge
+from keyloft.core.records import Delete, Record, Set, Space
+from keyloft.core.values import Encoding
+from keyloft.nats import payloads
 from keyloft.plugins import rules, wire
-from keyloft.records import Delete, Record, Set, Space
-from keyloft.values import Encoding
 
 texts = st.text(st.sampled_from('ab"\\{}[]:, \n\x00é\ud800\U0001f600'), max_size=6) | st.sampled_from(
     ["key", "value", "ttl"]

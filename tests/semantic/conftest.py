@@ -9,7 +9,7 @@ import pytest
 import keyloft
 from keyloft import ManualClock, Store
 from keyloft.semantic import SemanticStore
-from tests.postgres import database_url
+from tests.support.postgres import database_url
 from tools.postgres import fresh_database, query
 
 

@@ -6,7 +6,7 @@ PYTEST_DONT_REWRITE: modules may import from here, too.
 from typing import Any
 
 from keyloft import Store
-from keyloft.records import Get, Space
+from keyloft.core.records import Get, Space
 from keyloft.semantic import AuditRecord, Delete, Envelope, Put, Semantics, SemanticStore
 from keyloft.semantic.naming import place
 

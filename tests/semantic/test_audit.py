@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import keyloft
 from keyloft import Busy, InvalidArgument, ManualClock, Store
-from keyloft.engine import Engine
-from keyloft.records import EVERYTHING, Get, Scan, Space
+from keyloft.core.engine import Engine
+from keyloft.core.records import EVERYTHING, Get, Scan, Space
 from keyloft.semantic import AuditRecord, NothingToRestore, Semantics, SemanticStore, StaleFence, VersionConflict
 
 from .entries import (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from keyloft import Closed, InvalidArgument, ManualClock, Store, Undecodable
-from keyloft.records import Batch, Get, Set, Space
+from keyloft.core.records import Batch, Get, Set, Space
+from keyloft.core.values import Encoding
 from keyloft.semantic import Delete, Envelope, FailedWrite, NothingToRestore, Put, SemanticStore, VersionConflict
-from keyloft.values import Encoding
 
 from .entries import (
     CURSOR,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from keyloft import InvalidArgument, ManualClock, Store
-from keyloft.records import Count, Space
+from keyloft.core.records import Count, Space
 from keyloft.semantic import Envelope, Semantics, SemanticStore, StaleFence, VersionConflict
 
 from .entries import (

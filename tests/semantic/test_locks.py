@@ -10,8 +10,8 @@ import pytest
 import keyloft
 from keyloft import InvalidArgument, ManualClock, Store
 from keyloft.semantic import Lock, LockHeld, LockLost, Semantics, SemanticStore, StaleFence, VersionConflict
-from tests.postgres_proxy import Message, proxy
 from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, behind_network, until
+from tests.support.postgres_proxy import Message, proxy
 
 KEY = f"{PROJECT}/locks/sync"
 WORK = f"{PROJECT}/docs/cursor"

@@ -12,12 +12,12 @@ from nats.aio.client import Client as Nats
 
 import keyloft
 from keyloft import DiskFull, ManualClock, Store
-from keyloft.bus import WIRE_ERRORS
-from keyloft.engine import Engine
-from keyloft.records import Batch, Committed, Conflict
+from keyloft.core.engine import Engine
+from keyloft.core.records import Batch, Committed, Conflict
+from keyloft.nats.connection import WIRE_ERRORS
 from keyloft.semantic import SemanticService, SemanticStore
-from tests.nats import settled
-from tests.postgres import database_url
+from tests.support.nats import settled
+from tests.support.postgres import database_url
 
 PUT = {
     "key": "docs/onedrive/delta",

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from keyloft import Store
-from keyloft.engine import Engine, Watch
+from keyloft.core.engine import Engine, Watch
+from keyloft.core.records import Batch, Committed, Conflict, Get, Scan
 from keyloft.errors import CommitUnknown, Unreachable
-from keyloft.records import Batch, Committed, Conflict, Get, Scan
 
 PROJECT = "tenant/acme/project/web"
 PATIENCE_SECONDS = 10.0

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from keyloft.core.urls import without_password
 from keyloft.errors import InvalidArgument
 from keyloft.server.config import SETTINGS, Config, check_service, load
-from keyloft.urls import without_password
 
 
 def test_without_any_source_all_have_their_defaults() -> None:

@@ -17,8 +17,8 @@ import keyloft
 from keyloft.errors import InvalidArgument, InvalidPluginName
 from keyloft.semantic import Login, SemanticClient, Semantics, SemanticService, SemanticStore
 from keyloft.server.isolation import ADMIN, SERVICE, Isolation, User, isolate
-from keyloft.server.nats_server import NatsServer
-from tests.nats import private_server, settled
+from keyloft.server.nats_process import NatsServer
+from tests.support.nats import private_server, settled
 
 OPERATIONS = ["set", "get", "delete", "list"]
 PREFIXES = ["db.kv", "rosey.db.kv"]

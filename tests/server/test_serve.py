@@ -20,8 +20,8 @@ from nats.errors import NoRespondersError
 
 from keyloft.plugins import BotDatabase, DatabaseClient
 from keyloft.server.isolation import isolate
-from keyloft.server.nats_server import NatsServer
-from tests.nats import private_server
+from keyloft.server.nats_process import NatsServer
+from tests.support.nats import private_server
 
 LONGEST_SECONDS = 30.0
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("KEYLOFT_")}

@@ -15,9 +15,9 @@ from nats.aio.client import Client as Nats
 
 from keyloft.plugins import DatabaseClient
 from keyloft.semantic import SemanticClient, Semantics, VersionConflict
-from tests.nats import private_server
-from tests.postgres import PASSWORD, MortalServer
 from tests.server.test_serve import LONGEST_SECONDS, answers, keyloft, refused, serving
+from tests.support.nats import private_server
+from tests.support.postgres import PASSWORD, MortalServer
 from tools.postgres import fresh_database, query
 
 

@@ -11,9 +11,9 @@ from keyloft.cli.look import Key
 from keyloft.cli.options import AsJson, AsText, TakesNumbers, Value, Yes, with_settings
 from keyloft.cli.stores import with_store
 from keyloft.cli.terminal import confirm, fail, given_value, show_json, told
+from keyloft.core.values import U64
 from keyloft.errors import InvalidArgument
 from keyloft.server.config import Flags
-from keyloft.values import U64
 
 ExpireIn: TypeAlias = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="After so many seconds the entry is gone.")

@@ -7,12 +7,15 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from msgspec import Struct
 
-from keyloft import keys, values
 from keyloft.cli import keytext
 from keyloft.cli.options import AsJson, with_settings
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import check_there, finished, named_database, upkeep_of
+from keyloft.cli.stores import check_there, finished, maintenance_of, named_database
 from keyloft.cli.terminal import is_for_people, remark, say, show_json, told
+from keyloft.core import keys, values
+from keyloft.core.maintenance import Maintenance, Range, Snapshot
+from keyloft.core.records import Record, Space
+from keyloft.core.urls import without_password
 from keyloft.errors import (
     DatabaseError,
     InvalidArgument,
@@ -23,12 +26,9 @@ from keyloft.errors import (
     Undecodable,
 )
 from keyloft.plugins import rules
-from keyloft.records import Record, Space
 from keyloft.semantic.naming import is_entry, key_of_row
 from keyloft.semantic.rows import Examiner
 from keyloft.server.config import Flags
-from keyloft.upkeep import Range, Snapshot, Upkeep
-from keyloft.urls import without_password
 
 _LONGEST_KEY = 300
 
@@ -107,8 +107,8 @@ class Findings:
 
 async def _look(url: str, found: Findings) -> None:
     try:
-        async with upkeep_of(url) as upkeep:
-            await _look_into(upkeep, found)
+        async with maintenance_of(url) as maintenance:
+            await _look_into(maintenance, found)
     except (SchemaTooOld, SchemaTooNew) as error:
         found.of_database("schema", error)
     except DatabaseError as error:
@@ -122,16 +122,16 @@ def _check_is_damage(error: DatabaseError) -> None:
         raise error
 
 
-async def _look_into(upkeep: Upkeep, found: Findings) -> None:
+async def _look_into(maintenance: Maintenance, found: Findings) -> None:
     with progress("checking the database") as advance:
         try:
-            for line in await upkeep.damage(advance):
+            for line in await maintenance.damage(advance):
                 found.of_database("damage", line)
         except DatabaseError as error:
             _check_is_damage(error)
             found.of_database("damage", error)
     with progress("checking rows") as advance:
-        async with upkeep.snapshot() as snapshot:
+        async with maintenance.snapshot() as snapshot:
             for space in Space:
                 defects = _defects_of(space, snapshot)
                 try:

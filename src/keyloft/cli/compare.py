@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from keyloft.cli.lines import shown_key
 from keyloft.cli.moving import Selection, count, rows_of
-from keyloft.records import Record, Space
-from keyloft.upkeep import EVERYTHING, Progress, Range, Snapshot, content
+from keyloft.core.maintenance import EVERYTHING, Progress, Range, Snapshot, content
+from keyloft.core.records import Record, Space
 
 _to_bytes: Final = msgspec.msgpack.Encoder().encode
 _ENTRIES_BETWEEN_LOOKS: Final = 1000

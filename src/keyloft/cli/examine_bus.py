@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.cli.findings import Finding, bounded
 from keyloft.cli.plugin import check_somebody_listens
+from keyloft.core.urls import without_password
 from keyloft.errors import (
     InvalidArgument,
     InvalidPluginName,
@@ -34,12 +35,11 @@ from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic import naming
 from keyloft.server.config import Config
 from keyloft.server.isolation import ADMIN, SERVICE, logins_in
-from keyloft.urls import without_password
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as Nats
 
-    from keyloft.bus import Login
+    from keyloft.nats.connection import Login
 
 _SECONDS: Final = 3.0
 _ISOLATION_SECONDS: Final = 20.0
@@ -183,7 +183,7 @@ async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
         NotPermitted: The server refuses the login.
         Unanswered: Whoever is there does not speak NATS.
     """
-    from keyloft import bus
+    from keyloft.nats import connection as bus
 
     refusals: set[tuple[str, str]] = set()
 

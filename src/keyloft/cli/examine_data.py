@@ -9,9 +9,9 @@ from typing import Final
 
 from keyloft.cli import stores
 from keyloft.cli.findings import Finding, State, aside
-from keyloft.engines import Look, look_at
+from keyloft.core.urls import without_password
+from keyloft.engines import Inspection, inspect_database
 from keyloft.errors import CannotOpen, DatabaseError, InvalidInput, NotADatabase, Unreachable
-from keyloft.urls import without_password
 
 _PATIENCE_SECONDS: Final = 6.0
 _MOST_SKEW_SECONDS: Final = 1.0
@@ -33,7 +33,7 @@ async def database(url: str) -> list[Finding]:
     shown = without_password(url)
     look, failure = None, None
     try:
-        look = await look_at(url, patience=_PATIENCE_SECONDS)
+        look = await inspect_database(url, patience=_PATIENCE_SECONDS)
     except InvalidInput as error:
         return [_failed(error)]
     except DatabaseError as error:
@@ -148,7 +148,7 @@ def filesystem_of(folder: Path, mounts: Path = _MOUNTS) -> str | None:
     return kind
 
 
-def schema(look: Look, migrate: str) -> Finding:
+def schema(look: Inspection, migrate: str) -> Finding:
     """Whether the tables are those of this version."""
     if look.revision is None:
         told = "there are no tables of Keyloft in it yet"
@@ -162,11 +162,11 @@ def schema(look: Look, migrate: str) -> Finding:
     return Finding("schema", "ok", f"schema {look.revision}, that of this version")
 
 
-def _obstacles(look: Look) -> list[Finding]:
+def _obstacles(look: Inspection) -> list[Finding]:
     return [Finding("rights", "problem", seen, advice) for seen, advice in look.obstacles]
 
 
-def clock(look: Look) -> Finding:
+def clock(look: Inspection) -> Finding:
     """Whether the database and this machine agree on the time."""
     if look.ahead is None:
         return Finding("clock", "ok", "expiry goes by this machine's clock: there is no other to differ from")

@@ -16,7 +16,7 @@ from keyloft.cli.findings import Finding, aside
 from keyloft.engines import SQLITE_VERSION
 from keyloft.errors import NatsServerFailed
 from keyloft.server.config import OFF, SETTINGS, Config
-from keyloft.server.nats_server import find_binary
+from keyloft.server.nats_process import find_binary
 
 _PYTHON: Final = (3, 11)
 _SQLITE: Final = (3, 46)

@@ -13,12 +13,12 @@ from keyloft.cli.files import mode_of, put_in_place
 from keyloft.cli.moving import Selection, count
 from keyloft.cli.options import AsJson, Yes, with_settings
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import check_there, file_of, finished, named_database, upkeep_of, with_upkeep
+from keyloft.cli.stores import check_there, file_of, finished, maintenance_of, named_database, with_maintenance
 from keyloft.cli.terminal import confirm, is_for_people, remark, say, show_json, sized, told
+from keyloft.core.maintenance import Facts, Maintenance, Snapshot
+from keyloft.core.urls import without_password
 from keyloft.errors import Busy, CannotOpen, DatabaseError, DiskFull, InvalidArgument, NotADatabase
 from keyloft.server.config import Flags
-from keyloft.upkeep import Facts, Snapshot, Upkeep
-from keyloft.urls import without_password
 
 Target: TypeAlias = Annotated[str, typer.Argument(metavar="FILE", help="Where to write it: an SQLite file.")]
 Backup: TypeAlias = Annotated[str, typer.Argument(metavar="FILE", help="What `keyloft backup` wrote.")]
@@ -118,13 +118,13 @@ def compact(*, as_json: AsJson = False, flags: Flags) -> int:
     """
     url = named_database(flags)
 
-    async def work(upkeep: Upkeep) -> tuple[Facts, Facts]:
-        before = await upkeep.facts()
+    async def work(maintenance: Maintenance) -> tuple[Facts, Facts]:
+        before = await maintenance.facts()
         with progress("compacting"):
-            await upkeep.compact()
-        return before, await upkeep.facts()
+            await maintenance.compact()
+        return before, await maintenance.facts()
 
-    before, after = with_upkeep(url, work)
+    before, after = with_maintenance(url, work)
     if as_json or not is_for_people():
         sizes = {"before": _sizes(before), "after": _sizes(after)}
         show_json({"database": without_password(url), **sizes}, as_json=True)
@@ -135,9 +135,9 @@ def compact(*, as_json: AsJson = False, flags: Flags) -> int:
 
 async def _saved(url: str, file: Path) -> tuple[int, int]:
     """Make a backup; how many rows it has, and its clock."""
-    async with upkeep_of(url) as upkeep:
+    async with maintenance_of(url) as maintenance:
         with progress("saving") as advance:
-            await upkeep.backup(str(file), advance)
+            await maintenance.backup(str(file), advance)
     return await _checked(file, without_password(url))
 
 
@@ -147,16 +147,16 @@ async def _checked(file: Path, origin: str) -> tuple[int, int]:
     Raises:
         DatabaseError: It is not, and neither is what it is a copy of.
     """
-    async with upkeep_of(str(file)) as upkeep:
+    async with maintenance_of(str(file)) as maintenance:
         with progress("checking") as advance:
-            if found := await upkeep.damage(advance):
+            if found := await maintenance.damage(advance):
                 raise DatabaseError(f"{origin} is damaged: {found[0]}; `keyloft check --database {origin}` tells all")
-        return await _counted(upkeep)
+        return await _counted(maintenance)
 
 
-async def _counted(upkeep: Upkeep) -> tuple[int, int]:
+async def _counted(maintenance: Maintenance) -> tuple[int, int]:
     """How many rows there are, and the clock."""
-    async with upkeep.snapshot() as snapshot:
+    async with maintenance.snapshot() as snapshot:
         return await count(snapshot, Selection()), snapshot.clock
 
 
@@ -166,7 +166,7 @@ async def _look(source: Path, url: str) -> tuple[int, int]:
     try:
         if (file := file_of(url)) is not None and not file.exists():
             return saved, 0
-        async with upkeep_of(url) as target:
+        async with maintenance_of(url) as target:
             return saved, (await _counted(target))[0]
     except NotADatabase:
         return saved, 0
@@ -186,41 +186,41 @@ def _ask(url: str, lost: int, saved: int, *, replace: bool, yes: bool) -> None:
 
 async def _restored(source: Path, url: str, *, had: int) -> dict[str, Any]:
     """Replace all rows of a database by those of the backup."""
-    async with upkeep_of(str(source)) as saved, saved.snapshot() as wanted, _ours(url) as upkeep:
-        rows, clock = await _counted(upkeep)
+    async with maintenance_of(str(source)) as saved, saved.snapshot() as wanted, _ours(url) as maintenance:
+        rows, clock = await _counted(maintenance)
         if rows and not had:
             raise Busy(f"somebody wrote into {without_password(url)} meanwhile; nothing was changed")
         held = await _digest(wanted)
         with progress("restoring", held.rows) as advance:
             # Where nothing was to be lost, nothing may have come meanwhile.
-            await upkeep.become(wanted, advance, clock=None if had else clock)
+            await maintenance.become(wanted, advance, clock=None if had else clock)
         alone = wanted.clock if clock < wanted.clock else clock + 1
-        async with upkeep.snapshot() as found:
+        async with maintenance.snapshot() as found:
             verified = await _verified(held, found, alone=found.clock == alone)
             return {"rows": held.rows, "clock": found.clock, "verified": verified}
 
 
 async def _copied(source: Path, file: Path) -> dict[str, Any]:
     """Make a file anew, with what other programs had in it."""
-    async with upkeep_of(str(source)) as saved:
+    async with maintenance_of(str(source)) as saved:
         with progress("restoring") as advance:
             await saved.backup(str(file), advance)
-        async with upkeep_of(str(file)) as made, saved.snapshot() as wanted, made.snapshot() as found:
+        async with maintenance_of(str(file)) as made, saved.snapshot() as wanted, made.snapshot() as found:
             held = await _digest(wanted)
             await _verified(held, found, alone=True)
             return {"rows": held.rows, "clock": found.clock, "verified": True}
 
 
 @asynccontextmanager
-async def _ours(url: str) -> AsyncIterator[Upkeep]:
+async def _ours(url: str) -> AsyncIterator[Maintenance]:
     """A whole database, in which our tables are made if there are none."""
     try:
-        async with upkeep_of(url):
+        async with maintenance_of(url):
             make = False
     except NotADatabase:
         make = True
-    async with upkeep_of(url, make=make) as upkeep:
-        yield upkeep
+    async with maintenance_of(url, make=make) as maintenance:
+        yield maintenance
 
 
 async def _verified(held: Digest, found: Snapshot, *, alone: bool) -> bool:

@@ -15,8 +15,8 @@ import re
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
+from keyloft.core.keys import Part, TupleKey
 from keyloft.errors import InvalidKey
-from keyloft.keys import Part, TupleKey
 
 _INT: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _HEX: Final = re.compile(r"x(?:[0-9A-Fa-f]{2})*", re.ASCII)

@@ -22,12 +22,13 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from keyloft import keys, limits
+from keyloft import limits
 from keyloft.cli import keytext
+from keyloft.core import keys
+from keyloft.core.maintenance import LAST_MOMENT, UNVERSIONED
+from keyloft.core.records import Key, Record, Space
+from keyloft.core.values import BYTES, COUNTER, JSON, Encoding, decode_json, pack_counter, unpack_counter
 from keyloft.errors import InvalidArgument, InvalidKey, Undecodable
-from keyloft.records import Key, Record, Space
-from keyloft.upkeep import LAST_MOMENT, UNVERSIONED
-from keyloft.values import BYTES, COUNTER, JSON, Encoding, decode_json, pack_counter, unpack_counter
 
 FORMAT: Final = 1
 

@@ -10,9 +10,9 @@ from keyloft.cli import keytext, stores
 from keyloft.cli.options import AsJson, with_settings
 from keyloft.cli.stores import with_store
 from keyloft.cli.terminal import fail, is_for_people, say, show_json, to_json, told
-from keyloft.keys import TupleKey
+from keyloft.core.keys import TupleKey
+from keyloft.core.values import U64
 from keyloft.server.config import Flags
-from keyloft.values import U64
 
 Key: TypeAlias = Annotated[
     str,

@@ -16,14 +16,14 @@ from keyloft.cli.files import mode_of, sync
 from keyloft.cli.moving import Place, Selection, Slices, count, rows_of
 from keyloft.cli.options import AsJson, with_settings
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import file_of, named_database, quiet, upkeep_of, with_upkeep
+from keyloft.cli.stores import file_of, maintenance_of, named_database, quiet, with_maintenance
 from keyloft.cli.terminal import fail, is_for_people, remark, show_json, told
 from keyloft.clock import SystemClock
-from keyloft.engines import open_upkeep
+from keyloft.core.maintenance import Existing, Loaded, Maintenance, Snapshot
+from keyloft.core.urls import without_password
+from keyloft.engines import open_maintenance
 from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.server.config import Flags
-from keyloft.upkeep import Existing, Loaded, Snapshot, Upkeep
-from keyloft.urls import without_password
 
 Prefix: TypeAlias = Annotated[
     str | None, typer.Option(metavar="PREFIX", help="Of the tuple store, only what is below it, as in users.")
@@ -68,7 +68,7 @@ def export(
         _check_place(Path(file))
     mode = mode_of(file_of(database))
 
-    async def work(source: Upkeep) -> dict[str, Any]:
+    async def work(source: Maintenance) -> dict[str, Any]:
         whole = (
             nullcontext((sys.stdout.buffer, None))
             if file == "-"
@@ -80,7 +80,7 @@ def export(
             return {"file": file, "entries": written, "clock": snapshot.clock}
 
     with _told_if_stopped("Nothing else was changed." if file == "-" else f"--resume goes on with {file}.partial."):
-        done = with_upkeep(database, work)
+        done = with_maintenance(database, work)
     if file != "-":
         show_json(done, as_json=as_json)
     elif is_for_people(sys.stderr):
@@ -111,7 +111,7 @@ def importing(
 
     quiet()
     with _opened(file) as source, _told_if_stopped(), asyncio.Runner() as runner:
-        target = runner.run(open_upkeep(database, make=True))
+        target = runner.run(open_maintenance(database, make=True))
         try:
             slices = Slices(target, 0, existing)
             # Not within the event loop: whoever waits for somebody to type, or for a pipe, can be interrupted.
@@ -150,8 +150,8 @@ def copy(
     if (file := file_of(source)) is not None and not file.exists():
         raise CannotOpen(f"there is no file {file} to copy from")
 
-    async def work(origin: Upkeep) -> dict[str, Any]:
-        async with upkeep_of(target, make=True) as goal, origin.snapshot() as snapshot:
+    async def work(origin: Maintenance) -> dict[str, Any]:
+        async with maintenance_of(target, make=True) as goal, origin.snapshot() as snapshot:
             slices = Slices(goal, snapshot.clock, existing)
             await _put_all(snapshot, slices, selection)
             async with goal.snapshot() as arrived:
@@ -169,7 +169,7 @@ def copy(
         }
 
     with _told_if_stopped():
-        done = with_upkeep(source, work)
+        done = with_maintenance(source, work)
     show_json(done, as_json=as_json)
     if done["missing"] or done["different"] > done["kept"]:
         fail(

@@ -5,16 +5,17 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from keyloft import keys, limits
+from keyloft import limits
 from keyloft.cli import keytext
 from keyloft.cli.lines import shown_key
 from keyloft.cli.terminal import fail
+from keyloft.core import keys
+from keyloft.core.maintenance import EVERYTHING, AlreadyThere, Existing, Loaded, Maintenance, Range, Snapshot
+from keyloft.core.records import Key, Record, Space
+from keyloft.core.values import LOST
 from keyloft.errors import Undecodable
 from keyloft.plugins import rules
-from keyloft.records import Key, Record, Space
 from keyloft.semantic import naming
-from keyloft.upkeep import EVERYTHING, AlreadyThere, Existing, Loaded, Range, Snapshot, Upkeep
-from keyloft.values import LOST
 
 _SLICE_BYTES: Final = 4 * limits.SCAN_BYTES
 _TIMES: Final = (int, type(None))
@@ -99,7 +100,7 @@ async def count(snapshot: Snapshot, selection: Selection) -> int:
 class Slices:
     """Puts rows into a database, as many at a time as one commit is to hold."""
 
-    def __init__(self, target: Upkeep, clock: int, existing: Existing) -> None:
+    def __init__(self, target: Maintenance, clock: int, existing: Existing) -> None:
         self._target = target
         self.clock = clock
         self._existing = existing
@@ -111,7 +112,7 @@ class Slices:
         """Take a row; returns whether the slice is full."""
         self._rows.append((space, row))
         self._weight += len(row.value)
-        return len(self._rows) >= limits.UPKEEP_ROWS or self._weight >= _SLICE_BYTES
+        return len(self._rows) >= limits.MAINTENANCE_ROWS or self._weight >= _SLICE_BYTES
 
     async def flush(self) -> None:
         """Put the slice. Ends the command if something else is in the place of one of them, and is to be refused."""

@@ -10,17 +10,17 @@ from urllib.parse import urlsplit
 
 import typer
 
-from keyloft import payloads
 from keyloft.cli.options import AsJson, AsText, TakesNumbers, Value, Yes, with_settings
 from keyloft.cli.terminal import confirm, given_value, remark, show_json, told
+from keyloft.core.urls import without_password
 from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, Unanswered
+from keyloft.nats import payloads
 from keyloft.plugins import rules
 from keyloft.server.complaints import complain
 from keyloft.server.config import DEFAULT_NATS_PORT, NATS_SETTINGS, Flags, load
-from keyloft.urls import without_password
 
 if TYPE_CHECKING:
-    from keyloft.bus import Login
+    from keyloft.nats.connection import Login
     from keyloft.plugins import DatabaseClient
 
 _ABSENT: Final = object()

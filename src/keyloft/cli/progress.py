@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from keyloft.cli.terminal import is_for_people
-from keyloft.upkeep import Progress
+from keyloft.core.maintenance import Progress
 
 
 @contextmanager

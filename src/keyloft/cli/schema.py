@@ -8,9 +8,9 @@ import typer
 
 from keyloft.cli.options import AsJson, Yes, with_settings
 from keyloft.cli.terminal import is_for_people, remark, say, show_json, told
+from keyloft.core.urls import without_password
 from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError
 from keyloft.server.config import Flags, load
-from keyloft.urls import without_password
 
 if TYPE_CHECKING:
     from keyloft.migrations import Plan

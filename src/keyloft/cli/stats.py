@@ -9,15 +9,15 @@ from msgspec import Struct
 
 from keyloft.cli.options import AsJson, with_settings
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import named_database, with_upkeep
+from keyloft.cli.stores import named_database, with_maintenance
 from keyloft.cli.terminal import is_for_people, say, show_json, sized, table, told
+from keyloft.core.maintenance import Facts, Maintenance, Progress, Range, Size, Snapshot
+from keyloft.core.records import Space
+from keyloft.core.urls import without_password
 from keyloft.errors import InvalidArgument
-from keyloft.records import Space
 from keyloft.semantic.naming import is_entry
 from keyloft.semantic.rows import project_of
 from keyloft.server.config import Flags
-from keyloft.upkeep import Facts, Progress, Range, Size, Snapshot, Upkeep
-from keyloft.urls import without_password
 
 _LONGEST_SECONDS = 1000 * 366 * 86_400
 
@@ -44,13 +44,13 @@ def stats(
         raise InvalidArgument("--soon: a number of seconds, 0 or more")
     url = named_database(flags)
 
-    async def work(upkeep: Upkeep) -> tuple[Facts, _Totals]:
+    async def work(maintenance: Maintenance) -> tuple[Facts, _Totals]:
         with progress("counting") as advance:
-            async with upkeep.snapshot() as snapshot:
+            async with maintenance.snapshot() as snapshot:
                 totals = await _count(snapshot, int(soon * 1000), advance)
-        return await upkeep.facts(), totals
+        return await maintenance.facts(), totals
 
-    facts, totals = with_upkeep(url, work)
+    facts, totals = with_maintenance(url, work)
     if as_json or not is_for_people():
         show_json(_shown(without_password(url), facts, totals, soon), as_json=True)
     else:

@@ -13,12 +13,12 @@ import keyloft
 from keyloft import Entry, Store, limits
 from keyloft.cli import keytext
 from keyloft.cli.terminal import to_json
-from keyloft.engines import open_upkeep
+from keyloft.core.maintenance import Maintenance
+from keyloft.core.urls import sqlite_path
+from keyloft.core.values import U64
+from keyloft.engines import open_maintenance
 from keyloft.errors import CannotOpen
 from keyloft.server.config import Flags, load
-from keyloft.upkeep import Upkeep
-from keyloft.urls import sqlite_path
-from keyloft.values import U64
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def with_store(flags: Flags, work: Callable[[Store], Awaitable[T]], *, make: boo
     async def working() -> T:
         if not make:
             # A store would make its tables in whatever database a wrong URL leads to.
-            async with upkeep_of(url):
+            async with maintenance_of(url):
                 pass
         async with keyloft.open(url, max_value_bytes=limits.LARGEST_VALUE_BYTES, sweep_every=None) as kv:
             return await work(kv)
@@ -50,7 +50,7 @@ def with_store(flags: Flags, work: Callable[[Store], Awaitable[T]], *, make: boo
     return finished(working())
 
 
-def with_upkeep(url: str, work: Callable[[Upkeep], Awaitable[T]]) -> T:
+def with_maintenance(url: str, work: Callable[[Maintenance], Awaitable[T]]) -> T:
     """Open a whole database, and do something with it.
 
     Raises:
@@ -59,20 +59,20 @@ def with_upkeep(url: str, work: Callable[[Upkeep], Awaitable[T]]) -> T:
     check_there(url)
 
     async def working() -> T:
-        async with upkeep_of(url) as upkeep:
-            return await work(upkeep)
+        async with maintenance_of(url) as maintenance:
+            return await work(maintenance)
 
     return finished(working())
 
 
 @asynccontextmanager
-async def upkeep_of(url: str, *, make: bool = False) -> AsyncIterator[Upkeep]:
+async def maintenance_of(url: str, *, make: bool = False) -> AsyncIterator[Maintenance]:
     """A whole database, for as long as somebody works with it."""
-    upkeep = await open_upkeep(url, make=make)
+    maintenance = await open_maintenance(url, make=make)
     try:
-        yield upkeep
+        yield maintenance
     finally:
-        await upkeep.aclose()
+        await maintenance.aclose()
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:

@@ -12,9 +12,9 @@ from typing import Any, NoReturn, ParamSpec
 import msgspec
 import typer
 
+from keyloft.core.values import decode_json, encode_json
 from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.server.complaints import complain, exit_code, explained
-from keyloft.values import decode_json, encode_json
 
 P = ParamSpec("P")
 

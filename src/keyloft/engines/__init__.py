@@ -1,4 +1,4 @@
-"""What stores the data, behind `open_engine` for the faces, and `open_upkeep` and `look_at` for whoever runs it."""
+"""What stores the data: `open_engine` for the interfaces, `open_maintenance` and `inspect_database` for operators."""
 
 import os
 from pathlib import Path
@@ -6,17 +6,17 @@ from typing import Literal
 
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
-from keyloft.engine import Engine
-from keyloft.engines.look import Look
+from keyloft.core.engine import Engine
+from keyloft.core.maintenance import Maintenance
+from keyloft.engines.inspection import Inspection
 from keyloft.engines.memory import MemoryEngine
-from keyloft.engines.sqlite import SqliteEngine
-from keyloft.engines.sqlite_file import LIBRARY_VERSION as SQLITE_VERSION
-from keyloft.engines.sqlite_file import SqliteFile
-from keyloft.engines.worker import Worker
+from keyloft.engines.sqlite.engine import SqliteEngine
+from keyloft.engines.sqlite.file import LIBRARY_VERSION as SQLITE_VERSION
+from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.worker import Worker
 from keyloft.errors import CannotOpen, InvalidArgument
-from keyloft.upkeep import Upkeep
 
-__all__ = ["SQLITE_VERSION", "Look", "look_at", "open_engine", "open_upkeep"]
+__all__ = ["SQLITE_VERSION", "Inspection", "inspect_database", "open_engine", "open_maintenance"]
 
 
 async def open_engine(
@@ -49,12 +49,12 @@ async def open_engine(
         case "sqlite", path:
             return await SqliteEngine.open(path, local_clock, durability=durability, cache_mib=cache_mib)
         case _, dsn:
-            from keyloft.engines.postgres import PostgresEngine  # its driver is not installed everywhere
+            from keyloft.engines.postgres.engine import PostgresEngine  # its driver is not installed everywhere
 
             return await PostgresEngine.open(dsn, clock, durability=durability, patience=patience)
 
 
-async def open_upkeep(url: str | os.PathLike[str], *, make: bool = False) -> Upkeep:
+async def open_maintenance(url: str | os.PathLike[str], *, make: bool = False) -> Maintenance:
     """Open a database as a whole, for whoever runs it.
 
     Args:
@@ -69,16 +69,18 @@ async def open_upkeep(url: str | os.PathLike[str], *, make: bool = False) -> Upk
         case "memory", _:
             raise CannotOpen("a database in memory is nobody's but its process's: name a file, or a PostgreSQL server")
         case "sqlite", path:
-            from keyloft.engines.sqlite_upkeep import SqliteUpkeep
+            from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 
-            return await SqliteUpkeep.open(path, make=make)
+            return await SqliteMaintenance.open(path, make=make)
         case _, dsn:
-            from keyloft.engines.postgres_upkeep import PostgresUpkeep
+            from keyloft.engines.postgres.maintenance import PostgresMaintenance
 
-            return await PostgresUpkeep.open(dsn, make=make)
+            return await PostgresMaintenance.open(dsn, make=make)
 
 
-async def look_at(url: str | os.PathLike[str] | None, *, patience: float = limits.SERVER_SECONDS) -> Look | None:
+async def inspect_database(
+    url: str | os.PathLike[str] | None, *, patience: float = limits.SERVER_SECONDS
+) -> Inspection | None:
     """Look at a database without making or changing anything; None for one in memory.
 
     Raises:
@@ -94,9 +96,9 @@ async def look_at(url: str | os.PathLike[str] | None, *, patience: float = limit
             finally:
                 worker.stop()
         case "postgres", dsn:
-            from keyloft.engines import postgres_look
+            from keyloft.engines.postgres import inspection
 
-            return await postgres_look.look(dsn, patience)
+            return await inspection.look(dsn, patience)
     return None
 
 

@@ -10,12 +10,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from keyloft.clock import Clock
-from keyloft.engine import Watch
-from keyloft.engines.notify import Notifier
-from keyloft.engines.settle import Put, Remove, Write, deciding, settle
-from keyloft.engines.turns import Turn
-from keyloft.errors import Closed, KeyloftError
-from keyloft.records import (
+from keyloft.core.engine import Watch
+from keyloft.core.records import (
     Ask,
     Batch,
     Committed,
@@ -33,6 +29,10 @@ from keyloft.records import (
     Usage,
     Used,
 )
+from keyloft.engines.commit.settle import Put, Remove, Write, deciding, settle
+from keyloft.engines.loop_iteration import LoopIteration
+from keyloft.engines.watches import Notifier
+from keyloft.errors import Closed, KeyloftError
 
 
 class MemoryEngine:
@@ -44,7 +44,7 @@ class MemoryEngine:
         self._version = 0
         self._notifier = Notifier(self, clock)
         self._closed = False
-        self._turn = Turn()
+        self._turn = LoopIteration()
 
     async def read(self, *asks: Ask) -> list[Any]:
         now = await self._now()

@@ -16,8 +16,8 @@ from sqlalchemy import URL, Connection, create_engine, event, pool
 from sqlalchemy.exc import DBAPIError
 
 from keyloft import limits
+from keyloft.core.urls import without_password
 from keyloft.errors import CannotOpen
-from keyloft.urls import without_password
 
 VERSION_TABLE: Final = "keyloft_version"
 # An empty table of ours would be neither a fresh database nor a migrated one.

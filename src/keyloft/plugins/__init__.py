@@ -9,11 +9,11 @@
 
 from typing import TYPE_CHECKING
 
-from keyloft.extras import loader
+from keyloft.core.extras import loader
 from keyloft.plugins.store import BotDatabase
 
 if TYPE_CHECKING:
-    from keyloft.bus import Login
+    from keyloft.nats.connection import Login
     from keyloft.plugins.client import DatabaseClient
     from keyloft.plugins.models import PluginKVStorage
     from keyloft.plugins.service import DatabaseService
@@ -27,7 +27,7 @@ __getattr__ = loader(
     {
         "DatabaseClient": ("keyloft.plugins.client", "nats"),
         "DatabaseService": ("keyloft.plugins.service", "nats"),
-        "Login": ("keyloft.bus", "nats"),
+        "Login": ("keyloft.nats.connection", "nats"),
         "PluginKVStorage": ("keyloft.plugins.models", "sql"),
     },
 )

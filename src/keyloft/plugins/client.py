@@ -7,12 +7,13 @@ from typing import Any, Final
 import msgspec
 from nats.aio.client import Client as Nats
 
-from keyloft import bus, limits
-from keyloft.bus import Login
-from keyloft.calls import Caller
+from keyloft import limits
+from keyloft.core.lazy import LazyList
 from keyloft.errors import InvalidArgument
+from keyloft.nats import connection as bus
+from keyloft.nats.client import Caller
+from keyloft.nats.connection import Login
 from keyloft.plugins import rules
-from keyloft.requested import Requested
 
 PREFIX: Final = "db.kv"
 
@@ -147,7 +148,7 @@ class PluginKV:
         return Keys(self._client, rules.text(prefix, "prefix"), limit)
 
 
-class Keys(Requested[str]):
+class Keys(LazyList[str]):
     """Keys on request: iterate them with `async for`, or `await` them all."""
 
     what = "keys"

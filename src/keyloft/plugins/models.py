@@ -15,7 +15,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-from keyloft import limits, values
+from keyloft import limits
+from keyloft.core import values
 from keyloft.errors import Undecodable
 from keyloft.plugins import rules
 

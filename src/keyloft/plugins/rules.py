@@ -3,10 +3,11 @@
 import re
 from typing import Final
 
-from keyloft import limits, values
+from keyloft import limits
+from keyloft.core import values
+from keyloft.core.records import PluginKey, Scan, Set, Space
+from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument, InvalidKey, InvalidPluginName, InvalidValue, ValueTooLarge
-from keyloft.records import PluginKey, Scan, Set, Space
-from keyloft.values import Encoding
 
 PREFIXES: Final = ("db.kv", "rosey.db.kv")
 """The subjects before `.<plugin>.<operation>`, unless configured otherwise."""

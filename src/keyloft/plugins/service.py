@@ -20,14 +20,15 @@ from nats.aio.client import Client as Nats
 from nats.aio.subscription import Subscription
 
 import keyloft
-from keyloft import bus, limits
-from keyloft.engine import Engine
+from keyloft import limits
+from keyloft.core.engine import Engine
+from keyloft.core.records import Batch, Committed, Delete, Get, Scan, Set, Space
 from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
+from keyloft.nats import connection as bus
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
 from keyloft.plugins.meters import OTHER, Meter, Meters
 from keyloft.plugins.store import BotDatabase, listed
-from keyloft.records import Batch, Committed, Delete, Get, Scan, Set, Space
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from keyloft import limits
 from keyloft.clock import Clock
-from keyloft.engine import Engine
+from keyloft.core.engine import Engine
+from keyloft.core.records import Batch, Committed, Delete, Get, Mutation, Page, Record, Space
+from keyloft.core.sweeper import sweep
+from keyloft.core.values import decode_json
 from keyloft.engines import open_engine
 from keyloft.errors import Closed, Undecodable
 from keyloft.plugins import rules
-from keyloft.records import Batch, Committed, Delete, Get, Mutation, Page, Record, Space
-from keyloft.sweeper import sweep
-from keyloft.values import decode_json
 
 logger = logging.getLogger(__name__)
 

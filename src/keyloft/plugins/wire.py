@@ -10,12 +10,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from keyloft import limits, payloads
+from keyloft import limits
+from keyloft.core.records import Delete, Record, Scan, Set, Space
+from keyloft.core.values import Encoding, decode_json, may_be_deep
 from keyloft.errors import InvalidArgument, Undecodable, ValueTooLarge
+from keyloft.nats import payloads
 from keyloft.plugins import rules
 from keyloft.plugins.store import report_broken
-from keyloft.records import Delete, Record, Scan, Set, Space
-from keyloft.values import Encoding, decode_json, may_be_deep
 
 OPERATIONS: Final = ("set", "get", "delete", "list")
 

@@ -11,15 +11,15 @@
 
 from typing import TYPE_CHECKING
 
+from keyloft.core.extras import loader
 from keyloft.errors import Escalated, LockHeld, LockLost, NotForward, NothingToRestore, StaleFence, VersionConflict
-from keyloft.extras import loader
 from keyloft.semantic.audit import AuditRecord
 from keyloft.semantic.changes import Delete, FailedWrite, Put
 from keyloft.semantic.checkpoints import Checkpoint
+from keyloft.semantic.dead_letters import DeadLetter
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.flags import Flags
 from keyloft.semantic.indexes import IndexVersion
-from keyloft.semantic.letters import DeadLetter
 from keyloft.semantic.locks import Lock
 from keyloft.semantic.naming import key_of, shortened
 from keyloft.semantic.retry import Retry
@@ -27,7 +27,7 @@ from keyloft.semantic.signals import Alert, Signals
 from keyloft.semantic.store import SemanticStore
 
 if TYPE_CHECKING:
-    from keyloft.bus import Login
+    from keyloft.nats.connection import Login
     from keyloft.semantic.client import SemanticClient
     from keyloft.semantic.service import SemanticService
 
@@ -64,7 +64,7 @@ __all__ = [
 __getattr__ = loader(
     __name__,
     {
-        "Login": ("keyloft.bus", "nats"),
+        "Login": ("keyloft.nats.connection", "nats"),
         "SemanticClient": ("keyloft.semantic.client", "nats"),
         "SemanticService": ("keyloft.semantic.service", "nats"),
     },

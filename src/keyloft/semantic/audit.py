@@ -16,12 +16,13 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from keyloft.engine import Engine, Pages
+from keyloft.core.engine import Engine
+from keyloft.core.paging import Pages
+from keyloft.core.records import EVERYTHING, Append, Get, Latest, Record, Scan, Space
+from keyloft.core.values import Encoding
 from keyloft.errors import Undecodable
-from keyloft.records import EVERYTHING, Append, Get, Latest, Record, Scan, Space
 from keyloft.semantic.envelope import directive_of, moment, read_stored
 from keyloft.semantic.naming import Place, audit_log, rows_below
-from keyloft.values import Encoding
 
 Action: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore"]
 

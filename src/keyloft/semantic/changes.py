@@ -7,9 +7,10 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
+from keyloft.core.records import Append, Batch, Check, Committed, Mutation, Purge, Record, Set, Space
+from keyloft.core.records import Delete as Remove
+from keyloft.core.values import Encoding, decode_json
 from keyloft.errors import InvalidArgument, Undecodable
-from keyloft.records import Append, Batch, Check, Committed, Mutation, Purge, Record, Set, Space
-from keyloft.records import Delete as Remove
 from keyloft.semantic import envelope as rules
 from keyloft.semantic.audit import Fact, Hasher, appends
 from keyloft.semantic.envelope import (
@@ -25,7 +26,6 @@ from keyloft.semantic.envelope import (
     write_stored,
 )
 from keyloft.semantic.naming import Place, place
-from keyloft.values import Encoding, decode_json
 
 _SEMANTIC: Final = Space.SEMANTIC
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
-from keyloft.bus import Login
-from keyloft.calls import Caller
+from keyloft.core.lazy import LazyList
 from keyloft.errors import InvalidArgument
-from keyloft.requested import Requested
+from keyloft.nats.client import Caller
+from keyloft.nats.connection import Login
 from keyloft.semantic import changes, naming, wire
 from keyloft.semantic.changes import Change, Delete, Put
 from keyloft.semantic.envelope import Envelope, ExpectedVersion, Semantics, request_name
@@ -182,7 +182,7 @@ class SemanticClient:
         )
 
 
-class RemoteEnvelopes(Requested[Envelope]):
+class RemoteEnvelopes(LazyList[Envelope]):
     """Entries on request: iterate them with `async for`, or `await` them all."""
 
     what = "entries"

@@ -8,9 +8,10 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
-from keyloft import limits, values
+from keyloft import limits
+from keyloft.core import values
+from keyloft.core.records import Record
 from keyloft.errors import InvalidArgument, InvalidValue, Undecodable, ValueTooLarge
-from keyloft.records import Record
 from keyloft.semantic.naming import key_of_row
 
 PURPOSES: Final = ("checkpoint", "feature_flag", "lock", "cursor", "config", "index_version")

@@ -13,9 +13,9 @@ from collections.abc import Awaitable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from keyloft.engine import Engine
+from keyloft.core.engine import Engine
+from keyloft.core.records import Batch, Check, Conflict, Get, Record, Space, Touch
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
-from keyloft.records import Batch, Check, Conflict, Get, Record, Space, Touch
 from keyloft.semantic.changes import Put, putting
 from keyloft.semantic.envelope import LOCK, Envelope, Semantics, directive_of, envelope_of, read_stored
 from keyloft.semantic.naming import Place

@@ -8,8 +8,8 @@ from typing import Final
 from msgspec import Struct
 
 from keyloft import limits
+from keyloft.core.records import appended_key
 from keyloft.errors import InvalidKey, InvalidKeyType, KeyTooLarge
-from keyloft.records import appended_key
 
 PREFIX: Final = "db.semantic"
 """The subject before `.<tenant>.<project>.<operation>`, unless configured otherwise."""

@@ -31,7 +31,7 @@ from keyloft.errors import (
 from keyloft.semantic.writing import Attempt, attempt
 
 if TYPE_CHECKING:
-    from keyloft.semantic.letters import DeadLetters
+    from keyloft.semantic.dead_letters import DeadLetters
 
 logger = logging.getLogger("keyloft.semantic")
 

@@ -7,14 +7,14 @@ from typing import Final
 
 from msgspec import Struct
 
+from keyloft.core.records import Record
+from keyloft.core.values import Encoding
 from keyloft.errors import InvalidKey, Undecodable
-from keyloft.records import Record
 from keyloft.semantic import naming
 from keyloft.semantic.audit import ENDING_BYTES, read_fact
 from keyloft.semantic.changes import remembered
+from keyloft.semantic.dead_letters import read_letter
 from keyloft.semantic.envelope import LOCK, envelope_of
-from keyloft.semantic.letters import read_letter
-from keyloft.values import Encoding
 
 _TOKEN_BYTES: Final = 8
 

@@ -17,8 +17,9 @@ from nats.aio.client import Client as Nats
 from nats.aio.subscription import Subscription
 
 import keyloft
-from keyloft import bus, limits
+from keyloft import limits
 from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
+from keyloft.nats import connection as bus
 from keyloft.semantic import naming, wire
 from keyloft.semantic.changes import Delete, Put
 from keyloft.semantic.envelope import Envelope

@@ -8,8 +8,12 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from keyloft import limits, records
-from keyloft.engine import Engine, Pages, PageSize
+from keyloft import limits
+from keyloft.core import records
+from keyloft.core.engine import Engine
+from keyloft.core.lazy import LazyList
+from keyloft.core.paging import Pages, PageSize
+from keyloft.core.records import EVERYTHING, Batch, Committed, Expired, Get, Purge, Scan, Space
 from keyloft.errors import (
     Closed,
     DatabaseError,
@@ -19,17 +23,15 @@ from keyloft.errors import (
     Undecodable,
     ValueTooLarge,
 )
-from keyloft.records import EVERYTHING, Batch, Committed, Expired, Get, Purge, Scan, Space
-from keyloft.requested import Requested
 from keyloft.semantic import changes, naming
 from keyloft.semantic import envelope as rules
 from keyloft.semantic.audit import AuditTrail
 from keyloft.semantic.changes import Change, Delete, Put
 from keyloft.semantic.checkpoints import Checkpoint
+from keyloft.semantic.dead_letters import DeadLetters
 from keyloft.semantic.envelope import PURPOSES, Envelope, ExpectedVersion, Semantics, envelope_of, read_stored
 from keyloft.semantic.flags import Flags
 from keyloft.semantic.indexes import IndexVersion
-from keyloft.semantic.letters import DeadLetters
 from keyloft.semantic.locks import Lock
 from keyloft.semantic.naming import place
 from keyloft.semantic.retry import Retry
@@ -37,7 +39,7 @@ from keyloft.semantic.signals import Alert, Signals
 from keyloft.semantic.updates import Update
 from keyloft.semantic.watching import Watching
 from keyloft.semantic.writing import Retention, Writer
-from keyloft.store import Store
+from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -476,7 +478,7 @@ class SemanticStore:
             self.signals.look()
 
 
-class EnvelopeList(Requested[Envelope]):
+class EnvelopeList(LazyList[Envelope]):
     """Entries on request: iterate them with `async for`, or `await` them all."""
 
     what = "entries"

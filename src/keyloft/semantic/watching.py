@@ -4,8 +4,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from keyloft.engine import Watch
-from keyloft.records import Change
+from keyloft.core.engine import Watch
+from keyloft.core.records import Change
 
 T = TypeVar("T")
 

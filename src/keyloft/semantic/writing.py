@@ -17,7 +17,9 @@ from typing import Any, Final, NoReturn
 
 from msgspec import Struct
 
-from keyloft.engine import Engine
+from keyloft.core.engine import Engine
+from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Get, Now, Purge, Record, Set, Space
+from keyloft.core.values import Encoding
 from keyloft.errors import (
     Closed,
     DatabaseError,
@@ -27,7 +29,6 @@ from keyloft.errors import (
     Undecodable,
     VersionConflict,
 )
-from keyloft.records import Ask, Batch, Check, Committed, Conflict, Get, Now, Purge, Record, Set, Space
 from keyloft.semantic import changes, naming
 from keyloft.semantic import envelope as rules
 from keyloft.semantic.audit import Hasher
@@ -35,7 +36,6 @@ from keyloft.semantic.changes import Change, FailedWrite, Known, Made, Plan, Rea
 from keyloft.semantic.envelope import Envelope, Stored, read_stored
 from keyloft.semantic.naming import Place, place
 from keyloft.semantic.signals import Signals
-from keyloft.values import Encoding
 
 logger = logging.getLogger(__name__)
 

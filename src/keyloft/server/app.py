@@ -20,7 +20,8 @@ import msgspec
 from nats.aio.client import Client as Nats
 
 import keyloft
-from keyloft import bus
+from keyloft.core.records import Batch, Check, Get, Space
+from keyloft.core.urls import without_password
 from keyloft.errors import (
     CannotOpen,
     DatabaseError,
@@ -34,20 +35,19 @@ from keyloft.errors import (
     SchemaTooOld,
     Unanswered,
 )
+from keyloft.nats import connection as bus
 from keyloft.plugins.client import PREFIX
 from keyloft.plugins.meters import Meters
 from keyloft.plugins.service import NAME, DatabaseService
 from keyloft.plugins.store import BotDatabase
-from keyloft.records import Batch, Check, Get, Space
 from keyloft.semantic.service import SemanticService
 from keyloft.semantic.signals import Signals
 from keyloft.semantic.store import SemanticStore
 from keyloft.server.config import DEFAULT_NATS_PORT, Config
 from keyloft.server.http import Answer, HttpServer, shown
-from keyloft.server.nats_server import NatsServer
+from keyloft.server.nats_process import NatsServer
 from keyloft.server.telemetry import Metrics, set_up_logging
-from keyloft.store import Store
-from keyloft.urls import without_password
+from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from keyloft.semantic.naming import PREFIX as SEMANTIC_PREFIX
 from keyloft.server.isolation import isolate
 
 if TYPE_CHECKING:
-    from keyloft.bus import Login
+    from keyloft.nats.connection import Login
 
 DEFAULT_NATS_PORT: Final = 4222
 OFF: Final = "off"
@@ -211,7 +211,7 @@ class Config(Struct, frozen=True, kw_only=True):
         def path(name: str | None) -> Path | None:
             return None if name is None else Path(name)
 
-        from keyloft.bus import Login  # migrations read settings, too, and need no NATS
+        from keyloft.nats.connection import Login  # migrations read settings, too, and need no NATS
 
         return Login(
             credentials=path(self.nats_creds),

@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from keyloft import limits
+from keyloft.core.records import Usage, Used
 from keyloft.errors import KeyloftError
 from keyloft.plugins.meters import BOUNDS, OTHER, Histogram, Meters
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.wire import OPERATIONS
-from keyloft.records import Usage, Used
 from keyloft.semantic.signals import ALERTS, Signals
 
 if TYPE_CHECKING:

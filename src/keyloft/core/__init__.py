@@ -1,0 +1,1 @@
+"""What all packages share: keys, values, records, and the protocols that engines implement."""

@@ -1,0 +1,61 @@
+"""Reads a scan of any length a page at a time."""
+
+import asyncio
+
+from msgspec.structs import replace
+
+from keyloft import limits
+from keyloft.core.engine import Reader
+from keyloft.core.records import Page, Scan
+
+_FIRST_PAGE = 64
+
+
+class PageSize:
+    """How many entries a page can hold, as learned from the pages of earlier scans."""
+
+    def __init__(self) -> None:
+        self.fitting = _FIRST_PAGE
+
+    def learn(self, page: Page) -> None:
+        weight = sum(map(len, page.values)) // len(page)
+        self.fitting = min(limits.SCAN_ROWS, 16 * self.fitting, max(1, limits.SCAN_BYTES // max(1, weight)))
+
+
+class Pages:
+    """The records of a scan of any length, a page at a time; each page is consistent in itself.
+
+    Pages start small and grow; where the values of one page were large, the next holds fewer. A scan that says how much
+    it wants starts with as much as fitted lately. Before the third page and each after it, other tasks get their turn.
+    A page that failed or was cancelled is read again by the next step.
+    """
+
+    def __init__(self, engine: Reader, scan: Scan, lately: PageSize | None = None) -> None:
+        self._engine = engine
+        self._rest = scan
+        self._lately = lately or PageSize()
+        self._size = self._lately.fitting if scan.limit <= limits.SCAN_ROWS else _FIRST_PAGE
+        self._pages = 0
+
+    def __aiter__(self) -> "Pages":
+        return self
+
+    async def __anext__(self) -> Page:
+        rest = self._rest
+        if rest.limit < 1:
+            raise StopAsyncIteration
+        if self._pages > 1:
+            await asyncio.sleep(0)  # reads don't wait for anything: without this, a long scan would starve other tasks
+        wanted = min(rest.limit, self._size)
+        [page] = await self._engine.read(replace(rest, limit=wanted))
+        self._pages += 1
+        self._rest = replace(rest, limit=rest.limit - wanted if len(page) == wanted else 0)
+        if not page:
+            raise StopAsyncIteration
+        if rest.reverse:
+            self._rest = replace(self._rest, end=page.keys[-1])
+        else:
+            self._rest = replace(self._rest, start=page.keys[-1], after=True)
+        self._lately.learn(page)
+        self._size = min(16 * self._size, self._lately.fitting)
+        return page

@@ -1,0 +1,47 @@
+"""Makes expiry physical: removes what is due from the database, in slices that don't hold up other writers."""
+
+import asyncio
+import logging
+
+from keyloft import limits
+from keyloft.core.engine import Engine
+from keyloft.core.records import Batch, Committed, Expired, Purge, Space
+from keyloft.errors import Closed, KeyloftError
+
+logger = logging.getLogger(__name__)
+
+
+async def sweep(engine: Engine, space: Space) -> int:
+    """Remove the expired entries of a space; returns how many there were.
+
+    An entry that is written again meanwhile stays: each removal is bound to the version that was found expired.
+    """
+    removed, size, last = 0, limits.SWEEP_SLICE, None
+    while True:
+        [due] = await engine.read(Expired(space, size))
+        if not due:
+            return removed
+        done = await engine.commit(Batch(tuple(Purge(space, record.key, record.version) for record in due)))
+        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
+        purged = sum(done.found)
+        removed += purged
+        if len(due) < size or not purged:
+            return removed
+        # Versions count commits: if none came between our last two, nobody is held up by a larger slice.
+        alone = last is not None and done.version == last + 1
+        size, last = limits.SWEEP_SLICE_ALONE if alone else limits.SWEEP_SLICE, done.version
+
+
+async def sweep_regularly(engine: Engine, space: Space, seconds: float) -> None:
+    """Sweep again and again until the engine closes; an error waits for the next time."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            removed = await sweep(engine, space)
+        except Closed:
+            return
+        except KeyloftError as error:
+            logger.warning("sweeping expired entries failed (%s), next try in %g s: %s", error.code, seconds, error)
+        else:
+            if removed:
+                logger.debug("swept %d expired entries", removed)

@@ -1,0 +1,84 @@
+"""Looks at a database of PostgreSQL without changing it: its schema, its clock, and what this user may do there."""
+
+import time
+from typing import Final
+
+from keyloft.engines.inspection import Inspection
+from keyloft.engines.postgres.server import Connection, Failure, PostgresServer
+from keyloft.engines.postgres.tables import milliseconds
+from keyloft.engines.sqlite import tables
+
+_ALL: Final = "SELECT, INSERT, UPDATE, DELETE"
+_RIGHTS: Final = {
+    "plugin_kv_storage": _ALL,
+    "keyloft_tuples": _ALL,
+    "keyloft_semantic": _ALL,
+    "keyloft_clock": "SELECT, UPDATE",
+}
+"""By table, what a service needs."""
+
+_TIME: Final = f"SELECT {milliseconds('clock_timestamp()')}"
+_PLACE: Final = (
+    "SELECT current_setting('server_version'), pg_is_in_recovery() OR current_setting('default_transaction_read_only')"
+    "::bool, current_schema(), coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)"
+)
+
+
+async def look(url: str, patience: float) -> Inspection:
+    """Connect, look, and leave.
+
+    Raises:
+        DatabaseError: It can't be connected to, or does not answer; the message says why.
+    """
+    server = PostgresServer(url, durability="full", patience=patience)
+    connection = await server.connect_once()
+    try:
+        return await _look(server, connection)
+    except Failure as error:
+        raise server.explain(error) from error
+    finally:
+        server.close_aside(connection)
+        await server.aclose()
+
+
+async def _look(server: PostgresServer, connection: Connection) -> Inspection:
+    before = time.time()
+    now = await connection.fetchval(_TIME) / 1000
+    after = time.time()
+    async with connection.transaction(readonly=True):
+        version, is_read_only, schema, may_create = await connection.fetchrow(_PLACE)
+    revision = await server.stamp(connection)
+    obstacles: list[tuple[str, str]] = []
+    if is_read_only:
+        obstacles.append(("it is a standby, or set to read-only", "name the primary in the URL"))
+    if revision is None and schema is None:
+        obstacles.append(("no schema of the search_path is there", "CREATE SCHEMA, or set search_path to another"))
+    elif revision is None and not may_create:
+        granted = f"GRANT USAGE, CREATE ON SCHEMA {schema} TO it, or let its owner run `keyloft migrate`"
+        obstacles.append((f"this user may not make tables in the schema {schema}", granted))
+    elif revision == tables.REVISION:
+        obstacles += await _missing_rights(connection)
+    return Inspection(
+        software=f"PostgreSQL {version.split(' ')[0]}",
+        revision=revision,
+        wanted=tables.REVISION,
+        # Somewhere between the two it looked at its clock: all that is certain is what lies outside.
+        ahead=round(now - after if now > after else min(0.0, now - before), 3),
+        obstacles=tuple(obstacles),
+    )
+
+
+async def _missing_rights(connection: Connection) -> list[tuple[str, str]]:
+    async with connection.transaction(readonly=True):
+        missing = []
+        for table, rights in _RIGHTS.items():
+            for right in rights.split(", "):
+                has = await connection.fetchval("SELECT has_table_privilege(to_regclass($1), $2)", table, right)
+                if not has:
+                    missing.append(
+                        (f"there is no table {table}", "restore it from a backup")
+                        if has is None
+                        else (f"this user may not {right} on {table}", f"GRANT {rights} ON {table} TO it")
+                    )
+                    break
+        return missing

@@ -1,0 +1,1 @@
+"""The engine on an SQLite file."""

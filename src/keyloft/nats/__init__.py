@@ -1,0 +1,1 @@
+"""What the services and clients on NATS share."""

@@ -1,0 +1,1 @@
+"""The tuple store: what `keyloft.open` returns."""

@@ -1,0 +1,125 @@
+"""Several writes as one: all of them are made if all checks hold, and none of them otherwise."""
+
+from datetime import timedelta
+from typing import Any, overload
+
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.core import keys, values
+from keyloft.core.engine import Engine
+from keyloft.core.keys import KeyLike
+from keyloft.core.records import Batch, Check, Committed, Delete, Max, Min, Mutation, Set, Space, Sum, Touch
+from keyloft.errors import InvalidArgument, InvalidValueType, NotACounter
+from keyloft.tuples.entries import Entry, entry_of, milliseconds
+
+_MISSING: Any = object()
+
+
+class CommitResult(Struct, frozen=True):
+    """What came of an atomic: its versionstamp if it was made, else the entries that stood in its way."""
+
+    versionstamp: int | None
+    conflicts: tuple[Entry, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.versionstamp is not None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+class Atomic:
+    """Collects checks and writes; `commit` makes all of them or none.
+
+    Example:
+        entry = await kv.get(("stock", "apples"))
+        done = await kv.atomic().check(entry).set(entry.key, entry.value - 1).sum(("sold",), 1).commit()
+        if not done.ok:
+            print("somebody was faster:", done.conflicts)
+    """
+
+    def __init__(self, engine: Engine, max_value_bytes: int) -> None:
+        self._engine = engine
+        self._max_value_bytes = max_value_bytes
+        self._checks: list[Check] = []
+        self._mutations: list[Mutation] = []
+
+    @overload
+    def check(self, entry: Entry, /) -> "Atomic": ...
+    @overload
+    def check(self, key: KeyLike, /, versionstamp: int | None) -> "Atomic": ...
+    def check(self, at: Entry | KeyLike, /, versionstamp: int | None = _MISSING) -> "Atomic":
+        """Commit only if the key's versionstamp is still this one; None: only if nothing is stored there."""
+        key: KeyLike
+        if isinstance(at, Entry) and versionstamp is _MISSING:
+            key, versionstamp = at.key, at.versionstamp
+        elif not isinstance(at, Entry) and versionstamp is not _MISSING:
+            key = at
+        else:
+            raise InvalidArgument("check takes an entry alone, or a key and a versionstamp (None: absent)")
+        if versionstamp is not None and type(versionstamp) is not int:
+            raise InvalidArgument(f"a versionstamp is an int or None, not {type(versionstamp).__name__}")
+        self._checks.append(Check(Space.TUPLES, keys.encode(key), versionstamp))
+        return self
+
+    def set(self, key: KeyLike, value: object, *, expire_in: float | timedelta | None = None) -> "Atomic":
+        """Store a value; without `expire_in` it never expires."""
+        data, encoding = values.encode(value, self._max_value_bytes)
+        return self._add(Set(Space.TUPLES, keys.encode(key), data, encoding, milliseconds(expire_in)))
+
+    def delete(self, key: KeyLike) -> "Atomic":
+        """Remove an entry, if there is one."""
+        return self._add(Delete(Space.TUPLES, keys.encode(key)))
+
+    def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> "Atomic":
+        """Give an entry another expiry, or with None no expiry; nothing happens where there is none."""
+        return self._add(Touch(Space.TUPLES, keys.encode(key), milliseconds(expire_in)))
+
+    def sum(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "Atomic":
+        """Add to a U64 counter, or subtract: the result wraps around at 0 and 2**64.
+
+        An absent counter begins at 0 and expires after `expire_in`; one that exists keeps the expiry it has.
+        """
+        number = _operand("sum", operand, lowest=-limits.U64_MAX)
+        return self._add(Sum(Space.TUPLES, keys.encode(key), number, milliseconds(expire_in)))
+
+    def min(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "Atomic":
+        """Lower a U64 counter to the operand; an absent one becomes the operand. Expiry as with `sum`."""
+        return self._add(Min(Space.TUPLES, keys.encode(key), _operand("min", operand), milliseconds(expire_in)))
+
+    def max(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "Atomic":
+        """Raise a U64 counter to the operand; an absent one becomes the operand. Expiry as with `sum`."""
+        return self._add(Max(Space.TUPLES, keys.encode(key), _operand("max", operand), milliseconds(expire_in)))
+
+    async def commit(self) -> CommitResult:
+        """Make it all, or nothing: then `ok` is False, and `conflicts` are the entries at the failed checks.
+
+        Committing again makes it all again.
+
+        Raises:
+            NotACounter: A sum, min or max met a value that is not a U64; nothing was written.
+        """
+        batch = Batch(tuple(self._mutations), tuple(self._checks))
+        try:
+            outcome = await self._engine.commit(batch)
+        except NotACounter as error:
+            raise NotACounter(keys.decode(error.key)) from None
+        if isinstance(outcome, Committed):
+            return CommitResult(outcome.version)
+        return CommitResult(
+            None, tuple(entry_of(keys.decode(failed.check.key), failed.current) for failed in outcome.failed)
+        )
+
+    def _add(self, mutation: Mutation) -> "Atomic":
+        self._mutations.append(mutation)
+        return self
+
+
+def _operand(operation: str, operand: int, lowest: int = 0) -> int:
+    if isinstance(operand, bool) or not isinstance(operand, int):
+        raise InvalidValueType(f"{operation} takes an int, not {type(operand).__name__}")
+    if not lowest <= operand <= limits.U64_MAX:
+        raise InvalidArgument(f"{operation} takes an int from {lowest} to {limits.U64_MAX}")
+    return int(operand)

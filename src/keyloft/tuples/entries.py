@@ -1,0 +1,105 @@
+"""Entries as callers see them, made of the records that engines store."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from operator import length_hint
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.core import keys, values
+from keyloft.core.keys import TupleKey
+from keyloft.core.records import Page, Record
+from keyloft.errors import InvalidArgument, Undecodable
+
+T = TypeVar("T")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Entry(Struct, frozen=True, gc=False):
+    """What is stored at a key: its value, version and expiry; or, where nothing is stored, the key alone."""
+
+    key: TupleKey
+    value: Any = None
+    versionstamp: int | None = None
+    expires_at: datetime | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is an entry. A stored None exists, too."""
+        return self.versionstamp is not None
+
+    def __bool__(self) -> bool:
+        return self.exists
+
+
+def entry_of(key: TupleKey, record: Record | None) -> Entry:
+    """The entry at a key, decoded."""
+    if record is None:
+        return Entry(key)
+    due = record.expires_at
+    try:
+        value = values.decode(record.value, record.encoding) if record.encoding else values.decode_json(record.value)
+        expires_at = None if due is None else _EPOCH + timedelta(milliseconds=due)
+    except (Undecodable, OverflowError, TypeError) as error:
+        raise Undecodable(f"the entry at {key!r} is damaged: {error}") from error
+    return Entry(key, value, record.version, expires_at)
+
+
+def entries_of(page: Page) -> Iterator[Entry]:
+    """The entries of a page of records; a damaged one raises in its place, and the others are given all the same."""
+    try:
+        found = keys.decode_many(page.keys)
+        # Most pages are JSON that never expires: they are made without a call per entry.
+        if not any(page.encodings) and not any(page.expiries):
+            return iter(list(map(Entry, found, values.decode_json_many(page.values), page.versions)))
+        return iter(list(map(entry_of, found, page)))
+    except (Undecodable, TypeError, RecursionError):
+        return _OneByOne(page, lambda record: entry_of(keys.decode(record.key), record))
+
+
+def keys_of(page: Page) -> Iterator[TupleKey]:
+    """The keys of a page of records; a damaged one raises in its place."""
+    try:
+        return iter(keys.decode_many(page.keys))
+    except Undecodable:
+        return _OneByOne(page, lambda record: keys.decode(record.key))
+
+
+class _OneByOne(Iterator[T]):
+    """Shows records one at a time, and goes on after an error; like the iterator of a list, it knows what is left."""
+
+    def __init__(self, page: Page, show: Callable[[Record], T]) -> None:
+        self._left = iter(list(page))
+        self._show = show
+
+    def __next__(self) -> T:
+        return self._show(next(self._left))
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._left)
+
+
+def milliseconds(expire_in: float | timedelta | None) -> int | None:
+    """An `expire_in` as a caller gives it, in whole milliseconds, rounded up.
+
+    Raises:
+        InvalidArgument: It is not a positive time, or longer than a thousand years.
+    """
+    if expire_in is None:
+        return None
+    if isinstance(expire_in, timedelta):
+        seconds = expire_in.total_seconds()
+    elif isinstance(expire_in, (int, float)) and not isinstance(expire_in, bool):
+        seconds = float(expire_in) if abs(expire_in) <= limits.LONGEST_EXPIRY_SECONDS else float("inf")
+    else:
+        raise InvalidArgument(f"expire_in is a number of seconds or a timedelta, not {type(expire_in).__name__}")
+    if not 0 < seconds <= limits.LONGEST_EXPIRY_SECONDS:
+        raise InvalidArgument(
+            f"expire_in is more than 0 and at most {limits.LONGEST_EXPIRY_SECONDS:,} seconds; "
+            "None stands for an entry that never expires"
+        )
+    # Rounded first: 0.1 s is not 100.00000000000001 ms.
+    return max(1, -int(-round(seconds * 1000, 6) // 1))

@@ -1,0 +1,318 @@
+"""The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from operator import length_hint
+from types import TracebackType
+from typing import Generic, TypeAlias, TypeVar
+
+from keyloft import limits
+from keyloft.core import keys, values
+from keyloft.core.engine import Engine, Watch
+from keyloft.core.keys import KeyLike, TupleKey
+from keyloft.core.paging import Pages, PageSize
+from keyloft.core.records import (
+    EVERYTHING,
+    Batch,
+    Change,
+    Committed,
+    Count,
+    Delete,
+    Get,
+    Mutation,
+    Page,
+    Set,
+    Space,
+    Touch,
+)
+from keyloft.core.sweeper import sweep, sweep_regularly
+from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue, Undecodable
+from keyloft.tuples.atomic import Atomic
+from keyloft.tuples.entries import Entry, entries_of, entry_of, keys_of, milliseconds
+from keyloft.tuples.selector import Selector
+
+T = TypeVar("T")
+K = TypeVar("K", bound=TupleKey)
+
+_TUPLES = Space.TUPLES
+# Inside Store, `list` is the method.
+Entries: TypeAlias = list[Entry]
+
+
+class Store:
+    """An open store. Get one from `keyloft.open`; close it with `aclose`, or use `async with`."""
+
+    def __init__(
+        self, engine: Engine, *, max_value_bytes: int = limits.VALUE_BYTES, sweep_every: float | None = None
+    ) -> None:
+        self.engine = engine
+        self._max_value_bytes = max_value_bytes
+        self._page_size = PageSize()
+        self._key_page_size = PageSize()
+        self._sweeper: asyncio.Task[None] | None = None
+        if sweep_every is not None:
+            self._sweeper = asyncio.create_task(sweep_regularly(engine, _TUPLES, sweep_every))
+
+    async def __aenter__(self) -> "Store":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def get(self, key: KeyLike) -> Entry:
+        """The entry at a key; `exists` is False where there is none."""
+        [record] = await self.engine.read(Get(_TUPLES, keys.encode(key)))
+        return entry_of(tuple(key), record)
+
+    async def get_many(self, many: Iterable[KeyLike]) -> Entries:
+        """The entries at several keys, in their order, all as of one moment."""
+        wanted = [*many]
+        records = await self.engine.read(*[Get(_TUPLES, encoded) for encoded in _encode_each(wanted)])
+        return [entry_of(tuple(key), record) for key, record in zip(wanted, records, strict=True)]
+
+    async def set(self, key: KeyLike, value: object, *, expire_in: float | timedelta | None = None) -> int:
+        """Store a value and return its versionstamp; without `expire_in` it never expires."""
+        data, encoding = values.encode(value, self._max_value_bytes)
+        done = await self._commit(Set(_TUPLES, keys.encode(key), data, encoding, milliseconds(expire_in)))
+        return done.version
+
+    async def set_many(
+        self,
+        entries: Mapping[K, object] | Iterable[tuple[KeyLike, object]],
+        *,
+        expire_in: float | timedelta | None = None,
+    ) -> int:
+        """Store several values, all or none, under one versionstamp, which is returned."""
+        pairs: Iterable[tuple[KeyLike, object]] = entries.items() if isinstance(entries, Mapping) else entries
+        due = milliseconds(expire_in)
+        sets = []
+        for key, value in pairs:
+            encoded = keys.encode(key)
+            try:
+                data, encoding = values.encode(value, self._max_value_bytes)
+            except InvalidValue as error:
+                error.add_note(f"this is the value for {key!r}; nothing was written")
+                raise
+            sets.append(Set(_TUPLES, encoded, data, encoding, due))
+        done = await self._commit(*sets)
+        return done.version
+
+    async def delete(self, key: KeyLike) -> bool:
+        """Remove an entry; returns whether there was one."""
+        done = await self._commit(Delete(_TUPLES, keys.encode(key)))
+        return done.found[0]
+
+    async def delete_many(self, many: Iterable[KeyLike]) -> int:
+        """Remove several entries, all or none; returns how many there were."""
+        done = await self._commit(*[Delete(_TUPLES, encoded) for encoded in _encode_each(many)])
+        return sum(done.found)
+
+    async def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> bool:
+        """Give an entry another expiry, or with None no expiry; its value and versionstamp stay.
+
+        Returns whether there was an entry.
+        """
+        done = await self._commit(Touch(_TUPLES, keys.encode(key), milliseconds(expire_in)))
+        return done.found[0]
+
+    def list(
+        self,
+        prefix: KeyLike | None = None,
+        *,
+        start: KeyLike | None = None,
+        end: KeyLike | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        cursor: str | None = None,
+    ) -> "Listing[Entry]":
+        """The entries below a prefix, or from `start` up to but not including `end`, or both, in the order of keys.
+
+        Long lists are read page by page; each page is consistent in itself.
+
+        Example:
+            async for entry in kv.list(prefix=("users",), limit=10):
+                print(entry.key, entry.value)
+        """
+        selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
+        return Listing(self.engine, selector, _limit(limit), entries_of, self._page_size)
+
+    def keys(
+        self,
+        prefix: KeyLike | None = None,
+        *,
+        start: KeyLike | None = None,
+        end: KeyLike | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        cursor: str | None = None,
+    ) -> "Listing[TupleKey]":
+        """Like `list`, but the keys alone; no value is read."""
+        selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
+        return Listing(self.engine, selector, _limit(limit), keys_of, self._key_page_size, keys_only=True)
+
+    async def count(
+        self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
+    ) -> int:
+        """How many entries there are in a range, as of one moment."""
+        selector = Selector.of(prefix, start, end)
+        [found] = await self.engine.read(Count(_TUPLES, selector.start, selector.end))
+        return found
+
+    async def delete_range(
+        self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
+    ) -> int:
+        """Remove all entries of a range; returns how many there were.
+
+        Entries go in slices of up to a thousand, so that other writers are not held up. Each slice is removed as a
+        whole; an entry that is written into the range meanwhile may stay.
+        """
+        if prefix is None and start is None and end is None:
+            raise InvalidArgument("delete_range needs a prefix, a start or an end; prefix=() stands for everything")
+        selector = Selector.of(prefix, start, end)
+        removed = 0
+        async for page in Pages(self.engine, selector.scan(_TUPLES, keys_only=True)):
+            done = await self._commit(*[Delete(_TUPLES, key) for key in page.keys])
+            removed += sum(done.found)
+        return removed
+
+    def atomic(self) -> Atomic:
+        """Begin a set of writes that are made together, if their checks hold."""
+        return Atomic(self.engine, self._max_value_bytes)
+
+    def watch(self, *watched: KeyLike, prefix: KeyLike | None = None) -> "Watching":
+        """Changes as they happen, made by this process or by another.
+
+        On keys: first their entries now, then again all of them, in the order given, whenever one changed. On a prefix:
+        the entries that changed since the watch was made. What was deleted or has expired comes with `exists` False.
+        A slow reader misses intermediate states, never the last one. The iteration ends when the store closes.
+
+        Example:
+            async for [config, flags] in kv.watch(("config",), ("flags",)):
+                ...
+        """
+        if bool(watched) == (prefix is not None):
+            raise InvalidArgument("watch takes keys or a prefix: watch(key, …) or watch(prefix=…)")
+        if prefix is not None:
+            selector = Selector.of(prefix, None, None)
+            return Watching(self.engine.watch(selector.scan(_TUPLES)), whole=False)
+        return Watching(self.engine.watch(*[Get(_TUPLES, keys.encode(key)) for key in watched]), whole=True)
+
+    async def sweep(self) -> int:
+        """Remove what has expired from the database; returns how many entries. Readers never see them either way."""
+        return await sweep(self.engine, _TUPLES)
+
+    async def aclose(self) -> None:
+        """Finish the writes under way, end the watches and close the database. A second call does nothing."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self.engine.aclose()
+
+    async def _commit(self, *mutations: Mutation) -> Committed:
+        done = await self.engine.commit(Batch(mutations))
+        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
+        return done
+
+
+class Listing(Generic[T]):
+    """A list in progress: iterate it with `async for`; `cursor` resumes it later, with another limit if need be."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        selector: Selector,
+        limit: int,
+        show: Callable[[Page], Iterator[T]],
+        size: PageSize,
+        *,
+        keys_only: bool = False,
+    ) -> None:
+        self._selector = selector
+        self._pages = Pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only), size)
+        self._show = show
+        self._page = Page()
+        self._items: Iterator[T] = iter(())
+        self._turning = asyncio.Lock()
+
+    @property
+    def cursor(self) -> str | None:
+        """Where to go on after the last entry that this iteration gave; None if it gave none."""
+        given = len(self._page) - length_hint(self._items)
+        return self._selector.cursor_after(self._page.keys[given - 1]) if given else None
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        # All state is in the list itself: a loop that was left or cancelled can be taken up by another.
+        while True:
+            for item in self._items:
+                yield item
+            try:
+                await self._find_more()
+            except StopAsyncIteration:
+                return
+
+    async def __anext__(self) -> T:
+        while not length_hint(self._items):
+            await self._find_more()
+        return next(self._items)
+
+    async def _find_more(self) -> None:
+        """LoopIteration the page, unless another loop over this list was faster."""
+        async with self._turning:
+            if not length_hint(self._items):
+                page = await anext(self._pages)
+                self._page, self._items = page, self._show(page)
+
+
+class Watching:
+    """A watch in progress: iterate it with `async for`; closing it, or the store, ends the iteration."""
+
+    def __init__(self, watch: Watch, *, whole: bool) -> None:
+        self._watch = watch
+        self._whole = whole
+        self._left: Sequence[Change] = ()
+
+    async def __aenter__(self) -> "Watching":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> "Watching":
+        return self
+
+    async def __anext__(self) -> Entries:
+        changes, self._left = self._left or await self._watch.__anext__(), ()
+        entries: Entries = []
+        for at, change in enumerate(changes):
+            try:
+                entries.append(entry_of(keys.decode(change.key), change.record))
+            except Undecodable:
+                if not self._whole:
+                    # A damaged entry raises in its place, after those before it, and those behind it still come.
+                    self._left = changes[at:] if entries else changes[at + 1 :]
+                if self._whole or not entries:
+                    raise
+                break
+        return entries
+
+    async def aclose(self) -> None:
+        await self._watch.aclose()
+
+
+def _encode_each(many: Iterable[KeyLike]) -> list[bytes]:
+    several = [*many]
+    if several and not isinstance(several[0], (tuple, list)):
+        raise InvalidKeyType("this takes several keys, as in get_many([key, other]); each of them is a tuple")
+    return [keys.encode(key) for key in several]
+
+
+def _limit(limit: int | None) -> int:
+    if limit is None:
+        return EVERYTHING
+    if type(limit) is not int or limit < 1:
+        raise InvalidArgument("limit is an int of at least 1; leave it out for no limit")
+    return limit

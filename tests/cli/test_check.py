@@ -1,0 +1,254 @@
+"""`keyloft check`: what it finds, and that it finds nothing where nothing is wrong."""
+
+import asyncio
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import keyloft
+from keyloft import ManualClock
+from keyloft.cli.check import _key
+from keyloft.clock import SystemClock
+from keyloft.core import keys
+from keyloft.core.records import Record, Space
+from keyloft.engines import open_engine
+from keyloft.semantic import Semantics, SemanticStore
+from keyloft.semantic.rows import Examiner
+from keyloft.tuples.store import Store
+from tests.cli.test_tuples import Keyloft, at_a_terminal, call, environment, run
+from tests.support.everything import API, WEB, filled, run_sql
+
+__all__ = ["call", "environment", "run"]
+
+FLAG = Semantics("feature_flag")
+
+
+@pytest.fixture
+def url(environment: dict[str, str]) -> str:
+    """A database with something of every kind."""
+    filled(environment["KEYLOFT_DATABASE_URL"])
+    return environment["KEYLOFT_DATABASE_URL"]
+
+
+def problems(outcome: tuple[int, str, str]) -> list[dict[str, Any]]:
+    code, said, told = outcome
+    found: list[dict[str, Any]] = json.loads(said)
+    assert code == (1 if found else 0), told
+    assert "Traceback" not in told
+    return found
+
+
+def test_nothing_is_wrong_with_what_keyloft_stored(run: Keyloft, url: str) -> None:
+    code, said, told = run("check")
+    assert (code, said) == (0, "[]\n")
+    assert told.endswith(": nothing is wrong with its 28 rows\n")
+
+
+def test_nothing_is_wrong_after_a_life_with_locks_expiries_and_dead_letters(
+    call: Keyloft, environment: dict[str, str]
+) -> None:
+    url = environment["KEYLOFT_DATABASE_URL"]
+    clock = ManualClock()
+    clock.advance(SystemClock().now() / 1000)
+
+    async def live() -> None:
+        kv = Store(await open_engine(url, clock))
+        store = SemanticStore(kv, sweep_every=None)
+
+        async def put(key: str, semantics: Semantics = FLAG, expected_version: int | str = "*") -> Any:
+            return await store.put(key, 1, expected_version=expected_version, writer="a:b", semantics=semantics)
+
+        lock = Semantics("lock", ttl_seconds=60)
+        for path in ("held", "released", "expired", "taken"):
+            await put(f"{API}/locks/{path}", lock)
+        await store.delete(f"{API}/locks/released", expected_version="*", writer="a:b")
+        clock.advance(61)
+        await put(f"{API}/locks/taken", lock)
+        await store.sweep()
+        await put(f"{API}/locks/held", lock)
+        await put(f"{WEB}/flags/x")
+        await store.delete(f"{WEB}/flags/x", expected_version="*", writer="a:b")
+        await store.restore(f"{WEB}/flags/x", writer="a:b")
+        with pytest.raises(keyloft.KeyloftError):
+            await put(f"{WEB}/flags/x", expected_version=1)
+        await store.shorten("acme", "web", "https://example.org/é", writer="a:b")
+        for _ in range(2):
+            clock.advance(50 * 86_400)
+            await put(f"{WEB}/flags/x")
+            await store.sweep()
+        await store.aclose()
+        await kv.aclose()
+
+    asyncio.run(live())
+    assert problems(call("check")) == []
+
+
+ROW = "(key, value, encoding, version, expires_at, created_at, updated_at) VALUES"
+
+
+def row(table: str, key: bytes, value: bytes = b"1", encoding: int = 0, version: int = 1, due: str = "NULL") -> str:
+    name = f"keyloft_{table}"
+    return f"INSERT INTO {name} {ROW} (x'{key.hex()}', x'{value.hex()}', {encoding}, {version}, {due}, 0, 0)"
+
+
+def plugin_row(plugin: str, key: str, value: str) -> str:
+    return f"INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('{plugin}', '{key}', '{value}')"
+
+
+FUTURE = "99999999999999"
+USER = keys.encode(("users", "eve"))
+POINTER = b"k/acme/web/flags/zzz\x00" + (3).to_bytes(8) + b"\x00\x00"
+
+
+@pytest.mark.parametrize(
+    ("sql", "where", "kind", "key"),
+    [
+        (row("tuples", b"\x02no end"), "tuples", "key", r"\x02no end"),
+        (row("tuples", b"\x16\x00\x01"), "tuples", "key", "=1"),  # a long form of a short number
+        (row("tuples", USER, b"{secret"), "tuples", "value", "users/eve"),
+        (row("tuples", USER, b"secret", encoding=2), "tuples", "value", "users/eve"),
+        (row("tuples", USER, b"secret", encoding=9), "tuples", "value", "users/eve"),
+        (row("tuples", USER, version=10_000), "tuples", "version", "users/eve"),
+        (plugin_row("Trivia!", "a b", "1"), "plugins", "key", "Trivia!/a%20b"),
+        (plugin_row("trivia", "bad", "{secret"), "plugins", "value", "trivia/bad"),
+        (row("semantic", b"q/what"), "semantic", "key", "q/what"),
+        (row("semantic", b"e/acme/web"), "semantic", "key", "e/acme/web"),
+        (row("semantic", b"e/acme/web/UPPER"), "semantic", "key", f"{WEB}/UPPER"),
+        (row("semantic", b"e/acme/web/flags/zzz", b'{"secret'), "semantic", "value", f"{WEB}/flags/zzz"),
+        (row("semantic", b"d/acme/web/flags/zzz", b"secret"), "semantic", "value", "d/acme/web/flags/zzz"),
+        (row("semantic", b"a/acme/web/" + bytes(10), b"secret"), "semantic", "value", "a/acme/web/" + r"\x00" * 10),
+        (row("semantic", b"r/acme/web/flags/a\x00id", b"secret"), "semantic", "value", r"r/acme/web/flags/a\x00id"),
+        (row("semantic", b"x/acme/web/id", b"secret"), "semantic", "value", "x/acme/web/id"),
+        (row("semantic", POINTER, b"", 1, due=FUTURE), "semantic", "orphan", ascii(POINTER)[2:-1]),
+        (row("semantic", b"f/acme/web/" + bytes(8), b"locks/x", 1), "semantic", "orphan", r"f/acme/web/" + r"\x00" * 8),
+        ("DROP INDEX idx_plugin_kv_prefix", "database", "damage", None),
+        ("DELETE FROM keyloft_clock", "database", "damage", None),
+    ],
+)
+def test_what_is_wrong_is_found_and_no_value_is_told(
+    call: Keyloft, url: str, sql: str, where: str, kind: str, key: str | None
+) -> None:
+    run_sql(url, sql)
+    outcome = call("check")
+    [found] = problems(outcome)
+    assert (found["where"], found["kind"], found["key"]) == (where, kind, key)
+    assert "secret" not in "".join(map(str, outcome))
+    assert "1 problem;" in outcome[2]
+
+
+def test_a_pointer_that_has_expired_may_outlive_its_record(call: Keyloft, url: str) -> None:
+    run_sql(url, row("semantic", POINTER, b"", 1, due="5"))
+    assert problems(call("check")) == []
+
+
+def test_an_older_or_newer_schema_is_told(call: Keyloft, url: str) -> None:
+    for revision, told in (("0001", "keyloft migrate"), ("0009", "upgrade keyloft")):
+        run_sql(url, f"UPDATE keyloft_version SET version_num = '{revision}'")
+        [found] = problems(call("check"))
+        assert found["kind"] == "schema"
+        assert told in found["problem"]
+
+
+def test_all_are_counted_and_some_are_shown(call: Keyloft, run: Keyloft, url: str, environment: dict[str, str]) -> None:
+    for number in range(5):
+        run_sql(url, row("tuples", keys.encode(("bad\x1b", number)), b"{"))
+    outcome = run("check", "--limit", "2")
+    assert [found["key"] for found in problems(outcome)] == ["bad%1B/=0", "bad%1B/=1"]
+    assert ": 5 problems, of which 2 are shown; " in outcome[2]
+    code, said = at_a_terminal({**environment, "NO_COLOR": "1"}, "check", "--limit", "1")
+    assert code == 1
+    assert "tuples bad%1B/=0: a stored value of 1 bytes is not JSON" in said
+    assert call("check", "--limit", "-1")[0] == 2
+
+
+class TestDamagedFiles:
+    """In a file of many pages."""
+
+    @pytest.fixture
+    def environment(self, tmp_path: Path) -> dict[str, str]:
+        return {"KEYLOFT_DATABASE_URL": str(tmp_path / "many.db")}
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        path = tmp_path / "many.db"
+
+        async def make() -> None:
+            async with keyloft.open(path) as kv:
+                await kv.set_many({("made", number): "x" * 100 for number in range(3000)})
+
+        asyncio.run(make())
+        return path
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_garbage_in_pages_is_told_without_a_traceback(self, file: Path, call: Keyloft, seed: int) -> None:
+        rng = random.Random(seed)
+        content = bytearray(file.read_bytes())
+        for page in rng.sample(range(1, len(content) // 4096), 1 + seed * 3):
+            content[page * 4096 : page * 4096 + 300] = rng.randbytes(300)
+        file.write_bytes(content)
+        found = problems(call("check"))
+        assert found[0]["kind"] == "damage"
+        assert file.read_bytes() == content
+
+    def test_keys_that_lead_back_to_earlier_ones_are_not_followed_for_ever(self, file: Path, call: Keyloft) -> None:
+        index = "SELECT pageno FROM dbstat WHERE name = 'keyloft_tuples' AND pagetype = 'leaf'"
+        leaves = [number for (number,) in run_sql(str(file), f"{index} ORDER BY path")]
+        content = bytearray(file.read_bytes())
+        first, last = [(number - 1) * 4096 for number in (leaves[0], leaves[-1])]
+        content[last : last + 4096] = content[first : first + 4096]
+        file.write_bytes(content)
+        [found] = [one for one in problems(call("check", "--limit", "1000")) if one["where"] == "tuples"]
+        assert "not in the order of its keys" in found["problem"]
+
+    @pytest.mark.parametrize("size", [2, 99, 2000, 4096 * 3, 4096 * 50])
+    def test_a_truncated_file_is_told(self, file: Path, call: Keyloft, size: int) -> None:
+        file.write_bytes(file.read_bytes()[:size])
+        assert problems(call("check"))[0]["kind"] == "damage"
+
+    @pytest.mark.parametrize("content", [b"", b"Dear diary,\n" * 1000])
+    def test_another_file_is_no_database(self, tmp_path: Path, call: Keyloft, content: bytes) -> None:
+        (tmp_path / "diary.txt").write_bytes(content)
+        assert "database" in problems(call("check", "--database", str(tmp_path / "diary.txt")))[0]["problem"]
+        assert (tmp_path / "diary.txt").read_bytes() == content
+
+    def test_text_that_is_none_is_told(self, file: Path, call: Keyloft) -> None:
+        run_sql(str(file), plugin_row("fine", "k", "1"))
+        run_sql(str(file), "UPDATE plugin_kv_storage SET plugin_name = CAST(x'ff' AS TEXT)")
+        [found] = problems(call("check"))
+        assert (found["where"], found["kind"]) == ("plugins", "damage")
+        assert "not UTF-8" in found["problem"]
+        code, _, told = call("stats")
+        assert code == 1
+        assert "not UTF-8" in told
+
+    def test_a_missing_file_is_no_finding(self, tmp_path: Path, call: Keyloft) -> None:
+        code, said, told = call("check", "--database", str(tmp_path / "nowhere.db"))
+        assert (code, said) == (1, "")
+        assert "there is no file" in told
+        assert list(tmp_path.iterdir()) == []
+
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+kinds = st.sampled_from([b"a/", b"d/", b"e/", b"f/", b"h/", b"k/", b"r/", b"x/", b""])
+beginnings = st.sampled_from([b"", b"acme/web/", b"acme/web/flags/a", b"acme/web/flags/a\x00", b"audit"])
+
+
+@given(st.lists(st.tuples(kinds, beginnings, st.binary(max_size=12), st.binary(max_size=20)), max_size=20))
+def test_whatever_rows_there_are_the_examiner_gets_through(rows: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
+    examiner = Examiner(0)
+    for kind, beginning, ending, value in sorted(rows):
+        key = kind + beginning + ending
+        examiner.defect(Record(key, value, 0, 1, None))
+        for space in (Space.SEMANTIC, Space.TUPLES):
+            assert not CONTROL.search(_key(space, key))
+
+
+@given(st.text(), st.text())
+def test_whatever_a_plugin_row_is_called_it_can_be_shown(plugin: str, key: str) -> None:
+    assert not CONTROL.search(_key(Space.PLUGINS, (plugin, key)))

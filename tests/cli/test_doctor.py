@@ -1,0 +1,592 @@
+"""`keyloft doctor`: what it finds, that it changes nothing, and that it tells no secrets."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import keyloft
+from keyloft.cli import examine_data, findings, main
+from keyloft.core.records import Latest
+from keyloft.engines import Inspection
+from keyloft.nats import connection as bus
+from keyloft.plugins import BotDatabase, DatabaseService
+from keyloft.server.http import Answer, HttpServer
+from keyloft.server.isolation import ADMIN, SERVICE, Isolation, User, isolate
+from keyloft.server.nats_process import NatsServer
+from tests.cli.test_tuples import LONGEST_SECONDS, at_a_terminal
+from tests.support.nats import private_server
+from tests.support.postgres import PASSWORD, MortalServer
+from tools.postgres import query
+
+Found = dict[str, list[dict[str, Any]]]
+Doctor = Callable[..., tuple[int, Found]]
+
+QUIET = {"KEYLOFT_HTTP": "off", "KEYLOFT_NATS_PORT": "0"}
+"""Settings with which nothing is looked for on the ports of this machine."""
+
+
+@pytest.fixture
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder, and settings that hold no surprises."""
+    for name in [name for name in os.environ if name.startswith("KEYLOFT_")]:
+        monkeypatch.delenv(name)
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def doctor(surroundings: Path, capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """Examines in this process: the exit code, and what was found by name."""
+
+    def doctor(*arguments: str) -> tuple[int, Found]:
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", "--json", *arguments])
+        said = capsys.readouterr()
+        assert said.err == ""
+        found: Found = {}
+        for finding in json.loads(said.out):
+            assert list(finding) == ["name", "state", "seen", "advice"]
+            assert finding["seen"]
+            assert finding["advice"] or finding["state"] in ("ok", "skipped")
+            found.setdefault(finding["name"], []).append(finding)
+        return int(ended.value.code or 0), found
+
+    return doctor
+
+
+def process(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "keyloft", "doctor", *arguments],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **QUIET, **environment},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SECONDS,
+    )
+
+
+def made(file: Path) -> Path:
+    """A database with an entry."""
+
+    async def make() -> None:
+        async with keyloft.open(file) as kv:
+            await kv.set(("k",), "a value")
+
+    asyncio.run(make())
+    return file
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+# What it prints
+
+
+def test_a_healthy_file_has_no_problem_and_stays_as_it_is(tmp_path: Path) -> None:
+    file = made(tmp_path / "app.db")
+    before = contents(tmp_path)
+    done = process(tmp_path, "--database", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert f"ok: keyloft: Keyloft {keyloft.__version__}" in lines
+    assert f"ok: database: {file} opens and answers (SQLite {apsw.sqlite_lib_version()})" in lines
+    assert "ok: schema: schema 0003, that of this version" in lines
+    assert not [line for line in lines if line.startswith("problem")]
+    assert contents(tmp_path) == before
+
+
+def test_postgresql_is_examined_and_stays_as_it_is(postgres_url: str, tmp_path: Path, doctor: Doctor) -> None:
+    fresh = process(tmp_path, KEYLOFT_DATABASE_URL=postgres_url)
+    assert (fresh.returncode, fresh.stderr) == (0, "")
+    assert "opens and answers (PostgreSQL " in fresh.stdout
+    assert "warning: schema: there are no tables of Keyloft in it yet" in fresh.stdout
+    assert query(postgres_url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
+
+    async def make() -> None:
+        await (await keyloft.open(postgres_url)).aclose()
+
+    asyncio.run(make())
+    code, found = doctor("--database", postgres_url)
+    assert code == 0
+    assert [found[name][0]["state"] for name in ("database", "schema", "clock")] == ["ok", "ok", "ok"]
+    query(postgres_url, "UPDATE keyloft_version SET version_num = '0001'")
+    code, found = doctor("--database", postgres_url)
+    assert (code, found["schema"][0]["state"]) == (1, "problem")
+    assert "keyloft migrate" in found["schema"][0]["advice"]
+
+
+def test_at_a_terminal_it_is_laid_out(surroundings: Path) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "COLUMNS": "200", **QUIET}
+    code, shown = at_a_terminal(environment, "doctor", "--database", str(surroundings / "no" / "app.db"))
+    assert code == 1
+    assert "\x1b[32m✓" in shown
+    assert "\x1b[31m✗" in shown
+    assert f"mkdir -p {surroundings / 'no'}" in shown
+    assert "1 problem, no warnings" in shown
+
+
+def test_an_interruption_ends_it_in_silence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"postgresql://me:secret@127.0.0.1:{silent.getsockname()[1]}/app"
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "keyloft", "doctor", "--database", address],
+            env={"PATH": "/usr/bin:/bin", **QUIET},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        silent.settimeout(LONGEST_SECONDS)
+        connection, _ = silent.accept()
+        waiting.send_signal(signal.SIGINT)
+        _, told = waiting.communicate(timeout=LONGEST_SECONDS)
+        connection.close()
+    assert (waiting.returncode, told) == (130, b"")
+
+
+@pytest.mark.parametrize("arguments", [("--plugin", "Trivia"), ("--nats-config", "nowhere"), ("--htpp", "off")])
+def test_a_wrong_call_ends_with_code_2(surroundings: Path, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *arguments])
+    assert ended.value.code == 2
+
+
+def test_a_setting_that_can_not_be_read_is_found(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYLOFT_NATS_PORT", "many")
+    code, found = doctor()
+    assert (code, found["settings"][0]["state"]) == (1, "problem")
+    assert "KEYLOFT_NATS_PORT" in found["settings"][0]["seen"]
+
+
+def test_settings_that_contradict_each_other_are_found(doctor: Doctor) -> None:
+    code, found = doctor("--nats-user", "trivia", "--nats-password", "secret")
+    assert (code, found["settings"][0]["state"]) == (1, "problem")
+
+
+def test_a_check_that_fails_is_a_finding(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(url: str) -> list[findings.Finding]:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(examine_data, "disk", fail)
+    code, found = doctor()
+    assert (code, found["disk"][0]["state"]) == (1, "problem")
+    assert "RuntimeError" in found["disk"][0]["seen"]
+    assert "secret" not in json.dumps(found)
+
+
+async def test_a_check_that_takes_too_long_is_a_finding() -> None:
+    async def hang() -> list[findings.Finding]:
+        await asyncio.sleep(LONGEST_SECONDS)
+        return []
+
+    [finding] = await findings.bounded("disk", hang(), 0.01)
+    assert (finding.name, finding.state) == ("disk", "problem")
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "arguments"),
+    [
+        ("asyncpg", "postgres", ("--database", "postgresql://127.0.0.1:1/app")),
+        ("nats", "nats", ("--nats", "nats://127.0.0.1:1")),
+        ("alembic", "sql", ()),
+        ("prometheus_client", "server", ("--http", "127.0.0.1:0")),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, package: str, extra: str, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    _, found = doctor(*arguments)
+    [finding] = found["packages"]
+    assert finding["state"] == ("problem" if package in ("asyncpg", "nats") else "warning")
+    assert f'pip install "keyloft[{extra}]"' in finding["advice"]
+
+
+# Files
+
+
+def test_a_file_that_is_not_there_is_not_made(doctor: Doctor, surroundings: Path) -> None:
+    code, found = doctor("--database", "sqlite:///new.db")
+    assert (code, found["database"][0]["state"]) == (0, "warning")
+    assert "there is no file" in found["database"][0]["seen"]
+    assert list(surroundings.iterdir()) == []
+
+
+def test_what_a_killed_process_left_stays_as_it_is(doctor: Doctor, surroundings: Path) -> None:
+    """The file and its log: the index of the log is nobody's data, and whoever reads the log may renew it."""
+
+    async def leave() -> None:
+        async with keyloft.open(surroundings / "app.db") as kv:
+            await kv.set(("k",), 1)
+            (surroundings / "left").mkdir()
+            for part in ("app.db", "app.db-wal", "app.db-shm"):
+                shutil.copy(surroundings / part, surroundings / "left" / part)
+
+    asyncio.run(leave())
+    for gone in (None, "app.db-shm"):
+        if gone is not None:
+            (surroundings / "left" / gone).unlink()
+        before = contents(surroundings / "left")
+        assert before["app.db-wal"]
+        code, found = doctor("--database", "left/app.db")
+        assert (code, found["database"][0]["state"]) == (0, "ok")
+        after = contents(surroundings / "left")
+        assert after.keys() == before.keys()
+        assert [after[name] for name in ("app.db", "app.db-wal")] == [before[name] for name in ("app.db", "app.db-wal")]
+
+
+def test_a_file_in_use_is_examined(doctor: Doctor, surroundings: Path) -> None:
+    async def use() -> tuple[int, Found]:
+        async with keyloft.open(surroundings / "app.db") as kv:
+            await kv.set(("k",), 1)
+            found = await asyncio.to_thread(doctor, "--database", "app.db")
+            await kv.set(("k",), 2)
+            return found
+
+    code, found = asyncio.run(use())
+    assert (code, found["schema"][0]["state"]) == (0, "ok")
+
+
+@pytest.mark.parametrize(
+    ("database", "seen", "advice"),
+    [
+        ("file/app.db", "is a file", "--database"),
+        ("no/folder/app.db", "is not there", "mkdir -p"),
+        ("folder", "is a folder", "--database"),
+        ("file", "is not an SQLite database", "--database"),
+        ("sqlite:app.db", "slashes", "sqlite:///FILE"),
+        ("sqlite://app.db", "three slashes", "sqlite:///FILE"),
+        ("mysql://me:secret@host/app", "no engine for mysql", "--database"),
+        ("~nobody-here/app.db", "nobody-here", ""),
+    ],
+)
+def test_a_wrong_database_is_told_with_what_to_do(
+    doctor: Doctor, surroundings: Path, database: str, seen: str, advice: str
+) -> None:
+    (surroundings / "file").write_text("no database, and of some length " * 100)
+    (surroundings / "folder").mkdir()
+    code, found = doctor("--database", database)
+    [finding] = found["database"]
+    assert (code, finding["state"]) == (1, "problem")
+    assert seen in finding["seen"]
+    assert advice in finding["advice"]
+    assert "secret" not in json.dumps(found)
+    assert sorted(contents(surroundings / "folder")) == []
+
+
+def test_what_can_not_be_written_is_found() -> None:
+    """Root may write everything: it becomes somebody else first, who may not enter every folder for temporary files."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        for part, mode in (("open", 0o777), ("closed", 0o555), ("hidden", 0)):
+            (folder / part).mkdir()
+            (folder / part / "app.db").touch(0o444)
+            (folder / part).chmod(mode)
+        folder.chmod(0o755)
+        script = (
+            "import os, sys; from pathlib import Path; from keyloft.cli.examine_data import file_of\n"
+            "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "for name in sys.argv[1:]: print(file_of(Path(name)))"
+        )
+        files = [str(folder / part / "app.db") for part in ("open", "closed", "hidden")]
+        command = [sys.executable, "-c", script, *files]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS)
+        (folder / "hidden").chmod(0o755)
+    lines = done.stdout.splitlines()
+    assert [re.findall("state='(.*?)'", line) for line in lines] == 3 * [["problem"]], done.stderr
+    assert f"{files[0]} can't be written" in lines[0]
+    assert f"the folder {folder / 'closed'} can't be written" in lines[1]
+
+
+@pytest.mark.parametrize(("revision", "advice"), [("0001", "keyloft migrate --database "), ("9999", "--upgrade")])
+def test_another_schema_is_found(doctor: Doctor, surroundings: Path, revision: str, advice: str) -> None:
+    connection = apsw.Connection(str(made(surroundings / "app.db")))
+    connection.execute("UPDATE keyloft_version SET version_num = ?", (revision,)).fetchall()
+    connection.close()
+    code, found = doctor("--database", "app.db")
+    assert (code, found["schema"][0]["state"]) == (1, "problem")
+    assert advice in found["schema"][0]["advice"]
+
+
+def test_a_database_in_memory_is_a_warning(doctor: Doctor) -> None:
+    code, found = doctor("--database", ":memory:")
+    assert (code, found["database"][0]["state"]) == (0, "warning")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "state"), [(None, "ok"), (0.4, "ok"), (-2.0, "warning"), (31.0, "problem"), (-3600.0, "problem")]
+)
+def test_clocks_that_differ_are_found(ahead: float | None, state: str) -> None:
+    found = examine_data.clock(Inspection(software="", revision="0003", wanted="0003", ahead=ahead))
+    assert found.state == state
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "inodes", "state"),
+    [
+        (0, 2**31, None, "ok"),
+        (2**30, 2**31 + 1, 10**6, "ok"),
+        (2**31, 2**31, None, "warning"),
+        (0, 2**29, None, "warning"),
+        (0, 2**40, 5, "warning"),
+        (0, 2**20, None, "problem"),
+    ],
+)
+def test_a_disk_that_gets_full_is_found(size: int, free: int, inodes: int | None, state: str) -> None:
+    assert examine_data.space_for(size, free, inodes).state == state
+
+
+def test_a_network_file_system_is_found(tmp_path: Path) -> None:
+    place = tmp_path.resolve()
+    mounts = tmp_path / "mountinfo"
+    lines = [
+        "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw",
+        f"23 22 0:40 / {place} rw shared:1 - nfs4 server:/share rw",
+        f"24 22 0:41 / {place}/my\\040disk rw - xfs /dev/sdb1 rw",
+    ]
+    mounts.write_text("\n".join([*lines, ""]))
+    (tmp_path / "my disk").mkdir()
+    assert examine_data.filesystem_of(tmp_path, mounts) == "nfs4"
+    assert examine_data.filesystem_of(tmp_path / "my disk", mounts) == "xfs"
+    assert examine_data.filesystem_of(Path("/"), mounts) == "ext4"
+    assert examine_data.filesystem_of(tmp_path, tmp_path / "absent") is None
+
+
+# PostgreSQL
+
+
+def test_a_wrong_password_is_found_and_not_shown(mortal_postgres: MortalServer, doctor: Doctor) -> None:
+    code, found = doctor("--database", mortal_postgres.url.replace(PASSWORD, "wrong-sesame"))
+    assert (code, found["database"][0]["state"]) == (1, "problem")
+    assert "password" in found["database"][0]["seen"]
+    assert "sesame" not in json.dumps(found)
+
+
+def test_a_server_that_is_not_there_is_found(doctor: Doctor) -> None:
+    code, found = doctor("--database", "postgresql://me:secret@127.0.0.1:1/app")
+    assert (code, found["database"][0]["state"]) == (1, "problem")
+    assert "start it" in found["database"][0]["advice"]
+    assert "secret" not in json.dumps(found)
+
+
+def test_missing_rights_are_found(postgres_url: str, doctor: Doctor) -> None:
+    query(postgres_url, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    role = f"doctor_{os.getpid()}"
+    query(postgres_url, f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    try:
+        as_role = re.sub("://[^@/]*@", f"://{role}:secret@", postgres_url)
+        code, found = doctor("--database", as_role)
+        assert (code, found["rights"][0]["state"]) == (1, "problem")
+        assert "GRANT USAGE, CREATE ON SCHEMA public" in found["rights"][0]["advice"]
+
+        async def make() -> None:
+            await (await keyloft.open(postgres_url)).aclose()
+
+        asyncio.run(make())
+        query(postgres_url, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+        code, found = doctor("--database", as_role)
+        assert code == 1
+        told = "\n".join(finding["advice"] for finding in found["rights"])
+        assert "GRANT SELECT, UPDATE ON keyloft_clock" in told
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON plugin_kv_storage" in told
+    finally:
+        query(postgres_url, f"DROP OWNED BY {role}")
+        query(postgres_url, f"DROP ROLE {role}")
+
+
+# NATS
+
+
+@asynccontextmanager
+async def serving(server: NatsServer, user: User | None = None) -> AsyncIterator[BotDatabase]:
+    """A service, and its database."""
+    login = bus.Login() if user is None else bus.Login(user=user.name, password=user.password)
+    db = BotDatabase(":memory:")
+    service = DatabaseService(await bus.connect(server.url, name="served", login=login), db)
+    await service.start()
+    try:
+        yield db
+    finally:
+        await service.stop()
+        await service.nats.close()
+        await db.close()
+
+
+@pytest.mark.parametrize("address", ["nats://me:secret@127.0.0.1:1", "me:secret@127.0.0.1:1"])
+def test_no_nats_at_an_address_that_is_set_is_a_problem(doctor: Doctor, address: str) -> None:
+    code, found = doctor("--nats", address)
+    assert (code, found["nats"][0]["state"]) == (1, "problem")
+    assert "keyloft serve" in found["nats"][0]["advice"]
+    assert "secret" not in json.dumps(found)
+
+
+async def test_an_open_server_is_a_warning_and_nothing_is_written(doctor: Doctor) -> None:
+    async with private_server() as server, serving(server) as db:
+        code, found = await asyncio.to_thread(doctor, "--nats", server.url)
+        assert (code, found["service"][0]["state"], found["isolation"][0]["state"]) == (0, "ok", "warning")
+        assert "any client can read and write every plugin's data" in found["isolation"][0]["seen"]
+        assert "keyloft nats-config" in found["isolation"][0]["advice"]
+        # A login that the server does not ask for protects nobody.
+        login = ("--nats-user", "trivia", "--nats-password", "secret")
+        assert (await asyncio.to_thread(doctor, "--nats", server.url, *login))[1]["isolation"] == found["isolation"]
+        assert await (await db.engine()).read(Latest()) == [0]
+
+
+async def test_without_an_address_the_server_at_our_own_port_is_examined(doctor: Doctor) -> None:
+    async with private_server() as server:
+        port = str(server.port)
+        code, found = await asyncio.to_thread(doctor, "--nats-port", port)
+        assert (code, found["service"][0]["state"]) == (1, "warning")
+        assert found[f"port {port}"][0]["state"] == "problem"
+        assert f"--nats nats://127.0.0.1:{port}" in found[f"port {port}"][0]["advice"]
+        async with serving(server):
+            code, found = await asyncio.to_thread(doctor, "--nats-port", port)
+            assert (code, found[f"port {port}"][0]["state"]) == (0, "ok")
+
+
+@pytest.fixture
+def isolation(surroundings: Path) -> Isolation:
+    """A configuration in nats.conf."""
+    made = isolate(["trivia", "quote-db"], ["acme"])
+    made.write("nats.conf")
+    return made
+
+
+def login_of(user: User, server: NatsServer) -> tuple[str, ...]:
+    return "--nats", server.url, "--nats-user", user.name, "--nats-password", user.password
+
+
+async def test_a_server_with_our_configuration_keeps_plugins_apart(doctor: Doctor, isolation: Isolation) -> None:
+    passwords = [user.password for user in (*isolation.plugins.values(), isolation.admin, isolation.service)]
+    async with private_server(Path("nats.conf")) as server, serving(server, isolation.service) as db:
+        for arguments, service, kept in (
+            (login_of(isolation.plugins["trivia"], server), "ok", "trivia"),
+            (login_of(isolation.tenants["acme"], server), "skipped", "TENANT-acme"),
+            (("--nats", server.url, "--nats-config", "nats.conf"), "ok", "trivia, quote-db, TENANT-acme"),
+            (("--nats", server.url, "--nats-config", "nats.conf", "--plugin", "trivia"), "ok", "trivia"),
+            (("--nats", server.url.replace("//", f"//trivia:{passwords[0]}@")), "ok", "trivia"),
+        ):
+            code, found = await asyncio.to_thread(doctor, *arguments)
+            assert (code, found["service"][0]["state"]) == (0, service), found
+            [finding] = found["isolation"]
+            assert finding["state"] == "ok"
+            assert finding["seen"].startswith(f"{kept}: all ")
+            assert not [password for password in passwords if password in json.dumps(found)]
+        for user, service in ((isolation.admin, "ok"), (isolation.service, "skipped")):
+            code, found = await asyncio.to_thread(doctor, *login_of(user, server))
+            assert (code, found["service"][0]["state"], found["isolation"][0]["state"]) == (0, service, "skipped")
+        assert await (await db.engine()).read(Latest()) == [0]
+
+
+async def test_a_refused_login_is_found(doctor: Doctor, isolation: Isolation) -> None:
+    async with private_server(Path("nats.conf")) as server:
+        wrong = User("trivia", "wrong-password", "")
+        code, found = await asyncio.to_thread(doctor, *login_of(wrong, server))
+        assert (code, found["nats"][0]["state"]) == (1, "problem")
+        assert "wrong-password" not in json.dumps(found)
+        code, found = await asyncio.to_thread(doctor, "--nats", server.url)
+        assert (code, found["nats"][0]["state"]) == (1, "problem")
+        assert "--nats-user" in found["nats"][0]["advice"]
+        # A file that the server has not read yet.
+        isolate(["trivia"], passwords={"trivia": "another", ADMIN: isolation.admin.password}).write("newer.conf")
+        arguments = (*login_of(isolation.admin, server), "--nats-config", "newer.conf")
+        code, found = await asyncio.to_thread(doctor, *arguments)
+        assert (code, found["isolation"][0]["state"]) == (1, "problem")
+        assert "reload" in found["isolation"][0]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "wider", "seen"),
+    [
+        ('"db.kv.trivia.get"', '"db.kv.*.get"', "send to db.kv.keyloft-doctor-nobody.get"),
+        ('"rosey.db.kv.trivia.set"', '"rosey.>"', "send to rosey.db.kv.keyloft-doctor-nobody.set"),
+        ('"_INBOX_trivia.>"', '"_INBOX_trivia.>", "_INBOX.*"', "hear _INBOX.answer"),
+        ('"_INBOX_trivia.>"', '"_INBOX_trivia.>", "db.kv.>"', "hear db.kv.>"),
+        ('"_INBOX_trivia.>"', '">"', "hear db.kv.>"),
+        ('"db.semantic.acme.*.get"', '"db.semantic.*.*.get"', "send to db.semantic.keyloft-doctor-nobody"),
+        ("authorization {", 'no_auth_user: "trivia"\nauthorization {', None),
+    ],
+)
+async def test_permissions_that_are_too_wide_are_found(
+    doctor: Doctor, isolation: Isolation, ours: str, wider: str, seen: str | None
+) -> None:
+    assert ours in isolation.text
+    Path("wide.conf").write_text(isolation.text.replace(ours, wider))
+    async with private_server(Path("wide.conf")) as server:
+        code, found = await asyncio.to_thread(doctor, "--nats", server.url, "--nats-config", "wide.conf")
+    if seen is None:
+        # Who brings no login is trivia, and confined as trivia is.
+        assert (code, found["isolation"][0]["state"]) == (0, "warning")
+        assert "whoever brings no login" in found["isolation"][0]["seen"]
+        return
+    assert code == 1
+    [problem] = [finding for finding in found["isolation"] if finding["state"] == "problem"]
+    assert seen in problem["seen"]
+    assert "keyloft nats-config" in problem["advice"]
+
+
+async def test_messages_that_are_too_small_for_values_are_found(doctor: Doctor, surroundings: Path) -> None:
+    (surroundings / "small.conf").write_text("max_payload: 65536\n")
+    async with private_server(surroundings / "small.conf") as server:
+        code, found = await asyncio.to_thread(doctor, "--nats", server.url)
+    assert (code, found["nats"][0]["state"]) == (1, "problem")
+    assert "max_payload" in found["nats"][0]["advice"]
+
+
+# Ports
+
+
+async def test_a_port_that_is_taken_is_told_with_the_setting(doctor: Doctor) -> None:
+    pages = HttpServer({})
+    host, port = await pages.start("127.0.0.1", 0)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            own = silent.getsockname()[1]
+            code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}", "--nats-port", str(own))
+    finally:
+        await pages.stop()
+    assert code == 1
+    assert "did not speak NATS" in found["nats"][0]["seen"]
+    assert (found[f"port {port}"][0]["state"], found[f"port {own}"][0]["state"]) == ("warning", "problem")
+    assert "--http" in found[f"port {port}"][0]["advice"]
+    assert "--nats-port" in found[f"port {own}"][0]["advice"]
+
+
+async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
+    answer = Answer(b"ok\n")
+
+    async def health() -> Answer:
+        return answer
+
+    server = HttpServer({"/healthz": health})
+    host, port = await server.start("127.0.0.1", 0)
+    try:
+        code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}")
+        assert (code, found[f"port {port}"][0]["state"]) == (0, "ok")
+    finally:
+        await server.stop()
+    code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}")
+    assert (code, found[f"port {port}"][0]["seen"]) == (0, "free, for metrics and health")
+    code, found = await asyncio.to_thread(doctor, "--http", f"192.0.2.1:{port}")
+    assert (code, found[f"port {port}"][0]["state"]) == (0, "warning")
+
+
+def test_the_users_of_a_configuration_are_known(isolation: Isolation) -> None:
+    from keyloft.cli.examine_bus import read_logins
+
+    assert read_logins("nats.conf").keys() == {SERVICE, ADMIN, "trivia", "quote-db", "TENANT-acme"}

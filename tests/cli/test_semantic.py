@@ -1,0 +1,108 @@
+"""`keyloft semantic …`, as processes, on a file and on PostgreSQL."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+import keyloft
+from keyloft.semantic import Escalated, Semantics, SemanticStore
+from tests.cli.test_tuples import Keyloft, at_a_terminal, call, environment, run
+
+__all__ = ["call", "environment", "run"]
+
+PROJECT = "tenant/acme/project/web"
+FLAG = f"{PROJECT}/flags/new-ui"
+
+
+def shown(outcome: tuple[int, str, str]) -> Any:
+    code, said, told = outcome
+    assert (code, told) == (0, "")
+    lines = [json.loads(line) for line in said.splitlines()]
+    return lines[0] if len(lines) == 1 else lines
+
+
+def test_an_entry_is_put_and_read_with_all_it_says_of_itself(run: Keyloft) -> None:
+    put = shown(
+        run(
+            *("semantic", "put", FLAG, "-5", "--purpose", "feature_flag", "--writer", "console:rollout"),
+            *("--consumer", "web", "--consumer", "mobile", "--ttl", "1000", "--spec-ref", "adr/7"),
+        )
+    )
+    assert shown(run("semantic", "get", FLAG)) == put
+    assert (put["key"], put["value"], put["lastWriter"], put["specRef"]) == (FLAG, -5, "console:rollout", "adr/7")
+    assert put["semantics"]["consumerHints"] == ["web", "mobile"]
+    listed = shown(run("semantic", "list", PROJECT))
+    assert "value" not in listed
+    assert shown(run("semantic", "list", PROJECT, "--values")) == put
+    code, said, told = run("semantic", "put", FLAG, "1", "--purpose", "feature_flag", "--expected-version", "0")
+    assert (code, said) == (1, "")
+    assert told.startswith("keyloft: VERSION_CONFLICT: ")
+    trail = shown(run("semantic", "audit", FLAG))
+    assert [record["action"] for record in trail] == ["put", "conflict"]
+    assert shown(run("semantic", "audit", PROJECT, "--reverse", "--limit", "1"))["action"] == "conflict"
+
+
+def test_locks_are_shown_with_their_holders(run: Keyloft, environment: dict[str, str]) -> None:
+    run("semantic", "put", FLAG, "true", "--purpose", "feature_flag")
+    run("semantic", "put", f"{PROJECT}/locks/sync", "1", "--purpose", "lock", "--ttl", "1000", "--writer", "w:sync")
+    held = shown(run("semantic", "locks", PROJECT))
+    assert (held["key"], held["lastWriter"], held["fence"]) == (f"{PROJECT}/locks/sync", "w:sync", held["version"])
+    code, seen = at_a_terminal({**environment, "COLUMNS": "150"}, "semantic", "locks", PROJECT)
+    assert code == 0
+    assert "locks/sync" in seen
+    assert "w:sync" in seen
+    for command in ("list", "audit"):
+        assert "flags/new-ui" in at_a_terminal({**environment, "COLUMNS": "150"}, "semantic", command, PROJECT)[1]
+
+
+def test_dead_letters_are_listed_retried_and_dropped(run: Keyloft, environment: dict[str, str]) -> None:
+    async def give_up(value: str) -> None:
+        async with keyloft.open(environment["KEYLOFT_DATABASE_URL"]) as kv, SemanticStore(kv) as store:
+            with pytest.raises(Escalated):
+                await store.retrying(conflict_pauses=[]).run(
+                    lambda: store.put(FLAG, value, expected_version=7, writer="w", semantics=Semantics("config"))
+                )
+
+    asyncio.run(give_up("secret"))
+    asyncio.run(give_up("other"))
+    [first, second] = shown(run("semantic", "dead-letters", "list", PROJECT))
+    assert first["operations"] == [{"action": "put", "key": FLAG, "expectedVersion": 7, "lastWriter": "w"}]
+    assert "secret" not in json.dumps(first)
+    code, _, told = run("semantic", "dead-letters", "retry", PROJECT, first["id"])
+    assert (code, told.startswith("keyloft: VERSION_CONFLICT: ")) == (1, True)
+    made = run("semantic", "dead-letters", "retry", PROJECT, first["id"], "--expected-version", "*")
+    assert shown(made)["value"] == "secret"
+    assert run("semantic", "dead-letters", "drop", PROJECT, second["id"])[0] == 2
+    assert run("semantic", "dead-letters", "drop", PROJECT, second["id"], "--yes")[0] == 0
+    assert run("semantic", "dead-letters", "list", PROJECT) == (0, "", "")
+    assert run("semantic", "dead-letters", "drop", PROJECT, second["id"], "--yes")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("get", "users/alice"),
+        ("get", f"{PROJECT}/Bad"),
+        ("put", FLAG, "1", "--purpose", "lock"),
+        ("put", FLAG, "1", "--purpose", "unknown"),
+        ("put", FLAG, "1", "--purpose", "config", "--expected-version", "x"),
+        ("list", "tenant/acme"),
+        ("audit", PROJECT, "--limit", "0"),
+    ],
+)
+def test_a_wrong_call_is_explained(call: Keyloft, arguments: tuple[str, ...]) -> None:
+    call("semantic", "put", FLAG, "1", "--purpose", "config")
+    code, said, told = call("semantic", *arguments)
+    assert (code, said) == (2, "")
+    assert told.startswith("keyloft: ")
+
+
+def test_an_absent_entry_ends_with_code_1(call: Keyloft) -> None:
+    call("semantic", "put", FLAG, "1", "--purpose", "config")
+    assert call("semantic", "get", f"{PROJECT}/absent") == (1, "", f"keyloft: there is no entry {PROJECT}/absent\n")
+
+
+def test_a_purpose_of_ones_own_is_registered_by_a_setting(call: Keyloft) -> None:
+    assert call("semantic", "put", FLAG, "1", "--purpose", "own", "--purposes", "own,other")[0] == 0

@@ -1,0 +1,618 @@
+"""`keyloft export`, `import` and `copy`: whatever is stored arrives as it was, whatever happens on the way."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import keyloft
+from keyloft import U64, Store
+from keyloft.cli import lines
+from keyloft.cli.compare import compare
+from keyloft.cli.moving import Selection
+from keyloft.clock import SystemClock
+from keyloft.core import keys
+from keyloft.core.maintenance import EVERYTHING, Existing, Loaded, Maintenance
+from keyloft.core.records import Key, Record, Space
+from keyloft.engines import open_maintenance
+from keyloft.errors import InvalidArgument, Undecodable
+from keyloft.limits import MAINTENANCE_ROWS
+from keyloft.plugins import BotDatabase
+from keyloft.semantic import Semantics, SemanticStore
+from tests.cli.test_tuples import LONGEST_SECONDS, Keyloft, at_a_terminal, call, environment, run
+from tests.support.everything import run_sql
+from tools.postgres import fresh_database
+
+__all__ = ["call", "environment", "run"]
+
+THEME = "tenant/acme/project/web/config/theme"
+
+# Rows of all kinds
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=12)
+moments = st.integers(0, 253_402_300_799_999)
+tuple_keys = st.lists(
+    st.one_of(texts, st.integers(), st.floats(), st.booleans(), st.binary(max_size=6)), min_size=1, max_size=3
+).map(lambda parts: keys.encode(tuple(parts)))
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=6,
+).map(lambda value: json.dumps(value, ensure_ascii=False).encode())
+json_texts = st.one_of(json_values, json_values.map(lambda value: b" " + value + b"\n"), texts.map(str.encode))
+stored_values = st.one_of(
+    st.tuples(json_values, st.just(0)),
+    st.tuples(st.binary(max_size=20), st.just(1)),
+    st.tuples(st.binary(min_size=8, max_size=8), st.just(2)),
+    st.tuples(st.binary(max_size=20), st.integers(0, 9)),
+)
+
+
+def rows(key: st.SearchStrategy[Key], value: st.SearchStrategy[tuple[bytes, int]]) -> st.SearchStrategy[Record]:
+    def row(key: Key, value: tuple[bytes, int], version: int, due: int | None, made: int, changed: int) -> Record:
+        return Record(key, *value, version, due, made, changed)
+
+    return st.builds(row, key, value, st.integers(0, 2**53), st.none() | st.just(2**45), moments, moments)
+
+
+any_row = st.one_of(
+    st.tuples(st.just(Space.TUPLES), rows(st.one_of(tuple_keys, st.binary(min_size=1, max_size=12)), stored_values)),
+    st.tuples(st.just(Space.SEMANTIC), rows(st.binary(min_size=1, max_size=12), stored_values)),
+    st.tuples(st.just(Space.PLUGINS), rows(st.tuples(texts, texts), st.tuples(json_texts, st.just(0)))),
+)
+
+
+@given(any_row)
+def test_a_row_comes_back_from_its_line(row: tuple[Space, Record]) -> None:
+    space, record = row
+    line = lines.write(space, [record])
+    assert line.find(b"\n") == len(line) - 1
+    assert json.loads(line)["space"] == space
+    assert lines.read(line, now=0) == row
+
+
+@contextlib.asynccontextmanager
+async def maintenance_of(url: str | Path) -> AsyncIterator[Maintenance]:
+    maintenance = await open_maintenance(url, make=True)
+    try:
+        yield maintenance
+    finally:
+        await maintenance.aclose()
+
+
+async def exported(maintenance: Maintenance) -> bytes:
+    async with maintenance.snapshot() as snapshot:
+        text = lines.head(snapshot.clock)
+        for part in EVERYTHING:
+            async for some in snapshot.rows(part):
+                text += lines.write(part.space, some)
+    return text
+
+
+async def imported(maintenance: Maintenance, text: bytes) -> Loaded:
+    first, *rest = text.splitlines(keepends=True)
+    header = lines.read_head(first)
+    assert header is not None
+    return await maintenance.load([lines.read(line, 0) for line in rest], header.clock, Existing.REFUSE)
+
+
+@settings(max_examples=25)
+@given(rows=st.lists(any_row, min_size=1, max_size=12, unique_by=lambda row: (row[0], row[1].key)))
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+def test_export_import_export_is_the_same_byte_by_byte(
+    engine: str,
+    rows: list[tuple[Space, Record]],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> None:
+    clock = max(row.version for _, row in rows)
+
+    async def moved(first: str | Path, second: str | Path) -> tuple[bytes, bytes]:
+        async with maintenance_of(first) as origin, maintenance_of(second) as goal:
+            assert await origin.load(rows, clock, Existing.REFUSE) == Loaded(new=len(rows))
+            text = await exported(origin)
+            await imported(goal, text)
+            return text, await exported(goal)
+
+    with contextlib.ExitStack() as stack:
+        if engine == "sqlite":
+            folder = tmp_path_factory.mktemp("moved")
+            first, second = str(folder / "a.db"), str(folder / "b.db")
+        else:
+            server = request.getfixturevalue("postgres_server")
+            first, second = [stack.enter_context(fresh_database(server)) for _ in range(2)]
+        text, again = asyncio.run(moved(first, second))
+    assert text == again
+    assert text.count(b"\n") == len(rows) + 1
+
+
+# The commands
+
+
+async def fill(url: str) -> None:
+    """Something of every face."""
+    async with keyloft.open(url) as kv:
+        await kv.set_many({("users", name): {"name": name} for name in ("alice", "bob", "é")})
+        await kv.set(("log", 1, -2.5, True), b"\x00\xff", expire_in=3600)
+        await kv.set(("visits",), U64(7))
+        await kv.set(("deep",), [[[{"a": None}]], 10**30, "\u2028"])
+        await kv.delete(("users", "bob"))
+        async with SemanticStore(kv, sweep_every=None) as store:
+            kind = Semantics(purpose="config", producer="test")
+            entry = await store.put(THEME, "dark", expected_version=0, writer="me", semantics=kind)
+            await store.put(
+                THEME, "light", expected_version=entry.version, writer="me", semantics=kind, request_id="r1"
+            )
+    db = BotDatabase(url)
+    await db.kv_set("trivia", "score", {"alice": 3}, ttl_seconds=1000)
+    await db.kv_set("quotes", "1", "é")
+    await db.close()
+
+
+@pytest.fixture
+def url(environment: dict[str, str]) -> str:
+    return environment["KEYLOFT_DATABASE_URL"]
+
+
+@pytest.fixture
+def other(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "other.db")
+
+
+def test_a_database_is_exported_and_imported(url: str, other: str, run: Keyloft, tmp_path: Path) -> None:
+    asyncio.run(fill(url))
+    file = tmp_path / "all.jsonl"
+    code, said, complaints = run("export", str(file))
+    assert (code, complaints) == (0, "")
+    told = json.loads(said)
+    assert told["entries"] == len(file.read_bytes().splitlines()) - 1 > 10
+    assert run("import", str(file), "--database", other) == (
+        0,
+        f'{{"new":{told["entries"]},"same":0,"kept":0,"replaced":0}}\n',
+        "",
+    )
+    assert run("export", "--database", other)[1].encode() == file.read_bytes()
+    assert run("get", "visits", "--database", other)[1] == "7\n"
+    assert json.loads(run("semantic", "get", THEME, "--database", other)[1])["value"] == "light"
+    audit = run("semantic", "audit", THEME)[1]
+    assert audit
+    assert run("semantic", "audit", THEME, "--database", other)[1] == audit
+
+
+def test_versions_go_on_where_they_were(url: str, other: str, call: Keyloft, tmp_path: Path) -> None:
+    asyncio.run(fill(url))
+    file = str(tmp_path / "all.jsonl")
+    clock = json.loads(call("export", file)[1])["clock"]
+    call("import", file, "--database", other)
+    assert call("set", "new", "1", "--database", other)[1] == f"{clock + 1}\n"
+
+
+def test_sqlite_to_postgresql_to_sqlite_loses_nothing(postgres_url: str, tmp_path: Path) -> None:
+    first, last = str(tmp_path / "first.db"), str(tmp_path / "last.db")
+    asyncio.run(fill(first))
+    for source, target in ((first, postgres_url), (postgres_url, last)):
+        done = subprocess.run(
+            [sys.executable, "-m", "keyloft", "copy", source, target], capture_output=True, timeout=LONGEST_SECONDS
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        told = json.loads(done.stdout)
+        assert told["missing"] == told["different"] == told["other_versions"] == 0
+        assert told["new"] == told["compared"] > 10
+        assert told["source_sha256"] == told["target_sha256"]
+
+    async def both() -> tuple[bytes, bytes]:
+        async with maintenance_of(first) as origin, maintenance_of(last) as goal:
+            return await exported(origin), await exported(goal)
+
+    before, after = asyncio.run(both())
+    assert before == after
+
+
+def test_only_a_part_is_moved(url: str, other: str, call: Keyloft) -> None:
+    asyncio.run(fill(url))
+
+    def keys_of(*which: str) -> list[str]:
+        _, said, _ = call("export", *which)
+        return [json.loads(line)["key"] for line in said.split("\n")[1:-1]]
+
+    assert keys_of("--prefix", "users") == ["users/alice", "users/é"]
+    assert keys_of("--prefix", "") == ["deep", "log/=1/=-2.5/=true", "users/alice", "users/é", "visits"]
+    assert keys_of("--plugin", "trivia") == ["score"]
+    assert keys_of("--plugin", "triv") == []
+    assert "e/acme/web/config/theme" in keys_of("--project", "tenant/acme/project/web")
+    assert keys_of("--project", "tenant/acme/project/we") == []
+    assert len(keys_of("--prefix", "users", "--plugin", "quotes")) == 3
+    assert call("export", "--project", THEME)[0] == 2
+    assert call("copy", url, other, "--prefix", "users")[0] == 0
+    assert call("keys", "--database", other)[1] == "users/alice\nusers/é\n"
+
+
+def test_what_has_expired_is_gone_but_workflows_may_still_restore_it(url: str, call: Keyloft) -> None:
+    async def work() -> None:
+        async with maintenance_of(url) as maintenance:
+            gone = [
+                (Space.TUPLES, Record(keys.encode(("gone",)), b"1", 0, 1, 1, 1, 1)),
+                (Space.PLUGINS, Record(("trivia", "gone"), b"1", 0, 1, 1, 1, 1)),
+                (Space.SEMANTIC, Record(b"e/acme/web/gone", b"1", 0, 1, 1, 1, 1)),
+            ]
+            await maintenance.load(gone, 1, Existing.REFUSE)
+
+    asyncio.run(work())
+    assert [json.loads(line)["key"] for line in call("export")[1].split("\n")[1:-1]] == ["e/acme/web/gone"]
+
+
+def test_what_is_there_already_is_refused_kept_or_replaced(
+    environment: dict[str, str], run: Keyloft, call: Keyloft
+) -> None:
+    call("set", "a", "1")
+    call("set", "b", "2")
+    lines = b'{"key":"b","value":3}\n{"key":"a","value":1}\n{"key":"c","value":[1, 2]}\n'
+    code, said, complaint = run("import", "-", given=lines)
+    assert (code, said) == (1, "")
+    assert "tuples b is there already" in complaint
+    assert "--keep" in complaint
+    assert "--replace" in complaint
+    assert call("count")[1] == "2\n", "a slice is stored as a whole, or not at all"
+    assert run("import", "-", "--keep", given=lines)[:2] == (0, '{"new":1,"same":1,"kept":1,"replaced":0}\n')
+    assert call("get", "b")[1] == "2\n"
+    before = json.loads(call("get", "a", "--entry")[1])["versionstamp"]
+    assert run("import", "-", "--replace", given=lines)[:2] == (0, '{"new":0,"same":2,"kept":0,"replaced":1}\n')
+    assert json.loads(call("get", "b", "--entry")[1]) == {"key": "b", "value": 3, "versionstamp": 4}
+    assert json.loads(call("get", "a", "--entry")[1])["versionstamp"] == before
+    assert run("import", "-", "--keep", "--replace")[0] == 2
+
+
+@pytest.mark.parametrize(("how", "left"), [((), '"mine"\n'), (("--keep",), '"mine"\n'), (("--replace",), "2\n")])
+def test_what_is_there_is_found_in_whatever_order_lines_come(
+    environment: dict[str, str], run: Keyloft, call: Keyloft, how: tuple[str, ...], left: str
+) -> None:
+    call("set", "c", '"mine"')
+    code, _, complaint = run("import", "-", *how, given=b'{"key":"c","value":2}\n{"key":"a","value":1}\n')
+    assert (code, "is there already" in complaint) == ((0, False) if how else (1, True))
+    assert call("get", "c")[1] == left
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ((), None),
+        (("--keep",), '{"new":1,"same":1,"kept":1,"replaced":0}\n'),
+        (("--replace",), '{"new":1,"same":1,"kept":0,"replaced":1}\n'),
+    ],
+)
+def test_a_key_that_comes_twice_meets_itself(
+    environment: dict[str, str], run: Keyloft, call: Keyloft, how: tuple[str, ...], told: str | None
+) -> None:
+    code, said, complaint = run("import", "-", *how, given=b'{"key":"a","value":1}\n' * 2 + b'{"key":"a","value":2}\n')
+    if told is None:
+        assert (code, said) == (1, "")
+        assert "tuples a is there already" in complaint
+        return
+    assert (code, said) == (0, told)
+    assert call("get", "a")[1] == ("1\n" if "--keep" in how else "2\n")
+
+
+def test_times_by_hand_can_be_moved_and_saved(
+    url: str, other: str, call: Keyloft, environment: dict[str, str], tmp_path: Path
+) -> None:
+    call("set", "a", "1")
+    times = ["'9999-12-31 23:59:59.999999'", "'1969-01-01 00:00:00'"]
+    times += (
+        ["'infinity'", "'-infinity'", "'20000-01-01'", "'0044-01-01 BC'"] if "://" in url else ["'never'", "20300101"]
+    )
+    for number, time in enumerate(times):
+        run_sql(
+            url,
+            "INSERT INTO plugin_kv_storage (plugin_name, key, value_json, expires_at, created_at) "
+            f"VALUES ('trivia', 'k{number}', '1', {time}, {time})",
+        )
+    file, saved = str(tmp_path / "all.jsonl"), str(tmp_path / "saved.db")
+    assert call("export", file)[0] == 0
+    told = {line["key"]: line for line in map(json.loads, Path(file).read_text().splitlines()[2:])}
+    last = 253_402_300_799_999
+    if "://" in url:
+        assert {key: line.get("expires_at") for key, line in told.items()} == {"k0": last, "k2": None, "k4": last}
+    else:
+        assert {key: line.get("expires_at") for key, line in told.items()} == {"k0": last, "k2": None}
+    same = {"new": 0, "same": len(told) + 1, "kept": 0, "replaced": 0}
+    assert json.loads(call("import", file)[1]) == same, "it meets its own rows"
+    assert call("copy", url, other)[0] == 0
+    assert call("backup", saved)[0] == 0
+    assert call("restore", saved, "--replace", "--yes")[0] == 0
+    assert call("restore", saved, "--replace", "--yes", "--database", other)[0] == 0
+    assert call("export", "--database", other)[1].splitlines()[1:] == Path(file).read_text().splitlines()[1:]
+
+
+BAD_LINES = [
+    b"nonsense",
+    b'{"value":1}',
+    b'{"key":"a"}',
+    b'{"key":"","value":1}',
+    b'{"key":"a","value":1,"bytes":"AA=="}',
+    b'{"key":"a","bytes":"?"}',
+    b'{"key":"a","u64":-1}',
+    b'{"key":"a","u64":18446744073709551616}',
+    b'{"key":"a","raw":"AA=="}',
+    b'{"key":"a","value":1,"version":"7"}',
+    b'{"key":"a","value":1,"version":-2}',
+    b'{"key":"a","value":1,"expires_at":1e300}',
+    b'{"key":"a","value":1,"expires_at":99999999999999999}',
+    b'{"key":"a","value":1,"colour":"red"}',
+    b'{"key":"=oops","value":1}',
+    b'{"key":"a%G0","value":1}',
+    b'{"key_hex":"xyz","value":1}',
+    b'{"space":"plugins","key":"a","value":1}',
+    b'{"plugin":"trivia","key":"a","bytes":"AA=="}',
+    b'{"plugin":"tri\\u0000via","key":"a","value":1}',
+    b'{"space":"attic","key":"a","value":1}',
+    b"[1]",
+    b'{"key":"\xff","value":1}',
+    b'{"key":"a","value":' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"key":"' + b"a" * 3000 + b'","value":1}',
+]
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_a_line_that_holds_no_entry_is_refused(line: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        lines.read(line, 0)
+
+
+def test_a_bad_line_is_named_and_what_comes_before_it_is_stored(url: str, run: Keyloft, call: Keyloft) -> None:
+    code, said, complaint = run("import", "-", given=b'{"key":"a","value":1}\n\n{"key":"b","value":secret}\n')
+    assert (code, said) == (1, "")
+    assert complaint.startswith("keyloft: line 3: ")
+    assert "secret" not in complaint
+    assert call("keys")[1] == "a\n"
+    assert "line 1: no entry" in run("import", "-", given=b'{"keyloft":"export","for')[2]
+    later = b'{"keyloft":"export","format":2,"clock":1}\n'
+    assert "format 2" in run("import", "-", given=later)[2]
+
+
+def many(number: int, size: int = 10) -> Iterator[bytes]:
+    yield lines.head(number)
+    for at in range(number):
+        yield lines.write(
+            Space.TUPLES, [Record(keys.encode(("n", at)), b'"%s"' % (b"x" * size), 0, at + 1, None, 1, 1)]
+        )
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+def test_an_import_that_was_stopped_goes_on(
+    url: str, environment: dict[str, str], call: Keyloft, tmp_path: Path, stop: signal.Signals
+) -> None:
+    file = tmp_path / "many.jsonl"
+    file.write_bytes(b"".join(many(3 * MAINTENANCE_ROWS)))
+    command = [sys.executable, "-m", "keyloft", "import", "-"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as child:
+        assert child.stdin is not None
+        assert child.stderr is not None
+        child.stdin.write(b"".join(file.read_bytes().splitlines(keepends=True)[: MAINTENANCE_ROWS + 100]))
+        child.stdin.flush()
+        asyncio.run(until(url, MAINTENANCE_ROWS))
+        child.send_signal(stop)
+        assert child.wait(LONGEST_SECONDS) == (130 if stop is signal.SIGINT else -stop)
+        complaint = child.stderr.read().decode()
+        assert complaint == ("" if stop is signal.SIGKILL else f"{STOPPED}\n")
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
+    assert call("count")[1] == f"{MAINTENANCE_ROWS}\n"
+    done = Loaded(new=2 * MAINTENANCE_ROWS, same=MAINTENANCE_ROWS)
+    told = json.loads(call("import", str(file))[1])
+    assert told == {"new": done.new, "same": done.same, "kept": 0, "replaced": 0}
+    assert call("export")[1].encode() == file.read_bytes()
+
+
+STOPPED = "Stopped. What is stored stays stored; the same command goes on from there."
+
+
+async def until(url: str, entries: int) -> None:
+    """Wait for somebody else's commit."""
+    async with asyncio.timeout(LONGEST_SECONDS), keyloft.open(url) as kv:
+        async for _ in kv.watch(("n", entries - 1)):
+            if await kv.count() == entries:
+                return
+
+
+@pytest.mark.parametrize("cut", [0, 20, 60, 100, 1000, 5000])
+def test_an_export_that_was_cut_goes_on(call: Keyloft, environment: dict[str, str], tmp_path: Path, cut: int) -> None:
+    if "postgresql" in environment["KEYLOFT_DATABASE_URL"] and cut != 1000:
+        pytest.skip("the file is the same whatever the database: one cut is enough there")
+    file, again = tmp_path / "all.jsonl", tmp_path / "again.jsonl"
+    (tmp_path / "source.jsonl").write_bytes(b"".join(many(100)))
+    call("import", str(tmp_path / "source.jsonl"))
+    asyncio.run(fill(environment["KEYLOFT_DATABASE_URL"]))
+    call("export", str(file))
+    partial = tmp_path / "again.jsonl.partial"
+    partial.write_bytes(file.read_bytes()[:cut])
+    assert call("export", str(again))[0] == 2, "an export that did not end is not overwritten unasked"
+    code, _, complaint = call("export", str(again), "--resume")
+    assert (code, complaint) == (0, "")
+    assert not partial.exists()
+
+    def entries(path: Path) -> list[bytes]:
+        return [line for line in path.read_bytes().splitlines() if lines.read_head(line) is None]
+
+    assert entries(again) == entries(file)
+    assert call("export", str(again))[0] == 2
+    assert call("export", str(again), "--force")[0] == 0
+    assert again.read_bytes() == file.read_bytes()
+    assert call("import", str(again), "--database", str(tmp_path / "fresh.db"))[0] == 0
+
+
+def test_an_export_goes_on_with_the_same_part_only(call: Keyloft, tmp_path: Path) -> None:
+    call("set", "u/a", "1")
+    call("set", "v/a", "2")
+    file = tmp_path / "some.jsonl"
+    call("export", str(file), "--prefix", "v")
+    partial = file.rename(tmp_path / "some.jsonl.partial")
+    code, _, complaint = call("export", str(file), "--resume")
+    assert (code, "another part" in complaint) == (2, True)
+    assert partial.exists()
+    assert call("export", str(file), "--resume", "--prefix", "v")[0] == 0
+
+
+async def test_what_expires_on_the_way_is_not_missed(url: str, other: str) -> None:
+    soon = Record(keys.encode(("soon",)), b"1", 0, 1, SystemClock().now() + 3_600_000, 1, 1)
+    async with maintenance_of(url) as a, maintenance_of(other) as b:
+        await a.load([(Space.TUPLES, soon)], 1, Existing.REFUSE)
+        async with a.snapshot() as source, b.snapshot() as target:
+            assert (await compare(source, target, Selection(), lambda done, total: None)).missing == 1
+            target.now = soon.expires_at or 0
+            found = await compare(source, target, Selection(), lambda done, total: None)
+            assert (found.missing, found.source_hash) == (0, found.target_hash)
+
+
+async def test_a_plugins_value_that_is_no_text_is_named(url: str) -> None:
+    damaged = Record(("trivia", "score"), b"\xff", 0, 1, None, 1, 1)
+    async with maintenance_of(url) as maintenance:
+        with pytest.raises(Undecodable, match="trivia"):
+            await maintenance.load([(Space.PLUGINS, damaged)], 1, Existing.REFUSE)
+
+
+async def test_a_snapshot_shows_one_moment_while_others_write(url: str) -> None:
+    async with keyloft.open(url) as kv, maintenance_of(url) as maintenance:
+        await kv.set_many({("n", at): at for at in range(100)})
+        async with maintenance.snapshot() as snapshot:
+            await kv.set_many({("n", at): "changed" for at in range(0, 200, 2)})
+            await kv.delete_range(prefix=("n",), start=("n", 50))
+            seen = [row async for some in snapshot.rows(EVERYTHING[0]) for row in some]
+            sizes = [size async for some in snapshot.sizes(EVERYTHING[0]) for size in some]
+            assert [(keys.decode(row.key), row.value) for row in seen] == [
+                (("n", at), str(at).encode()) for at in range(100)
+            ]
+            assert [(size.key, size.value_bytes) for size in sizes] == [(row.key, len(row.value)) for row in seen]
+            assert await snapshot.count(EVERYTHING[0]) == 100
+
+
+async def test_large_values_come_a_few_at_a_time(url: str) -> None:
+    async with keyloft.open(url) as kv, maintenance_of(url) as maintenance:
+        for at in range(8):
+            await kv.set(("large", at), "x" * 900_000)
+        await kv.set_many({("small", at): at for at in range(500)})
+        async with maintenance.snapshot() as snapshot:
+            pages = [len(some) async for some in snapshot.rows(EVERYTHING[0])]
+        assert sum(pages) == 508
+        assert max(pages[:-1]) <= 2
+
+
+async def test_a_copy_that_differs_is_found_out(url: str, other: str, call: Keyloft) -> None:
+    async def told(a: Maintenance, b: Maintenance) -> tuple[int, int, int, str | None, bool]:
+        async with a.snapshot() as source, b.snapshot() as target:
+            found = await compare(source, target, Selection(), lambda done, total: None)
+        return found.entries, found.missing, found.different, found.first, found.source_hash == found.target_hash
+
+    async def fresh(kv: Store) -> None:
+        await kv.set_many({("n", at): at for at in range(5)})
+
+    async with (
+        keyloft.open(url) as one,
+        keyloft.open(other) as two,
+        maintenance_of(url) as a,
+        maintenance_of(other) as b,
+    ):
+        await fresh(one)
+        await fresh(two)
+        assert await told(a, b) == (5, 0, 0, None, True)
+        await two.set(("extra",), 1)
+        assert await told(a, b) == (5, 0, 0, None, True)
+        await two.delete(("n", 0))
+        assert await told(a, b) == (5, 1, 0, "tuples n/=0", False)
+        await two.set(("n", 4), 5)
+        assert await told(a, b) == (5, 2 - 1, 1, "tuples n/=0", False)
+        await two.delete_range(prefix=("n",))
+        assert await told(a, b) == (5, 5, 0, "tuples n/=0", False)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(call: Keyloft, environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "many.jsonl"
+    file.write_bytes(b"".join(many(2 * MAINTENANCE_ROWS, 100)))
+    call("import", str(file))
+    done = subprocess.run(
+        f'"{sys.executable}" -m keyloft export | head -n 1; echo "${{PIPESTATUS[0]}}"',
+        shell=True,
+        executable="/bin/bash",
+        env=environment,
+        capture_output=True,
+        timeout=LONGEST_SECONDS,
+    )
+    assert done.stdout == lines.head(2 * MAINTENANCE_ROWS) + b"0\n"
+    assert done.stderr == b""
+
+
+def test_mistakes_are_told_and_nothing_is_made(call: Keyloft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for arguments, said in (
+        (("export", "--database", "nowhere.db"), "there is no file"),
+        (("export", "nowhere.jsonl", "--database", "nowhere.db"), "there is no file"),
+        (("import", "nowhere.jsonl", "--database", "new.db"), "there is no file nowhere.jsonl"),
+        (("export", "--database", "mysql://x"), "no engine"),
+        (("export", "--database", ":memory:"), "in memory"),
+        (("copy", "nowhere.db", "new.db"), "there is no file nowhere.db to copy from"),
+        (("import", ".", "--database", "new.db"), "is a folder"),
+        (("export", ".", "--force"), "is a folder"),
+        (("export", "nowhere/all.jsonl"), "there is no folder nowhere"),
+        (("export", "-", "--resume"), "for a FILE"),
+        (("export", "--plugin", "Not A Name"), "plugin"),
+    ):
+        code, out, complaint = call(*arguments)
+        assert (code in (1, 2), out) == (True, ""), arguments
+        assert said in complaint
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_somebody_at_a_terminal_sees_how_far_it_is(call: Keyloft, environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "many.jsonl"
+    file.write_bytes(b"".join(many(2 * MAINTENANCE_ROWS)))
+    code, shown = at_a_terminal(environment, "import", str(file))
+    assert code == 0
+    assert "import" in shown
+    assert f'"new": {2 * MAINTENANCE_ROWS}' in shown.replace("\x1b[1;36m", "").replace("\x1b[0m", "")
+    assert at_a_terminal({**environment, "TERM": "dumb"}, "export", str(tmp_path / "out.jsonl"))[1].startswith("{")
+
+
+def test_an_export_is_as_private_as_its_database(url: str, call: Keyloft, tmp_path: Path) -> None:
+    call("set", "a", "1")
+    if "://" not in url:
+        Path(url).chmod(0o640)
+    for force in ((), ("--force",)):
+        assert call("export", str(tmp_path / "all.jsonl"), *force)[0] == 0
+        assert (tmp_path / "all.jsonl").stat().st_mode & 0o777 == (0o600 if "://" in url else 0o640)
+    assert call("export", str(tmp_path))[::2] == (2, f"keyloft: {tmp_path} is a folder: name a file in it\n")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', x'61', '1')",
+        "keyloft_tuples (key, value, encoding, version, created_at, updated_at) VALUES ('a', x'31', 0, 1, 0, 0)",
+        "keyloft_tuples (key, value, encoding, version, created_at, updated_at) VALUES (5, x'31', 0, 1, 0, 0)",
+        "keyloft_semantic (key, value, encoding, version, created_at, updated_at) VALUES (5, x'31', 0, 1, 0, 0)",
+        "keyloft_tuples (key, value, encoding, version, expires_at, created_at, updated_at) "
+        "VALUES (x'026100', x'31', 0, 1, 'soon', 0, 0)",
+        # Its value is lost.
+        "keyloft_tuples (key, large, encoding, version, created_at, updated_at) VALUES (x'026100', 77, 0, 1, 0, 0)",
+    ],
+)
+def test_a_row_by_hand_that_is_no_entry_is_named_and_not_changed_on_the_way(
+    run: Keyloft, environment: dict[str, str], tmp_path: Path, row: str
+) -> None:
+    url = str(tmp_path / "hand.db")
+    assert run("set", "b", "1", "--database", url)[0] == 0
+    run_sql(url, f"INSERT INTO {row}")
+    for command in (("export", "--database", url), ("copy", url, str(tmp_path / "copy.db"))):
+        code, _, complaint = run(*command)
+        assert (code, complaint.count("\n")) == (1, 1)
+        assert complaint.startswith("keyloft: UNDECODABLE: the row ")
+    assert run("stats", "--database", url)[0] == 0
+    assert run("check", "--database", url)[0] == 1

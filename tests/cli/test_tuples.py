@@ -1,0 +1,314 @@
+"""`keyloft get`, `list`, `set` and their like, as processes, on a file and on PostgreSQL."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keyloft import InvalidKey
+from keyloft.cli import keytext, main
+from keyloft.core.keys import TupleKey
+from tests.support.everything import run_sql
+from tests.support.postgres import database_url
+
+LONGEST_SECONDS = 30.0
+Outcome = tuple[int, str, str]
+Keyloft = Callable[..., Outcome]
+
+
+@pytest.fixture(params=["sqlite file", "postgresql"])
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    url = database_url(request.param, request, tmp_path)
+    assert url is not None
+    return {"PATH": "/usr/bin:/bin", "KEYLOFT_DATABASE_URL": url, "LANG": "C.UTF-8"}
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Keyloft:
+    """Runs a command: its exit code, its output and its complaints."""
+
+    def run(*arguments: str, given: bytes = b"") -> Outcome:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-m", "keyloft", *arguments],
+            env=environment,
+            input=given,
+            capture_output=True,
+            timeout=LONGEST_SECONDS,
+        )
+        return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+    return run
+
+
+@pytest.fixture
+def call(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Keyloft:
+    """Runs a command in this process, which takes a tenth of the time: for what ends before anything happens."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def call(*arguments: str) -> Outcome:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+def at_a_terminal(environment: dict[str, str], *arguments: str, answer: str = "") -> tuple[int, str]:
+    """Runs a command at a terminal of its own; what is typed there, and all that it shows."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "keyloft", *arguments], {"TERM": "xterm", **environment})
+    shown = b""
+    if answer:
+        os.write(terminal, answer.encode())
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while time.monotonic() < deadline:
+        ready, _, _ = select.select([terminal], [], [], 1.0)
+        if ready:
+            try:
+                some = os.read(terminal, 4096)
+            except OSError:
+                break
+            if not some:
+                break
+            shown += some
+    _, status = os.waitpid(child, 0)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(status), shown.decode()
+
+
+# Keys as text
+
+parts = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.integers(),
+    st.floats(),
+    st.booleans(),
+    st.binary(max_size=8),
+)
+
+
+@given(st.lists(parts, min_size=1, max_size=4).map(tuple))
+def test_a_key_comes_back_from_its_text_with_its_types(key: TupleKey) -> None:
+    assert repr(keytext.read(keytext.written(key))) == repr(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (("users", "alice"), "users/alice"),
+        (("a/b", "100%", "=x", ""), "a%2Fb/100%25/%3Dx/="),
+        ((42, -7, 1.5, True, False, b"\x00\xff"), "=42/=-7/=1.5/=true/=false/=x00ff"),
+    ],
+)
+def test_keys_are_written_like_this(key: TupleKey, text: str) -> None:
+    assert keytext.written(key) == text
+    assert keytext.read(text) == key
+
+
+@pytest.mark.parametrize("text", ["", "a//b", "/a", "=zz", "=x0", "50%", "%ff", "=" + "9" * 5000])
+def test_what_is_no_key_is_refused(text: str) -> None:
+    with pytest.raises(InvalidKey):
+        keytext.read(text)
+
+
+# Commands
+
+
+def test_what_is_set_is_read_with_its_kind(run: Keyloft, call: Keyloft, tmp_path: Path) -> None:
+    (tmp_path / "picture").write_bytes(b"\x89PNG\x00")
+    assert run("set", "users/alice", '{"name": "é"}')[:2] == (0, "1\n")
+    assert run("set", "users/=5", "-5")[0] == 0
+    assert run("set", "text", "100", "--text")[0] == 0
+    assert run("set", "read", "-", given=b'["from", "input"]')[0] == 0
+    assert run("set", "count", "7", "--counter")[0] == 0
+    assert run("set", "bytes", str(tmp_path / "picture"), "--file")[0] == 0
+    for key, shown in (
+        ("users/alice", '{"name":"é"}'),
+        ("users/=5", "-5"),
+        ("text", '"100"'),
+        ("read", '["from","input"]'),
+        ("count", "7"),
+        ("bytes", '{"bytes":"iVBORwA="}'),
+    ):
+        assert call("get", key) == (0, f"{shown}\n", "")
+    assert run("get", "users/=5") == (0, "-5\n", "")
+    assert run("get", "text", "--raw") == (0, "100", "")
+    entry = json.loads(run("get", "count", "--entry")[1])
+    assert entry == {"key": "count", "u64": 7, "versionstamp": 5}
+
+
+def test_lists_show_what_they_are_asked_for(run: Keyloft, call: Keyloft) -> None:
+    for number in range(5):
+        call("set", f"log/={number}", str(number))
+    call("set", "other", "1", "--expire-in", "1000")
+    lines = run("list")[1].splitlines()
+    assert [json.loads(line)["key"] for line in lines] == [*[f"log/={number}" for number in range(5)], "other"]
+    assert "expires_at" in json.loads(lines[-1])
+    assert run("keys", "log", "--limit", "2", "--reverse") == (0, "log/=4\nlog/=3\n", "")
+    assert run("keys", "log/", "--start", "log/=1", "--end", "log/=3") == (0, "log/=1\nlog/=2\n", "")
+    assert run("count", "log") == (0, "5\n", "")
+    assert run("count") == (0, "6\n", "")
+    assert run("list", "nothing") == (0, "", "")
+
+
+def test_what_is_not_there_ends_with_code_1(call: Keyloft) -> None:
+    call("set", "k", "1")
+    assert call("get", "absent") == (1, "", "keyloft: there is no key absent\n")
+    assert call("touch", "absent", "--never") == (1, "", "keyloft: there is no key absent\n")
+    assert call("delete", "absent") == (1, "0\n", "")
+    assert call("delete", "--prefix", "absent", "--yes")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("get", "a//b"),
+        ("get", "=zz"),
+        ("set", "k", "1", "--expire-in", "0"),
+        ("set", "k", "1", "--text", "--counter"),
+        ("set", "k", "-1", "--counter"),
+        ("touch", "k"),
+        ("touch", "k", "--never", "--expire-in", "5"),
+        ("delete",),
+        ("delete", "k", "--prefix", "x"),
+        ("list", "--limit", "0"),
+        ("list", "--start", "b", "--end", "a"),
+        ("count", "--database", "mysql://nowhere"),
+    ],
+)
+def test_a_wrong_call_is_explained(call: Keyloft, arguments: tuple[str, ...]) -> None:
+    call("set", "k", "1")
+    code, said, told = call(*arguments)
+    assert code in (1, 2)
+    assert said == ""
+    assert told.startswith("keyloft: ")
+    assert "Traceback" not in told
+
+
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "keyloft", "list", "--database", str(tmp_path / "nowhere.db")],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SECONDS,
+    )
+    assert done.returncode == 1
+    assert "there is no file" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_touching_changes_the_expiry_alone(run: Keyloft) -> None:
+    run("set", "k", "1", "--expire-in", "1000")
+    assert run("touch", "k", "--never") == (0, "", "")
+    assert json.loads(run("get", "k", "--entry")[1]) == {"key": "k", "value": 1, "versionstamp": 1}
+
+
+class TestDeleting:
+    def test_several_keys_go_together(self, run: Keyloft, call: Keyloft) -> None:
+        for key in ("a", "b", "c"):
+            call("set", key, "1")
+        assert run("delete", "a", "b", "absent") == (0, "2\n", "")
+        assert run("keys") == (0, "c\n", "")
+
+    def test_a_prefix_wants_a_yes_where_nobody_can_be_asked(self, run: Keyloft, call: Keyloft) -> None:
+        for key in ("users/a", "users/b", "other"):
+            call("set", key, "1")
+        code, said, told = run("delete", "--prefix", "users")
+        assert (code, said) == (2, "")
+        assert "Remove 2 entries below users?" in told
+        assert run("delete", "--prefix", "users", "--yes") == (0, "2\n", "")
+        assert run("keys") == (0, "other\n", "")
+
+    @pytest.mark.parametrize(("answer", "left"), [("y\n", ""), ("n\n", "users/a\n"), ("\n", "users/a\n")])
+    def test_at_a_terminal_it_asks(self, call: Keyloft, environment: dict[str, str], answer: str, left: str) -> None:
+        call("set", "users/a", "1")
+        code, shown = at_a_terminal(environment, "delete", "--prefix", "users", answer=answer)
+        assert "Remove 1 entries below users?" in shown
+        assert code == (1 if left else 0)
+        assert call("keys") == (0, left, "")
+
+
+class TestTerminal:
+    def test_values_are_laid_out_for_people(self, run: Keyloft, environment: dict[str, str]) -> None:
+        run("set", "users/alice", '{"name": "Alice"}')
+        code, shown = at_a_terminal(environment, "get", "users/alice")
+        assert code == 0
+        assert "\x1b[" in shown
+        assert len(shown.splitlines()) == 3
+        plain = at_a_terminal({**environment, "NO_COLOR": "1"}, "get", "users/alice")[1]
+        assert plain.replace("\r\n", "\n") == '{\n  "name": "Alice"\n}\n'
+        assert at_a_terminal({**environment, "TERM": "dumb"}, "get", "users/alice")[1] == '{"name":"Alice"}\r\n'
+        assert at_a_terminal(environment, "get", "users/alice", "--json")[1] == '{"name":"Alice"}\r\n'
+        assert at_a_terminal(environment, "list")[1] == 'users/alice = {"name":"Alice"}\r\n'
+
+
+def test_who_has_seen_enough_ends_a_list_in_silence(call: Keyloft, environment: dict[str, str]) -> None:
+    for number in range(3):
+        call("set", f"k{number}", json.dumps("x" * 100_000))
+    listing = subprocess.Popen(
+        [sys.executable, "-m", "keyloft", "list"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert listing.stdout is not None
+    assert listing.stderr is not None
+    listing.stdout.read(10)
+    listing.stdout.close()
+    assert listing.wait(LONGEST_SECONDS) == 0
+    assert listing.stderr.read() == b""
+    listing.stderr.close()
+
+
+def test_changes_are_shown_until_it_is_interrupted(run: Keyloft, environment: dict[str, str]) -> None:
+    run("set", "users/alice", "1")
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "keyloft", "watch", "--key", "users/alice"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    try:
+        assert json.loads(watching.stdout.readline())["value"] == 1
+        run("set", "users/alice", "2")
+        assert json.loads(watching.stdout.readline())["value"] == 2
+        run("delete", "users/alice")
+        assert json.loads(watching.stdout.readline()) == {"key": "users/alice", "value": None}
+    finally:
+        watching.send_signal(signal.SIGINT)
+        _, told = watching.communicate(timeout=LONGEST_SECONDS)
+    assert (watching.returncode, told) == (130, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["get a", "list", "keys", "count", "watch", "delete a", "touch a --never", "semantic list tenant/acme/project/web"],
+)
+def test_no_tables_are_made_in_a_database_that_is_not_ours(
+    environment: dict[str, str], call: Keyloft, command: str
+) -> None:
+    url = environment["KEYLOFT_DATABASE_URL"]
+    run_sql(url, "CREATE TABLE theirs (x INTEGER)")
+    code, said, complaint = call(*command.split())
+    assert (code, said) == (1, "")
+    assert "NOT_A_DATABASE" in complaint
+    tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    assert run_sql(url, tables if "://" in url else "SELECT name FROM sqlite_schema") == [("theirs",)]
+
+
+def test_a_home_that_nobody_has_is_told_as_a_missing_file(call: Keyloft) -> None:
+    code, said, told = call("count", "--database", "~nobody-here/app.db")
+    assert (code, said) == (1, "")
+    assert "there is no file ~nobody-here/app.db" in told

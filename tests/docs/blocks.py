@@ -1,0 +1,340 @@
+"""Runs the code blocks of a document, in their order, in a world of its own: a folder, NATS, a service, databases.
+
+The first word behind a fence is the block's language, the rest says what is done with it:
+
+    python                  runs at a prompt that understands await; the blocks of a document share their names
+    python file=NAME        is saved as NAME, for the sh blocks after it
+    python signature        is only parsed
+    sh                      runs in the document's folder, and must succeed
+    sh background           is started, waited for until it is ready, and ended with the document
+    json                    is JSON
+    json request SUBJECT    is sent to the service; the next block is `json reply`, and its answer («…»: anything)
+    sql                     runs on bot.db in the document's folder, which is migrated if nobody made it
+    sql postgres            runs in psql as an administrator, in the PostgreSQL database that the document made last
+    toml                    is a configuration that the service takes
+    text                    is for people; `text output` is what the block before it printed
+
+Addresses such as 127.0.0.1:4222 become addresses with free ports. `scripts/serve` runs the command that it would run,
+without making a virtual environment first, which would take minutes. PostgreSQL at 127.0.0.1:5432 is the tests' server.
+"""
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import json
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+ROOT: Final = Path(__file__).parents[2]
+LANGUAGES: Final = {
+    "python": r"(file=[\w.-]+|signature)?",
+    "sh": r"(background)?",
+    "json": r"(request [\w.$-]+|reply)?",
+    "sql": r"(postgres)?",
+    "toml": "",
+    "text": r"(output)?",
+}
+"""The languages that blocks can have, and what can stand behind them."""
+
+_PATIENCE_SECONDS: Final = 30.0
+_ADDRESS: Final = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=--nats-port ))[1-9]\d{3}\b")
+_READY: Final = ("is running.", "Server is ready")
+_SQL: Final = "import sqlite3, sys; c = sqlite3.connect('bot.db'); c.executescript(sys.argv[1]); c.close()"
+_CURL: Final = "import sys, urllib.request as r; sys.stdout.write(r.urlopen(sys.argv[-1]).read().decode())\n"
+_TOML: Final = "from keyloft.server import config as c; c.check_service(c.load({'config': 'keyloft.toml'}, {}))"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block: where it stands, what it is, and its lines."""
+
+    line: int
+    language: str
+    purpose: str
+    text: str
+
+
+def blocks_of(text: str) -> list[Block]:
+    """The fenced blocks of a document."""
+    found: list[Block] = []
+    opened: tuple[int, str] | None = None
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.lstrip().startswith("```"):
+            lines.append(line)
+        elif opened is None:
+            assert line.startswith("```"), f"line {number}: a fence begins in the first column"
+            opened, lines = (number, line[3:].strip()), []
+        else:
+            language, _, purpose = opened[1].partition(" ")
+            found.append(Block(opened[0], language, purpose, "\n".join([*lines, ""])))
+            opened = None
+    assert opened is None, f"line {opened}: the block has no end"
+    return found
+
+
+def prose_of(text: str) -> str:
+    """A document without its blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _agrees(shown: Any, told: Any) -> bool:
+    """Whether an answer is the one that a document shows; «…» stands for anything."""
+    if isinstance(shown, dict) and isinstance(told, dict):
+        return shown.keys() == told.keys() and all(_agrees(shown[name], told[name]) for name in shown)
+    if isinstance(shown, list) and isinstance(told, list):
+        return len(shown) == len(told) and all(map(_agrees, shown, told))
+    return bool(shown == "…" or shown == told)
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+class Databases(Protocol):
+    """PostgreSQL, as far as one document is concerned."""
+
+    programs: Path
+
+    def translate(self, text: str) -> str: ...
+    def run(self, script: str) -> str: ...
+    def end(self) -> None: ...
+
+
+class World:
+    """What the blocks of one document run in."""
+
+    def __init__(self, folder: Path, databases_for: Callable[[list[Block]], Databases | None]) -> None:
+        self.folder = folder
+        self._databases_for = databases_for
+        self._databases: Databases | None = None
+        self._ports: dict[str, int] = defaultdict(_free_port)
+        self._background: list[tuple[subprocess.Popen[bytes], str]] = []
+        self._prompt: subprocess.Popen[str] | None = None
+        self._printed = ""
+        self._reply: Any = None
+        programs = Path(sys.executable).parent
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("KEYLOFT_", "DATABASE_URL"))},
+            "PATH": os.pathsep.join([str(programs), str(folder / "bin"), os.environ["PATH"]]),
+            "KEYLOFT_HTTP": f"127.0.0.1:{self._ports['9464']}",
+        }
+        self._make_program("scripts/serve", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m keyloft serve "$@"\n')
+        for name in ("alembic.ini", "src"):
+            (folder / name).symlink_to(ROOT / name)
+        if shutil.which("curl") is None:
+            self._make_program("bin/curl", f"#!{sys.executable}\n{_CURL}")
+
+    def _make_program(self, name: str, text: str) -> None:
+        file = self.folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+
+    def run(self, blocks: list[Block]) -> None:
+        """Run the blocks; a document that starts no service, and needs one, gets one."""
+        self._databases = self._databases_for(blocks)
+        if self._databases is not None:
+            self._environment["PATH"] = os.pathsep.join([str(self._databases.programs), self._environment["PATH"]])
+        asks = [block for block in blocks if "127.0.0.1:4222" in block.text or block.purpose.startswith("request")]
+        if asks and not any(block.purpose == "background" for block in blocks):
+            self._start("scripts/serve")
+        for block in blocks:
+            try:
+                self._run(block)
+            except Exception as error:
+                error.add_note(f"in the {block.language} block of line {block.line}")
+                raise
+
+    def _run(self, block: Block) -> None:
+        text = block.text if self._databases is None else self._databases.translate(block.text)
+        text = _ADDRESS.sub(lambda found: str(self._ports[found[0]]), text)
+        match block.language, block.purpose.partition(" ")[0].partition("=")[0]:
+            case "python", "":
+                self._type(text)
+            case "python", "file":
+                (self.folder / block.purpose.removeprefix("file=")).write_text(text)
+            case "python", "signature":
+                ast.parse(text)
+            case "sh", "":
+                self._shell(text)
+            case "sh", "background":
+                self._start(text)
+            case "json", "":
+                json.loads(text)
+            case "json", "request":
+                self._reply = asyncio.run(self._ask(block.purpose.partition(" ")[2], text.strip().encode()))
+            case "json", "reply":
+                assert _agrees(json.loads(text), self._reply), f"the service answered {json.dumps(self._reply)}"
+            case "sql", "":
+                self._query(text)
+            case "sql", "postgres":
+                assert self._databases is not None
+                self._printed = self._databases.run(text)
+            case "toml", "":
+                self._configure(text)
+            case "text", "output":
+                assert self._printed.strip() == text.strip(), f"this was printed: {self._printed}"
+            case "text", "":
+                pass
+            case unknown:
+                raise AssertionError(f"nobody knows how to check {unknown}")
+
+    # The kinds of blocks
+
+    def _type(self, source: str) -> None:
+        if self._prompt is None:
+            self._prompt = subprocess.Popen(
+                [sys.executable, "-W", "error", "-m", __name__],
+                cwd=self.folder,
+                env=self._environment | {"PYTHONPATH": str(ROOT)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._prompt.stdin is not None
+        assert self._prompt.stdout is not None
+        self._prompt.stdin.write(json.dumps(source) + "\n")
+        self._prompt.stdin.flush()
+        ready, _, _ = select.select([self._prompt.stdout], [], [], _PATIENCE_SECONDS)
+        assert ready, "the block takes too long"
+        self._printed, error = json.loads(self._prompt.stdout.readline())
+        assert error is None, error
+
+    def _shell(self, script: str) -> None:
+        # Where no address is given, these commands look for NATS at its usual port.
+        environment = self._environment | {"KEYLOFT_NATS_URL": f"nats://127.0.0.1:{self._ports['4222']}"}
+        done = subprocess.run(
+            ["sh", "-eu", "-c", script],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_SECONDS,
+        )
+        assert done.returncode == 0, done.stderr
+        self._printed = done.stdout
+
+    def _start(self, command: str) -> None:
+        log = self.folder / f"background-{len(self._background)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                # The process is the command itself, not a shell around it: it is the one that is ended.
+                ["sh", "-eu", "-c", f"exec env {command.strip()}"],
+                cwd=self.folder,
+                env=self._environment | {"KEYLOFT_NATS_PORT": str(self._ports["4222"])},
+                stdout=output,
+                stderr=output,
+            )
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not any(sign in log.read_text() for sign in _READY):
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                process.wait()
+                raise AssertionError(f"{command.strip()} does not run: {log.read_text()}")
+            time.sleep(0.02)
+        self._background.append((process, command))
+
+    async def _ask(self, subject: str, data: bytes) -> Any:
+        import nats
+
+        client = await nats.connect(f"nats://127.0.0.1:{self._ports['4222']}")
+        try:
+            return json.loads((await client.request(subject, data, timeout=_PATIENCE_SECONDS)).data)
+        finally:
+            await client.close()
+
+    def _query(self, script: str) -> None:
+        if not (self.folder / "bot.db").exists():
+            self._shell("keyloft migrate --database sqlite:///bot.db")
+        # In a process of its own, with the library that an operator's tools have.
+        self._python(_SQL, script)
+
+    def _configure(self, text: str) -> None:
+        (self.folder / "keyloft.toml").write_text(text)
+        for name in re.findall(r'"([\w-]+\.(?:creds|pem))"', text):
+            (self.folder / name).touch()  # a file that is named must be there; what it holds is NATS' concern
+        self._python(_TOML)
+
+    def _python(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_SECONDS,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def end(self) -> None:
+        """End what runs; a service that was told to end does so with exit code 0."""
+        if self._prompt is not None:
+            assert self._prompt.stdin is not None
+            assert self._prompt.stdout is not None
+            self._prompt.stdin.close()
+            _ended(self._prompt)
+            self._prompt.stdout.close()
+        codes = {}
+        for process, command in reversed(self._background):
+            # nats-server has its own opinion on what to say after SIGTERM.
+            process.send_signal(signal.SIGINT if "nats-server" in command else signal.SIGTERM)
+            codes[command] = _ended(process)
+        if self._databases is not None:
+            self._databases.end()
+        assert not any(codes.values()), codes
+
+
+def _ended(process: subprocess.Popen[Any]) -> int:
+    try:
+        return process.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+# The prompt: the other end of `World._type`
+
+
+async def _converse() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    answers = sys.stdout
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        printed, error = io.StringIO(), None
+        try:
+            with contextlib.redirect_stdout(printed):
+                await _execute(json.loads(line), names)
+        except Exception:
+            error = traceback.format_exc()
+        answers.write(json.dumps([printed.getvalue(), error]) + "\n")
+        answers.flush()
+
+
+async def _execute(source: str, names: dict[str, Any]) -> None:
+    code = compile(source, "<block>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    running = eval(code, names)
+    if code.co_flags & inspect.CO_COROUTINE:
+        await running
+
+
+if __name__ == "__main__":
+    asyncio.run(_converse())

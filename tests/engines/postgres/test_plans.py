@@ -1,0 +1,240 @@
+"""Every statement of the PostgreSQL engine looks at no more rows than it has to, whenever its plan was made.
+
+A plan that a connection keeps is as old as the first few uses of the statement: the table may have been empty then, or
+so small that walking all of it was the best way. So statements are planned in several worlds, and carried out in a
+table that is large by then; what counts is how many of its rows they touched.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Coroutine, Iterator
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import pytest
+
+from keyloft.core.records import Space
+from keyloft.engines.postgres.server import PostgresServer
+from keyloft.engines.postgres.tables import CREATE, LAYOUTS, LOCK_CLOCK, READ_CLOCK, PostgresLayout
+from tools.postgres import fresh_database
+
+T = TypeVar("T")
+Node: TypeAlias = dict[str, Any]
+
+ROWS = 20_000
+MANY = 64
+PLUGINS = LAYOUTS[Space.PLUGINS]
+
+# In an order that has nothing to do with that of the keys, as rows come in life. One in ten has an expiry, and half of
+# these are due.
+_DUE = f"CASE WHEN n % 10 <> 0 THEN NULL WHEN n < {ROWS // 2} THEN 1 ELSE {2**52} END"
+_FILL = """
+INSERT INTO keyloft_tuples SELECT {key}, 0, n, {due}, 0, 0, '1' {numbers};
+INSERT INTO keyloft_semantic SELECT {key}, 0, n, {due}, 0, 0, '1' {numbers};
+INSERT INTO plugin_kv_storage SELECT 'p' || n % 2, {text}, '1', to_timestamp({due} / 1000), now(), now(), n {numbers}
+"""
+
+
+def fill(first: int, last: int) -> str:
+    return _FILL.format(
+        key="convert_to('k' || lpad(n::text, 6, '0'), 'UTF8')",
+        text="'k' || lpad(n::text, 6, '0')",
+        due=_DUE,
+        numbers=f"FROM generate_series({first}, {last}) AS n ORDER BY md5(n::text)",
+    )
+
+
+class Statement(NamedTuple):
+    """What is asked, and how many rows of the table the answer needs at most."""
+
+    sql: str
+    bindings: tuple[Any, ...]
+    needs: int
+
+
+def statements(layout: PostgresLayout) -> dict[str, Statement]:
+    """Each statement of a layout, as the engine uses it; scans and counts over wide ranges and narrow ones."""
+    numbers = range(1000, 1000 + 2 * MANY, 2)
+    if layout is PLUGINS:
+        key: tuple[Any, ...] = ("p0", "k001000")
+        keys: tuple[Any, ...] = (["p0"] * MANY, [f"k{n:06d}" for n in numbers])
+        wide: tuple[Any, ...] = ("p0", "k", "l")
+        narrow: tuple[Any, ...] = ("p0", "k001000", "k001060")
+        puts = (*keys, ["1"] * MANY, [1] * MANY, [None] * MANY)
+    else:
+        key = (b"k001000",)
+        keys = ([b"k%06d" % n for n in numbers],)
+        wide, narrow = (b"k", b"l"), (b"k001000", b"k001030")
+        puts = (*keys, [b"1"] * MANY, [0] * MANY, [1] * MANY, [None] * MANY)
+    asked = {
+        "get": Statement(layout.get, (None, *key), 1),
+        "gets": Statement(layout.gets, (None, *keys), MANY),
+        "count": Statement(layout.count, (None, *narrow), 30),
+        "expired": Statement(layout.expired, (None, MANY), MANY),
+        "load": Statement(layout.load, (None, *keys), MANY),
+        "remove": Statement(layout.remove, keys, MANY),
+        "retime": Statement(layout.retime, ([None] * MANY, *keys), MANY),
+        "set": Statement(layout.set, (None, MANY, "me", *puts), 0),
+        "put": Statement(layout.put, (1, *puts), 0),
+    }
+    for (reverse, keys_only, after), sql in layout.scans.items():
+        name = f"scan{' back' * reverse}{' keys' * keys_only}{' after' * after}"
+        # Of the rows between those that it shows, some have expired.
+        asked[name] = Statement(sql, (None, *wide, MANY), 2 * MANY)
+        asked[f"{name} narrow"] = Statement(sql, (None, *narrow, 1001), 30)
+    return asked
+
+
+def literal(value: Any) -> str:
+    """SQL for a value; EXECUTE takes no bindings."""
+    match value:
+        case list():
+            inner = ",".join(literal(each).strip("'") for each in value)
+            return f"'{{{inner}}}'".replace("\\", "\\\\")
+        case None:
+            return "NULL"
+        case bytes():
+            return rf"'\x{value.hex()}'"
+        case str():
+            return f"'{value}'"
+    return str(value)
+
+
+class World:
+    """A database, and a connection to it as the engine has it."""
+
+    def __init__(self, url: str) -> None:
+        self._runner = asyncio.Runner()
+        self._connection = self._run(PostgresServer(url, durability="full", patience=10).connect())
+        for statement in CREATE:
+            self.execute(statement)
+        for layout in LAYOUTS.values():
+            # Nobody analyzes behind our back.
+            self.execute(f"ALTER TABLE {layout.table} SET (autovacuum_enabled = off)")
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def execute(self, sql: str) -> None:
+        self._run(self._connection.execute(sql))
+
+    def rows(self, sql: str) -> list[Any]:
+        found: list[Any] = self._run(self._connection.fetch(sql))
+        return found
+
+    def prepare_all(self, mode: str) -> None:
+        self.execute(f"DEALLOCATE ALL; SET plan_cache_mode = {mode}")
+        for layout in LAYOUTS.values():
+            for name, statement in statements(layout).items():
+                self.execute(f'PREPARE "{layout.table} {name}" AS {statement.sql}')
+                self.carried_out(layout, name)
+
+    def carried_out(self, layout: PostgresLayout, name: str) -> Node:
+        """Do it, and undo it; returns how it was done."""
+        bindings = ", ".join(map(literal, statements(layout)[name].bindings))
+        done = f'EXECUTE "{layout.table} {name}"({bindings})'
+        self.execute("BEGIN")
+        shown = self._run(self._connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {done}"))
+        self.execute("ROLLBACK")
+        plan: Node = json.loads(shown)[0]["Plan"]
+        return plan
+
+    def close(self) -> None:
+        self._run(self._connection.close())
+        self._runner.close()
+
+
+def nodes(plan: Node) -> Iterator[Node]:
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from nodes(below)
+
+
+def due_index(layout: PostgresLayout) -> str:
+    return "idx_plugin_kv_expires" if layout is PLUGINS else f"{layout.table}_expires"
+
+
+def looked_at(plan: Node, table: str) -> int:
+    """How many rows of a table were looked at, whether they were of use or not."""
+    counts: list[float] = [
+        node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+        for node in nodes(plan)
+        if node.get("Relation Name") == table and "Scan" in node["Node Type"]
+    ]
+    return round(sum(counts))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "analyzed, generic plans",
+        "analyzed, custom plans",
+        "not analyzed, generic plans",
+        "not analyzed, custom plans",
+        "planned while it was empty",
+        "planned while it was small",
+    ],
+)
+def world(request: pytest.FixtureRequest, postgres_server: str) -> Iterator[World]:
+    with fresh_database(postgres_server) as url:
+        world = World(url)
+        try:
+            if request.param.startswith("planned"):
+                if request.param.endswith("small"):
+                    world.execute(fill(1, 100))
+                    world.execute("ANALYZE")
+                world.prepare_all("force_generic_plan")
+                world.execute(fill(101, ROWS))
+                if request.param.endswith("empty"):
+                    world.execute(fill(1, 100))
+            else:
+                world.execute(fill(1, ROWS))
+                if request.param.startswith("analyzed"):
+                    world.execute("ANALYZE")
+                world.prepare_all(f"force_{'generic' if 'generic' in request.param else 'custom'}_plan")
+            yield world
+        finally:
+            world.close()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.table)
+class TestPlans:
+    def test_each_statement_looks_at_the_rows_it_needs(self, world: World, layout: PostgresLayout) -> None:
+        too_many = {}
+        for name, statement in statements(layout).items():
+            count = looked_at(world.carried_out(layout, name), layout.table)
+            if count > statement.needs:
+                too_many[name] = count
+        assert too_many == {}
+
+    def test_scans_walk_the_key_index_in_order(self, world: World, layout: PostgresLayout) -> None:
+        assert len(layout.scans) == 8
+        for name in [name for name in statements(layout) if name.startswith("scan") and "narrow" not in name]:
+            plan = world.carried_out(layout, name)
+            [scan] = [node for node in nodes(plan) if node.get("Relation Name") == layout.table]
+            assert scan["Node Type"] == "Index Scan"
+            assert scan["Scan Direction"] == ("Backward" if "back" in name else "Forward")
+            assert scan["Actual Rows"] == MANY
+            assert re.search(r"key\)?(::text)? >=? .* AND .*key\)?(::text)? < ", scan["Index Cond"])
+            assert "Sort" not in {node["Node Type"] for node in nodes(plan)}
+
+    def test_what_is_due_is_found_by_its_index(self, world: World, layout: PostgresLayout) -> None:
+        plan = world.carried_out(layout, "expired")
+        [scan] = [node for node in nodes(plan) if node.get("Relation Name") == layout.table]
+        assert (scan["Node Type"], scan["Index Name"]) == ("Index Scan", due_index(layout))
+        assert scan["Actual Rows"] == MANY
+        assert "Sort" not in {node["Node Type"] for node in nodes(plan)}
+
+    def test_an_upsert_looks_for_its_key_alone(self, world: World, layout: PostgresLayout) -> None:
+        key = "pk_plugin_kv_storage" if layout is PLUGINS else f"{layout.table}_pkey"
+        for name in ("set", "put"):
+            [write] = [node for node in nodes(world.carried_out(layout, name)) if "Conflict Resolution" in node]
+            assert write["Conflict Arbiter Indexes"] == [key]
+            assert (write["Tuples Inserted"], write["Conflicting Tuples"]) == (0, MANY)
+
+
+def test_the_clock_is_one_row(world: World) -> None:
+    assert [tuple(row) for row in world.rows("SELECT id FROM keyloft_clock")] == [(1,)]
+    for statement in (READ_CLOCK.replace("$1", "NULL"), LOCK_CLOCK):
+        [shown] = world.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
+        assert looked_at(json.loads(shown[0])[0]["Plan"], "keyloft_clock") == 1

@@ -1,0 +1,272 @@
+"""The disk may take its time: the event loop never waits for it."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import apsw
+import pytest
+
+import keyloft
+from keyloft import ManualClock
+from keyloft.core.records import Batch, Committed, Get, Set, Space, Sum
+from keyloft.core.values import Encoding, unpack_counter
+from keyloft.engines.loop_iteration import LoopIteration
+from keyloft.engines.sqlite.engine import SqliteEngine
+from keyloft.engines.sqlite.reads import View
+
+from .vfs import NotingVFS
+
+
+def raising(error: type[BaseException]) -> Callable[..., None]:
+    def call(*_: object) -> None:
+        raise error
+
+    return call
+
+
+Durability: TypeAlias = Literal["full", "relaxed"]
+
+
+def put(key: int, value: bytes) -> Batch:
+    return Batch((Set(Space.TUPLES, b"%d" % key, value, Encoding.BYTES),))
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+async def test_the_event_loop_never_syncs(durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keyloft.engines.sqlite.wal._DUE_AFTER_SMALL_COMMITS", 40)
+    vfs = NotingVFS()
+    syncs: list[bool] = []
+
+    def note() -> bool:
+        syncs.append(threading.current_thread() is threading.main_thread())
+        return False
+
+    vfs.failing_syncs = note
+    path = str(tmp_path / "app.db")
+    engine = await SqliteEngine.open(path, ManualClock(), durability=durability, vfs=vfs.vfs_name)
+    other_process = apsw.Connection(path, vfs=vfs.vfs_name)
+    for number in range(200):  # long enough for the log to begin anew, again and again
+        if number % 40 == 20:
+            await asyncio.to_thread(other_process.wal_checkpoint)
+        await engine.commit(put(number, b"alone"))
+        await asyncio.gather(*[engine.commit(put(other, b"%d" % number)) for other in range(number % 5)])
+        while number % 2 and engine._log.is_moving:
+            await asyncio.sleep(0)
+    await engine.commit(put(0, b"large" * 100_000))
+    other_process.close()
+    await engine.aclose()
+    assert len(syncs) > (200 if durability == "full" else 10)
+    assert not any(syncs)
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+async def test_the_event_loop_never_waits_for_another_process(durability: Durability, tmp_path: Path) -> None:
+    async with keyloft.open(tmp_path / "app.db", durability=durability) as kv:
+        await kv.set(("k",), 1)
+        rival = apsw.Connection(str(tmp_path / "app.db"))
+        rival.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(kv.set(("k",), 2))
+        for _ in range(50):
+            await asyncio.sleep(0.001)  # which it would not be able to
+            assert (await kv.get(("k",))).value == 1
+        assert not waiting.done()
+        rival.execute("ROLLBACK")
+        await waiting
+        assert (await kv.get(("k",))).value == 2
+        rival.close()
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+async def test_an_interrupted_event_loop_leaves_no_caller_waiting(durability: Durability, tmp_path: Path) -> None:
+    class Interrupted(ManualClock):
+        interruptions = 0
+
+        def now(self) -> int:
+            if self.interruptions and threading.current_thread() is threading.main_thread():
+                self.interruptions -= 1
+                raise KeyboardInterrupt
+            return super().now()
+
+    clock = Interrupted()
+    kv = await keyloft.open(tmp_path / "app.db", clock=clock, durability=durability, sweep_every=None)
+    await kv.set(("k",), 0)
+    clock.interruptions = 1
+    hand_over = kv.engine._groups._hand_over  # type: ignore[attr-defined]
+
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            hand_over()
+
+    kv.engine._groups._hand_over = interrupted  # type: ignore[attr-defined]
+    async with asyncio.timeout(5):
+        waiting = asyncio.create_task(kv.set(("k",), 1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        kv.engine._groups._hand_over = hand_over  # type: ignore[attr-defined]
+        await waiting
+        assert (await kv.get(("k",))).value == 1
+        await kv.aclose()
+
+
+@pytest.mark.parametrize("together", [1, 2])
+async def test_an_interrupted_commit_is_neither_lost_nor_made_twice(tmp_path: Path, together: int) -> None:
+    engine = await SqliteEngine.open(str(tmp_path / "app.db"), ManualClock(), durability="relaxed")
+    add = Batch((Sum(Space.TUPLES, b"sum", 1),))
+    await engine.commit(add)
+    interruptions = 1
+
+    def interrupt(connection: apsw.Connection, name: str, pages: int) -> int:
+        nonlocal interruptions
+        assert threading.current_thread() is threading.main_thread()
+        if interruptions:
+            interruptions -= 1
+            raise KeyboardInterrupt  # as a signal's handler would: SQLite has committed, and Python goes on
+        return apsw.SQLITE_OK
+
+    engine._writer.connection.set_wal_hook(interrupt)
+    hand_over = engine._groups._hand_over
+    interrupted = 0
+
+    def interruptible() -> None:
+        nonlocal interrupted
+        try:
+            hand_over()
+        except KeyboardInterrupt:
+            interrupted += 1
+
+    engine._groups._hand_over = interruptible  # type: ignore[method-assign]
+    async with asyncio.timeout(5):
+        done = await asyncio.gather(*[engine.commit(add) for _ in range(together)])
+        assert all(isinstance(one, Committed) for one in done)
+        await engine.commit(add)
+        [record] = await engine.read(Get(Space.TUPLES, b"sum"))
+        assert unpack_counter(record.value) == together + 2
+        assert interrupted == 1
+        await engine.aclose()
+
+
+async def test_a_turn_that_is_interrupted_as_it_begins_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = 0
+
+    def end() -> None:
+        nonlocal ends
+        ends += 1
+
+    turn = LoopIteration(at_end=end)
+    loop = asyncio.get_running_loop()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "call_soon", raising(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            turn.enter()
+    assert not turn.enter()
+    await asyncio.sleep(0)
+    assert ends == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_view_that_is_interrupted_as_it_begins_or_ends_can_be_used_again(tmp_path: Path, when: str) -> None:
+    class Interrupted:
+        def __init__(self, cursor: apsw.Cursor) -> None:
+            self._cursor = cursor
+
+        def execute(self, sql: str) -> None:
+            if when == "after":
+                self._cursor.execute(sql)
+            raise KeyboardInterrupt
+
+    connection = apsw.Connection(str(tmp_path / "app.db"))
+    connection.execute("CREATE TABLE t (a)")
+    view = View(connection, own_transaction=True)
+    cursor = view._cursor
+    for interrupt in (view.cursor, view.end):
+        view._cursor = Interrupted(cursor)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        view._cursor = cursor
+        view.end()  # as a turn's end does
+        assert not connection.in_transaction
+        assert view.cursor().execute("SELECT count(*) FROM t").fetchall() == [(0,)]
+        assert connection.in_transaction
+    view.end()
+    assert not connection.in_transaction
+    connection.close()
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+@pytest.mark.parametrize("where", ["_hand_to_worker", "_finish_at_once", "_finished"])
+async def test_a_group_that_an_interruption_lost_does_not_hold_up_closing(
+    durability: Durability, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "app.db"
+    kv = await keyloft.open(path, durability=durability, sweep_every=None)
+    await kv.set(("k",), 0)
+    engine = kv.engine
+    assert isinstance(engine, SqliteEngine)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: None)
+    # KeyboardInterrupt itself would end the event loop here; any exception loses the group as well.
+    monkeypatch.setattr(engine, where, raising(RuntimeError))
+    lost = asyncio.create_task(kv.set(("k",), 1))
+    waiting = [lost]
+    for number in range(3):
+        await asyncio.sleep(0.01)
+        waiting.append(asyncio.create_task(kv.set(("k",), 2 + number)))
+    await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    async with asyncio.timeout(10):
+        await kv.aclose()
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, (int, keyloft.CommitUnknown)) for one in done)
+    if where == "_finished" or (where == "_hand_to_worker") == (durability == "full"):  # else it is not on the way
+        assert isinstance(done[0], keyloft.CommitUnknown)
+    rival = apsw.Connection(str(path))
+    rival.execute("BEGIN IMMEDIATE")  # nobody holds it
+    rival.close()
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+async def test_reads_never_go_back_while_others_write_and_the_log_is_moved(
+    durability: Durability, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They change between two connections, one of which a thread uses at times."""
+    monkeypatch.setattr("keyloft.engines.sqlite.wal._DUE_AFTER_SMALL_COMMITS", 60)
+    monkeypatch.setattr("keyloft.engines.sqlite.wal._WORTH_MOVING", 10)
+    monkeypatch.setattr("keyloft.engines.sqlite.wal._QUIET_SECONDS", 0.001)
+    async with keyloft.open(tmp_path / "app.db", durability=durability) as kv, asyncio.timeout(30):
+        await kv.set(("shared",), 0)
+        await kv.set_many({("own", name): 0 for name in range(3)})
+        is_over = False
+        reads = 0
+
+        async def write(name: int) -> None:
+            for number in range(60):
+                await kv.set(("own", name), number)
+                assert (await kv.get(("own", name))).value == number
+                await kv.set(("shared",), max(number, (await kv.get(("shared",))).value))
+                if name == 0 and number % 10 == 9:
+                    await asyncio.sleep(0.005)  # quiet, if the others are
+
+        async def read() -> None:
+            nonlocal reads
+            last: dict[int, int] = {}
+            while not is_over:
+                for name in range(3):
+                    now = (await kv.get(("own", name))).value
+                    assert now >= last.get(name, 0)
+                    last[name] = now
+                many = await kv.get_many([("own", name) for name in range(3)])
+                listed = [entry async for entry in kv.list(prefix=("own",))]
+                for name in range(3):
+                    assert last[name] <= many[name].value <= listed[name].value
+                reads += 1
+                if reads % 3:
+                    await asyncio.sleep(0)
+
+        reading = [asyncio.create_task(read()) for _ in range(2)]
+        await asyncio.gather(*[write(name) for name in range(3)])
+        is_over = True
+        await asyncio.gather(*reading)
+        assert reads > 20

@@ -1,0 +1,105 @@
+"""A lock has one holder, whatever is killed, and comes free by itself."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+import keyloft
+from keyloft.semantic import AuditRecord, SemanticStore
+from tests.support.postgres import database_url
+
+from .children import Child, child
+from .lock_child import LOCK, PROJECT, STEPS, TTL_SECONDS
+
+_PROCESSES = 4
+_WORKERS = 5
+_KILLS = 3
+
+
+@pytest.fixture(params=["sqlite file", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    found = database_url(request.param, request, tmp_path)
+    assert found is not None
+    return found
+
+
+def check_holds(trail: list[AuditRecord]) -> tuple[list[int], int]:
+    """Each write was made under the hold of that moment, and no hold began before another's end; returns all fences,
+    and how many holds ended by expiry."""
+    fences: list[int] = []
+    holder: int | None = None
+    expired = 0
+    for record in trail:
+        match record.action, record.key:
+            case "put", key if key == LOCK:
+                assert holder is None, "two holders"
+                assert record.version_after is not None
+                assert record.version_after > max(fences, default=0), "a fence came back"
+                holder = record.version_after
+                fences.append(holder)
+            case (("delete" | "expire"), key) if key == LOCK:
+                assert record.version_before == holder
+                holder = None
+                expired += record.action == "expire"
+            case "put", _:
+                assert record.spec_ref == f"fence {holder}", "a write of somebody who does not hold the lock"
+    return fences, expired
+
+
+async def told_fences(process: Child, count: int) -> list[int]:
+    """So many holds of a process; fewer, if it ends."""
+    fences: list[int] = []
+    while len(fences) < count and (line := await process.line()):
+        fences.append(int(line.removeprefix("held ")))
+    return fences
+
+
+async def test_twenty_workers_and_their_deaths_never_make_two_holders(url: str, rng: random.Random) -> None:
+    told: list[int] = []
+    async with AsyncExitStack() as stack, asyncio.timeout(25):
+        processes = [
+            await stack.enter_async_context(child("lock_child", url, f"p{number}", str(_WORKERS)))
+            for number in range(_PROCESSES)
+        ]
+        for process in processes:
+            told += await told_fences(process, 1)
+        for kill in range(_KILLS):
+            victim = processes[kill]
+            told += await told_fences(victim, rng.randrange(1, 4))
+            victim.kill()  # whoever spoke last holds the lock, or has just let go of it
+            told += await told_fences(victim, 1000)
+            assert await victim.ended() == (-9, "")
+            told += await told_fences(processes[-1], 1)
+        for process in processes[_KILLS:]:
+            process.kill()
+    async with keyloft.open(url) as kv, SemanticStore(kv, audit_key="k", sweep_every=None) as store:
+        # The last one was killed as well: what it left comes free by itself.
+        async with store.lock(LOCK, writer="test", wait=TTL_SECONDS + 2) as lock:
+            assert lock.fence > max(told)
+            trail = [record async for record in store.audit(PROJECT)]
+            steps = await store.get(STEPS)
+        fences, expired = check_holds(trail)
+        assert set(told) <= set(fences)
+        assert expired >= 1, "nobody was killed while it held the lock"
+        assert steps is not None
+        assert steps.value == sum(record.key == STEPS and record.action == "put" for record in trail)
+
+
+async def test_a_holder_that_slept_too_long_is_refused_and_told(url: str) -> None:
+    async with (
+        child("lock_child", url, "late", "late") as late,
+        keyloft.open(url) as kv,
+        SemanticStore(kv, audit_key="k", sweep_every=None) as store,
+    ):
+        [fence] = await told_fences(late, 1)
+        async with store.lock(LOCK, writer="next", wait=TTL_SECONDS + 2) as lock:
+            assert lock.fence > fence
+            late.tell("go on")
+            assert [await late.line(), await late.line()] == ["STALE_FENCE", "lost"]
+            steps = await store.get(STEPS)
+        assert steps is not None
+        assert steps.value == 1
+        assert (await late.ended())[0] == 0

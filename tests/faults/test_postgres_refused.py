@@ -1,0 +1,319 @@
+"""A PostgreSQL that can't be used: the error says why, and what to do. What can be tried again is, without one."""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import asyncpg  # type: ignore[import-untyped,unused-ignore]
+import pytest
+
+import keyloft
+from tests.support.postgres import PASSWORD, MortalServer
+from tests.support.postgres_proxy import proxy, silent_port
+from tools.postgres import query
+
+_ROLE = "keyloft_visitor"
+_WRONG = "wrong-sesame"
+
+
+async def refusal(url: str, *secrets: str, patience: float = 5) -> keyloft.KeyloftError:
+    """The error of opening a database, which tells nobody the password, nor does any error below it."""
+    with pytest.raises(keyloft.KeyloftError) as caught:
+        await keyloft.open(url, patience=patience)
+    error: BaseException | None = caught.value
+    while error is not None:
+        for secret in (PASSWORD, _WRONG, *secrets):
+            assert secret not in f"{error!s} {error!r}"
+        error = error.__cause__ or error.__context__
+    return caught.value
+
+
+def name_of(url: str) -> str:
+    return url.split("/")[3].partition("?")[0]
+
+
+@contextmanager
+def visitor(url: str) -> Iterator[str]:
+    """The URL of a role that may connect and nothing else."""
+    query(url, f"CREATE ROLE {_ROLE} LOGIN")
+    query(url, "REVOKE ALL ON SCHEMA public FROM public")
+    query(url, f"GRANT USAGE ON SCHEMA public TO {_ROLE}")
+    try:
+        yield url.replace("postgres@", f"{_ROLE}@", 1)
+    finally:
+        query(url, f"DROP OWNED BY {_ROLE}")
+        query(url, f"DROP ROLE {_ROLE}")
+
+
+async def test_wrong_password(mortal_postgres: MortalServer) -> None:
+    began = time.monotonic()
+    error = await refusal(mortal_postgres.url.replace(PASSWORD, _WRONG))
+    assert type(error) is keyloft.CannotOpen
+    assert "password" in str(error)
+    assert "postgres" in str(error)
+    assert time.monotonic() - began < 2, "waiting does not cure it"
+
+
+async def test_unknown_user(mortal_postgres: MortalServer) -> None:
+    error = await refusal(mortal_postgres.url.replace("//postgres:", "//nobody-we-know:"))
+    assert type(error) is keyloft.CannotOpen
+    assert "nobody-we-know" in str(error)
+
+
+async def test_password_changed_while_the_store_is_open(mortal_postgres: MortalServer) -> None:
+    query(mortal_postgres.url, f"CREATE ROLE changing LOGIN SUPERUSER PASSWORD '{_WRONG}'")
+    try:
+        url = mortal_postgres.url.replace(f"postgres:{PASSWORD}", f"changing:{_WRONG}")
+        kv = await keyloft.open(url, patience=5)
+        await kv.set(("k",), 1)
+        query(mortal_postgres.url, f"ALTER ROLE changing PASSWORD '{PASSWORD}'")
+        query(mortal_postgres.url, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'changing'")
+        for call in (kv.set(("k",), 2), kv.get(("k",)), kv.count(())):
+            with pytest.raises(keyloft.DatabaseError, match=r"password|lost during a commit") as caught:
+                await call
+            assert _WRONG not in str(caught.value)
+        await kv.aclose()
+    finally:
+        tables = "keyloft_version, keyloft_clock, keyloft_tuples, keyloft_semantic, plugin_kv_storage"
+        query(mortal_postgres.url, f"DROP TABLE IF EXISTS {tables}")
+        query(mortal_postgres.url, "DROP ROLE changing")
+
+
+async def test_unknown_database(postgres_url: str) -> None:
+    error = await refusal(postgres_url.replace(name_of(postgres_url), "no_such_database"))
+    assert type(error) is keyloft.CannotOpen
+    assert '"no_such_database" does not exist' in str(error)
+    assert "CREATE DATABASE" in str(error)
+
+
+async def test_role_that_may_not_make_tables(postgres_url: str) -> None:
+    with visitor(postgres_url) as url:
+        error = await refusal(url)
+    assert type(error) is keyloft.CannotOpen
+    assert "permission denied for schema public" in str(error)
+    assert "GRANT" in str(error)
+    assert "CREATE" in str(error)
+    assert query(postgres_url, "SELECT count(*) FROM pg_class WHERE relname LIKE 'keyloft%'") == [(0,)]
+
+
+async def test_role_without_rights_on_the_tables(postgres_url: str) -> None:
+    async with keyloft.open(postgres_url) as kv:
+        await kv.set(("k",), 1)
+    with visitor(postgres_url) as url:
+        error = await refusal(url)
+        assert type(error) is keyloft.CannotOpen
+        assert "permission denied for table keyloft_version" in str(error)
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE" in str(error)
+        query(postgres_url, f"GRANT SELECT ON keyloft_version TO {_ROLE}")
+        assert "permission denied for table keyloft_clock" in str(await refusal(url))
+
+
+async def test_role_that_may_read_but_not_write(postgres_url: str) -> None:
+    async with keyloft.open(postgres_url) as kv:
+        await kv.set(("k",), 1)
+    with visitor(postgres_url) as url:
+        query(postgres_url, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {_ROLE}")
+        async with keyloft.open(url) as kv, asyncio.timeout(5):
+            assert (await kv.get(("k",))).value == 1
+            for write in (kv.set(("k",), 2), kv.delete(("k",))):
+                with pytest.raises(keyloft.DatabaseError, match=r"permission denied.*GRANT"):
+                    await write
+            assert (await kv.get(("k",))).value == 1
+
+
+async def test_old_and_new_schemas(postgres_url: str) -> None:
+    async with keyloft.open(postgres_url) as kv:
+        await kv.set(("k",), 1)
+    query(postgres_url, "UPDATE keyloft_version SET version_num = '0001'")
+    error = await refusal(postgres_url)
+    assert type(error) is keyloft.SchemaTooOld
+    assert "0001" in str(error)
+    assert re.search(r"keyloft migrate --database '?postgresql://", str(error))
+    query(postgres_url, "UPDATE keyloft_version SET version_num = '9999'")
+    error = await refusal(postgres_url)
+    assert type(error) is keyloft.SchemaTooNew
+    assert "9999" in str(error)
+    assert "upgrade keyloft" in str(error)
+    assert query(postgres_url, "SELECT version_num FROM keyloft_version") == [("9999",)]
+
+
+async def test_database_of_another_encoding(postgres_url: str) -> None:
+    name = f"{name_of(postgres_url)}_ascii"
+    query(postgres_url, f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    try:
+        error = await refusal(postgres_url.replace(name_of(postgres_url), name))
+        assert type(error) is keyloft.CannotOpen
+        assert "SQL_ASCII" in str(error)
+        assert "ENCODING 'UTF8'" in str(error)
+    finally:
+        query(postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def test_read_only_server_is_named_as_such(postgres_url: str) -> None:
+    query(postgres_url, f"ALTER DATABASE {name_of(postgres_url)} SET default_transaction_read_only = on")
+    began = time.monotonic()
+    error = await refusal(postgres_url, patience=0.5)
+    assert isinstance(error, keyloft.DatabaseError)
+    assert "read-only" in str(error)
+    assert time.monotonic() - began < 1.5
+
+
+async def test_server_that_becomes_read_only_refuses_writes_and_goes_on_later(postgres_url: str) -> None:
+    read_only = f"ALTER DATABASE {name_of(postgres_url)} SET default_transaction_read_only = "
+    async with keyloft.open(postgres_url, patience=0.5) as kv:
+        await kv.set(("k",), 1)
+        query(postgres_url, f"{read_only} on")
+        query(
+            postgres_url,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        with pytest.raises(keyloft.DatabaseError, match=r"read-only|lost during a commit"):
+            await kv.set(("k",), 2)
+        with pytest.raises(keyloft.DatabaseError, match="read-only"):
+            await kv.set(("k",), 3)
+        administrator = await asyncpg.connect(postgres_url)
+        await administrator.execute("SET default_transaction_read_only = off")
+        await administrator.execute(f"{read_only} off")
+        await administrator.close()
+        await kv.set(("k",), 4)
+        assert (await kv.get(("k",))).value == 4
+
+
+@pytest.mark.parametrize(("durability", "wanted"), [("full", "on"), ("relaxed", "off")])
+async def test_durability_is_ours_to_say_and_not_the_databases(
+    durability: Literal["full", "relaxed"], wanted: str, postgres_url: str
+) -> None:
+    other = {"on": "off", "off": "on"}[wanted]
+    query(postgres_url, f"ALTER DATABASE {name_of(postgres_url)} SET synchronous_commit = {other}")
+    async with keyloft.open(postgres_url, durability=durability) as kv:
+        # A trigger sees what is in force while something is written.
+        query(postgres_url, "CREATE TABLE seen (mode TEXT)")
+        query(
+            postgres_url,
+            "CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NEW; END$$",
+        )
+        query(
+            postgres_url,
+            "CREATE TRIGGER look AFTER INSERT OR UPDATE ON keyloft_tuples FOR EACH ROW EXECUTE FUNCTION look()",
+        )
+        await kv.set(("k",), 1)
+        await kv.atomic().sum(("n",), 1).commit()
+    assert query(postgres_url, "SELECT mode FROM seen") == [(wanted,), (wanted,)]
+
+
+async def test_first_of_several_hosts_is_dead(postgres_url: str) -> None:
+    async with silent_port() as dead:
+        pass
+    async with proxy(postgres_url) as (_, url):
+        several = url.replace("@127.0.0.1", f"@127.0.0.1:{dead},127.0.0.1")
+        began = time.monotonic()
+        async with keyloft.open(several, patience=5) as kv:
+            await kv.set(("k",), 1)
+            assert (await kv.get(("k",))).value == 1
+            assert await kv.count(()) == 1
+        assert time.monotonic() - began < 3
+
+
+async def test_all_of_several_hosts_are_dead() -> None:
+    async with silent_port() as one, silent_port() as other:
+        pass
+    error = await refusal(f"postgresql://me:{_WRONG}@127.0.0.1:{one},127.0.0.1:{other}/app", patience=0.5)
+    assert type(error) is keyloft.Unreachable
+    assert f"127.0.0.1:{one},127.0.0.1:{other}/app" in str(error)
+
+
+# What can be tried again
+
+
+async def writes_for_a_while(kv: keyloft.Store, count: int) -> None:
+    """All kinds of calls, again and again; none may fail."""
+    for number in range(count):
+        await asyncio.gather(
+            kv.set(("set", number % 3), number),
+            kv.set_many({("many", part): number for part in range(3)}),
+            kv.atomic().sum(("sum",), 1).commit(),
+            kv.delete(("set", (number + 1) % 3)),
+            kv.get(("sum",)),
+            kv.count(()),
+        )
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_serialization_failures_are_retried(isolation: str, postgres_url: str) -> None:
+    query(
+        postgres_url,
+        f"ALTER DATABASE {name_of(postgres_url)} SET default_transaction_isolation = '{isolation}'",
+    )
+    async with (
+        keyloft.open(postgres_url) as one,
+        keyloft.open(postgres_url) as another,
+        keyloft.open(postgres_url) as third,
+    ):
+        await asyncio.gather(*[writes_for_a_while(kv, 20) for kv in (one, another, third)])
+        assert (await one.get(("sum",))).value == 60
+
+
+async def test_deadlocks_are_retried(postgres_url: str) -> None:
+    """Somebody locks rows, then the clock, while the engine holds the clock and wants these rows."""
+    query(postgres_url, f"ALTER DATABASE {name_of(postgres_url)} SET deadlock_timeout = '300ms'")
+    async with keyloft.open(postgres_url) as kv:
+        await writes_for_a_while(kv, 1)
+        rival = await asyncpg.connect(postgres_url)
+        deadlocks = 0
+        for turn in range(3):
+            # Whoever has waited this long finds the deadlock and gives way: the engine, the rival, the engine.
+            await rival.execute(f"SET deadlock_timeout = '{'10ms' if turn % 2 else '10s'}'")
+            await rival.execute("BEGIN; LOCK TABLE keyloft_tuples IN SHARE MODE")
+            writing = asyncio.create_task(writes_for_a_while(kv, 1))
+            while not await rival.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                await asyncio.sleep(0.005)
+            try:
+                await rival.execute("SELECT * FROM keyloft_clock FOR UPDATE")
+            except asyncpg.DeadlockDetectedError:
+                pass
+            else:
+                deadlocks += 1
+            await rival.execute("ROLLBACK")
+            async with asyncio.timeout(5):
+                await writing
+        await rival.close()
+        assert deadlocks == 2, "the engine is to give way twice"
+        assert (await kv.get(("sum",))).value == 4
+
+
+async def test_locked_tables_are_waited_for(postgres_url: str) -> None:
+    async with keyloft.open(postgres_url) as kv:
+        await writes_for_a_while(kv, 1)
+        rival = await asyncpg.connect(postgres_url)
+        await rival.execute("BEGIN; LOCK TABLE keyloft_tuples, keyloft_clock IN ACCESS EXCLUSIVE MODE")
+        writing = asyncio.create_task(writes_for_a_while(kv, 3))
+        while await rival.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") < 3:
+            await asyncio.sleep(0.005)
+        assert not writing.done()
+        await rival.execute("COMMIT")
+        await rival.close()
+        async with asyncio.timeout(5):
+            await writing
+
+
+async def test_lock_and_statement_timeouts_of_the_database_are_retried(postgres_url: str) -> None:
+    name = name_of(postgres_url)
+    query(postgres_url, f"ALTER DATABASE {name} SET lock_timeout = '30ms'")
+    query(postgres_url, f"ALTER DATABASE {name} SET statement_timeout = '60ms'")
+    async with keyloft.open(postgres_url) as kv:
+        await writes_for_a_while(kv, 1)
+        rival = await asyncpg.connect(postgres_url, server_settings={"statement_timeout": "0", "lock_timeout": "0"})
+        await rival.execute("BEGIN; LOCK TABLE keyloft_tuples IN ACCESS EXCLUSIVE MODE")
+        writing = asyncio.create_task(writes_for_a_while(kv, 2))
+        await asyncio.sleep(0.3)
+        assert not writing.done()
+        await rival.execute("COMMIT")
+        await rival.close()
+        async with asyncio.timeout(5):
+            await writing
+        assert (await kv.get(("sum",))).value == 3

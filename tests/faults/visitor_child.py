@@ -1,0 +1,34 @@
+"""Opens files as a user without special rights, and tells how that went.
+
+    python -m tests.faults.visitor_child FILE...
+
+Answers with a line of JSON per file: the class, code and message of the error, or null if a write succeeded.
+"""
+
+import asyncio
+import json
+import os
+import sys
+
+import keyloft
+
+_NOBODY = 65534
+
+
+async def visit(path: str) -> list[str] | None:
+    try:
+        async with keyloft.open(path) as kv:
+            await kv.set(("visited",), True)
+    except keyloft.KeyloftError as error:
+        return [type(error).__name__, error.code, str(error)]
+    return None
+
+
+if __name__ == "__main__":
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(_NOBODY)
+        os.setuid(_NOBODY)
+    for file in sys.argv[1:]:
+        sys.stdout.write(json.dumps(asyncio.run(visit(file))) + "\n")
+        sys.stdout.flush()

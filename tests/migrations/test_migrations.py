@@ -1,0 +1,717 @@
+"""Migrations make the same schema as opening does, go back, and keep what is stored."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import apsw
+import asyncpg  # type: ignore[import-untyped,unused-ignore]
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import keyloft
+from keyloft import CannotOpen, DatabaseError, SchemaTooOld, WrongLoop, migrations
+from keyloft.core.maintenance import EVERYTHING
+from keyloft.engines import open_maintenance
+from keyloft.engines.sqlite import tables as sqlite_tables
+from keyloft.plugins.models import Base
+from tools.postgres import fresh_database, query
+
+ROOT = Path(__file__).parents[2]
+PLUGIN_ROW = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', 'score', '7')"
+TABLES = ["keyloft_clock", "keyloft_semantic", "keyloft_tuples", "keyloft_version", "plugin_kv_storage"]
+SQLITE_TABLES = sorted([*TABLES, "keyloft_semantic_large", "keyloft_tuples_large"])
+
+# Starts at a word of ours, so that several come as close to each other as can be.
+CHILD = """
+import sys
+from alembic import command, config, context
+from keyloft import migrations
+print("ready", flush=True)
+sys.stdin.readline()
+migrations.upgrade(sys.argv[1])
+"""
+OPENING_CHILD = """
+import asyncio, os, sys
+import asyncpg, keyloft
+from keyloft.engines.postgres import engine as postgres
+async def main():
+    async with keyloft.open(sys.argv[1]) as kv:
+        await kv.set((os.getpid(),), 1)
+print("ready", flush=True)
+sys.stdin.readline()
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "app.db"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, file: Path) -> str:
+    return f"sqlite:///{file}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+
+
+def rows(file: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(apsw.Connection(str(file))) as connection:
+        return list(connection.execute(sql).fetchall())
+
+
+def rows_at(url: str, sql: str) -> list[tuple[Any, ...]]:
+    return rows(Path(url.removeprefix("sqlite:///")), sql) if url.startswith("sqlite") else query(url, sql)
+
+
+def tables(url: str) -> list[str]:
+    """But for those that only SQLite has beside them."""
+    if url.startswith("sqlite"):
+        found = rows_at(url, "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
+        return [name for (name,) in found if not name.endswith("_large")]
+    found = query(url, "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename")
+    return [name for (name,) in found]
+
+
+def schema(file: Path) -> dict[str, Any]:
+    """All that SQLite knows about each table and its indexes, but for how their SQL is laid out."""
+    with closing(apsw.Connection(str(file))) as connection:
+
+        def ask(sql: str, *bindings: str) -> list[tuple[Any, ...]]:
+            return list(connection.execute(sql, bindings).fetchall())
+
+        known: dict[str, Any] = {}
+        for (table,) in ask("SELECT name FROM sqlite_schema WHERE type = 'table'"):
+            indexes = ask("SELECT name, [unique], origin, partial FROM pragma_index_list(?) ORDER BY name", table)
+            known[table] = {
+                "kind": ask("SELECT type, ncol, wr, strict FROM pragma_table_list WHERE name = ?", table),
+                "columns": ask("SELECT * FROM pragma_table_xinfo(?)", table),
+                "indexes": indexes,
+                "index columns": [ask("SELECT * FROM pragma_index_xinfo(?)", name) for name, *_ in indexes],
+                "index SQL": ask(
+                    """SELECT replace(sql, '"', '') FROM sqlite_schema
+                    WHERE tbl_name = ? AND type = 'index' ORDER BY name""",
+                    table,
+                ),
+            }
+        for table in ("keyloft_clock", "keyloft_version"):
+            if table in known:
+                known[table]["rows"] = ask(f"SELECT * FROM {table}")
+        return known
+
+
+def postgres_schema(url: str, table: str = "%") -> list[tuple[Any, ...]]:
+    """The same for PostgreSQL, by its catalogue."""
+    columns = query(
+        url,
+        f"""
+        SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, o.collname,
+               pg_get_expr(d.adbin, d.adrelid)
+        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_collation o ON o.oid = a.attcollation
+        LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND a.attnum > 0 AND c.relname LIKE '{table}'
+        ORDER BY c.relname, a.attnum
+        """,
+    )
+    indexes = query(
+        url,
+        "SELECT indexname, indexdef FROM pg_indexes "
+        f"WHERE schemaname = 'public' AND tablename LIKE '{table}' ORDER BY indexname",
+    )
+    constraints = query(
+        url,
+        f"""
+        SELECT k.conname, pg_get_constraintdef(k.oid) FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
+        WHERE c.relnamespace = 'public'::regnamespace AND c.relname LIKE '{table}' ORDER BY 1
+        """,
+    )
+    return [*columns, *indexes, *constraints]
+
+
+def alembic(url: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "alembic", *arguments],
+        cwd=ROOT,
+        env=environment if url is None else {**environment, "DATABASE_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+async def opened_and_filled(url: str | Path) -> None:
+    async with keyloft.open(url) as kv:
+        await kv.set(("users", "alice"), {"name": "Alice"})
+        await kv.set(("users", "bob"), {"name": "Bob"}, expire_in=3600)
+
+
+async def test_a_migrated_file_has_the_schema_of_an_opened_one(tmp_path: Path) -> None:
+    opened, migrated = tmp_path / "opened.db", tmp_path / "migrated.db"
+    async with keyloft.open(opened):
+        pass
+    await asyncio.to_thread(migrations.upgrade, f"sqlite:///{migrated}")
+    assert schema(migrated) == schema(opened)
+    assert sorted(schema(opened)) == SQLITE_TABLES
+    assert rows(migrated, "SELECT * FROM keyloft_clock") == [(1, 0)]
+    for file in (opened, migrated):
+        with pytest.raises(apsw.ConstraintError):
+            rows(file, "INSERT INTO keyloft_clock VALUES (2, 0)")
+
+
+async def test_a_migrated_server_has_the_schema_of_an_opened_one(postgres_server: str) -> None:
+    with fresh_database(postgres_server) as opened, fresh_database(postgres_server) as migrated:
+        async with keyloft.open(opened):
+            pass
+        await asyncio.to_thread(migrations.upgrade, migrated)
+        assert postgres_schema(migrated) == postgres_schema(opened)
+        assert tables(opened) == TABLES
+        for table in ("keyloft_clock", "keyloft_version"):
+            assert query(migrated, f"SELECT * FROM {table}") == query(opened, f"SELECT * FROM {table}")
+        for url in (opened, migrated):
+            with pytest.raises(asyncpg.CheckViolationError):
+                query(url, "INSERT INTO keyloft_clock VALUES (2, 0)")
+
+
+def test_the_last_revision_is_the_one_that_opening_stamps(file: Path) -> None:
+    migrations.upgrade(file)
+    assert rows(file, f"SELECT version_num FROM {sqlite_tables.VERSION_TABLE}") == [(sqlite_tables.REVISION,)]
+
+
+def test_the_model_makes_the_table_of_the_migration_on_sqlite(tmp_path: Path) -> None:
+    modelled, migrated = tmp_path / "modelled.db", tmp_path / "migrated.db"
+    engine = create_engine(f"sqlite:///{modelled}")
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    migrations.upgrade(f"sqlite:///{migrated}")
+    assert schema(modelled) == {"plugin_kv_storage": schema(migrated)["plugin_kv_storage"]}
+
+
+def test_the_model_makes_the_table_of_the_migration_on_postgresql(postgres_url: str) -> None:
+    async def connect() -> Any:
+        return await asyncpg.connect(postgres_url)
+
+    async def create_all() -> None:
+        engine = create_async_engine("postgresql+asyncpg://", async_creator=connect)
+        async with engine.begin() as connection:
+            await connection.run_sync(Base.metadata.create_all)
+        await engine.dispose()
+
+    asyncio.run(create_all())
+    modelled = postgres_schema(postgres_url)
+    query(postgres_url, "DROP TABLE plugin_kv_storage")
+    migrations.upgrade(postgres_url)
+    assert modelled == postgres_schema(postgres_url, "plugin_kv_storage")
+
+
+async def test_a_migrated_file_can_be_opened(file: Path) -> None:
+    await asyncio.to_thread(migrations.upgrade, str(file))
+    await opened_and_filled(file)
+    async with keyloft.open(file) as kv:
+        assert (await kv.get(("users", "alice"))).value == {"name": "Alice"}
+
+
+async def test_upgrading_an_opened_file_changes_nothing(file: Path) -> None:
+    await opened_and_filled(file)
+    before = schema(file), rows(file, "SELECT * FROM keyloft_tuples")
+    await asyncio.to_thread(migrations.upgrade, f"sqlite+aiosqlite:///{file}")
+    assert (schema(file), rows(file, "SELECT * FROM keyloft_tuples")) == before
+
+
+async def test_a_step_down_drops_the_plugin_table_and_keeps_the_rest(file: Path) -> None:
+    held = "SELECT key, version, expires_at, created_at, updated_at, value FROM keyloft_tuples"
+    await opened_and_filled(file)
+    rows(file, PLUGIN_ROW)
+    before = schema(file), rows(file, held)
+    await asyncio.to_thread(migrations.downgrade, str(file), "-1")
+    assert tables(f"sqlite:///{file}") == TABLES[:-1]
+    assert rows(file, held) == before[1]
+    with pytest.raises(SchemaTooOld, match=r"schema 0002.*keyloft migrate --database .*app\.db"):
+        await keyloft.open(file)
+    await asyncio.to_thread(migrations.upgrade, str(file))
+    assert (schema(file), rows(file, held)) == before
+    assert rows(file, "SELECT * FROM plugin_kv_storage") == []
+    async with keyloft.open(file) as kv:
+        assert [entry.key async for entry in kv.list()] == [("users", "alice"), ("users", "bob")]
+
+
+async def test_a_step_down_on_a_server_drops_the_plugin_table_and_keeps_the_rest(postgres_url: str) -> None:
+    def stored() -> list[list[tuple[Any, ...]]]:
+        return [query(postgres_url, f"SELECT * FROM {table} ORDER BY 1") for table in TABLES[:3]]
+
+    await opened_and_filled(postgres_url)
+    query(postgres_url, PLUGIN_ROW)
+    before = postgres_schema(postgres_url), stored()
+    done = await asyncio.to_thread(alembic, postgres_url, "downgrade", "-1")
+    assert done.returncode == 0, done.stderr
+    assert tables(postgres_url) == TABLES[:-1]
+    kept = [row for row in before[0] if "plugin_kv" not in f"{row[0]} {row[1]}"]
+    assert (postgres_schema(postgres_url), stored()) == (kept, before[1])
+    with pytest.raises(SchemaTooOld, match=r"schema 0002.*keyloft migrate --database 'postgresql://"):
+        await keyloft.open(postgres_url)
+    await asyncio.to_thread(migrations.upgrade, postgres_url)
+    assert (postgres_schema(postgres_url), stored()) == before
+    assert query(postgres_url, "SELECT * FROM plugin_kv_storage") == []
+    async with keyloft.open(postgres_url) as kv:
+        assert [entry.key async for entry in kv.list()] == [("users", "alice"), ("users", "bob")]
+        await kv.set(("users", "carol"), 1)
+
+
+async def test_a_file_taken_down_to_the_base_is_a_fresh_one(file: Path) -> None:
+    await opened_and_filled(file)
+    await asyncio.to_thread(migrations.downgrade, str(file), "base")
+    assert tables(f"sqlite:///{file}") == []
+    await opened_and_filled(file)
+    assert sorted(schema(file)) == SQLITE_TABLES
+
+
+def test_up_down_and_up_again(url: str) -> None:
+    migrations.upgrade(url)
+    assert tables(url) == TABLES
+    rows_at(url, PLUGIN_ROW)
+    rows_at(url, "UPDATE keyloft_clock SET version = 5")
+    migrations.downgrade(url, "-1")
+    assert tables(url) == TABLES[:-1]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0002",)]
+    migrations.upgrade(url)
+    assert tables(url) == TABLES
+    assert rows_at(url, "SELECT * FROM plugin_kv_storage") == []
+    assert rows_at(url, "SELECT * FROM keyloft_clock") == [(1, 5)]
+    migrations.downgrade(url, "base")
+    assert tables(url) == []
+    migrations.upgrade(url, "0001")
+    assert tables(url) == TABLES[:-1]
+    migrations.upgrade(url, "+1")
+    assert tables(url) == TABLES
+    migrations.upgrade(url, "+1")
+    assert tables(url) == TABLES
+
+
+def stored_rows(url: str) -> list[Any]:
+    """All rows of a database of today, large values included."""
+
+    async def read() -> list[Any]:
+        maintenance = await open_maintenance(url)
+        try:
+            async with maintenance.snapshot() as snapshot:
+                return [row for part in EVERYTHING async for found in snapshot.rows(part) for row in found]
+        finally:
+            await maintenance.aclose()
+
+    return asyncio.run(read())
+
+
+_SPREAD = """
+    INSERT INTO {table} (key, encoding, version, expires_at, created_at, updated_at, value)
+    WITH RECURSIVE n (i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 400)
+    SELECT CAST(printf('k%04d', i * 7919 % 1000) AS BLOB), i % 3, i, CASE WHEN i % 5 = 0 THEN 2000000000000 + i END, i,
+    i + 1, CAST(printf('%.*c', i * 10, '1') AS BLOB) FROM n
+"""
+
+
+def test_rows_are_put_in_order_and_large_values_aside(file: Path) -> None:
+    migrations.upgrade(file, "0002")
+    rows(file, PLUGIN_ROW)
+    made = {}
+    for table in ("keyloft_tuples", "keyloft_semantic"):
+        rows(file, _SPREAD.format(table=table))
+        made[table] = rows(file, f"SELECT * FROM {table} ORDER BY key")
+    old = schema(file)
+    with pytest.raises(SchemaTooOld, match="keyloft migrate"):
+        asyncio.run(opened_and_filled(file))
+    migrations.upgrade(file)
+    assert len(rows(file, "SELECT * FROM plugin_kv_storage")) == 1
+    for table in made:
+        assert rows(file, f"SELECT count(*), min(length(value)) FROM {table}_large") == [(350, 510)]
+        assert rows(file, f"SELECT count(*), max(length(value)) FROM {table} WHERE large IS NULL") == [(50, 500)]
+    columns = attrgetter("key", "encoding", "version", "expires_at", "created_at", "updated_at", "value")
+    found = [columns(row) for row in stored_rows(str(file)) if type(row.key) is bytes]
+    assert found == [*made["keyloft_tuples"], *made["keyloft_semantic"]]
+    migrations.downgrade(file, "0002")
+    assert {table: rows(file, f"SELECT * FROM {table} ORDER BY key") for table in made} == made
+    assert schema(file) == {table: known for table, known in old.items() if table != "plugin_kv_storage"}
+    migrations.upgrade(file)
+    assert schema(file)["plugin_kv_storage"] == old["plugin_kv_storage"]
+
+
+def test_a_lost_value_is_no_obstacle_on_the_way_down(file: Path) -> None:
+    asyncio.run(opened_and_filled(file))
+    rows(file, "UPDATE keyloft_tuples SET value = NULL, large = 7, encoding = 1 WHERE expires_at IS NULL")
+    migrations.downgrade(file, "0002")
+    assert rows(file, "SELECT encoding, value FROM keyloft_tuples ORDER BY key")[0] == (-1, b"")
+    migrations.upgrade(file)
+    migrations.downgrade(file, "base")
+    assert tables(f"sqlite:///{file}") == []
+
+
+def test_the_plan_for_an_older_database_can_be_carried_out(url: str) -> None:
+    migrations.upgrade(url)
+    today = whole(url)
+    migrations.downgrade(url, "base")
+    migrations.upgrade(url, "0002")
+    rows_at(url, PLUGIN_ROW)
+    plan = migrations.plan(url)
+    assert [step.revision for step in plan.steps] == ["0003"]
+    carry_out(url, plan.sql)
+    assert whole(url) == today
+    assert len(rows_at(url, "SELECT * FROM plugin_kv_storage")) == 1
+
+
+def test_a_table_of_that_name_that_is_not_ours_is_not_taken_over(url: str) -> None:
+    migrations.upgrade(url, "0001")
+    rows_at(url, "CREATE TABLE plugin_kv_storage (plugin_name TEXT, key TEXT)")
+    with pytest.raises(DatabaseError, match=r"plugin_kv_storage.*already exists"):
+        migrations.upgrade(url)
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0001",)]
+
+
+def whole(url: str) -> Any:
+    return schema(Path(url.removeprefix("sqlite:///"))) if url.startswith("sqlite") else postgres_schema(url)
+
+
+def carry_out(url: str, sql: str) -> None:
+    """Run the statements of a plan, each by itself."""
+    for statement in sql.split(";"):
+        if statement.strip() not in ("BEGIN", "COMMIT", ""):
+            rows_at(url, statement)
+
+
+def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Path) -> None:
+    plan = migrations.plan(url)
+    assert (plan.current, plan.target, plan.is_down) == (None, sqlite_tables.REVISION, False)
+    assert [step.revision for step in plan.steps] == ["0001", "0002", "0003"]
+    assert plan.steps[1].name.startswith("The plugins' table")
+    assert "CREATE TABLE plugin_kv_storage" in plan.sql
+    assert not file.exists()
+    assert tables(url) == []
+    assert migrations.plan(url, "base", down=True).steps == ()
+
+    migrations.upgrade(url)
+    rows_at(url, PLUGIN_ROW)
+    before = whole(url)
+    assert migrations.plan(url) == migrations.Plan(sqlite_tables.REVISION, sqlite_tables.REVISION, (), "", False)
+    back = migrations.plan(url, "-1", down=True)
+    assert (back.current, back.target, [step.revision for step in back.steps]) == ("0003", "0002", ["0003"])
+    assert "DROP TABLE IF EXISTS plugin_kv_storage" in back.sql
+    away = migrations.plan(url, "base", down=True)
+    assert (away.target, [step.revision for step in away.steps]) == (None, ["0003", "0002", "0001"])
+    assert whole(url) == before
+    assert len(rows_at(url, "SELECT * FROM plugin_kv_storage")) == 1
+    with pytest.raises(DatabaseError, match="nowhere"):
+        migrations.plan(url, "nowhere")
+
+
+def test_what_a_plan_shows_is_what_a_migration_does(url: str) -> None:
+    made = migrations.plan(url).sql
+    migrations.upgrade(url)
+    migrated = whole(url)
+    carry_out(url, migrations.plan(url, "base", down=True).sql)
+    assert tables(url) == []
+    carry_out(url, made)
+    assert whole(url) == migrated
+    carry_out(url, migrations.plan(url, "-1", down=True).sql)
+    assert tables(url) == TABLES[:-1]
+    carry_out(url, migrations.plan(url).sql)
+    assert whole(url) == migrated
+
+
+def test_a_plan_of_a_database_of_a_later_version_is_refused(url: str) -> None:
+    migrations.upgrade(url)
+    rows_at(url, "UPDATE keyloft_version SET version_num = '0009'")
+    with pytest.raises(DatabaseError, match="0009"):
+        migrations.plan(url)
+
+
+def test_other_tables_are_left_alone(url: str) -> None:
+    """A bot may keep its own tables, and its own chain of migrations, in the same database."""
+    for sql in ("CREATE TABLE alembic_version (version_num VARCHAR(32))", "INSERT INTO alembic_version VALUES ('abc')"):
+        rows_at(url, sql)
+    migrations.upgrade(url)
+    migrations.downgrade(url, "base")
+    assert tables(url) == ["alembic_version"]
+    assert rows_at(url, "SELECT * FROM alembic_version") == [("abc",)]
+
+
+def test_a_migration_that_fails_leaves_nothing(url: str) -> None:
+    rows_at(url, "CREATE TABLE keyloft_semantic (mine INTEGER)")
+    with pytest.raises(DatabaseError, match=r"nothing of it was kept: .*keyloft_semantic.*already exists"):
+        migrations.upgrade(url)
+    assert tables(url) == ["keyloft_semantic"]
+
+
+def at_the_same_moment(url: str, *scripts: str) -> None:
+    """Run scripts at once; each of them succeeds, in silence."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", script, url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for script in scripts
+    ]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        for child in children:
+            _, complaints = child.communicate(timeout=60)
+            assert (child.returncode, complaints) == (0, "")
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.communicate()
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+def test_processes_that_migrate_at_the_same_moment_all_succeed(url: str, processes: int) -> None:
+    at_the_same_moment(url, *[CHILD] * processes)
+    assert tables(url) == TABLES
+    assert rows_at(url, "SELECT * FROM keyloft_clock") == [(1, 0)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0003",)]
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+def test_processes_that_open_an_empty_server_at_the_same_moment_can_all_write(
+    postgres_server: str, processes: int
+) -> None:
+    for _ in range(3):  # they meet at different places each time
+        with fresh_database(postgres_server) as url:
+            at_the_same_moment(url, *[OPENING_CHILD] * processes)
+            assert tables(url) == TABLES
+            assert query(url, "SELECT * FROM keyloft_clock") == [(1, processes)]
+            assert query(url, "SELECT count(*), count(DISTINCT version) FROM keyloft_tuples") == [(processes,) * 2]
+
+
+def test_processes_that_open_and_migrate_a_server_at_the_same_moment_all_succeed(postgres_url: str) -> None:
+    at_the_same_moment(postgres_url, CHILD, OPENING_CHILD, CHILD, OPENING_CHILD)
+    assert tables(postgres_url) == TABLES
+
+
+def test_threads_migrate_one_after_the_other(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.db" for number in range(4)]
+    threads = [threading.Thread(target=migrations.upgrade, args=(str(file),)) for file in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [sorted(schema(file)) for file in files] == [SQLITE_TABLES] * 4
+
+
+async def test_opening_and_migrating_at_the_same_moment_both_succeed(file: Path) -> None:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CHILD, str(file)), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    await child.stdout.readline()
+    child.stdin.write(b"go\n")
+    await opened_and_filled(file)
+    await child.communicate()
+    assert child.returncode == 0
+    assert sorted(schema(file)) == SQLITE_TABLES
+
+
+def test_the_command_line_migrates_up_and_down(url: str) -> None:
+    shown = []
+    for arguments in ("upgrade head", "current", "downgrade -1", "current", "upgrade head", "current"):
+        done = alembic(url, *arguments.split())
+        assert done.returncode == 0, done.stderr
+        shown += done.stdout.splitlines()
+    assert shown == ["0003 (head)", "0002", "0003 (head)"]
+    assert tables(url) == TABLES
+
+
+@pytest.mark.parametrize("scheme", ["sqlite:///", "sqlite+aiosqlite:///", "sqlite+pysqlite:///", "SQLite:///", ""])
+def test_any_driver_in_the_url_of_a_file_will_do(scheme: str, file: Path) -> None:
+    migrations.upgrade(f"{scheme}{file}")
+    assert sorted(schema(file)) == SQLITE_TABLES
+
+
+def test_a_relative_path_and_a_home_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    migrations.upgrade("sqlite:///relative 100%.db")
+    migrations.upgrade("~/home.db")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home.db", "relative 100%.db"]
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg", "postgres", "postgresql+psycopg2"])
+def test_any_driver_in_the_url_of_a_server_will_do(scheme: str, postgres_url: str) -> None:
+    migrations.upgrade(postgres_url.replace("postgresql", scheme, 1))
+    assert tables(postgres_url) == TABLES
+
+
+def test_the_url_may_come_from_alembics_own_option(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "sqlite:///elsewhere.db")
+    config = Config()
+    config.set_main_option("script_location", "keyloft:migrations")
+    config.set_main_option("path_separator", "os")
+    config.set_main_option("sqlalchemy.url", f"sqlite:///{file}")
+    command.upgrade(config, "head")
+    assert sorted(schema(file)) == SQLITE_TABLES
+
+
+def test_without_a_url_the_command_line_says_what_to_set() -> None:
+    done = alembic(None, "upgrade", "head")
+    assert done.returncode != 0
+    assert "set DATABASE_URL" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_is_not_there_is_no_traceback_on_the_command_line(tmp_path: Path) -> None:
+    done = alembic(f"postgresql://postgres:secret@/x?host={tmp_path}", "upgrade", "head")
+    assert done.returncode != 0
+    assert "the migration failed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("mysql://localhost/bot", "no migrations for mysql://"),
+        ("", "no database is named"),
+        (":memory:", "no migrations for :memory:"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("sqlite://app.db", "three slashes"),
+        ("sqlite:///app.db?mode=ro", "options after"),
+    ],
+)
+def test_what_can_not_be_migrated_is_named(
+    url: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path}/another.db")
+    with pytest.raises(CannotOpen, match=reason):
+        migrations.upgrade(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match=r"missing/app\.db: the migration failed.*unable to open"):
+        migrations.upgrade(f"sqlite:///{tmp_path}/missing/app.db")
+
+
+def test_a_file_that_is_no_database_is_left_as_it_is(file: Path) -> None:
+    file.write_bytes(b"not a database, but long enough to look like one. " * 100)
+    before = file.read_bytes()
+    with pytest.raises(DatabaseError, match="not a database"):
+        migrations.upgrade(str(file))
+    assert file.read_bytes() == before
+
+
+def test_a_revision_of_a_later_version_is_an_error(file: Path) -> None:
+    migrations.upgrade(str(file))
+    rows(file, "UPDATE keyloft_version SET version_num = '9999'")
+    with pytest.raises(DatabaseError, match="9999"):
+        migrations.upgrade(str(file))
+
+
+async def test_a_file_that_is_open_in_this_process_is_not_touched(file: Path) -> None:
+    async with keyloft.open(file) as kv:
+        with pytest.raises(CannotOpen, match="open in this process"):
+            await asyncio.to_thread(migrations.upgrade, str(file))
+        await kv.set(("k",), 1)
+
+
+async def test_a_migration_does_not_block_an_event_loop(file: Path) -> None:
+    with pytest.raises(WrongLoop, match="to_thread"):
+        migrations.upgrade(str(file))
+
+
+@pytest.mark.parametrize("missing", ["alembic", "asyncpg"])
+def test_what_is_not_installed_is_named(missing: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(CannotOpen, match=r'pip install "keyloft\[sql'):
+        migrations.upgrade("postgresql://localhost/x")
+
+
+def in_a_script(dialect_url: str) -> Iterator[str]:
+    done = alembic(dialect_url, "upgrade", "head", "--sql")
+    assert done.returncode == 0, done.stderr
+    return iter(done.stdout.split(";\n"))
+
+
+def test_a_script_of_the_migration_makes_the_same_file(tmp_path: Path) -> None:
+    scripted, migrated = tmp_path / "scripted.db", tmp_path / "migrated.db"
+    with closing(apsw.Connection(str(scripted))) as connection:
+        for statement in in_a_script(f"sqlite:///{tmp_path}/not-touched.db"):
+            connection.execute(statement).fetchall()
+    migrations.upgrade(str(migrated))
+    assert schema(scripted) == schema(migrated)
+    assert not (tmp_path / "not-touched.db").exists()
+
+
+def test_a_script_for_postgresql_needs_no_server() -> None:
+    assert any('COLLATE "C"' in statement for statement in in_a_script("postgresql://nowhere/x"))
+
+
+def columns(known: Sequence[tuple[Any, ...]], table: str) -> dict[str, tuple[Any, ...]]:
+    return {row[1]: row[2:] for row in known if row[0] == table}
+
+
+def test_the_schema_on_postgresql(postgres_url: str) -> None:
+    migrations.upgrade(postgres_url)
+    known = postgres_schema(postgres_url)
+    assert columns(known, "plugin_kv_storage") == {
+        "plugin_name": ("character varying(100)", True, "C", None),
+        "key": ("character varying(255)", True, "C", None),
+        "value_json": ("text", True, "default", None),
+        "expires_at": ("timestamp with time zone", False, None, None),
+        "created_at": ("timestamp with time zone", True, None, "CURRENT_TIMESTAMP"),
+        "updated_at": ("timestamp with time zone", True, None, "CURRENT_TIMESTAMP"),
+        "version": ("bigint", True, None, "0"),
+    }
+    for table in ("keyloft_tuples", "keyloft_semantic"):
+        assert columns(known, table) == {
+            "key": ("bytea", True, None, None),
+            "encoding": ("integer", True, None, None),
+            "version": ("bigint", True, None, None),
+            "expires_at": ("bigint", False, None, None),
+            "created_at": ("bigint", True, None, None),
+            "updated_at": ("bigint", True, None, None),
+            "value": ("bytea", True, None, None),
+        }
+    assert columns(known, "keyloft_clock") == {
+        "id": ("bigint", True, None, None),
+        "version": ("bigint", True, None, None),
+    }
+    definitions = {row[0]: row[1] for row in known if len(row) == 2}
+    assert definitions["pk_plugin_kv_storage"] == "PRIMARY KEY (plugin_name, key)"
+    for index, table in (
+        ("idx_plugin_kv_expires", "plugin_kv_storage"),
+        ("keyloft_tuples_expires", "keyloft_tuples"),
+        ("keyloft_semantic_expires", "keyloft_semantic"),
+    ):
+        assert definitions[index] == (
+            f"CREATE INDEX {index} ON public.{table} USING btree (expires_at) WHERE (expires_at IS NOT NULL)"
+        )
+    assert definitions["idx_plugin_kv_prefix"].endswith("(plugin_name, key)")
+    assert query(postgres_url, "SELECT * FROM keyloft_clock") == [(1, 0)]
+    assert query(postgres_url, "SELECT * FROM keyloft_version") == [("0003",)]
+
+
+def test_a_row_inserted_by_hand_into_postgresql_is_whole(postgres_url: str) -> None:
+    migrations.upgrade(postgres_url)
+    query(postgres_url, PLUGIN_ROW)
+    fresh = (
+        "now() - created_at < interval '1 minute' AND created_at = updated_at AND version = 0 AND expires_at IS NULL"
+    )
+    assert query(postgres_url, f"SELECT {fresh} FROM plugin_kv_storage") == [(True,)]

@@ -1,0 +1,215 @@
+"""Ways into NATS, what is read and published there, and errors as they travel."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import nkeys  # type: ignore[import-untyped]
+import pytest
+import trustme
+from nats.errors import MaxPayloadError
+
+import keyloft
+from keyloft.nats import connection as bus
+from keyloft.nats.connection import WIRE_ERRORS, Login
+from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
+from tests.support.nats import private_server
+
+
+async def a_value_goes_through(url: str, login: Login, folder: Path) -> None:
+    connection = await bus.connect(url, name="service", login=login)
+    db = BotDatabase(folder / "bot.db")
+    service = DatabaseService(connection, db)
+    await service.start()
+    async with await DatabaseClient.connect(url, plugin_name="trivia", login=login) as client:
+        await client.kv.set("k", 1)
+        assert await client.kv.get("k") == 1
+    await service.stop()
+    await connection.close()
+    await db.close()
+
+
+class TestLogin:
+    async def test_by_user_and_password_or_token(self, tmp_path: Path) -> None:
+        (tmp_path / "user.conf").write_text('authorization { user: "ada", password: "l0velace" }')
+        async with private_server(tmp_path / "user.conf") as server:
+            await a_value_goes_through(server.url, Login(user="ada", password="l0velace"), tmp_path)
+            with pytest.raises(keyloft.NotPermitted, match="check the user and password"):
+                await DatabaseClient.connect(server.url, plugin_name="trivia", login=Login(user="ada", password="no"))
+        (tmp_path / "token.conf").write_text('authorization { token: "t0ken" }')
+        async with private_server(tmp_path / "token.conf") as server:
+            await a_value_goes_through(server.url, Login(token="t0ken"), tmp_path)
+
+    async def test_by_a_credentials_file(self, tmp_path: Path) -> None:
+        configuration, credentials = decentralised(tmp_path)
+        async with private_server(configuration) as server:
+            await a_value_goes_through(server.url, Login(credentials=credentials), tmp_path)
+
+    async def test_over_tls_with_certificates_both_ways(self, tmp_path: Path) -> None:
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        for name in ("localhost", "client"):
+            made = authority.issue_cert(name)
+            made.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+            made.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
+        (tmp_path / "tls.conf").write_text(
+            f'tls {{ cert_file: "{tmp_path}/localhost.pem", key_file: "{tmp_path}/localhost.key", '
+            f'ca_file: "{tmp_path}/ca.pem", verify: true }}'
+        )
+        async with private_server(tmp_path / "tls.conf") as server:
+            url = f"tls://localhost:{server.port}"
+            login = Login(ca=tmp_path / "ca.pem", certificate=tmp_path / "client.pem", key=tmp_path / "client.key")
+            await a_value_goes_through(url, login, tmp_path)
+
+    def test_secrets_are_not_shown(self) -> None:
+        assert "hidden" not in repr(Login(user="ada", password="hidden", token="hidden"))
+
+
+class TestErrors:
+    @pytest.mark.parametrize("code", WIRE_ERRORS)
+    def test_a_code_goes_there_and_back(self, code: str) -> None:
+        kind = WIRE_ERRORS[code]
+        error = keyloft.ValueTooLarge(7, 5) if kind is keyloft.ValueTooLarge else kind("because")
+        back = bus.refused(json.loads(bus.refusal(error)))
+        assert type(back) is kind
+        assert back.code == code
+
+    def test_other_errors_travel_as_the_nearest_kind(self) -> None:
+        assert bus.wire_code(keyloft.DiskFull("full")) == "DATABASE_ERROR"
+        assert bus.wire_code(keyloft.Stalled("slow")) == "DATABASE_ERROR"
+        assert bus.wire_code(keyloft.InvalidKey("empty")) == "VALIDATION_ERROR"
+        assert bus.wire_code(keyloft.InvalidValueType("a set")) == "VALIDATION_ERROR"
+        assert bus.wire_code(keyloft.Closed()) == "INTERNAL_ERROR"
+        assert bus.wire_code(ZeroDivisionError()) == "INTERNAL_ERROR"
+
+    def test_what_a_database_or_a_bug_says_stays_here(self) -> None:
+        for error in (keyloft.DiskFull("/secret/path"), ZeroDivisionError("/secret/path")):
+            assert b"secret" not in bus.refusal(error)
+        assert b"may still be" in bus.refusal(keyloft.Stalled("it may still be carried out"))
+
+    def test_an_unknown_code_is_an_error_all_the_same(self) -> None:
+        assert type(bus.refused({"error_code": "LATER", "message": "x"})) is keyloft.KeyloftError
+        assert isinstance(bus.refused({}), keyloft.KeyloftError)
+
+
+class TestReading:
+    async def test_refusals_are_told_to_all_also_when_reading_pauses_between_them(self) -> None:
+        connection = bus.SturdyNats()
+        refused: list[bytes] = []
+        told: list[bytes] = []
+
+        def take(subject: str, reply: str, data: bytes) -> list[bytes]:
+            refused.append(reply.encode())
+            return refused
+
+        def turn() -> None:
+            nonlocal refused
+            told.extend(refused)
+            refused = []
+
+        async def pause(*_: object) -> None:
+            turn()
+
+        connection._takers[1] = take
+        connection._process_ping = connection._process_msg = pause  # type: ignore[method-assign, assignment]
+        for between in (b"PING\r\n", b"MSG other 2 0\r\n\r\n"):
+            told.clear()
+            flood = b"".join([b"MSG db.kv.rogue.get 1 r%d 0\r\n\r\n" % number for number in range(10)])
+            await connection._ps.parse(flood + between + flood)
+            turn()
+            assert len(told) == 20
+
+    async def test_half_a_message_of_one_who_left_does_not_hold_up_the_next(self) -> None:
+        connection = bus.SturdyNats()
+        taken: list[str] = []
+        connection._takers[1] = lambda subject, reply, data: taken.append(subject)
+        await connection._ps.parse(b"MSG a 1 5000\r\nabc")
+        del connection._takers[1]
+        await connection._ps.parse(b"x" * 4997 + b"\r\nMS")
+        connection._takers[2] = lambda subject, reply, data: taken.append(subject)
+        await connection._ps.parse(b"G b 2 2\r\nhi\r\n")
+        await connection._ps.parse(b"MSG c 2 2\r\nhi\r\nPI")
+        assert taken == ["b", "c"]
+
+
+class TestPublishing:
+    async def test_what_can_not_be_sent_keeps_nothing_else_from_being_sent(self) -> None:
+        async with private_server() as server:
+            connection = await bus.connect(server.url, name="test")
+            subscription = await connection.subscribe("here")
+            small, large = ("here", b"small"), ("here", b"x" * (connection.max_payload + 1))
+
+            async def heard(times: int) -> None:
+                for _ in range(times):
+                    assert (await subscription.next_msg(timeout=20)).data == b"small"
+
+            with pytest.raises(MaxPayloadError):
+                await bus.publish_all(connection, [small, large, small])
+            await heard(2)
+            await server.stop()
+            async with asyncio.timeout(10):
+                while connection.is_connected:
+                    await asyncio.sleep(0.01)
+            with pytest.raises(MaxPayloadError):
+                await bus.publish_all(connection, [small, large, small])
+            await bus.publish_to_all(connection, [b"here", b"\xff", b"here"], b"small")
+            await server.start()
+            await heard(4)
+            await connection.close()
+
+
+def decentralised(folder: Path) -> tuple[Path, Path]:
+    """A server's configuration with an operator's and an account's JWT, and a user's credentials file."""
+    operator, account, user = (_Keys(prefix) for prefix in (b"O", b"A", b"U"))
+    operator_jwt = operator.signs(operator, "operator", {})
+    account_jwt = operator.signs(account, "account", {"limits": dict.fromkeys(_UNLIMITED, -1)})
+    user_jwt = account.signs(user, "user", {"subs": -1, "data": -1, "payload": -1})
+    configuration = folder / "operator.conf"
+    configuration.write_text(
+        f'operator: "{operator_jwt}"\nresolver: MEMORY\nresolver_preload: {{ {account.public}: "{account_jwt}" }}\n'
+    )
+    credentials = folder / "user.creds"
+    credentials.write_text(
+        f"-----BEGIN NATS USER JWT-----\n{user_jwt}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{user.seed}\n------END USER NKEY SEED------\n"
+    )
+    return configuration, credentials
+
+
+_UNLIMITED = ("subs", "data", "payload", "imports", "exports", "conn", "leaf")
+
+
+class _Keys:
+    def __init__(self, prefix: bytes) -> None:
+        kinds = {b"O": nkeys.PREFIX_BYTE_OPERATOR, b"A": nkeys.PREFIX_BYTE_ACCOUNT, b"U": nkeys.PREFIX_BYTE_USER}
+        kind = kinds[prefix]
+        raw = bytes([nkeys.PREFIX_BYTE_SEED | (kind >> 5), (kind & 31) << 3]) + os.urandom(32)
+        self.seed = base64.b32encode(raw + nkeys.crc16(raw).to_bytes(2, "little")).decode().rstrip("=")
+        self._pair = nkeys.from_seed(bytearray(self.seed.encode()))
+        self.public = self._pair.public_key.decode()
+
+    def signs(self, other: "_Keys", kind: str, claims: dict[str, Any]) -> str:
+        body = {
+            "jti": hashlib.sha256(other.public.encode()).hexdigest(),
+            "iat": int(time.time()),
+            "iss": self.public,
+            "name": kind,
+            "sub": other.public,
+            "nats": {"type": kind, "version": 2, **claims},
+        }
+        parts = [_encoded({"typ": "JWT", "alg": "ed25519-nkey"}), _encoded(body)]
+        signature = self._pair.sign(".".join(parts).encode())
+        return ".".join([*parts, _text(signature)])
+
+
+def _encoded(part: dict[str, Any]) -> str:
+    return _text(json.dumps(part).encode())
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")

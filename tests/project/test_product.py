@@ -1,0 +1,170 @@
+"""The product around the code: its public names, its README, its error codes."""
+
+import asyncio
+import pickle
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import keyloft
+from keyloft import errors, plugins, semantic
+from keyloft.nats import connection as bus
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(keyloft.__all__) == sorted(
+        """
+        Atomic Busy CannotOpen Clock Closed CommitResult CommitUnknown DatabaseError DiskFull Entry Escalated
+        InvalidArgument InvalidCursor InvalidInput InvalidJson InvalidKey InvalidKeyType InvalidPluginName
+        InvalidSubject InvalidValue InvalidValueType KeyTooLarge KeyloftError Listing LockHeld LockLost
+        ManualClock MissingField NatsServerFailed NoService NotACounter NotADatabase NotForward NotPermitted
+        NothingToRestore Opening ReadOnly SchemaTooNew SchemaTooOld StaleFence Stalled Store TimedOut U64
+        Unanswered Undecodable Unreachable ValueTooLarge VersionConflict Watching WrongLoop open
+        """.split()
+    )
+    assert all(hasattr(keyloft, name) for name in keyloft.__all__)
+
+
+def test_the_public_names_of_plugins_are_these() -> None:
+    assert sorted(plugins.__all__) == ["BotDatabase", "DatabaseClient", "DatabaseService", "Login", "PluginKVStorage"]
+    assert all(hasattr(plugins, name) for name in plugins.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        plugins.Nothing  # noqa: B018
+
+
+def test_the_public_names_of_semantic_are_these() -> None:
+    assert sorted(semantic.__all__) == sorted(
+        """
+        Alert AuditRecord Checkpoint DeadLetter Delete Envelope Escalated FailedWrite Flags IndexVersion Lock LockHeld
+        LockLost Login NotForward NothingToRestore Put Retry SemanticClient SemanticService SemanticStore Semantics
+        Signals StaleFence VersionConflict key_of shortened
+        """.split()
+    )
+    assert all(hasattr(semantic, name) for name in semantic.__all__)
+
+
+def test_a_service_does_not_load_sqlalchemy() -> None:
+    """It would take 19 MB of memory."""
+    code = (
+        "import sys, keyloft, keyloft.plugins, keyloft.server.app; "
+        "print([name for name in ('sqlalchemy', 'alembic', 'asyncpg') if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout == "[]\n"
+
+
+def test_migrating_needs_no_nats(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['nats'] = None\n"
+        "from keyloft.cli import main\n"
+        "sys.argv = ['keyloft', 'migrate', '--database', sys.argv[1]]\n"
+        "sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "app.db")]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (shown.returncode, shown.stderr) == (0, f"{tmp_path / 'app.db'} has the schema of this version\n")
+
+
+def test_a_missing_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['nats'] = sys.modules['sqlalchemy'] = None\n"
+        "from keyloft.plugins import BotDatabase\n"
+        "for name in ('DatabaseClient', 'DatabaseService', 'Login', 'PluginKVStorage'):\n"
+        "    try: exec(f'from keyloft.plugins import {name}')\n"
+        "    except ImportError as error: print(error)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    lines = shown.stdout.splitlines()
+    assert [re.findall(r"keyloft\[(\w+)\]", line) for line in lines] == [["nats"], ["nats"], ["nats"], ["sql"]]
+
+
+def test_every_error_is_public_and_drawn_in_the_tree() -> None:
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, keyloft.KeyloftError)
+    ]
+    assert {kind.__name__ for kind in kinds} <= set(keyloft.__all__)
+    for kind in kinds:
+        assert errors.__doc__ is not None
+        assert re.search(rf"\b{kind.__name__}\b", errors.__doc__)
+    for kind in kinds:
+        if not kind.__subclasses__():
+            assert re.search(rf"\b{kind.__name__}\b.*\b{kind.code}\b", errors.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    "error", [keyloft.ValueTooLarge(11, 10), keyloft.NotACounter(("k",)), keyloft.Closed(), keyloft.Busy("held")]
+)
+def test_errors_travel_between_processes(error: keyloft.KeyloftError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.code) == (type(error), str(error), error.code)
+
+
+def test_the_embedded_library_needs_two_packages() -> None:
+    needed = [requirement for requirement in metadata.requires("keyloft") or [] if "extra ==" not in requirement]
+    assert [re.split(r"[<>=]", requirement)[0] for requirement in needed] == ["apsw", "msgspec"]
+
+
+README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", README_BLOCKS, ids=range(len(README_BLOCKS)))
+async def test_the_readme_runs(block: str, tmp_path: Path, nats_url: str) -> None:
+    """A block that awaits at top level is what one would type into `python -m asyncio`, with `kv` open."""
+    if "nats://127.0.0.1:4222" in block:
+        service = plugins.DatabaseService(await bus.connect(nats_url, name="readme"), plugins.BotDatabase())
+        await service.start()
+        await asyncio.to_thread(run_twice, block.replace("nats://127.0.0.1:4222", nats_url), tmp_path)
+        await service.stop()
+        await service.nats.close()
+        await service.db.close()
+        return
+    if "asyncio.run" not in block:
+        body = "\n".join(f"        {line}" for line in block.splitlines())
+        imports = "import asyncio, keyloft\nfrom keyloft import *\n"
+        opened = "async def main():\n    async with keyloft.open('app.db') as kv:\n"
+        block = f"{imports}{opened}{body}\nasyncio.run(main())\n"
+    await asyncio.to_thread(run_twice, block, tmp_path)
+
+
+def run_twice(block: str, tmp_path: Path) -> None:
+    for _ in range(2):  # whoever follows it will run it again, with the file of the first time
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_has_code() -> None:
+    assert len(README_BLOCKS) >= 3
+
+
+async def test_the_guard_notices_a_blocked_loop(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
+    pytester.makepyfile(
+        """
+        import time
+
+        async def test_blocks():
+            time.sleep(0.8)
+
+        async def test_does_not():
+            pass
+        """
+    )
+    result = await asyncio.to_thread(
+        pytester.runpytest_subprocess,
+        "-o",
+        "asyncio_mode=auto",
+        "-o",
+        "asyncio_default_fixture_loop_scope=function",
+        "-o",
+        f"pythonpath={ROOT}",
+    )
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*the event loop was blocked for * s by*"])

@@ -1,0 +1,76 @@
+"""Databases with something of every kind in them, and all that is stored in one."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+import keyloft
+from keyloft import U64
+from keyloft.core.maintenance import EVERYTHING
+from keyloft.engines import open_maintenance
+from keyloft.plugins import BotDatabase
+from keyloft.semantic import Semantics, SemanticStore
+from tools.postgres import query
+
+WEB = "tenant/acme/project/web"
+API = "tenant/acme/project/api"
+_FLAG = Semantics("feature_flag")
+
+
+async def fill(url: str) -> None:
+    """Store entries of all faces and encodings; one of them has expired, others will within the hour."""
+    async with keyloft.open(url, sweep_every=None) as kv:
+        await kv.set(("users", "alice"), {"name": "Alice"})
+        await kv.set(("users", 5), b"\x00\xff", expire_in=1800)
+        await kv.set(("visits",), U64(7), expire_in=10 * 86_400)
+        await kv.set(("users", "essay"), "words " * 1000)
+        await kv.set(("gone",), 1, expire_in=0.001)
+        async with SemanticStore(kv, sweep_every=None) as store:
+            for name in ("a", "b", "c"):
+                await _put(store, f"{WEB}/flags/{name}", _FLAG, request_id=f"request-{name}")
+            await _put(store, f"{WEB}/flags/a", _FLAG)
+            await store.delete(f"{WEB}/flags/b", expected_version="*", writer="tests:fill")
+            await _put(store, f"{API}/locks/nightly", Semantics("lock", ttl_seconds=600))
+    plugins = BotDatabase(url if "://" in url else f"sqlite:///{url}")
+    await plugins.kv_set("trivia", "score", {"points": 100})
+    await plugins.kv_set("trivia", "näme/é", "x", ttl_seconds=600)
+    await plugins.kv_set("quotes", "1", None)
+    await plugins.close()
+
+
+async def _put(store: SemanticStore, key: str, semantics: Semantics, request_id: str | None = None) -> None:
+    await store.put(key, True, expected_version="*", writer="tests:fill", semantics=semantics, request_id=request_id)
+
+
+def filled(url: str) -> None:
+    asyncio.run(fill(url))
+
+
+def stored(url: str | Path) -> list[Any]:
+    """All rows of a database with all that is stored of them, and its clock."""
+
+    async def read() -> list[Any]:
+        maintenance = await open_maintenance(str(url))
+        try:
+            async with maintenance.snapshot() as snapshot:
+                return [
+                    snapshot.clock,
+                    *[row for part in EVERYTHING async for rows in snapshot.rows(part) for row in rows],
+                ]
+        finally:
+            await maintenance.aclose()
+
+    return asyncio.run(read())
+
+
+def run_sql(url: str, sql: str) -> list[tuple[Any, ...]]:
+    """Run a statement on a database; a binary literal is written x'00'."""
+    if "://" in url:
+        return query(url, sql.replace("x'", "'\\x"))
+    connection = apsw.Connection(url)
+    try:
+        return list(connection.execute(sql).fetchall())
+    finally:
+        connection.close()

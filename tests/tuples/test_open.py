@@ -1,0 +1,212 @@
+"""Opening a store: which URL leads where, and what is said when it leads nowhere."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import keyloft
+from keyloft import CannotOpen, Closed, InvalidArgument, KeyloftError, Store, WrongLoop
+from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.sqlite.engine import SqliteEngine
+from tests.support.postgres import database_url
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("url", [None, ":memory:", "memory://"])
+async def test_nothing_means_memory(url: str | None) -> None:
+    async with keyloft.open(url) as kv:
+        assert isinstance(kv.engine, MemoryEngine)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+aiosqlite:///:memory:"])
+async def test_sqlite_in_memory(url: str) -> None:
+    async with keyloft.open(url) as kv:
+        assert isinstance(kv.engine, SqliteEngine)
+        await kv.set(("k",), 1)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "app.db",
+        Path("app.db"),
+        "sqlite:///app.db",
+        "sqlite+aiosqlite:///app.db",
+        "SQLite:///app.db",
+        "./app.db",
+        "absolute",
+    ],
+)
+async def test_every_way_to_name_a_file(url: str | Path, tmp_path: Path) -> None:
+    for target in (f"sqlite:///{tmp_path}/app.db", str(tmp_path / "app.db")) if url == "absolute" else (url,):
+        async with keyloft.open(target) as kv:
+            await kv.set(("k",), 1)
+    assert (tmp_path / "app.db").exists()
+    async with keyloft.open("app.db") as kv:
+        assert (await kv.get(("k",))).value == 1
+
+
+async def test_a_file_stays_the_same_when_the_working_directory_changes(tmp_path: Path) -> None:
+    async with keyloft.open("app.db") as kv:
+        (tmp_path / "elsewhere").mkdir()
+        os.chdir("elsewhere")
+        await kv.set(("k",), 1)
+        assert await kv.count() == 1
+    assert [path.name for path in Path().iterdir()] == []
+
+
+async def test_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with keyloft.open("~/app.db"):
+        assert (tmp_path / "app.db").exists()
+
+
+async def test_await_opens_too() -> None:
+    kv = await keyloft.open("app.db")
+    await kv.set(("k",), 1)
+    await kv.aclose()
+    with pytest.raises(Closed, match="closed"):
+        await kv.get(("k",))
+
+
+async def test_an_open_store_can_be_entered() -> None:
+    kv = await keyloft.open("app.db")
+    async with kv as same:
+        assert same is kv
+    with pytest.raises(Closed):
+        await kv.get(("k",))
+
+
+async def test_an_opening_can_be_used_again_but_not_twice_at_once() -> None:
+    opening = keyloft.open("app.db")
+    for _ in range(2):
+        async with opening as kv:
+            await kv.set(("k",), 1)
+            with pytest.raises(InvalidArgument, match="is in use"):
+                await opening.__aenter__()
+
+
+def test_a_forgotten_await_is_explained() -> None:
+    with pytest.raises(AttributeError, match="no set yet: the store opens with `async with"):
+        keyloft.open().set(("k",), 1)
+
+
+@pytest.fixture(params=["memory", "sqlite file", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    return database_url(request.param, request, tmp_path)
+
+
+def test_a_store_belongs_to_its_event_loop(url: str | None) -> None:
+    async def opened() -> Store:
+        return await keyloft.open(url, sweep_every=None)
+
+    with asyncio.Runner() as own:
+        kv = own.run(opened())
+        own.run(kv.set(("k",), 1))
+        for work in (kv.get(("k",)), kv.set(("k",), 2), kv.count()):
+            with pytest.raises(WrongLoop, match="open it in the one that uses it") as raised:
+                asyncio.run(work)
+            assert isinstance(raised.value, RuntimeError)
+        assert own.run(kv.get(("k",))).value == 1
+        own.run(kv.aclose())
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "says"),
+    [
+        ("redis://localhost", CannotOpen, "no engine for redis://…"),
+        ("mysql+driver://user:secret@host/db", CannotOpen, "no engine for mysql"),
+        ("sqlite://app.db", InvalidArgument, "sqlite:///app.db"),
+        ("sqlite:///app.db?mode=ro", InvalidArgument, r"after \? are not known"),
+        ("", InvalidArgument, "leave it out"),
+        ("a\x00b", InvalidArgument, "path or a URL"),
+        (b"app.db", InvalidArgument, "path or a URL"),
+        (5, InvalidArgument, "path or a URL"),
+        ("app\ud800.db", InvalidArgument, "path or a URL"),
+        ("sqlite:///", InvalidArgument, "names no file"),
+        ("sqlite:app.db", InvalidArgument, "as in sqlite:///app.db"),
+        ("file:app.db", InvalidArgument, "a path has no scheme"),
+        ("~nosuchuser/app.db", CannotOpen, "no such user"),
+        ("a" * 300, CannotOpen, "File name too long"),
+        ("missing/app.db", CannotOpen, "the folder .*missing does not exist"),
+        (".", CannotOpen, "it is a folder"),
+    ],
+)
+async def test_a_wrong_name_is_explained(url: Any, error: type[KeyloftError], says: str) -> None:
+    with pytest.raises(error, match=says) as raised:
+        await keyloft.open(url)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"durability": "none"}, "full.*relaxed"),
+        ({"max_value_bytes": 0}, "max_value_bytes"),
+        ({"max_value_bytes": 2.5}, "max_value_bytes"),
+        ({"max_value_bytes": 2**31}, "max_value_bytes"),
+        ({"sweep_every": 0}, "sweep_every"),
+        ({"sweep_every": "60"}, "sweep_every"),
+        ({"sweep_every": True}, "sweep_every"),
+    ],
+)
+async def test_a_wrong_option_is_explained(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        await keyloft.open("app.db", **options)
+    assert list(Path().iterdir()) == []
+
+
+async def test_the_value_limit_can_be_moved() -> None:
+    async with keyloft.open(max_value_bytes=10) as kv:
+        await kv.set(("k",), "x" * 8)
+        with pytest.raises(keyloft.ValueTooLarge, match=r"11 bytes as stored\) exceeds the limit \(10 bytes"):
+            await kv.set(("k",), "x" * 9)
+
+
+@pytest.mark.parametrize("database", ["sqlite file", "postgresql"])
+def test_a_forked_process_is_told_to_open_its_own(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    script = """
+import asyncio, os, sys, keyloft
+
+async def use(kv):
+    for call in (lambda: kv.get(("k",)), lambda: kv.set(("k",), 2), kv.count):
+        try:
+            await call()
+        except keyloft.Closed as error:
+            assert "before a fork" in str(error)
+        else:
+            os._exit(1)
+    await kv.aclose()
+    async with keyloft.open(sys.argv[1]) as own:
+        await own.set(("child",), 1)
+
+async def main():
+    async with keyloft.open(sys.argv[1]) as kv:
+        await kv.set(("k",), 1)
+        child = os.fork()
+        if not child:
+            asyncio.events._set_running_loop(None)
+            asyncio.run(use(kv))
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert (await kv.get(("child",))).value == 1
+        await kv.set(("k",), 3)
+
+asyncio.run(main())
+"""
+    arguments = [sys.executable, "-c", script, str(database_url(database, request, tmp_path))]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
