@@ -1,4 +1,7 @@
-"""Every number of the product that a user can run into."""
+"""Every limit and every tuned number of the product, in one place.
+
+First what a user can run into, interface by interface; then, by package, the numbers that were tuned.
+"""
 
 from typing import Final
 
@@ -175,3 +178,17 @@ CONFLICT_WINDOW_SECONDS: Final = 60.0
 
 OUTAGE_SECONDS: Final = 300.0
 """A database that fails for longer than this raises an alert."""
+
+# Tuned: core and tuples
+
+# Tuned: the SQLite engine
+
+# Tuned: the PostgreSQL engine
+
+# Tuned: watches and group commit
+
+# Tuned: NATS, plugins and the server
+
+# Tuned: the semantic store
+
+# Tuned: operators' commands
