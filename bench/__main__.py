@@ -10,16 +10,17 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import machine, pages, report
-from bench.benchmark import Benchmark, Preparing
+from bench.harness import machine
+from bench.harness.benchmark import Benchmark, Preparing
+from bench.pages import documents, report
 
 _MODULES = {
-    "embedded": "bench.embedded",
-    "nats": "bench.over_nats",
-    "postgres": "bench.on_postgres",
-    "semantic": "bench.semantic",
-    "move": "bench.move",
-    "peers": "bench.peers",
+    "embedded": "bench.benchmarks.embedded",
+    "nats": "bench.benchmarks.nats",
+    "postgres": "bench.benchmarks.postgres",
+    "semantic": "bench.benchmarks.semantic",
+    "move": "bench.benchmarks.move",
+    "peers": "bench.benchmarks.peers",
 }
 """Each has `prepared`, a `benchmark.Preparing`."""
 
@@ -33,7 +34,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="ROW", action="append", help="measure this row alone, and save nothing")
     given = parser.parse_args()
     if given.benchmark == "report":
-        pages.write(sys.stdout.write)
+        documents.write(sys.stdout.write)
         return 0
     if given.benchmark is None:
         return _all(given)
@@ -72,8 +73,8 @@ def _one(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     missed = sum(not verdict.ok for row in rows.values() for verdict in row.verdicts)
     print(f"\n{missed} bars missed; {time.monotonic() - began:.0f} s")
     if not given.quick and not given.only:
-        report.save(pages.results_of(given.benchmark), report.Results(about, notes, rows))
-        pages.write(sys.stdout.write)
+        report.save(documents.results_of(given.benchmark), report.Results(about, notes, rows))
+        documents.write(sys.stdout.write)
     return 1 if given.strict and missed else 0
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import charts, pages, report, tables
-from bench.figures import Figure, Reached, Row, compare, number, of_rates, percentile, ratio, within
-from bench.harness import Arm, Course, Timed, Unavailable, timed, timed_inline
+from bench.harness.figures import Figure, Reached, Row, compare, number, of_rates, percentile, ratio, within
+from bench.harness.race import Arm, Course, Timed, Unavailable, timed, timed_inline
+from bench.pages import charts, documents, report, tables
 
 
 def reached(name: str, *rates: float, kept: str = "") -> Reached:
@@ -207,27 +207,27 @@ def test_charts_are_well_formed_and_their_bars_grow_with_the_figures() -> None:
 
 def test_a_page_keeps_what_is_written_by_hand() -> None:
     page = "before\n<!-- measured one -->\nold\n<!-- /measured -->\nafter"
-    filled = pages.filled(page, {"one": "new"})
+    filled = documents.filled(page, {"one": "new"})
     assert filled == "before\n<!-- measured one -->\nnew\n<!-- /measured -->\nafter"
-    assert pages.filled(filled, {"one": "new"}) == filled
+    assert documents.filled(filled, {"one": "new"}) == filled
     with pytest.raises(KeyError):
-        pages.filled(page, {})
+        documents.filled(page, {})
 
 
 def test_the_pages_show_what_the_results_say(tmp_path: Path) -> None:
     """All parts that the pages name are made, with results and without."""
-    for page in pages.PAGES:
+    for page in documents.PAGES:
         (tmp_path / page).parent.mkdir(exist_ok=True)
-        (tmp_path / page).write_text((pages.ROOT / page).read_text())
+        (tmp_path / page).write_text((documents.ROOT / page).read_text())
     told: list[str] = []
-    pages.write(told.append, tmp_path, tmp_path / "none")
-    assert pages.NOT_YET in (tmp_path / "README.md").read_text()
+    documents.write(told.append, tmp_path, tmp_path / "none")
+    assert documents.NOT_YET in (tmp_path / "README.md").read_text()
 
     rows = {"set": peers(), "get": Row("get", (reached("Keyloft", 5), reached("Deno KV", 1)), "Keyloft")}
     results = report.Results({"cpu": "two"}, ["a note"], rows)
     report.save(tmp_path / "results" / "peers.json", results)
     assert report.load(tmp_path / "results" / "peers.json") == results
-    pages.write(told.append, tmp_path, tmp_path / "results")
+    documents.write(told.append, tmp_path, tmp_path / "results")
     assert (tmp_path / "docs/benchmarks/short.svg").exists()
     assert "](docs/benchmarks/short.svg)" in (tmp_path / "README.md").read_text()
     assert "](benchmarks/short.svg)" in (tmp_path / "docs/benchmarks.md").read_text()

@@ -1,0 +1,1 @@
+"""The stores that are measured: Keyloft, its peers, and the limits."""

@@ -1,0 +1,1 @@
+"""Services that answer over NATS, each in a process of its own."""

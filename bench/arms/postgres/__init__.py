@@ -1,0 +1,1 @@
+"""Keyloft on PostgreSQL, and asyncpg used the ordinary way."""

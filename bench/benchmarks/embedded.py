@@ -1,0 +1,110 @@
+"""The embedded store against its bars, row by row: `scripts/bench embedded`."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bench.arms import apsw_loop, keyloft_file, python_libraries, sqlalchemy_orm
+from bench.harness.benchmark import Benchmark
+from bench.harness.contest import IN_FLIGHT, Entrant, Task, arm
+from bench.harness.figures import Reached, Row, Verdict, of_rates
+from bench.harness.race import Course
+from bench.probes.memory import remembering
+from bench.probes.sweep import sweeping
+
+
+class Scale(Struct, frozen=True):
+    """How much is measured."""
+
+    stored: int
+    rounds: int
+    seconds: float
+    """Of each arm's round."""
+    sweep_stored: int
+    sweep_expired: int
+    sweep_rounds: int
+
+
+FULL = Scale(100_000, 9, 0.15, 1_000_000, 10_000, 5)
+QUICK = Scale(10_000, 3, 0.03, 20_000, 2_000, 1)
+
+
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
+    scale = QUICK if quick else FULL
+    measure = _Measure(scale, closing.enter_context(Course(folder, scale.rounds)))
+    return Benchmark(
+        rows={
+            "get": measure.gets,
+            "get_many": measure.many_gets,
+            "set-concurrent": measure.concurrent_sets,
+            "set": measure.lone_sets,
+            "list": measure.lists,
+            "memory": measure.memory,
+            "sweep": lambda: sweeping(folder, scale.sweep_stored, scale.sweep_expired, scale.sweep_rounds),
+            "resident": lambda: remembering(folder, scale.stored, scale.sweep_rounds),
+        },
+        notes=[
+            f"{scale.stored:,} keys, {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up"
+        ],
+    )
+
+
+class _Measure:
+    def __init__(self, scale: Scale, course: Course) -> None:
+        self._scale = scale
+        self._course = course
+
+    def _race(self, task: Task, *entrants: Entrant) -> dict[str, Reached]:
+        scale = self._scale
+        return self._course.race([arm(entrant, task, scale.stored, scale.seconds) for entrant in entrants])
+
+    def _row(self, task: Task, entrants: list[Entrant], bars: Mapping[str, float] | None = None) -> Row:
+        found = self._race(task, *entrants)
+        return Row(
+            task.title,
+            tuple(found.values()),
+            keyloft_file.NAME,
+            verdicts=of_rates(found, keyloft_file.NAME, bars or {}),
+        )
+
+    def gets(self) -> Row:
+        entrants = [
+            keyloft_file.ENTRANT,
+            sqlalchemy_orm.ENTRANT,
+            python_libraries.DISKCACHE,
+            keyloft_file.IN_TURNS,
+            python_libraries.AIOSQLITE,
+            apsw_loop.ENTRANT,
+        ]
+        bars = {sqlalchemy_orm.ENTRANT.name: 100, python_libraries.DISKCACHE.name: 1.4}
+        return self._row(Task("get", "get, awaited one by one", "get"), entrants, bars)
+
+    def many_gets(self) -> Row:
+        entrants = [keyloft_file.ENTRANT, python_libraries.AIOSQLITE, python_libraries.AIOSQLITE_ONE_BY_ONE]
+        bars = {python_libraries.AIOSQLITE_ONE_BY_ONE.name: 5}
+        return self._row(Task("get_many", "get_many of 10", "get_many"), entrants, bars)
+
+    def concurrent_sets(self) -> Row:
+        task = Task("set-concurrent", f"durable set, {IN_FLIGHT} concurrent", "set", IN_FLIGHT)
+        return self._row(task, [keyloft_file.ENTRANT, apsw_loop.ENTRANT], {apsw_loop.NAME: 4})
+
+    def lone_sets(self) -> Row:
+        task = Task("set", "durable set, one by one", "set")
+        found = self._race(task, keyloft_file.ENTRANT, apsw_loop.ENTRANT, keyloft_file.ON_UVLOOP, keyloft_file.RELAXED)
+        verdicts: tuple[Verdict, ...] = (
+            *of_rates(found, keyloft_file.NAME, {apsw_loop.NAME: 0.5}),
+            *of_rates(found, keyloft_file.ON_UVLOOP.name, {apsw_loop.NAME: 0.6}),
+        )
+        return Row(task.title, tuple(found.values()), keyloft_file.NAME, verdicts=verdicts)
+
+    def lists(self) -> Row:
+        task = Task("list", "list of 1,000 entries with values", "list")
+        return self._row(task, [keyloft_file.ENTRANT, apsw_loop.BY_LIKE], {apsw_loop.LIKE: 5})
+
+    def memory(self) -> Row:
+        gets = self._race(Task("get", "", "get"), replace(keyloft_file.IN_MEMORY, name="get"))
+        sets = self._race(Task("set", "", "set"), replace(keyloft_file.IN_MEMORY, name="set"))
+        return Row("in memory, one by one", (*gets.values(), *sets.values()))

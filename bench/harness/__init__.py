@@ -1,0 +1,1 @@
+"""Runs arms in interleaved rounds, times them and compares what they reached."""

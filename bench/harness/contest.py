@@ -1,0 +1,218 @@
+"""Stores that take part, and what they are asked for: an entrant and a task make an arm."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from msgspec import Struct
+
+from bench.harness.data import GROUP, Key, Pair, Value, fresh_pair, group_of, key_of, large_of, shuffled, value_of
+from bench.harness.race import Arm, Maybe, Timed, timed, timed_inline
+
+Operation: TypeAlias = Literal["get", "set", "get_many", "list", "swap"]
+IN_FLIGHT = 64
+CHUNK = 2000
+
+_WARM_UP = {"get": 200, "set": 64, "get_many": 20, "list": 4, "swap": 64}
+_LAP = {"get": 2000, "set": 6400, "get_many": 200, "list": 8, "swap": 2000}
+"""Lists are few, for their entries wait for the check."""
+
+
+class Task(Struct, frozen=True):
+    """What is asked for, and how."""
+
+    name: str
+    title: str
+    operation: Operation
+    workers: int = 1
+    durable: bool = True
+    """Of writes: whether each is on disk before it is acknowledged."""
+    large: bool = False
+
+    @property
+    def writes(self) -> bool:
+        return self.operation in ("set", "swap")
+
+
+class Opening(Struct, frozen=True):
+    """A store to be opened and filled."""
+
+    folder: Path
+    stored: int
+    task: Task
+
+    def pairs(self) -> Iterator[Pair]:
+        """What is stored, in the order in which it arrives."""
+        value = large_of if self.task.large else value_of
+        return ((key_of(index), value(index)) for index in shuffled(self.stored))
+
+    def chunks(self, size: int = CHUNK) -> Iterator[list[Pair]]:
+        pairs = self.pairs()
+        return iter(lambda: list(islice(pairs, size)), [])
+
+
+class Contestant:
+    """An open store. A subclass has those of `get`, `set`, `get_many`, `list` and `swap` that it knows.
+
+    `set` and `swap` take a pair of key and value; `swap` reads an entry and replaces it if nobody else did.
+    """
+
+    inline: ClassVar[bool] = False
+    """Whether its calls block: it is then called in a plain loop, whatever the number of tasks."""
+
+    def shaped(self, key: Key) -> Any:
+        """The key as the store takes it; this is not timed."""
+        return key
+
+    def asks(self, operation: Operation, planned: Iterable[Any]) -> list[Any]:
+        """What is planned as the store takes it; this is not timed."""
+        match operation:
+            case "get":
+                return [self.shaped(key) for key in planned]
+            case "get_many":
+                return [[self.shaped(key) for key in keys] for keys in planned]
+            case "list":
+                return [group_of(number) for number in planned]
+            case _:
+                return [(self.shaped(key), value) for key, value in planned]
+
+    def call(self, operation: Operation) -> Callable[[Any], Any]:
+        found: Callable[[Any], Any] = getattr(self, operation)
+        return found
+
+    def seen(self, operation: Operation, answer: Any) -> Any:
+        """What an answer tells: a value, values, or pairs of key and value; this is not timed."""
+        return answer
+
+    async def lap(self, operation: Operation, planned: list[Any], workers: int) -> Timed[Any]:
+        asks = self.asks(operation, planned)
+        if self.inline:
+            return timed_inline(self.call(operation), asks)
+        return await timed(self.call(operation), asks, workers)
+
+    async def check(self, operation: Operation, plan: "Plan", done: Timed[Any]) -> None:
+        """Raises unless all was read as it is stored, or is stored as it was written."""
+        if plan.pairs:
+            done = await self.lap("get", [key for key, _ in plan.pairs], IN_FLIGHT)
+            operation = "get"
+        same([self.seen(operation, answer) for answer in done.answers], plan.expected)
+
+    def close(self) -> Maybe[None]:
+        return None
+
+
+class Entrant(Struct, frozen=True):
+    """One that can take part."""
+
+    name: str
+    enter: Callable[[Opening], Maybe[Contestant]]
+    operations: frozenset[Operation]
+    durable: str | None
+    """What becomes of an acknowledged write if power fails, with the settings for durable writes; None: it has none."""
+    relaxed: str | None = None
+    loop: Literal["asyncio", "uvloop"] = "asyncio"
+    cpu_seconds: Callable[[Any], float] | None = None
+
+    def can(self, task: Task) -> bool:
+        if task.operation not in self.operations:
+            return False
+        return not task.writes or (self.durable if task.durable else self.relaxed) is not None
+
+
+class Plan(Struct, frozen=True):
+    """Operations to do, and what must come of them."""
+
+    asked: list[Any]
+    expected: list[Any]
+    pairs: list[Pair] = []
+    """What was to be written."""
+
+
+def same(found: object, expected: object) -> None:
+    """Raises unless the arm did what was asked of it."""
+    if found != expected:
+        raise AssertionError("an arm did not read or write what it should have")
+
+
+def arm(
+    entrant: Entrant,
+    task: Task,
+    stored: int,
+    seconds: float | None = None,
+    *,
+    operations: int | None = None,
+    home: str | None = None,
+) -> Arm[Contestant, Plan, Any]:
+    """An entrant at a task.
+
+    Args:
+        entrant: Who.
+        task: What.
+        stored: How many keys there are.
+        seconds: How long a round takes, or
+        operations: how many operations it has.
+        home: What names the store, if it is shared with other tasks.
+    """
+
+    def run(contestant: Contestant, plan: Plan) -> Any:
+        return contestant.lap(task.operation, plan.asked, task.workers)
+
+    def check(contestant: Contestant, plan: Plan, done: Timed[Any]) -> Any:
+        return contestant.check(task.operation, plan, done)
+
+    kept = (entrant.durable if task.durable else entrant.relaxed) if task.writes else ""
+    return Arm(
+        name=entrant.name,
+        operations=operations or _WARM_UP[task.operation],
+        set_up=lambda folder: entrant.enter(Opening(folder, stored, task)),
+        plan=planning(task, stored),
+        run=run,
+        check=check,
+        tear_down=lambda contestant: contestant.close(),
+        loop=entrant.loop,
+        lap=_lap(task, stored),
+        seconds=seconds,
+        home=home,
+        kept=kept or "",
+        cpu_seconds=entrant.cpu_seconds,
+    )
+
+
+def _lap(task: Task, stored: int) -> int:
+    most = 200 if task.large else _LAP[task.operation]
+    return min(stored, most) if task.writes else most
+
+
+def home_of(entrant: Entrant, task: Task, *, quick: bool = False) -> str:
+    """One store for all that reads, and one for each kind of writing; to be quick, one for both: readers come first."""
+    return f"{entrant.name}, writes {task.writes and not quick}, durable {task.durable}, large {task.large}"
+
+
+def planning(task: Task, stored: int) -> Callable[[random.Random, int], Plan]:
+    value: Callable[[int], Value] = large_of if task.large else value_of
+
+    def keys(chances: random.Random, operations: int) -> Plan:
+        indexes = [chances.randrange(stored) for _ in range(operations)]
+        return Plan([key_of(index) for index in indexes], [value(index) for index in indexes])
+
+    def tens(chances: random.Random, operations: int) -> Plan:
+        plans = [keys(chances, 10) for _ in range(operations)]
+        return Plan([plan.asked for plan in plans], [plan.expected for plan in plans])
+
+    def groups(chances: random.Random, operations: int) -> Plan:
+        numbers = [chances.randrange(stored // GROUP) for _ in range(operations)]
+        return Plan(numbers, [expected_group(number) for number in numbers])
+
+    def writes(chances: random.Random, operations: int) -> Plan:
+        pairs = [fresh_pair(index, large=task.large) for index in chances.sample(range(stored), operations)]
+        return Plan(pairs, [value for _, value in pairs], pairs)
+
+    by_operation = {"get": keys, "get_many": tens, "list": groups}
+    return by_operation.get(task.operation, writes)
+
+
+def expected_group(number: int) -> list[Pair]:
+    """What the list of a group shows, in its order."""
+    return [(key_of(index), value_of(index)) for index in range(number * GROUP, (number + 1) * GROUP)]

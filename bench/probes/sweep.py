@@ -1,0 +1,126 @@
+"""How long a sweep of expired entries takes in a large store, and how long concurrent writers wait meanwhile."""
+
+import asyncio
+import random
+import tempfile
+import time
+from pathlib import Path
+
+import keyloft
+from bench.arms.keyloft_file import fill
+from bench.harness.contest import same
+from bench.harness.data import fresh_pair, key_of, value_of
+from bench.harness.figures import Figure, Row, percentile, within
+
+WRITERS = 16
+_CHUNK = 2000
+_A_WHILE = 1.0
+
+
+def sweeping(folder: Path, stored: int, expired: int, rounds: int) -> Row:
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        return asyncio.run(_sweeping(Path(own), stored, expired, rounds))
+
+
+async def _sweeping(folder: Path, stored: int, expired: int, rounds: int) -> Row:
+    clock = keyloft.ManualClock()
+    async with keyloft.open(folder / "sweep.db", clock=clock, sweep_every=None) as kv:
+        await fill(kv, stored)
+        trial = _Trial(kv, clock, stored, expired)
+        alone, busy, calm_p99, busy_p99, calm_longest, busy_longest = [], [], [], [], [], []
+        for _ in range(rounds + 1):
+            alone.append(await trial.swept_alone())
+            before = await trial.writes_for(samples=2000)
+            seconds, meanwhile = await trial.swept_while_writing()
+            # At least as many samples without a sweep, half of them before it and half after it.
+            after = await trial.writes_for(samples=max(2000, len(meanwhile) - len(before)))
+            busy.append(seconds)
+            busy_p99.append(percentile(meanwhile, 99) * 1000)
+            calm_p99.append(percentile(before + after, 99) * 1000)
+            busy_longest.append(max(meanwhile) * 1000)
+            calm_longest.append(max(before + after) * 1000)
+    seconds_alone = Figure("sweep, nothing else going on", "s", tuple(alone[1:]))
+    seconds_busy = Figure(f"sweep, {WRITERS} writers meanwhile", "s", tuple(busy[1:]))
+    calm = Figure(f"p99 of a set, {WRITERS} writers, no sweep", "ms", tuple(calm_p99[1:]))
+    stirred = Figure(f"p99 of a set, {WRITERS} writers, sweep", "ms", tuple(busy_p99[1:]))
+    # A stall that is too rare for the p99 shows here.
+    longest = (
+        Figure("longest set, no sweep", "ms", tuple(calm_longest[1:])),
+        Figure("longest set, sweep", "ms", tuple(busy_longest[1:])),
+    )
+    ratios = tuple(one / other for one, other in zip(stirred.rounds, calm.rounds, strict=True))
+    return Row(
+        f"sweep of {expired:,} expired entries among {stored:,}",
+        figures=(seconds_alone, seconds_busy, calm, stirred, *longest),
+        verdicts=(
+            within(seconds_alone, 0.5),
+            within(seconds_busy, 0.5),
+            within(Figure("p99 with : without a sweep", "x", ratios), 3),
+        ),
+    )
+
+
+class _Trial:
+    def __init__(self, kv: keyloft.Store, clock: keyloft.ManualClock, stored: int, expired: int) -> None:
+        self._kv = kv
+        self._clock = clock
+        self._stored = stored
+        self._expired = expired
+        self._chances = random.Random(3)
+        self._due: set[int] = set()
+
+    async def swept_alone(self) -> float:
+        await self._let_expire()
+        # What the burst above left to do in the background is not the sweep's: with nothing else going on, it is over.
+        await asyncio.sleep(_A_WHILE)
+        began = time.perf_counter()
+        same(await self._kv.sweep(), self._expired)
+        seconds = time.perf_counter() - began
+        await self._restore()
+        return seconds
+
+    async def swept_while_writing(self) -> tuple[float, list[float]]:
+        await self._let_expire()
+        latencies: list[float] = []
+        over = asyncio.Event()
+        writers = [asyncio.create_task(self._write(latencies, over)) for _ in range(WRITERS)]
+        await asyncio.sleep(0.05)
+        latencies.clear()
+        began = time.perf_counter()
+        same(await self._kv.sweep(), self._expired)
+        seconds = time.perf_counter() - began
+        over.set()
+        await asyncio.gather(*writers)
+        await self._restore()
+        return seconds, latencies
+
+    async def writes_for(self, samples: int) -> list[float]:
+        latencies: list[float] = []
+        over = asyncio.Event()
+        await asyncio.gather(*[self._write(latencies, over, samples) for _ in range(WRITERS)])
+        return latencies
+
+    async def _write(self, latencies: list[float], over: asyncio.Event, samples: int | None = None) -> None:
+        while not over.is_set() and (samples is None or len(latencies) < samples):
+            index = self._chances.randrange(self._stored)
+            if index in self._due:
+                continue  # a write would revive it
+            key, value = fresh_pair(index)
+            began = time.perf_counter()
+            await self._kv.set(key, value)
+            latencies.append(time.perf_counter() - began)
+
+    async def _let_expire(self) -> None:
+        """Make entries expire that lie at random among the keys and among the pages of the file."""
+        self._due = set(self._chances.sample(range(self._stored), self._expired))
+        due = list(self._due)
+        for first in range(0, len(due), _CHUNK):
+            pairs = [fresh_pair(index) for index in due[first : first + _CHUNK]]
+            await self._kv.set_many(pairs, expire_in=1)
+        self._clock.advance(2)
+
+    async def _restore(self) -> None:
+        due = list(self._due)
+        for first in range(0, len(due), _CHUNK):
+            await self._kv.set_many([(key_of(index), value_of(index)) for index in due[first : first + _CHUNK]])
+        self._due = set()
