@@ -187,6 +187,16 @@ OUTAGE_SECONDS: Final = 300.0
 
 # Tuned: watches and group commit
 
+WATCH_PAUSE_FACTOR: Final = 9.0
+"""How many times as long as a comparison took a watch of a range pauses before the next: it uses a tenth of a core at
+most."""
+
+WATCH_DRAIN_POLL_SECONDS: Final = 0.002
+"""How often an engine that closes checks whether its watches have reported everything."""
+
+LOOP_ITERATION_SECONDS: Final = 0.001
+"""A read that starts later than this in an iteration of the event loop lets the other tasks run first."""
+
 # Tuned: NATS, plugins and the server
 
 # Tuned: the semantic store

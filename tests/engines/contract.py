@@ -638,8 +638,8 @@ class EngineContract:
         await write(engine, put(b"k", expire_in=1000))
         watch = engine.watch(Scan(A, START, END, 1))
         assert isinstance(watch, RangeWatch)
-        assert watch.first_survey is not None
-        await asyncio.wait([watch.first_survey])  # a database elsewhere needs a moment to tell what there is
+        assert watch.first_read is not None
+        await asyncio.wait([watch.first_read])  # a database elsewhere needs a moment to tell what there is
         clock.advance(1)
         assert values_of(await next_of(watch)) == {b"k": None}
 

@@ -309,7 +309,7 @@ class PostgresMachine(StoreMachine):
         self.steps: dict[Watching, asyncio.Future[list[Entry]]] = {}
         watch: Any = self.below_a._watch
         # What expires before the watch has found out what there is was never there for it.
-        self.run(asyncio.wait_for(watch.first_survey, LONGEST_SECONDS))
+        self.run(asyncio.wait_for(watch.first_read, LONGEST_SECONDS))
 
     async def listen(self) -> None:
         # The server takes its time, and nothing but the model tells that there is no more to come.

@@ -1,4 +1,4 @@
-"""Knows whether an engine may be used: open, in its own event loop, and in the process that opened it."""
+"""Checks that an engine may be used: that it is open, in its event loop, and in the process that opened it."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from keyloft.errors import CLOSED, Closed, WrongLoop
 
 
 class Lifetime:
-    """From opening to closing."""
+    """The time from opening an engine to closing it."""
 
     def __init__(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -21,11 +21,11 @@ class Lifetime:
         _lifetimes.add(self)
 
     def check(self) -> None:
-        """Refuse to work for whoever the engine is not open for.
+        """Refuse a caller that may not use the engine.
 
         Raises:
-            Closed: It is closed, or was opened by another process.
-            WrongLoop: This is another event loop.
+            Closed: The engine is closed, or was opened by another process.
+            WrongLoop: The engine was opened in another event loop.
         """
         if self.refusal is not None:
             raise Closed(self.refusal)
@@ -33,9 +33,9 @@ class Lifetime:
             raise WrongLoop
 
     async def aclose(self) -> None:
-        """Close, once. It goes on even if the caller is cancelled: half closed is no state to be left in."""
+        """Close, once. Cancelling the caller does not stop it, so that the engine is never left half closed."""
         if self._closing is None and self.refusal is not None:
-            return  # the parent's, not ours to close
+            return  # after a fork: only the parent may close it
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoop
         if self._closing is None:
@@ -48,7 +48,7 @@ _lifetimes: "weakref.WeakSet[Lifetime]" = weakref.WeakSet()
 
 
 def _forget_after_fork() -> None:
-    """A connection must not be used by two processes: locks would not hold, and answers would go astray."""
+    """Two processes must not share a connection: its locks would not hold, and replies would reach the wrong one."""
     for lifetime in _lifetimes:
         lifetime.refusal = "this store was opened before a fork: open it again in this process"
 

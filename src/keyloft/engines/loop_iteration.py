@@ -1,17 +1,15 @@
-"""Knows the turns of the event loop, for reads that run inline and wait for nothing."""
+"""Follows the iterations of the event loop, for reads that run inline on it and never wait."""
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
 
+from keyloft import limits
 from keyloft.errors import WrongLoop
-
-_LONG_SECONDS: Final = 0.001
 
 
 class LoopIteration:
-    """The turn in which something is being read; over when the event loop comes round again."""
+    """The current iteration of an event loop, from the first read in it to its end."""
 
     def __init__(self, at_end: Callable[[], None] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -19,18 +17,19 @@ class LoopIteration:
         self._began: float | None = None
 
     def enter(self) -> bool:
-        """Read in this turn; returns whether it has lasted long, and other tasks and time-outs are to come first.
+        """Read in this iteration; returns whether it has lasted so long that other tasks should run first.
 
         Raises:
-            WrongLoop: It is the turn of another event loop.
+            WrongLoop: The running event loop is another one.
         """
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoop
         now = time.monotonic()
         if self._began is None:
-            self._loop.call_soon(self._end)  # first: a signal's exception between the two would make this turn endless
+            # Before `_began` is set: an exception of a signal's handler between the two must not leave it set for ever.
+            self._loop.call_soon(self._end)
             self._began = now
-        return now - self._began > _LONG_SECONDS
+        return now - self._began > limits.LOOP_ITERATION_SECONDS
 
     def _end(self) -> None:
         self._began = None

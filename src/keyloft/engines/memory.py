@@ -29,22 +29,22 @@ from keyloft.core.records import (
     Usage,
     Used,
 )
-from keyloft.engines.commit.settle import Put, Remove, Write, deciding, settle
+from keyloft.engines.commit.settle import PutRow, RemoveRow, Write, deciding, settle
 from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.watches import Notifier
 from keyloft.errors import Closed, KeyloftError
 
 
 class MemoryEngine:
-    """A dict of records per space, and its keys in order."""
+    """An engine whose data ends with its process."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._tables = {space: _Table() for space in Space}
+        self._tables = {space: _SortedRecords() for space in Space}
         self._version = 0
         self._notifier = Notifier(self, clock)
         self._closed = False
-        self._turn = LoopIteration()
+        self._iteration = LoopIteration()
 
     async def read(self, *asks: Ask) -> list[Any]:
         now = await self._now()
@@ -61,10 +61,10 @@ class MemoryEngine:
         [verdict] = settled.verdicts
         if isinstance(verdict, KeyloftError):
             raise verdict
-        self._version = settled.clock
+        self._version = settled.version
         for (space, key), write in settled.writes.items():
             self._tables[space].apply(key, write, now)
-        self._notifier.committed(settled.writes, settled.clock)
+        self._notifier.committed(settled.writes, settled.version)
         return verdict
 
     def watch(self, *asks: Get | Scan) -> Watch:
@@ -76,10 +76,11 @@ class MemoryEngine:
         self._notifier.close()
 
     async def _now(self) -> int:
+        """The time, once this caller may read or write."""
         self._check_open()
-        if self._turn.enter():
+        if self._iteration.enter():
             await asyncio.sleep(0)
-            self._turn.enter()
+            self._iteration.enter()
             self._check_open()
         return self._clock.now()
 
@@ -117,8 +118,8 @@ def _usage(records: Iterable[Record], now: int) -> list[Used]:
     return [Used(plugin, len(found), sum(found)) for plugin, found in sorted(sizes.items())]
 
 
-class _Table:
-    """The records of one space."""
+class _SortedRecords:
+    """The records of one space, and their keys in order."""
 
     def __init__(self) -> None:
         self.records: dict[Key, Record] = {}
@@ -143,17 +144,17 @@ class _Table:
 
     def apply(self, key: Key, write: Write, now: int) -> None:
         old = self.records.get(key)
-        if isinstance(write, Remove):
+        if isinstance(write, RemoveRow):
             if old is not None:
                 del self.records[key], self._keys[bisect_left(self._keys, key)]
             return
-        if not isinstance(write, Put):
+        if not isinstance(write, PutRow):
             if old is not None:
                 self.records[key] = replace(old, expires_at=write.expires_at)
             return
         record = write.record
         if old is None:
             insort(self._keys, key)
-        elif not write.anew and old.is_alive(now):
+        elif not write.is_new_entry and old.is_alive(now):
             record = replace(record, created_at=old.created_at)
         self.records[key] = record

@@ -20,7 +20,7 @@ from keyloft.core.records import (
     Touch,
 )
 from keyloft.core.values import Encoding, pack_counter
-from keyloft.engines.commit.settle import Put, Remove, Settled, Write, deciding, settle
+from keyloft.engines.commit.settle import PutRow, RemoveRow, Settled, Write, deciding, settle
 
 NOW = 1000
 
@@ -65,11 +65,11 @@ def apply(database: dict[Address, Record], writes: dict[Address, Write]) -> None
     """What an engine does with writes, in the plainest form: the SQL of the layouts, on a dict."""
     for address, write in writes.items():
         old = database.get(address)
-        if isinstance(write, Remove):
+        if isinstance(write, RemoveRow):
             database.pop(address, None)
-        elif isinstance(write, Put):
+        elif isinstance(write, PutRow):
             new = write.record
-            created = old.created_at if old and not write.anew and old.is_alive(NOW) else new.created_at
+            created = old.created_at if old and not write.is_new_entry and old.is_alive(NOW) else new.created_at
             database[address] = Record(
                 new.key, new.value, new.encoding, new.version, new.expires_at, created, new.updated_at
             )
@@ -79,10 +79,10 @@ def apply(database: dict[Address, Record], writes: dict[Address, Write]) -> None
             )
 
 
-def commit(database: dict[Address, Record], group: list[Batch], clock: int) -> Settled:
+def commit(database: dict[Address, Record], group: list[Batch], version: int) -> Settled:
     needed = deciding(group)
     current = {address: record for address, record in database.items() if address in needed}
-    settled = settle(group, current, clock, NOW)
+    settled = settle(group, current, version, NOW)
     apply(database, settled.writes)
     return settled
 
@@ -94,22 +94,22 @@ def comparable(verdict: object) -> object:
 @given(databases, st.lists(batches, max_size=6))
 def test_grouped_equals_one_by_one(database: dict[Address, Record], group: list[Batch]) -> None:
     grouped, one_by_one = database.copy(), database.copy()
-    together = commit(grouped, group, clock=20)
-    clock = 20
+    together = commit(grouped, group, version=20)
+    version = 20
     verdicts = []
     for batch in group:
-        alone = commit(one_by_one, [batch], clock)
-        clock = alone.clock
+        alone = commit(one_by_one, [batch], version)
+        version = alone.version
         verdicts += alone.verdicts
     assert [comparable(verdict) for verdict in together.verdicts] == [comparable(verdict) for verdict in verdicts]
-    assert together.clock == clock
+    assert together.version == version
     assert grouped == one_by_one
 
 
 @given(databases, batches)
 def test_a_failed_batch_writes_nothing(database: dict[Address, Record], batch: Batch) -> None:
     settled = settle([batch], database, 20, NOW)
-    if settled.clock == 20:
+    if settled.version == 20:
         assert settled.writes == {}
 
 

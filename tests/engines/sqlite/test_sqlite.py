@@ -15,7 +15,7 @@ from keyloft.core.records import Batch, Delete, Get, Scan, Space
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.writes import Begun, Writer
+from keyloft.engines.sqlite.writes import Begun, SqliteWriter
 from tests.engines.contract import EngineContract, next_of, put, values_of, write
 
 
@@ -188,24 +188,24 @@ async def test_what_takes_long_on_the_event_loop_is_done_on_the_thread(
     """A small write may meet large values."""
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     threads: set[threading.Thread] = set()
-    end = Writer._end
+    end = SqliteWriter._end
 
-    def noting(writer: Writer, begun: Begun) -> None:
+    def noting(writer: SqliteWriter, begun: Begun) -> None:
         threads.add(threading.current_thread())
         end(writer, begun)
 
-    monkeypatch.setattr(Writer, "_end", noting)
+    monkeypatch.setattr(SqliteWriter, "_end", noting)
     monkeypatch.setattr("keyloft.limits.INLINE_SECONDS", 0)
-    begin = Writer.begin
+    begin = SqliteWriter.begin
     given_up = []
 
-    def giving_up(writer: Writer, group: list[Batch]) -> Begun | None:
+    def giving_up(writer: SqliteWriter, group: list[Batch]) -> Begun | None:
         begun = begin(writer, group)
         assert not writer.connection.in_transaction
         given_up.append(begun is None)
         return begun
 
-    monkeypatch.setattr(Writer, "begin", giving_up)
+    monkeypatch.setattr(SqliteWriter, "begin", giving_up)
     await write(engine, put(b"k", b"1"))
     await write(engine, Delete(Space.TUPLES, b"k"))
     assert given_up == [True, True]
@@ -266,24 +266,24 @@ async def test_a_commit_of_another_process_between_retried_batches_is_noticed(
     """A group that the database refuses goes again batch by batch, and others may come between."""
     here = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     there = SqliteFile(str(tmp_path / "app.db"), "full")
-    rival = Writer(there, clock, there.open_writer())
+    rival = SqliteWriter(there, clock, there.open_writer())
     watch = here.watch(Get(Space.TUPLES, b"k"))
     await next_of(watch)
-    begin, commit = Writer._begin, Writer.commit
+    begin, commit = SqliteWriter._begin, SqliteWriter.commit
 
-    def refusing(writer: Writer, group: list[Batch]) -> Begun:
+    def refusing(writer: SqliteWriter, group: list[Batch]) -> Begun:
         if len(group) > 1:
             raise apsw.SQLError("refused")
         return begin(writer, group)
 
-    def rivalled(writer: Writer, group: list[Batch]) -> Outcome:
+    def rivalled(writer: SqliteWriter, group: list[Batch]) -> Outcome:
         outcome = commit(writer, group)
         if len(group) == 1 and writer is not rival and rival._last_clock == 0:
             rival.commit([Batch((put(b"k", b"9"),))])
         return outcome
 
-    monkeypatch.setattr(Writer, "_begin", refusing)
-    monkeypatch.setattr(Writer, "commit", rivalled)
+    monkeypatch.setattr(SqliteWriter, "_begin", refusing)
+    monkeypatch.setattr(SqliteWriter, "commit", rivalled)
     await asyncio.gather(write(here, put(b"a")), write(here, put(b"b")))
     assert values_of(await next_of(watch)) == {b"k": b"9"}
     await here.aclose()

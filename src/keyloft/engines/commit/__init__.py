@@ -1,1 +1,1 @@
-"""How an engine commits: gathers batches into groups, decides each group, reports what became of it."""
+"""How every engine commits: `groups` gathers batches, `settle` decides a group, `outcomes` reports the result."""

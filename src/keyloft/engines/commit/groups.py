@@ -1,6 +1,6 @@
-"""Gathers batches into groups: the next group fills up while the current one is on its way to disk.
+"""Gathers batches into groups: the next group fills while the current one is being committed.
 
-There is no timer. A lone write goes at once, and the busier the store, the larger the groups.
+There is no timer. A lone write starts at once, and the busier the store, the larger the groups.
 """
 
 import asyncio
@@ -14,20 +14,21 @@ from keyloft.engines.commit.settle import Verdict
 from keyloft.errors import Closed, CommitUnknown, WrongLoop
 
 _Waiting: TypeAlias = tuple[Batch, asyncio.Future[Committed | Conflict], float]
-"""A batch, who waits for the verdict on it, and since when."""
+"""A batch, the future of its caller, and when it arrived by the event loop's time."""
+
+_INTERRUPTED: Final = (
+    "an exception in the event loop interrupted this write: it was committed or not; read the entry to find out"
+)
 
 
-_INTERRUPTED: Final = "this was interrupted while it was written: it was carried out, or not; read to find out"
+class Recovery(Protocol):
+    """How an engine recovers from a group that an exception in the event loop has lost."""
 
+    async def wait_for_jobs(self) -> None:
+        """Return once every job that was handed to a thread is done."""
 
-class Rest(Protocol):
-    """Knows whether anybody is at a group."""
-
-    async def after_all(self) -> None:
-        """Return after all that has been begun."""
-
-    async def give_up(self) -> None:
-        """Leave nothing of a group that nobody is at."""
+    async def abandon_group(self) -> None:
+        """Roll back a group that no job works on any more."""
 
 
 class Groups:
@@ -37,7 +38,7 @@ class Groups:
         self._start = start
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Waiting] = deque()
-        self._under_way: list[_Waiting] = []
+        self._current: list[_Waiting] = []
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
@@ -47,7 +48,7 @@ class Groups:
         return self._idle.is_set()
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
-        """Wait for the verdict on a batch. A caller that is cancelled while its batch waits takes it back."""
+        """Wait for the verdict on a batch. Cancelling a caller whose batch is not yet in a group withdraws it."""
         if self._closed:
             raise Closed
         if asyncio.get_running_loop() is not self._loop:
@@ -56,53 +57,54 @@ class Groups:
         self._waiting.append((batch, future, self._loop.time()))
         if self._idle.is_set():
             self._idle.clear()
-            # Not at once: whatever else is ready to run in this turn of the loop may join.
+            # Not at once: other tasks of this iteration of the event loop may add their batches.
             self._loop.call_soon(self._hand_over)
         return await future
 
     @property
-    def came(self) -> list[float]:
-        """When the batches of the group under way came, by the event loop's time: the first one first."""
-        return [came for _, _, came in self._under_way]
+    def arrived_at(self) -> list[float]:
+        """When the batches of the current group arrived, by the event loop's time, in order."""
+        return [arrived for _, _, arrived in self._current]
 
     def finished(self, verdicts: Sequence[Verdict | None]) -> None:
-        """The group under way is done: tell its callers, then hand over the next. None: this batch is to go with it."""
+        """Give the callers of the current group their verdicts, then start the next one; None puts a batch into it."""
         again: list[_Waiting] = []
-        for waiting, verdict in zip(self._under_way, verdicts, strict=True):
+        for waiting, verdict in zip(self._current, verdicts, strict=True):
             _, future, _ = waiting
             if future.done():
-                continue  # its caller was cancelled
+                continue  # the caller was cancelled
             if verdict is None:
                 again.append(waiting)
             elif isinstance(verdict, Exception):
                 future.set_exception(verdict)
             else:
                 future.set_result(verdict)
-        self._under_way = []
+        self._current = []
         self._waiting.extendleft(reversed(again))
-        # After the callers that were just woken: what they write next still joins the next group.
+        # After the callers that were just woken, so that what they write next is in the next group.
         self._loop.call_soon(self._hand_over)
 
-    async def close(self, rest: Rest | None = None) -> None:
-        """Refuse new batches and wait until those that were taken are decided.
+    async def close(self, recovery: Recovery | None = None) -> None:
+        """Refuse new batches and wait until those that were accepted are decided.
 
-        With `rest`, also if a signal's exception took one of the steps between: then nobody is at the group under way.
+        An exception that a signal's handler raises can end a step of the event loop that would have started or
+        finished a group. With `recovery` such a group is found and rolled back, and its callers get CommitUnknown.
         """
         self._closed = True
-        while rest is not None and not self.idle:
-            group, waiting = self._under_way, len(self._waiting)
-            await rest.after_all()
-            # All that was reported has been heard, and the next group would have been handed over.
+        while recovery is not None and not self.idle:
+            group, waiting = self._current, len(self._waiting)
+            await recovery.wait_for_jobs()
+            # Two iterations: in the first the job's result arrives, in the second the next group starts.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            if not self.idle and self._under_way is group and len(self._waiting) == waiting:
-                await rest.give_up()
+            if not self.idle and self._current is group and len(self._waiting) == waiting:
+                await recovery.abandon_group()
                 self.finished([CommitUnknown(_INTERRUPTED) for _ in group])
         await self._idle.wait()
 
     def _hand_over(self) -> None:
-        if self._under_way:
-            return  # called once too often, because a call before seemed lost
+        if self._current:
+            return  # `close` called `finished` for a group that was only late
         group: list[Batch] = []
         operations = size = 0
         while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
@@ -110,7 +112,7 @@ class Groups:
             batch, future, _ = waiting
             if not future.done():
                 group.append(batch)
-                self._under_way.append(waiting)
+                self._current.append(waiting)
                 operations += batch.operations
                 size += batch.size
         if group:

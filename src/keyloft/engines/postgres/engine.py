@@ -113,9 +113,9 @@ class PostgresEngine:
     def watch(self, *asks: Get | Scan) -> Watch:
         self._lifetime.check()
         watch = self._notifier.watch(asks, self._begin)
-        if isinstance(watch, RangeWatch) and watch.first_survey is not None:
-            self._beginnings.add(watch.first_survey)
-            watch.first_survey.add_done_callback(self._beginnings.discard)
+        if isinstance(watch, RangeWatch) and watch.first_read is not None:
+            self._beginnings.add(watch.first_read)
+            watch.first_read.add_done_callback(self._beginnings.discard)
         self._notices.start()
         return watch
 
@@ -139,19 +139,19 @@ class PostgresEngine:
         return None if self._clock is None else self._clock.now()
 
     def _start(self, group: list[Batch]) -> None:
-        self._writing = asyncio.create_task(self._writer.commit(group, self._groups.came), name="keyloft writer")
+        self._writing = asyncio.create_task(self._writer.commit(group, self._groups.arrived_at), name="keyloft writer")
         self._writing.add_done_callback(partial(self._finished, group))
 
     def _finished(self, group: list[Batch], writing: asyncio.Task[Outcome]) -> None:
         # Whoever ends a program cancels all tasks, this one included; the callers and `aclose` wait for a verdict.
         outcome = self._writer.given_up(group) if writing.cancelled() else writing.result()
-        self._notifier.observe(outcome.clock_before, outcome.clock_after)
-        self._notifier.committed(outcome.touched, outcome.clock_after)
+        self._notifier.observe(outcome.version_before, outcome.version_after)
+        self._notifier.committed(outcome.touched, outcome.version_after)
         self._groups.finished(outcome.verdicts)
 
     async def _close(self) -> None:
         await self._groups.close()
-        await self._notifier.quiet(_LAST_LOOKS_SECONDS)
+        await self._notifier.wait_until_reported(_LAST_LOOKS_SECONDS)
         self._notifier.close()
         await self._notices.aclose()
         await self._answers.aclose()

@@ -55,7 +55,7 @@ class Notices:
             self._looking.abandon()
 
     async def _tell(self) -> None:
-        while self._notifier.watched:
+        while self._notifier.has_watches:
             try:
                 await self._listen()
                 await self._look()
@@ -86,17 +86,17 @@ class Notices:
         name, _, clock = notice.partition(" ")
         store, _, _ = name.partition(".")
         if name != self._name and self._name.startswith(f"{store}."):
-            self._notifier.told_of(int(clock) if clock.isdecimal() else 0)
+            self._notifier.committed_up_to(int(clock) if clock.isdecimal() else 0)
 
     async def _look(self) -> None:
         """Look at the clock, unless a group of ours is under way, which will find out by itself."""
         if not self._groups.idle:
             return
-        seen = self._notifier.seen_clock
+        seen = self._notifier.last_version
         rows = await patiently(self._server, self._looking, _clock, self._now())
         latest, now = self._server.clock_of(rows)
         self._told(now)
-        if self._groups.idle and seen == self._notifier.seen_clock:
+        if self._groups.idle and seen == self._notifier.last_version:
             if latest != seen:
                 self._missed += 1
                 # One may still be on its way; two in a row are not.

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from keyloft.core.records import Address, Append, Batch, Committed, Key, Record, Space
 from keyloft.engines.commit.outcomes import Outcome, failed, joined
-from keyloft.engines.commit.settle import Put, Remove, Retime, Verdict, Write, deciding, settle
+from keyloft.engines.commit.settle import PutRow, RemoveRow, SetExpiry, Verdict, Write, deciding, settle
 from keyloft.engines.postgres.connections import PAUSE_SECONDS, Link, Transaction
 from keyloft.engines.postgres.server import Failure, PostgresServer
 from keyloft.engines.postgres.tables import LAYOUTS, LOCK_CLOCK, READ_CLOCK, WRITE_CLOCK_AND_COMMIT
@@ -178,15 +178,15 @@ class PostgresWriter:
             settled = settle(group, {}, 0, 0)
             spaces = {space for space, _ in settled.writes}
             if len(spaces) == 1:
-                base, now = await self._set(spaces.pop(), settled.writes, settled.clock)
+                base, now = await self._set(spaces.pop(), settled.writes, settled.version)
                 verdicts = [_moved(verdict, base, now) for verdict in settled.verdicts]
-                return self._done(Outcome(verdicts, base, base + settled.clock, settled.writes))
+                return self._done(Outcome(verdicts, base, base + settled.version, settled.writes))
         return await self._decide(group, addresses)
 
     async def _set(self, space: Space, writes: dict[Address, Write], count: int) -> tuple[int, int]:
         """Write rows whatever is in their place; returns the clock before them, and the time."""
         layout = LAYOUTS[space]
-        puts = [write.record for _, write in sorted(writes.items(), key=_address) if isinstance(write, Put)]
+        puts = [write.record for _, write in sorted(writes.items(), key=_address) if isinstance(write, PutRow)]
         await self._link.connected()
         self._is_committing = True
         rows = await self._link.fetch(layout.set, self._now(), count, self._name, *layout.bind_puts(puts))
@@ -197,17 +197,17 @@ class PostgresWriter:
         async with self._link.transaction(f"{self._server.begin}; {LOCK_CLOCK}") as transaction:
             clock, now, current = await self._load(transaction, addresses)
             settled = settle(group, current, clock, now)
-            if settled.clock != clock:
+            if settled.version != clock:
                 await self._apply(transaction, settled.writes, now)
                 self._is_committing = True
                 # One trip for all that is left to do.
-                await transaction.execute(WRITE_CLOCK_AND_COMMIT.format(clock=settled.clock, name=self._name))
-        return self._done(Outcome(settled.verdicts, clock, settled.clock, settled.writes))
+                await transaction.execute(WRITE_CLOCK_AND_COMMIT.format(clock=settled.version, name=self._name))
+        return self._done(Outcome(settled.verdicts, clock, settled.version, settled.writes))
 
     def _done(self, outcome: Outcome) -> Outcome:
         self._recent_trouble = None
         self._is_committing = False
-        self._last_clock = outcome.clock_after
+        self._last_clock = outcome.version_after
         return outcome
 
     async def _load(self, transaction: Transaction, addresses: set[Address]) -> tuple[int, int, dict[Address, Record]]:
@@ -236,13 +236,13 @@ class PostgresWriter:
                 if at is not space:
                     continue
                 match write:
-                    case Put():
+                    case PutRow():
                         puts.append(write.record)
-                        if write.anew:
+                        if write.is_new_entry:
                             removed.append(key)
-                    case Remove():
+                    case RemoveRow():
                         removed.append(key)
-                    case Retime():
+                    case SetExpiry():
                         retimed.append((write.expires_at, key))
             if removed:
                 await transaction.fetch(layout.remove, *layout.bind_keys(removed))

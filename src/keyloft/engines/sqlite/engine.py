@@ -25,7 +25,7 @@ from keyloft.engines.sqlite.reads import LongReader, View, answer, number, point
 from keyloft.engines.sqlite.tables import READ_CLOCK
 from keyloft.engines.sqlite.wal import Log
 from keyloft.engines.sqlite.worker import Worker
-from keyloft.engines.sqlite.writes import Begun, Interrupted, Writer
+from keyloft.engines.sqlite.writes import Begun, Interrupted, SqliteWriter
 from keyloft.engines.watches import Notifier
 from keyloft.errors import Closed, DatabaseError
 
@@ -71,13 +71,13 @@ class SqliteEngine:
         self._file = file
         self._clock = clock
         self._worker = worker
-        self._writer = Writer(file, clock, writer)
+        self._writer = SqliteWriter(file, clock, writer)
         self._reader = reader
         # Our commits make every other connection forget the pages it has cached: reads use the writing one, unless the
         # worker has it. And whoever reads an entry to write it finds its pages there (ADR 2).
         self._own_view = View(writer, own_transaction=not file.in_memory)
         self._view_beside = View(reader, own_transaction=not file.in_memory)
-        self._turn = LoopIteration(at_end=self._end_views)
+        self._iteration = LoopIteration(at_end=self._end_views)
         self._is_writing = False
         self._log = Log(file, writer, worker, let_go=self._own_view.end)
         self._long_reader: LongReader | None = None
@@ -89,10 +89,10 @@ class SqliteEngine:
     async def read(self, *asks: Ask) -> list[Any]:
         if self._lifetime.refusal is not None:
             raise Closed(self._lifetime.refusal)
-        if self._turn.enter():
+        if self._iteration.enter():
             # Once, not until a turn is short: another task may use up the next one, too.
             await asyncio.sleep(0)
-            self._turn.enter()
+            self._iteration.enter()
             if self._lifetime.refusal is not None:
                 raise Closed(self._lifetime.refusal)
         view = self._view_beside if self._is_writing or self._log.is_moving else self._own_view
@@ -173,8 +173,8 @@ class SqliteEngine:
         self._is_writing = False
         # What these callers read next must show what they wrote.
         self._end_views()
-        self._notifier.observe(outcome.clock_before, outcome.clock_after)
-        self._notifier.committed(outcome.touched, outcome.clock_after)
+        self._notifier.observe(outcome.version_before, outcome.version_after)
+        self._notifier.committed(outcome.touched, outcome.version_after)
         self._groups.finished(outcome.verdicts)
         self._log.look_after()
 
@@ -184,7 +184,7 @@ class SqliteEngine:
 
     async def _poll(self) -> None:
         """SQLite has no way to announce a commit to other processes: while somebody watches, look at the clock."""
-        while self._notifier.watched:
+        while self._notifier.has_watches:
             await asyncio.sleep(limits.WATCH_POLL_SECONDS)
             if not self._groups.idle:
                 continue  # our own group is under way, and will find out by itself
@@ -206,15 +206,15 @@ class SqliteEngine:
             self._long_reader = LongReader(self._file)
         return await self._long_reader.read(asks, self._clock.now())
 
-    async def after_all(self) -> None:
+    async def wait_for_jobs(self) -> None:
         await self._worker.call(lambda: None)
 
-    async def give_up(self) -> None:
+    async def abandon_group(self) -> None:
         await self._worker.call(self._writer.roll_back)
         self._is_writing = False
 
     async def _close(self) -> None:
-        await self._groups.close(rest=self)
+        await self._groups.close(recovery=self)
         if self._poller is not None:
             self._poller.cancel()
         self._notifier.close()

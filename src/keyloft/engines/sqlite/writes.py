@@ -12,7 +12,7 @@ from keyloft import limits
 from keyloft.clock import Clock
 from keyloft.core.records import Address, Batch, Key, Record
 from keyloft.engines.commit.outcomes import Outcome, failed, joined
-from keyloft.engines.commit.settle import Put, Remove, Retime, Settled, Write, deciding, settle
+from keyloft.engines.commit.settle import PutRow, RemoveRow, SetExpiry, Settled, Write, deciding, settle
 from keyloft.engines.sqlite.file import SqliteFile, wait_patiently
 from keyloft.engines.sqlite.reads import number, point
 from keyloft.engines.sqlite.tables import LAYOUTS, READ_CLOCK, WRITE_CLOCK, Aside, Layout, Row
@@ -80,7 +80,7 @@ class Begun(Struct, frozen=True):
 
     group: list[Batch]
     settled: Settled
-    clock_before: int
+    version_before: int
 
 
 class _TakesLong(Exception):
@@ -96,7 +96,7 @@ class Interrupted(Exception):
         """What became of the group; None if its transaction is still open."""
 
 
-class Writer:
+class SqliteWriter:
     """Commits groups on the writing connection, which one thread at a time may use."""
 
     def __init__(self, file: SqliteFile, clock: Clock, connection: apsw.Connection) -> None:
@@ -189,9 +189,9 @@ class Writer:
             if perf_counter() > until:  # a large value: to load or to remove one takes long, however small the batch
                 raise _TakesLong
         settled = settle(group, current, clock, self._clock.now())
-        if settled.clock != clock:
+        if settled.version != clock:
             self._apply(settled.writes, current, until)
-            execute(WRITE_CLOCK, (settled.clock,))
+            execute(WRITE_CLOCK, (settled.version,))
         return Begun(group, settled, clock)
 
     def _apply(self, writes: dict[Address, Write], current: dict[Address, Record], until: float) -> None:
@@ -200,23 +200,23 @@ class Writer:
         for (space, key), write in sorted(writes.items(), key=_address):
             layout = LAYOUTS[space]
             match write:
-                case Put():
-                    put(self._cursor, layout, write.record, anew=write.anew)
-                case Remove():
+                case PutRow():
+                    put(self._cursor, layout, write.record, anew=write.is_new_entry)
+                case RemoveRow():
                     if (stored := current.get((space, key))) is not None:
                         remove(self._cursor, layout, stored)
-                case Retime():
+                case SetExpiry():
                     execute(layout.retime, (layout.bind_time(write.expires_at), *layout.bind_key(key)))
             if perf_counter() > until:
                 raise _TakesLong
 
     def _end(self, begun: Begun) -> None:
-        self._cursor.execute("ROLLBACK" if begun.settled.clock == begun.clock_before else "COMMIT")
+        self._cursor.execute("ROLLBACK" if begun.settled.version == begun.version_before else "COMMIT")
 
     def _outcome(self, begun: Begun) -> Outcome:
         settled = begun.settled
-        self._last_clock = settled.clock
-        return Outcome(settled.verdicts, begun.clock_before, settled.clock, settled.writes)
+        self._last_clock = settled.version
+        return Outcome(settled.verdicts, begun.version_before, settled.version, settled.writes)
 
     def _keep_back(self, everything: bool) -> None:
         """Whether nothing goes to the log before the commit, which is for another thread; what is large had better."""
