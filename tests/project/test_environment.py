@@ -1,0 +1,139 @@
+"""scripts/venv never harms an environment that something runs from, nor one that is being made."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tools.environment import COMPLETE, UNUSED_SECONDS, constraints_of, environment
+
+ROOT = Path(__file__).parents[2]
+# Makes an environment without packages, which takes a tenth of a second; before, it waits while there is a file `wait`.
+MAKING = """
+import pathlib, subprocess, sys, time
+from tools.environment import environment
+
+root = pathlib.Path(sys.argv[1])
+
+def make(folder, *_):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (root / "making").touch()
+    while (root / "wait").exists():
+        time.sleep(0.01)
+
+print(environment(root, "test", make=make))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text("# one\n")
+    return tmp_path
+
+
+def started(project: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", MAKING, project],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def made(project: Path) -> Path:
+    running = started(project)
+    output, errors = running.communicate(timeout=60)
+    assert running.returncode == 0, errors
+    return Path(output.strip())
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def not_used_for_long(folder: Path) -> None:
+    then = time.time() - UNUSED_SECONDS - 1
+    os.utime(folder / COMPLETE, (then, then))
+
+
+def test_a_new_environment_is_made_beside_the_one_that_something_runs_from(project: Path) -> None:
+    first = made(project)
+    assert made(project) == first
+    assert (project / ".venvs" / "test").resolve() == first
+    code = "print('up', flush=True); input(); print('still here')"
+    with subprocess.Popen(
+        [first / "bin" / "python", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdin
+        assert running.stdout
+        assert running.stdout.readline() == "up\n"
+        not_used_for_long(first)
+        (project / "pyproject.toml").write_text("# two\n")
+        second = made(project)
+        assert second != first
+        assert (project / ".venvs" / "test").resolve() == second
+        running.stdin.write("\n")
+        running.stdin.flush()
+        assert running.stdout.readline() == "still here\n"
+    (project / "pyproject.toml").write_text("# three\n")
+    third = made(project)
+    # The first was not asked for for a day, and nothing runs from it; the second was asked for a moment ago.
+    assert (first.exists(), second.exists(), third.exists()) == (False, True, True)
+
+
+def test_an_environment_whose_making_was_killed_is_made_again_and_only_once(project: Path) -> None:
+    (project / "wait").touch()
+    killed = started(project)
+    wait_for(project / "making")
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    (folder,) = (project / ".venvs").glob("test-*")
+    assert not (folder / COMPLETE).exists()
+    assert not (project / ".venvs" / "test").exists()
+    (project / "wait").unlink()
+    both = [started(project), started(project)]
+    endings = [running.communicate(timeout=60) for running in both]
+    assert [output for output, _ in endings] == [f"{folder}\n"] * 2
+    assert sum(["making" in errors for _, errors in endings]) == 1
+    assert (folder / COMPLETE).exists()
+
+
+def test_an_environment_is_kept_where_the_system_does_not_name_its_processes(project: Path) -> None:
+    first = made(project)
+    not_used_for_long(first)
+    (project / "pyproject.toml").write_text("# two\n")
+    environment(project, "test", make=lambda folder, *_: folder.mkdir(), processes=project / "no-proc")
+    assert (first / COMPLETE).exists()
+
+
+def test_constraints_are_plain_versions_of_other_packages() -> None:
+    first, *lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert "Python 3.11" in first
+    names = [re.fullmatch(r"([\w.-]+)==[\w.]+", line) for line in lines]
+    assert all(names)
+    assert "keyloft" not in [name[1] for name in names if name]
+
+
+def test_the_lowest_versions_are_those_that_pyproject_allows() -> None:
+    lowest = constraints_of(ROOT, "lowest").splitlines()
+    requirements = (ROOT / "pyproject.toml").read_text()
+    assert "apsw==3.51" in lowest
+    assert all(
+        [
+            re.search(rf'"{name}(\[\w+\])?>={version}', requirements)
+            for name, version in [line.split("==") for line in lowest]
+        ]
+    )
+    assert constraints_of(ROOT, "latest") == ""
+    with pytest.raises(SystemExit, match="expected tested, latest or lowest"):
+        constraints_of(ROOT, "newest")
