@@ -1,4 +1,4 @@
-"""Runs a benchmark by its name, or all of them: `scripts/bench [NAME] [--quick]`; `scripts/bench report` draws anew."""
+"""Runs a benchmark or all of them, `scripts/bench [NAME] [--quick]`, or renders the pages, `scripts/bench report`."""
 
 import argparse
 import importlib
@@ -27,8 +27,10 @@ _MODULES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures Keyloft against its peers.")
-    parser.add_argument("benchmark", nargs="?", choices=[*_MODULES, "report"], help="all of them, if not given")
-    parser.add_argument("--quick", action="store_true", help="fewer keys and rounds: a look, not a measurement")
+    parser.add_argument("benchmark", nargs="?", choices=[*_MODULES, "report"], help="all of them if not given")
+    parser.add_argument(
+        "--quick", action="store_true", help="few keys and rounds: shows that it runs, and saves nothing"
+    )
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--dir", type=Path, default=Path(), help="where the databases go; a real disk (default: here)")
     parser.add_argument("--only", metavar="ROW", action="append", help="measure this row alone, and save nothing")

@@ -1,4 +1,4 @@
-"""apsw called straight from a loop, a commit per set: what SQLite itself takes, and so the limit."""
+"""Arms for apsw in a plain loop, one commit per set: the time that SQLite itself takes, and so the limit."""
 
 import time
 from typing import Any, ClassVar
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import apsw
 import msgspec
 
-from bench.harness.contest import Contestant, Entrant, Opening, Operation, same
+from bench.harness.contest import Contestant, Entrant, Operation, StoreSetup, same
 from bench.harness.data import Key, Pair, Value, joined
 
 to_json = msgspec.json.Encoder().encode
@@ -26,10 +26,12 @@ _GET = "SELECT value, version FROM entries WHERE key = ?1"
 _RANGE = "SELECT key, value FROM entries WHERE key >= ?1 AND key < ?2 ORDER BY key"
 _SWAP = "UPDATE entries SET value = ?2, version = ?3, updated_at = ?4 WHERE key = ?1 AND version = ?5"
 
-_PLAN_TABLE = "CREATE TABLE kv (key TEXT PRIMARY KEY, value TEXT NOT NULL, expires_at INTEGER)"
-_PLAN_INDEX = "CREATE INDEX idx_kv_expires ON kv (expires_at) WHERE expires_at IS NOT NULL"
-_PLAN_PUT = "INSERT INTO kv (key, value) VALUES (?1, ?2)"
-_PLAN_LIST = "SELECT key, value FROM kv WHERE key LIKE ?1 AND (expires_at IS NULL OR expires_at > ?2) ORDER BY key ASC"
+_SIMPLE_TABLE = "CREATE TABLE kv (key TEXT PRIMARY KEY, value TEXT NOT NULL, expires_at INTEGER)"
+_SIMPLE_INDEX = "CREATE INDEX idx_kv_expires ON kv (expires_at) WHERE expires_at IS NOT NULL"
+_SIMPLE_PUT = "INSERT INTO kv (key, value) VALUES (?1, ?2)"
+_SIMPLE_LIST = (
+    "SELECT key, value FROM kv WHERE key LIKE ?1 AND (expires_at IS NULL OR expires_at > ?2) ORDER BY key ASC"
+)
 
 NAME = "apsw in a tight loop (the limit)"
 LIKE = "LIKE 'prefix\\0%' through apsw"
@@ -79,7 +81,7 @@ class Inline(Contestant):
 
 
 class ByLike(Contestant):
-    """A list as one would write it first: keys joined by a zero byte, found by LIKE."""
+    """A list by LIKE over keys joined by a zero byte."""
 
     inline: ClassVar[bool] = True
 
@@ -87,7 +89,7 @@ class ByLike(Contestant):
         self._connection = connection
 
     def list(self, group: str) -> list[Pair]:
-        rows: list[Any] = self._connection.execute(_PLAN_LIST, (f"{group}\x00%", _now())).fetchall()
+        rows: list[Any] = self._connection.execute(_SIMPLE_LIST, (f"{group}\x00%", _now())).fetchall()
         return [(tuple(key.split("\x00")), from_json(value)) for key, value in rows]
 
     def close(self) -> None:
@@ -99,32 +101,32 @@ def pragmas(durable: bool) -> tuple[str, ...]:
     return ("journal_mode = WAL", f"synchronous = {'FULL' if durable else 'NORMAL'}", "wal_autocheckpoint = 8000")
 
 
-def _enter(opening: Opening) -> Inline:
-    """Filled in the same steps as Keyloft, so that both have a log of the same length; to be read, both have none."""
-    task = opening.task
-    # As Keyloft keeps them: small rows in the order of their keys, large ones not.
-    connection = _connected(opening, _TABLE if task.large else f"{_TABLE} WITHOUT ROWID", _TABLE_INDEX)
+def _enter(setup: StoreSetup) -> Inline:
+    """Filled in the same steps as Keyloft, so that both write-ahead logs have one size; for reads both are empty."""
+    task = setup.task
+    # As Keyloft stores them: small rows in the order of their keys, large ones not.
+    connection = _connected(setup, _TABLE if task.large else f"{_TABLE} WITHOUT ROWID", _TABLE_INDEX)
     contestant = Inline(connection)
-    for pairs in opening.chunks(100 if task.large else 2000):
+    for pairs in setup.chunks(100 if task.large else 2000):
         with connection:
             connection.executemany(_PUT, [(contestant.shaped(key), to_json(value), 0, 0) for key, value in pairs])
     if not task.writes:
         connection.close()
-        contestant = Inline(_connected(opening))
+        contestant = Inline(_connected(setup))
     return contestant
 
 
-def _enter_like(opening: Opening) -> ByLike:
-    connection = _connected(opening, _PLAN_TABLE, _PLAN_INDEX)
+def _enter_like(setup: StoreSetup) -> ByLike:
+    connection = _connected(setup, _SIMPLE_TABLE, _SIMPLE_INDEX)
     with connection:
-        rows = [(joined(key), to_json(value).decode()) for key, value in opening.pairs()]
-        connection.executemany(_PLAN_PUT, rows)
+        rows = [(joined(key), to_json(value).decode()) for key, value in setup.pairs()]
+        connection.executemany(_SIMPLE_PUT, rows)
     return ByLike(connection)
 
 
-def _connected(opening: Opening, *schema: str) -> apsw.Connection:
-    connection = apsw.Connection(str(opening.folder / "apsw.db"))
-    for statement in (*[f"PRAGMA {pragma}" for pragma in pragmas(opening.task.durable)], *schema):
+def _connected(setup: StoreSetup, *schema: str) -> apsw.Connection:
+    connection = apsw.Connection(str(setup.folder / "apsw.db"))
+    for statement in (*[f"PRAGMA {pragma}" for pragma in pragmas(setup.task.durable)], *schema):
         connection.execute(statement).fetchall()
     return connection
 
@@ -134,5 +136,5 @@ def _now() -> int:
 
 
 _EVERYTHING: frozenset[Operation] = frozenset({"get", "set", "get_many", "list", "swap"})
-ENTRANT = Entrant(NAME, _enter, _EVERYTHING, durable="on disk (WAL, synced)", relaxed="the last may be lost (WAL)")
+ENTRANT = Entrant(NAME, _enter, _EVERYTHING, durable="on disk (WAL, synced)", relaxed="the newest may be lost (WAL)")
 BY_LIKE = Entrant(LIKE, _enter_like, frozenset({"list"}), durable=None)

@@ -1,6 +1,6 @@
-"""Stores of other languages as contestants: Deno KV, and the tuple store's plan on Bun, each in a process of its own.
+"""Arms in JavaScript: Deno KV, and a simple key-value table on Bun's SQLite, each in a process of its own.
 
-The process takes laps of operations by lines and measures them itself, so that no way between processes counts.
+The process reads laps of operations as lines and times them itself, so that no traffic between processes counts.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from bench.harness import processes
-from bench.harness.contest import Contestant, Entrant, Opening, Operation, same
+from bench.harness.contest import Contestant, Entrant, Operation, StoreSetup, same
 from bench.harness.data import Pair
 from bench.harness.race import Timed, Unavailable
 
@@ -26,7 +26,7 @@ _INSTALL_SECONDS = 120.0
 
 
 class _Lap(Struct, frozen=True):
-    """What a script answers."""
+    """A script's answer."""
 
     took: float
     seconds: list[float]
@@ -34,7 +34,7 @@ class _Lap(Struct, frozen=True):
 
 
 class Script(Contestant):
-    """A process that has a store open."""
+    """A process with an open store."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -66,21 +66,21 @@ class Script(Contestant):
         return msgspec.json.decode(answer, type=_Lap)
 
     async def close(self) -> None:
-        """Close its input, which ends it in good order."""
+        """Close its input, upon which it shuts down."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         async with processes.ending(self._process):
             pass
 
 
-async def _entered(opening: Opening, *command: str) -> Script:
+async def _entered(setup: StoreSetup, *command: str) -> Script:
     process = await processes.started(*command)
     script = Script(process)
     try:
         if not await processes.is_ready(process):
             raise Unavailable(f"{Path(command[0]).name} did not start")
         # Deno KV takes 800 KiB per atomic write at the most.
-        for pairs in opening.chunks(10 if opening.task.large else 500):
+        for pairs in setup.chunks(10 if setup.task.large else 500):
             await script.fill(pairs)
     except BaseException:
         await script.close()
@@ -88,38 +88,38 @@ async def _entered(opening: Opening, *command: str) -> Script:
     return script
 
 
-async def _enter_deno(opening: Opening, *options: str) -> Script:
+async def _enter_deno(setup: StoreSetup, *options: str) -> Script:
     command = [deno.find_deno_bin(), "run", "--quiet", "--allow-all", "--unstable-kv", str(_SCRIPTS / "deno_kv.js")]
-    return await _entered(opening, *command, str(opening.folder / "deno.db"), *options)
+    return await _entered(setup, *command, str(setup.folder / "deno.db"), *options)
 
 
-async def _enter_deno_batches(opening: Opening) -> Script:
-    return await _enter_deno(opening, "500")
+async def _enter_deno_batches(setup: StoreSetup) -> Script:
+    return await _enter_deno(setup, "500")
 
 
-async def _enter_bun(opening: Opening) -> Script:
-    return await _entered(opening, bun(), str(_SCRIPTS / "bun_sqlite.js"), str(opening.folder / "bun.db"))
+async def _enter_bun(setup: StoreSetup) -> Script:
+    return await _entered(setup, bun(), str(_SCRIPTS / "bun_sqlite.js"), str(setup.folder / "bun.db"))
 
 
-async def _enter_bun_wal(opening: Opening) -> Script:
-    return await _entered(opening, bun(), str(_SCRIPTS / "bun_sqlite.js"), str(opening.folder / "bun.db"), "wal")
+async def _enter_bun_wal(setup: StoreSetup) -> Script:
+    return await _entered(setup, bun(), str(_SCRIPTS / "bun_sqlite.js"), str(setup.folder / "bun.db"), "wal")
 
 
 def bun() -> str:
-    """The path of Bun: the one on the PATH, or one that npm brings.
+    """The path of Bun: the one on the PATH, or one that npm installs.
 
     Raises:
-        Unavailable: There is none, and npm is not there or does not bring it.
+        Unavailable: There is none, and npm is missing or can't install it.
     """
-    path, why = _looked_for_bun()
+    path, why = _find_bun()
     if path is None:
         raise Unavailable(why)
     return path
 
 
 @cache
-def _looked_for_bun() -> tuple[str | None, str]:
-    """The path, or why there is none; npm is asked once."""
+def _find_bun() -> tuple[str | None, str]:
+    """The path, or why there is none; npm runs once."""
     installed = _TOOLS / "node_modules" / ".bin" / "bun"
     found = shutil.which("bun") or (str(installed) if installed.exists() else None)
     npm = shutil.which("npm")
@@ -135,7 +135,7 @@ def _looked_for_bun() -> tuple[str | None, str]:
 
 
 def versions() -> dict[str, str]:
-    """What the figures depend on."""
+    """Versions of Deno and Bun."""
     found = {"deno": _version(deno.find_deno_bin())}
     with suppress(Unavailable):
         found["bun"] = _version(bun())
@@ -143,8 +143,8 @@ def versions() -> dict[str, str]:
 
 
 def _version(binary: str) -> str:
-    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-    return said.splitlines()[0].removeprefix("deno ")
+    printed = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    return printed.splitlines()[0].removeprefix("deno ")
 
 
 DENO = Entrant(
@@ -154,15 +154,15 @@ DENO = Entrant(
     durable="on disk (WAL, synced)",
 )
 DENO_BATCHES = Entrant("Deno KV, batches of 500", _enter_deno_batches, frozenset({"list"}), durable=None)
-"""The largest batches that it reads a list in."""
+"""The largest batches in which Deno KV reads a list."""
 BUN = Entrant(
-    "bun:sqlite by the plan",
+    "bun:sqlite, simple table",
     _enter_bun,
     frozenset({"get", "set", "get_many", "list"}),
     durable="on disk (rollback journal, synced)",
 )
 BUN_WAL = Entrant(
-    "bun:sqlite by the plan, WAL on",
+    "bun:sqlite, simple table, WAL",
     _enter_bun_wal,
     frozenset({"get", "set", "get_many", "list"}),
     durable="on disk (WAL, synced)",

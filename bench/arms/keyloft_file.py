@@ -1,4 +1,4 @@
-"""Keyloft as a contestant: a file with the settings that `keyloft.open` has by default, and variants of it."""
+"""Arms for Keyloft on a file: with the default settings of `keyloft.open`, and variants."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from msgspec.structs import replace
 
 import keyloft
-from bench.harness.contest import CHUNK, Contestant, Entrant, Opening, Operation, same
+from bench.harness.contest import CHUNK, Contestant, Entrant, Operation, StoreSetup, same
 from bench.harness.data import Pair, key_of, shuffled, value_of
 
 Entries: TypeAlias = list[keyloft.Entry]
@@ -50,8 +50,8 @@ class Keyloft(Contestant):
         return self.kv.aclose()
 
 
-class InTurns(Keyloft):
-    """Each get in a turn of the event loop of its own, as a server's are."""
+class PerIteration(Keyloft):
+    """Each get in its own iteration of the event loop, as in a server."""
 
     def call(self, operation: Operation) -> Callable[[Any], Any]:
         async def get(key: Any) -> keyloft.Entry:
@@ -62,15 +62,15 @@ class InTurns(Keyloft):
         return get if operation == "get" else super().call(operation)
 
 
-async def enter(opening: Opening) -> Keyloft:
-    """To be read, the file is closed in between, so that the keys lie in it and not in its log.
+async def enter(setup: StoreSetup) -> Keyloft:
+    """Open and fill a file.
 
-    To be written to, it is not: filling it takes the log to its full length. While a log still grows, each sync costs
-    about twice as much on ext4, which hides what else a set costs.
+    For reads it is closed in between, so that the keys are in the file, not in its write-ahead log. For writes it stays
+    open, with a log of full size: while a log grows, a sync takes twice as long on ext4, which hides the cost of a set.
     """
-    task, path = opening.task, opening.folder / "keyloft.db"
+    task, path = setup.task, setup.folder / "keyloft.db"
     kv = await keyloft.open(path, durability="full" if task.durable else "relaxed", sweep_every=None)
-    for pairs in opening.chunks(100 if task.large else CHUNK):
+    for pairs in setup.chunks(100 if task.large else CHUNK):
         await kv.set_many(pairs)
     if not task.writes:
         await kv.aclose()
@@ -78,29 +78,29 @@ async def enter(opening: Opening) -> Keyloft:
     return Keyloft(kv)
 
 
-async def _enter_in_turns(opening: Opening) -> InTurns:
-    return InTurns((await enter(opening)).kv)
+async def _enter_per_iteration(setup: StoreSetup) -> PerIteration:
+    return PerIteration((await enter(setup)).kv)
 
 
-async def _enter_relaxed(opening: Opening) -> Keyloft:
-    return await enter(replace(opening, task=replace(opening.task, durable=False)))
+async def _enter_relaxed(setup: StoreSetup) -> Keyloft:
+    return await enter(replace(setup, task=replace(setup.task, durable=False)))
 
 
-async def _enter_memory(opening: Opening) -> Keyloft:
+async def _enter_memory(setup: StoreSetup) -> Keyloft:
     kv = await keyloft.open(sweep_every=None)
-    await fill(kv, opening.stored)
+    await fill(kv, setup.stored)
     return Keyloft(kv)
 
 
 ENTRANT = Entrant(
-    NAME, enter, EVERYTHING, durable="on disk (WAL, synced, group commit)", relaxed="the last may be lost (WAL)"
+    NAME, enter, EVERYTHING, durable="on disk (WAL, synced, group commit)", relaxed="the newest may be lost (WAL)"
 )
 ON_UVLOOP = replace(ENTRANT, name="Keyloft on uvloop", loop="uvloop")
 RELAXED = replace(
     ENTRANT, name="Keyloft, durability=relaxed", enter=_enter_relaxed, durable=ENTRANT.relaxed, relaxed=None
 )
-IN_TURNS = replace(ENTRANT, name="Keyloft, a turn of the loop per get", enter=_enter_in_turns)
-IN_MEMORY = replace(ENTRANT, name="Keyloft in memory", enter=_enter_memory, durable="gone")
+PER_ITERATION = replace(ENTRANT, name="Keyloft, one get per event-loop iteration", enter=_enter_per_iteration)
+IN_MEMORY = replace(ENTRANT, name="Keyloft in memory", enter=_enter_memory, durable="lost (in memory)")
 
 
 async def fill(kv: keyloft.Store, stored: int, chunk: int = CHUNK) -> None:

@@ -1,4 +1,4 @@
-"""What a Python program might use instead, as contestants: diskcache, sqlitedict, py-key-value-aio, aiosqlite.
+"""Arms for what a Python program might use instead: diskcache, sqlitedict, py-key-value-aio, aiosqlite.
 
 Each has files of its own: two SQLite libraries on one file in one process would drop each other's locks.
 """
@@ -12,11 +12,11 @@ from key_value.aio.stores.disk import DiskStore
 from sqlitedict import SqliteDict  # type: ignore[import-untyped]
 
 from bench.arms.apsw_loop import from_json, pragmas, to_json
-from bench.harness.contest import Contestant, Entrant, Opening, Operation, same
+from bench.harness.contest import Contestant, Entrant, Operation, StoreSetup, same
 from bench.harness.data import Key, Pair, Value, joined
 
 _ON_DISK = "on disk (WAL, synced)"
-_MAY_LOSE = "the last may be lost (WAL)"
+_MAY_LOSE = "the newest may be lost (WAL)"
 
 
 class DiskCache(Contestant):
@@ -43,7 +43,7 @@ class DiskCache(Contestant):
             return [self.cache.get(key) for key in keys]
 
     def swap(self, pair: tuple[str, Value]) -> None:
-        """It has no check, but a transaction that shuts others out."""
+        """It has no check, but a transaction that excludes other writers."""
         with self.cache.transact():
             self.cache.get(pair[0])
             self.cache.set(*pair)
@@ -52,20 +52,20 @@ class DiskCache(Contestant):
         self.cache.close()
 
 
-def _disk_cache(opening: Opening) -> Any:
-    # Nothing is to be thrown away, as by default happens over 1 GiB.
+def _disk_cache(setup: StoreSetup) -> Any:
+    # Keep everything: by default it evicts entries over 1 GiB.
     settings: dict[str, Any] = {"eviction_policy": "none"}
-    if opening.task.durable:
+    if setup.task.durable:
         settings["sqlite_synchronous"] = 2
-    if opening.task.durable and opening.task.writes:
+    if setup.task.durable and setup.task.writes:
         # By default values over 32 KiB go to files of their own, which it does not sync.
         settings["disk_min_file_size"] = 2**20
-    return diskcache.Cache(str(opening.folder), **settings)
+    return diskcache.Cache(str(setup.folder), **settings)
 
 
-def _enter_diskcache(opening: Opening) -> DiskCache:
-    contestant = DiskCache(_disk_cache(opening))
-    for pairs in opening.chunks():
+def _enter_diskcache(setup: StoreSetup) -> DiskCache:
+    contestant = DiskCache(_disk_cache(setup))
+    for pairs in setup.chunks():
         with contestant.cache.transact():
             for key, value in pairs:
                 contestant.cache.set(joined(key), value)
@@ -78,7 +78,7 @@ DISKCACHE = Entrant(
 
 
 class Dict(Contestant):
-    """sqlitedict, which turns syncing off, and writes on a thread of its own."""
+    """sqlitedict, which disables syncing and writes on its own thread."""
 
     inline: ClassVar[bool] = True
 
@@ -100,9 +100,9 @@ class Dict(Contestant):
         self._stored.close()
 
 
-def _enter_dict(opening: Opening) -> Dict:
-    stored = SqliteDict(opening.folder / "dict.db")
-    for pairs in opening.chunks():
+def _enter_dict(setup: StoreSetup) -> Dict:
+    stored = SqliteDict(setup.folder / "dict.db")
+    for pairs in setup.chunks():
         stored.update([(joined(key), value) for key, value in pairs])
     stored.commit()
     return Dict(stored)
@@ -114,18 +114,18 @@ SQLITEDICT = Entrant(
 
 
 class DiskStored(Contestant):
-    """py-key-value-aio's disk store, which stands on diskcache; a group of ours is a collection of its."""
+    """py-key-value-aio's disk store, which is built on diskcache; each group of keys is a collection."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
-        cache.set("made", True)  # it takes an empty cache for none
+        cache.set("made", True)  # DiskStore treats an empty cache as if none was given
         self._store = DiskStore(disk_cache=cache)
 
     async def get(self, key: Key) -> Any:
         return await self._store.get(key[1], collection=key[0])
 
     async def get_many(self, keys: list[Key]) -> list[Any]:
-        """Its own takes keys of one collection only."""
+        """Its own get_many takes keys of one collection only."""
         return [await self._store.get(key, collection=group) for group, key in keys]
 
     async def set(self, pair: Pair) -> None:
@@ -136,10 +136,10 @@ class DiskStored(Contestant):
         self._cache.close()
 
 
-async def _enter_disk_store(opening: Opening) -> DiskStored:
-    cache = _disk_cache(opening)
+async def _enter_disk_store(setup: StoreSetup) -> DiskStored:
+    cache = _disk_cache(setup)
     contestant = DiskStored(cache)
-    for pairs in opening.chunks():
+    for pairs in setup.chunks():
         with cache.transact():
             for pair in pairs:
                 await contestant.set(pair)
@@ -156,7 +156,7 @@ DISK_STORE = Entrant(
 
 
 class Aiosqlite(Contestant):
-    """A table of texts through aiosqlite, one connection."""
+    """A table with text keys through aiosqlite, on one connection."""
 
     def __init__(self, connection: aiosqlite.Connection) -> None:
         self.connection = connection
@@ -204,17 +204,17 @@ class OneByOne(Aiosqlite):
         return [await self.get(key) for key in keys]
 
 
-async def _enter_one_by_one(opening: Opening) -> OneByOne:
-    return OneByOne((await _enter_aiosqlite(opening)).connection)
+async def _enter_one_by_one(setup: StoreSetup) -> OneByOne:
+    return OneByOne((await _enter_aiosqlite(setup)).connection)
 
 
-async def _enter_aiosqlite(opening: Opening) -> Aiosqlite:
+async def _enter_aiosqlite(setup: StoreSetup) -> Aiosqlite:
     # No isolation level: each statement is a transaction of its own, without a call to commit it.
-    connection = await aiosqlite.connect(opening.folder / "aiosqlite.db", isolation_level=None)
-    for pragma in pragmas(opening.task.durable):
+    connection = await aiosqlite.connect(setup.folder / "aiosqlite.db", isolation_level=None)
+    for pragma in pragmas(setup.task.durable):
         await connection.execute_fetchall(f"PRAGMA {pragma}")
     await connection.execute("CREATE TABLE kv (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-    for pairs in opening.chunks():
+    for pairs in setup.chunks():
         await connection.execute("BEGIN")
         rows = [(joined(key), to_json(value).decode()) for key, value in pairs]
         await connection.executemany("INSERT INTO kv VALUES (?, ?)", rows)

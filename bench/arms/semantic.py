@@ -1,7 +1,7 @@
-"""Arms of the semantic store, and the same done with tuples: what is stored and what it means against the bare value.
+"""Arms for the semantic store, and for the same operations on the tuple store.
 
-Each arm knows what must be stored, as a dict, and looks at all of it after each round. Those of the semantic store also
-look at the audit trail: one record per write, with the versions before and after it, and no conflict.
+Each arm tracks what must be stored, as a dict, and compares all of it after each round. Semantic arms also check the
+audit trail: one record per write, with the versions before and after it, and no conflict.
 """
 
 import itertools
@@ -26,7 +26,7 @@ CURSOR = Semantics("cursor", producer="harvester", consumer_hints=("indexer", "s
 TEN = 10
 _FILLERS = 64
 _LISTS = 8
-"""A lap of lists: their entries wait for the check."""
+"""Lists per lap: all their entries are held until the check."""
 
 Written: TypeAlias = tuple[str, int | None, int | None]
 """A key, and its versions before and after a write, as the audit trail has them."""
@@ -53,16 +53,16 @@ class Tuples(Struct):
         return tuples
 
     async def fill(self, pairs: Writes[Key]) -> None:
-        """Write so much in so many commits that SQLite's log has its full length: see `ours.enter`."""
+        """Write enough that SQLite's write-ahead log has its full size: see `keyloft_file.enter`."""
         made = await timed(lambda pair: self.kv.set(*pair), pairs, _FILLERS)
         self.wrote(pairs, made.answers)
 
     def wrote(self, pairs: Writes[Key], versions: Sequence[int | None]) -> None:
         for (key, value), version in zip(pairs, versions, strict=True):
-            assert version is not None, "nobody else writes these keys"
+            assert version is not None, "no one else writes these keys"
             self.there[key] = (value, version)
 
-    async def look(self) -> None:
+    async def verify(self) -> None:
         found = {entry.key: (entry.value, entry.versionstamp) async for entry in self.kv.list(prefix=())}
         same(found, self.there)
 
@@ -70,7 +70,7 @@ class Tuples(Struct):
         await self.kv.aclose()
 
 
-def _of_tuples(
+def _tuple_arm(
     name: str,
     stored: int,
     operations: int,
@@ -97,9 +97,9 @@ def swapping(stored: int, operations: int, workers: int) -> Arm[Tuples, Writes[K
 
     async def check(tuples: Tuples, plan: Writes[Key], made: Timed[int | None]) -> None:
         tuples.wrote(plan, made.answers)
-        await tuples.look()
+        await tuples.verify()
 
-    return _of_tuples("tuple compare-and-set", stored, operations, plans.writes(stored, as_tuple), run, check)
+    return _tuple_arm("tuple compare-and-set", stored, operations, plans.writes(stored, as_tuple), run, check)
 
 
 def removing(stored: int, operations: int, workers: int) -> Arm[Tuples, Writes[Key], int | None]:
@@ -117,10 +117,10 @@ def removing(stored: int, operations: int, workers: int) -> Arm[Tuples, Writes[K
         same(None in made.answers, False)
         for key, _ in plan:
             del tuples.there[key]
-        await tuples.look()
+        await tuples.verify()
         await tuples.fill(plan)
 
-    return _of_tuples("tuple compare-and-delete", stored, operations, plans.writes(stored, as_tuple), run, check)
+    return _tuple_arm("tuple compare-and-delete", stored, operations, plans.writes(stored, as_tuple), run, check)
 
 
 def swapping_ten(stored: int, operations: int, workers: int) -> Arm[Tuples, list[Writes[Key]], int | None]:
@@ -138,16 +138,16 @@ def swapping_ten(stored: int, operations: int, workers: int) -> Arm[Tuples, list
     async def check(tuples: Tuples, plan: list[Writes[Key]], made: Timed[int | None]) -> None:
         for ten, version in zip(plan, made.answers, strict=True):
             tuples.wrote(ten, [version] * TEN)
-        await tuples.look()
+        await tuples.verify()
 
-    return _of_tuples("tuple atomic of 10", stored, operations, _tens(stored, as_tuple), run, check)
-
-
-# Meanings
+    return _tuple_arm("tuple atomic of 10", stored, operations, _tens(stored, as_tuple), run, check)
 
 
-class Meanings(Struct):
-    """A semantic store, and what must be in it: values and versions, and up to where its audit was looked at."""
+# Semantic entries
+
+
+class SemanticEntries(Struct):
+    """A semantic store, and what must be in it: values and versions, and the last audit record that was checked."""
 
     kv: keyloft.Store
     store: SemanticStore
@@ -155,11 +155,11 @@ class Meanings(Struct):
     audited: int = 0
 
     @classmethod
-    async def opened(cls, url: Path | str, stored: int) -> "Meanings":
+    async def opened(cls, url: Path | str, stored: int) -> "SemanticEntries":
         kv = await keyloft.open(url, durability="full", sweep_every=None)
-        meanings = cls(kv, SemanticStore(kv, sweep_every=None), {})
-        await meanings.fill([(as_path(key_of(index)), value_of(index)) for index in shuffled(stored)])
-        return meanings
+        semantic = cls(kv, SemanticStore(kv, sweep_every=None), {})
+        await semantic.fill([(as_path(key_of(index)), value_of(index)) for index in shuffled(stored)])
+        return semantic
 
     async def fill(self, pairs: Writes[str]) -> None:
         """Put what is not there."""
@@ -188,7 +188,7 @@ class Meanings(Struct):
             before = self.there.get(key)
             written.append((key, None if before is None else before[1], entry.version))
             self.there[key] = (value, entry.version)
-        await self.look(written)
+        await self.verify(written)
 
     async def deleted(self, keys: Sequence[str], entries: Sequence[Envelope | None]) -> None:
         """Raises unless these deletes were made, each with its audit record, and nothing else."""
@@ -197,15 +197,15 @@ class Meanings(Struct):
             assert entry is not None
             same((entry.value, entry.version), self.there.pop(key))
             written.append((key, entry.version, None))
-        await self.look(written)
+        await self.verify(written)
 
-    async def look(self, written: list[Written]) -> None:
-        # Not by `get`, which would remember what it saw for the puts to come.
+    async def verify(self, written: list[Written]) -> None:
+        # Not by `get`, which would cache the entries for the next puts.
         found = {entry.key: (entry.value, entry.version) async for entry in self.store.list(PROJECT, values=True)}
         same(found, self.there)
         trail = [record async for record in self.store.audit(PROJECT, after=self.audited)]
-        told = [(record.key, record.version_before, record.version_after) for record in trail]
-        same(sorted(told, key=str), sorted(written, key=str))
+        recorded = [(record.key, record.version_before, record.version_after) for record in trail]
+        same(sorted(recorded, key=str), sorted(written, key=str))
         same(any(record.action == "conflict" for record in trail), False)
         self.audited = trail[-1].sequence
 
@@ -214,62 +214,62 @@ class Meanings(Struct):
         await self.kv.aclose()
 
 
-def _of_meanings(
+def _semantic_arm(
     name: str,
     stored: int,
     operations: int,
     plan: Planning[Plan],
-    run: Running[Meanings, Plan, T],
-    check: Checking[Meanings, Plan, T],
-) -> Arm[Meanings, Plan, T]:
-    def set_up(folder: Path) -> Awaitable[Meanings]:
-        return Meanings.opened(folder / "keyloft.db", stored)
+    run: Running[SemanticEntries, Plan, T],
+    check: Checking[SemanticEntries, Plan, T],
+) -> Arm[SemanticEntries, Plan, T]:
+    def set_up(folder: Path) -> Awaitable[SemanticEntries]:
+        return SemanticEntries.opened(folder / "keyloft.db", stored)
 
-    return Arm(name, operations, set_up, plan, run, check, Meanings.aclose, lap=operations)
+    return Arm(name, operations, set_up, plan, run, check, SemanticEntries.aclose, lap=operations)
 
 
-def _opened_to_read(stored: int) -> Callable[[Path], Awaitable[Meanings]]:
-    """A set-up: a file that was closed in between, as in `ours.enter`."""
+def _opened_to_read(stored: int) -> Callable[[Path], Awaitable[SemanticEntries]]:
+    """A set-up: a file that was closed in between, as in `keyloft_file.enter`."""
 
-    async def set_up(folder: Path) -> Meanings:
-        filled = await Meanings.opened(folder / "keyloft.db", stored)
+    async def set_up(folder: Path) -> SemanticEntries:
+        filled = await SemanticEntries.opened(folder / "keyloft.db", stored)
         await filled.aclose()
         kv = await keyloft.open(folder / "keyloft.db", durability="full", sweep_every=None)
-        return Meanings(kv, SemanticStore(kv, sweep_every=None), filled.there)
+        return SemanticEntries(kv, SemanticStore(kv, sweep_every=None), filled.there)
 
     return set_up
 
 
-def getting(stored: int, operations: int) -> Arm[Meanings, Reads[str], Envelope | None]:
+def getting(stored: int, operations: int) -> Arm[SemanticEntries, Reads[str], Envelope | None]:
     """`get`, awaited one by one."""
 
-    def run(meanings: Meanings, plan: Reads[str]) -> Awaitable[Timed[Envelope | None]]:
-        return timed(meanings.store.get, plan.keys)
+    def run(semantic: SemanticEntries, plan: Reads[str]) -> Awaitable[Timed[Envelope | None]]:
+        return timed(semantic.store.get, plan.keys)
 
-    def check(meanings: Meanings, plan: Reads[str], done: Timed[Envelope | None]) -> None:
+    def check(semantic: SemanticEntries, plan: Reads[str], done: Timed[Envelope | None]) -> None:
         for key, value, entry in zip(plan.keys, plan.expected, done.answers, strict=True):
             assert entry is not None
             same((entry.key, entry.value, entry.semantics), (key, value, CURSOR))
-            same((entry.value, entry.version), meanings.there[key])
+            same((entry.value, entry.version), semantic.there[key])
 
     plan = plans.reads(stored, as_path)
-    return Arm("semantic get", operations, _opened_to_read(stored), plan, run, check, Meanings.aclose)
+    return Arm("semantic get", operations, _opened_to_read(stored), plan, run, check, SemanticEntries.aclose)
 
 
-def listing(stored: int, operations: int) -> Arm[Meanings, list[int], list[Envelope]]:
+def listing(stored: int, operations: int) -> Arm[SemanticEntries, list[int], list[Envelope]]:
     """`list` of a group of 1000 entries, which shows no values."""
 
-    def run(meanings: Meanings, plan: list[int]) -> Awaitable[Timed[list[Envelope]]]:
+    def run(semantic: SemanticEntries, plan: list[int]) -> Awaitable[Timed[list[Envelope]]]:
         async def listed(number: int) -> list[Envelope]:
-            return await meanings.store.list(f"{PROJECT}/{group_of(number)}/")
+            return await semantic.store.list(f"{PROJECT}/{group_of(number)}/")
 
         return timed(listed, plan)
 
-    def check(meanings: Meanings, plan: list[int], done: Timed[list[Envelope]]) -> None:
+    def check(semantic: SemanticEntries, plan: list[int], done: Timed[list[Envelope]]) -> None:
         for number, entries in zip(plan, done.answers, strict=True):
             keys = [as_path(key) for key, _ in expected_group(number)]
             shown = [(entry.key, entry.value, entry.version, entry.semantics) for entry in entries]
-            same(shown, [(key, None, meanings.there[key][1], CURSOR) for key in keys])
+            same(shown, [(key, None, semantic.there[key][1], CURSOR) for key in keys])
 
     return Arm(
         name="semantic list, no values",
@@ -278,100 +278,102 @@ def listing(stored: int, operations: int) -> Arm[Meanings, list[int], list[Envel
         plan=plans.groups(stored),
         run=run,
         check=check,
-        tear_down=Meanings.aclose,
+        tear_down=SemanticEntries.aclose,
         lap=_LISTS,
     )
 
 
-def putting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes[str], Envelope]:
+def putting(stored: int, operations: int, workers: int) -> Arm[SemanticEntries, Writes[str], Envelope]:
     """`put` over a version that is known."""
 
-    def run(meanings: Meanings, plan: Writes[str]) -> Awaitable[Timed[Envelope]]:
-        return timed(lambda pair: meanings.put(*pair), plan, workers)
+    def run(semantic: SemanticEntries, plan: Writes[str]) -> Awaitable[Timed[Envelope]]:
+        return timed(lambda pair: semantic.put(*pair), plan, workers)
 
-    async def check(meanings: Meanings, plan: Writes[str], made: Timed[Envelope]) -> None:
-        await meanings.wrote(plan, made.answers)
+    async def check(semantic: SemanticEntries, plan: Writes[str], made: Timed[Envelope]) -> None:
+        await semantic.wrote(plan, made.answers)
 
-    return _of_meanings("semantic put", stored, operations, plans.writes(stored, as_path), run, check)
+    return _semantic_arm("semantic put", stored, operations, plans.writes(stored, as_path), run, check)
 
 
-def requesting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes[str], Envelope]:
-    """The same with a request id each; after the round, a request that comes again gets its first outcome."""
+def requesting(stored: int, operations: int, workers: int) -> Arm[SemanticEntries, Writes[str], Envelope]:
+    """The same with a request id each; after the round, a repeated request gets its first result."""
     serials = itertools.count(1)
 
-    def run(meanings: Meanings, plan: Writes[str]) -> Awaitable[Timed[Envelope]]:
-        return timed(lambda pair: meanings.put(*pair, request_id=f"sync-{next(serials):012d}"), plan, workers)
+    def run(semantic: SemanticEntries, plan: Writes[str]) -> Awaitable[Timed[Envelope]]:
+        return timed(lambda pair: semantic.put(*pair, request_id=f"sync-{next(serials):012d}"), plan, workers)
 
-    async def check(meanings: Meanings, plan: Writes[str], made: Timed[Envelope]) -> None:
+    async def check(semantic: SemanticEntries, plan: Writes[str], made: Timed[Envelope]) -> None:
         (key, value), first = plan[-1], made.answers[-1]
-        expected = meanings.there[key][1]
-        await meanings.wrote(plan, made.answers)
-        again = await meanings.put(key, value, expected_version=expected, request_id=first.request_id)
+        expected = semantic.there[key][1]
+        await semantic.wrote(plan, made.answers)
+        again = await semantic.put(key, value, expected_version=expected, request_id=first.request_id)
         same(again, first)
         same(len({entry.request_id for entry in made.answers}), len(plan))
 
-    return _of_meanings("put with a requestId", stored, operations, plans.writes(stored, as_path), run, check)
+    return _semantic_arm(
+        "semantic put with a request id", stored, operations, plans.writes(stored, as_path), run, check
+    )
 
 
-def deleting(stored: int, operations: int, workers: int) -> Arm[Meanings, Writes[str], Envelope | None]:
+def deleting(stored: int, operations: int, workers: int) -> Arm[SemanticEntries, Writes[str], Envelope | None]:
     """`delete` of a version that is known; after the round, what was deleted is put again."""
 
-    def run(meanings: Meanings, plan: Writes[str]) -> Awaitable[Timed[Envelope | None]]:
+    def run(semantic: SemanticEntries, plan: Writes[str]) -> Awaitable[Timed[Envelope | None]]:
         async def delete(pair: tuple[str, Value]) -> Envelope | None:
             key, _ = pair
-            return await meanings.store.delete(key, expected_version=meanings.there[key][1], writer=WRITER)
+            return await semantic.store.delete(key, expected_version=semantic.there[key][1], writer=WRITER)
 
         return timed(delete, plan, workers)
 
-    async def check(meanings: Meanings, plan: Writes[str], made: Timed[Envelope | None]) -> None:
-        await meanings.deleted([key for key, _ in plan], made.answers)
-        await meanings.fill(plan)
+    async def check(semantic: SemanticEntries, plan: Writes[str], made: Timed[Envelope | None]) -> None:
+        await semantic.deleted([key for key, _ in plan], made.answers)
+        await semantic.fill(plan)
 
-    return _of_meanings("semantic delete", stored, operations, plans.writes(stored, as_path), run, check)
+    return _semantic_arm("semantic delete", stored, operations, plans.writes(stored, as_path), run, check)
 
 
 def putting_ten(
     stored: int, operations: int, workers: int
-) -> Arm[Meanings, list[Writes[str]], Sequence[Envelope | None]]:
+) -> Arm[SemanticEntries, list[Writes[str]], Sequence[Envelope | None]]:
     """`batch` of ten puts."""
 
-    def run(meanings: Meanings, plan: list[Writes[str]]) -> Awaitable[Timed[Sequence[Envelope | None]]]:
+    def run(semantic: SemanticEntries, plan: list[Writes[str]]) -> Awaitable[Timed[Sequence[Envelope | None]]]:
         def put(ten: Writes[str]) -> Awaitable[Sequence[Envelope | None]]:
-            there = meanings.there
-            return meanings.store.batch([Put(key, value, there[key][1], WRITER, CURSOR) for key, value in ten])
+            there = semantic.there
+            return semantic.store.batch([Put(key, value, there[key][1], WRITER, CURSOR) for key, value in ten])
 
         return timed(put, plan, workers)
 
-    async def check(meanings: Meanings, plan: list[Writes[str]], made: Timed[Sequence[Envelope | None]]) -> None:
-        await meanings.wrote([*itertools.chain(*plan)], [*itertools.chain(*made.answers)])
+    async def check(semantic: SemanticEntries, plan: list[Writes[str]], made: Timed[Sequence[Envelope | None]]) -> None:
+        await semantic.wrote([*itertools.chain(*plan)], [*itertools.chain(*made.answers)])
 
-    return _of_meanings("semantic batch", stored, operations, _tens(stored, as_path), run, check)
+    return _semantic_arm("semantic batch", stored, operations, _tens(stored, as_path), run, check)
 
 
-def locking(name: str, stored: int, operations: int, url: str | None = None) -> Arm[Meanings, list[str], int]:
-    """`async with store.lock(…)` around nothing, one after the other, each of a lock that is free."""
+def locking(name: str, stored: int, operations: int, url: str | None = None) -> Arm[SemanticEntries, list[str], int]:
+    """`async with store.lock(…)` with an empty body, one at a time, each a free lock."""
 
-    async def set_up(folder: Path) -> Meanings:
-        return await Meanings.opened(url or folder / "keyloft.db", stored)
+    async def set_up(folder: Path) -> SemanticEntries:
+        return await SemanticEntries.opened(url or folder / "keyloft.db", stored)
 
     def plan(_: object, operations: int) -> list[str]:
         return [f"{PROJECT}/locks/{number:04d}" for number in range(operations)]
 
-    def run(meanings: Meanings, plan: list[str]) -> Awaitable[Timed[int]]:
+    def run(semantic: SemanticEntries, plan: list[str]) -> Awaitable[Timed[int]]:
         async def hold(key: str) -> int:
-            async with meanings.store.lock(key, writer=WRITER) as lock:
+            async with semantic.store.lock(key, writer=WRITER) as lock:
                 return lock.fence
 
         return timed(hold, plan)
 
-    async def check(meanings: Meanings, plan: list[str], made: Timed[int]) -> None:
+    async def check(semantic: SemanticEntries, plan: list[str], made: Timed[int]) -> None:
         """Each was held under a token larger than all before it, and none is held any more."""
         same(made.answers, sorted(set(made.answers)))
         taken: list[Written] = [(key, None, fence) for key, fence in zip(plan, made.answers, strict=True)]
         given_back: list[Written] = [(key, fence, None) for key, fence in zip(plan, made.answers, strict=True)]
-        await meanings.look(taken + given_back)
+        await semantic.verify(taken + given_back)
 
-    return Arm(name, operations, set_up, plan, run, check, Meanings.aclose, lap=operations)
+    return Arm(name, operations, set_up, plan, run, check, SemanticEntries.aclose, lap=operations)
 
 
 def _tens(stored: int, shape: Callable[[Key], plans.K]) -> Planning[list[Writes[plans.K]]]:

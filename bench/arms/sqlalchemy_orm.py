@@ -1,4 +1,4 @@
-"""The ordinary way as a contestant: SQLAlchemy's ORM over aiosqlite, a session per call."""
+"""An arm for SQLAlchemy's ORM over aiosqlite used the ordinary way: a session per call."""
 
 import json
 from collections.abc import Awaitable, Iterable
@@ -11,7 +11,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from bench.harness.contest import Contestant, Entrant, Opening, Operation
+from bench.harness.contest import Contestant, Entrant, Operation, StoreSetup
 from bench.harness.data import Key, Pair, Value
 
 _MOST_BYTES = 65_536
@@ -21,11 +21,11 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class Base(DeclarativeBase):
-    """The models of the bot."""
+class OrmBase(DeclarativeBase):
+    """Base of the models."""
 
 
-class PluginKVStorage(Base):
+class OrmRow(OrmBase):
     """A table for the keys and values of many plugins."""
 
     __tablename__ = "plugin_kv_storage"
@@ -56,9 +56,7 @@ class Database:
 
     async def kv_get(self, plugin_name: str, key: str) -> dict[str, Any]:
         async with self._session_factory() as session:
-            statement = select(PluginKVStorage).where(
-                PluginKVStorage.plugin_name == plugin_name, PluginKVStorage.key == key
-            )
+            statement = select(OrmRow).where(OrmRow.plugin_name == plugin_name, OrmRow.key == key)
             result = await session.execute(statement)
             row = result.scalar_one_or_none()
             if row is None or row.is_expired:
@@ -75,7 +73,7 @@ class Database:
             raise ValueError("value size exceeds 64 KB")
         expires_at = datetime.now(UTC) + timedelta(seconds=ttl) if ttl is not None and ttl > 0 else None
         async with self._session_factory() as session:
-            statement = insert(PluginKVStorage).values(
+            statement = insert(OrmRow).values(
                 plugin_name=plugin_name, key=key, value_json=encoded, expires_at=expires_at
             )
             statement = statement.on_conflict_do_update(
@@ -90,7 +88,7 @@ class Database:
 
 
 class Orm(Contestant):
-    """The database, whose plugins are our groups."""
+    """The database; each group of keys is a plugin."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -109,8 +107,8 @@ class Orm(Contestant):
         return self._database.close()
 
 
-async def _enter(opening: Opening) -> Orm:
-    return Orm(Database(await filled(opening.folder / "orm.db", opening.pairs())))
+async def _enter(setup: StoreSetup) -> Orm:
+    return Orm(Database(await filled(setup.folder / "orm.db", setup.pairs())))
 
 
 ENTRANT = Entrant("SQLAlchemy ORM over aiosqlite", _enter, frozenset({"get", "set"}), durable="on disk (WAL, synced)")
@@ -121,8 +119,8 @@ async def filled(path: Path, pairs: Iterable[Pair]) -> AsyncEngine:
     engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
     event.listen(engine.sync_engine, "connect", _durable)
     async with engine.begin() as connection:
-        await connection.run_sync(Base.metadata.create_all)
-        await connection.execute(insert(PluginKVStorage), [_row(*pair) for pair in pairs])
+        await connection.run_sync(OrmBase.metadata.create_all)
+        await connection.execute(insert(OrmRow), [_row(*pair) for pair in pairs])
     return engine
 
 

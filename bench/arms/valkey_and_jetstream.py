@@ -1,4 +1,4 @@
-"""What a service might use instead, as contestants: Valkey through redis-py, and NATS JetStream's key-value buckets."""
+"""Arms for what a service might use instead: Valkey through redis-py, and NATS JetStream's key-value buckets."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ from nats.js.kv import KeyValue
 
 from bench.arms.nats.requests import clients
 from bench.harness import processes
-from bench.harness.contest import CHUNK, IN_FLIGHT, Contestant, Entrant, Opening, Operation
+from bench.harness.contest import CHUNK, IN_FLIGHT, Contestant, Entrant, Operation, StoreSetup
 from bench.harness.data import Key, joined
 from bench.harness.race import Unavailable, timed
 from keyloft.server.nats_process import NatsServer
@@ -25,7 +25,7 @@ _GET_SET: frozenset[Operation] = frozenset({"get", "set"})
 
 
 class Encoded(Contestant):
-    """A store of bytes: what is written is made bytes before, what was read is read after, and neither is timed."""
+    """A store of bytes: values are encoded before and decoded after the timed call."""
 
     def asks(self, operation: Operation, planned: Any) -> list[Any]:
         asks = super().asks(operation, planned)
@@ -96,10 +96,10 @@ async def _valkey_server(folder: Path, sync: str) -> AsyncIterator[int]:
             pass
 
 
-def _valkey(sync: str) -> Callable[[Opening], Awaitable[Valkey]]:
-    async def enter(opening: Opening) -> Valkey:
+def _valkey(sync: str) -> Callable[[StoreSetup], Awaitable[Valkey]]:
+    async def enter(setup: StoreSetup) -> Valkey:
         async with AsyncExitStack() as closing:
-            port = await closing.enter_async_context(_valkey_server(opening.folder, sync))
+            port = await closing.enter_async_context(_valkey_server(setup.folder, sync))
             client: Any = redis.asyncio.Redis(host="127.0.0.1", port=port)
             closing.push_async_callback(client.aclose)
             async with asyncio.timeout(_READY_SECONDS):
@@ -109,24 +109,24 @@ def _valkey(sync: str) -> Callable[[Opening], Awaitable[Valkey]]:
                         break
                     except redis.exceptions.ConnectionError:
                         await asyncio.sleep(0.05)
-            for pairs in opening.chunks():
+            for pairs in setup.chunks():
                 await client.mset({joined(key): msgspec.json.encode(value) for key, value in pairs})
             return Valkey(client, closing.pop_all())
 
     return enter
 
 
-def _bucket(sync: str) -> Callable[[Opening], Awaitable[Bucket]]:
-    async def enter(opening: Opening) -> Bucket:
-        config = opening.folder / "nats.conf"
-        config.write_text(f'jetstream {{ store_dir: "{opening.folder}/jetstream", sync_interval: {sync} }}\n')
+def _bucket(sync: str) -> Callable[[StoreSetup], Awaitable[Bucket]]:
+    async def enter(setup: StoreSetup) -> Bucket:
+        config = setup.folder / "nats.conf"
+        config.write_text(f'jetstream {{ store_dir: "{setup.folder}/jetstream", sync_interval: {sync} }}\n')
         async with AsyncExitStack() as closing:
             server = await closing.enter_async_context(NatsServer(config=config))
             [client] = await closing.enter_async_context(clients(server.url, 1))
             jetstream = client.jetstream(timeout=_READY_SECONDS)
             bucket = await jetstream.create_key_value(bucket="bench", history=1, storage="file")
             contestant = Bucket(bucket, closing.pop_all())
-        pairs = contestant.asks("set", opening.pairs())
+        pairs = contestant.asks("set", setup.pairs())
         for first in range(0, len(pairs), CHUNK):
             await timed(contestant.call("set"), pairs[first : first + CHUNK], IN_FLIGHT)
         return contestant
@@ -157,7 +157,7 @@ JETSTREAM_ALWAYS = Entrant(
     loop="uvloop",
 )
 JETSTREAM = Entrant(
-    "NATS JetStream KV, as it comes",
+    "NATS JetStream KV, default settings",
     _bucket('"2m"'),
     _GET_SET,
     durable=None,

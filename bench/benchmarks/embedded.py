@@ -16,7 +16,7 @@ from bench.probes.memory import remembering
 from bench.probes.sweep import sweeping
 
 
-class Scale(Struct, frozen=True):
+class EmbeddedScale(Struct, frozen=True):
     """How much is measured."""
 
     stored: int
@@ -28,13 +28,13 @@ class Scale(Struct, frozen=True):
     sweep_rounds: int
 
 
-FULL = Scale(100_000, 9, 0.15, 1_000_000, 10_000, 5)
-QUICK = Scale(10_000, 3, 0.03, 20_000, 2_000, 1)
+FULL = EmbeddedScale(100_000, 9, 0.15, 1_000_000, 10_000, 5)
+QUICK = EmbeddedScale(10_000, 3, 0.03, 20_000, 2_000, 1)
 
 
 def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     scale = QUICK if quick else FULL
-    measure = _Measure(scale, closing.enter_context(Course(folder, scale.rounds)))
+    measure = _EmbeddedRows(scale, closing.enter_context(Course(folder, scale.rounds)))
     return Benchmark(
         rows={
             "get": measure.gets,
@@ -52,8 +52,8 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     )
 
 
-class _Measure:
-    def __init__(self, scale: Scale, course: Course) -> None:
+class _EmbeddedRows:
+    def __init__(self, scale: EmbeddedScale, course: Course) -> None:
         self._scale = scale
         self._course = course
 
@@ -75,7 +75,7 @@ class _Measure:
             keyloft_file.ENTRANT,
             sqlalchemy_orm.ENTRANT,
             python_libraries.DISKCACHE,
-            keyloft_file.IN_TURNS,
+            keyloft_file.PER_ITERATION,
             python_libraries.AIOSQLITE,
             apsw_loop.ENTRANT,
         ]

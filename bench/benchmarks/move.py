@@ -1,4 +1,4 @@
-"""How fast a whole database is moved, and in how much memory: each command as the process that an operator starts."""
+"""Export, import, copy, backup and restore of a million entries: speed and memory, `scripts/bench move`."""
 
 import filecmp
 import os
@@ -22,7 +22,7 @@ from keyloft.core.records import Record, Space
 from tools.postgres import fresh_database
 
 MOST_MEGABYTES: Final = 150.0
-"""What the process may take, whatever the size of the database."""
+"""Memory that a command may take, whatever the size of the database."""
 _CHUNK: Final = 10_000
 
 
@@ -31,7 +31,8 @@ class _Run(Struct):
 
     seconds: float
     megabytes: float
-    told: dict[str, int]
+    report: dict[str, int]
+    """What it printed."""
 
 
 def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
@@ -67,7 +68,7 @@ def _round(folder: Path, number: int, origin: Path, entries: int, postgres: str)
     text, kept, back = folder / f"out-{number}.jsonl", folder / f"backup-{number}.db", folder / f"back-{number}.db"
     done = {
         "import": _keyloft("import", origin, "--database", first),
-        "import, all there already": _keyloft("import", origin, "--database", first),
+        "import of entries already present": _keyloft("import", origin, "--database", first),
         "export": _keyloft("export", text, "--database", first),
         "copy, SQLite to SQLite, compared": _keyloft("copy", first, second),
         "copy, SQLite to PostgreSQL, compared": _keyloft("copy", first, postgres),
@@ -75,13 +76,16 @@ def _round(folder: Path, number: int, origin: Path, entries: int, postgres: str)
         "backup": _keyloft("backup", kept, "--database", first),
         "restore": _keyloft("restore", kept, "--database", back),
     }
-    same(done["import"].told["new"], entries)
-    same(done["import, all there already"].told["same"], entries)
+    same(done["import"].report["new"], entries)
+    same(done["import of entries already present"].report["same"], entries)
     for exported in (text, folder / "postgres.jsonl"):
         same(filecmp.cmp(exported, origin, shallow=False), True)
     for name in ("copy, SQLite to SQLite, compared", "copy, SQLite to PostgreSQL, compared"):
-        same((done[name].told["compared"], done[name].told["missing"], done[name].told["different"]), (entries, 0, 0))
-    same(_keyloft("export", "--force", text, "--database", back).told["entries"], entries)
+        same(
+            (done[name].report["compared"], done[name].report["missing"], done[name].report["different"]),
+            (entries, 0, 0),
+        )
+    same(_keyloft("export", "--force", text, "--database", back).report["entries"], entries)
     same(filecmp.cmp(text, origin, shallow=False), True)
     for file in (first, second, text, kept, back):
         file.unlink()
@@ -107,10 +111,10 @@ def _keyloft(*arguments: str | Path) -> _Run:
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        told = process.stdout.read()
+        printed = process.stdout.read()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - began
     same(process.returncode, 0)
-    # Linux counts in kilobytes. A process begins with what its parent has: this one must stay small itself.
-    return _Run(seconds, used.ru_maxrss / 1000, msgspec.json.decode(told))
+    # Linux counts in kilobytes. A child starts with its parent's memory, so this process must stay small.
+    return _Run(seconds, used.ru_maxrss / 1000, msgspec.json.decode(printed))

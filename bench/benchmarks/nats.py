@@ -1,7 +1,7 @@
 """The plugin service against its bars and targets, row by row: `scripts/bench nats`.
 
-A real nats-server, a stock nats-py client in this process, and each contestant in a process of its own; the client and
-all contestants run on uvloop.
+A real nats-server, a stock nats-py client in this process, and each service in a process of its own; the client and all
+services run on uvloop.
 """
 
 from collections.abc import Callable, Coroutine
@@ -24,11 +24,11 @@ from bench.probes.plugin_targets import Trial, cleaning_up, trying
 from bench.probes.service_memory import remembering
 
 
-class Scale(Struct, frozen=True):
+class NatsScale(Struct, frozen=True):
     """How much is measured."""
 
     raced: tuple[int, ...]
-    """How many keys there are in a race: what a bot has, and ten times as many."""
+    """Keys in a race: as many as a bot has, and ten times as many."""
     stored: int
     rounds: int
     seconds: float
@@ -37,11 +37,11 @@ class Scale(Struct, frozen=True):
     share: float
     """Of the operations of a full run's targets."""
     sustained_seconds: float
-    weighings: int
+    memory_rounds: int
 
 
-FULL = Scale((10_000, 100_000), 100_000, 25, 0.12, 5, 1.0, 10.0, 3)
-QUICK = Scale((10_000,), 10_000, 2, 0.05, 1, 0.1, 0.5, 1)
+FULL = NatsScale((10_000, 100_000), 100_000, 25, 0.12, 5, 1.0, 10.0, 3)
+QUICK = NatsScale((10_000,), 10_000, 2, 0.05, 1, 0.1, 0.5, 1)
 
 _GET = Task("get", "get", "get", IN_FLIGHT)
 _SET = Task("set", "durable set", "set", IN_FLIGHT)
@@ -59,7 +59,7 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
         rows={**races, **_targets(scale, folder)},
         notes=[
             f"races of {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up",
-            f"from «fsync» on, what the service was designed to reach: {scale.stored:,} keys, {scale.target_rounds} "
+            f"from «fsync» on, the service's targets: {scale.stored:,} keys, {scale.target_rounds} "
             "rounds, and no warm-up",
         ],
         about={shown: f"{name} {version(name)}" for shown, name in names.items()},
@@ -67,18 +67,18 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
 
 
 def _race(course: Course, task: Task, keys: int, seconds: float, *, of_echo: float, cpu: float, of_orm: float) -> Row:
-    echo, ours, orm = services.ECHO, services.KEYLOFT, services.HANDLERS
-    found = course.race([arm(entrant, task, keys, seconds) for entrant in (echo, ours, orm)])
-    used = ratio(found[ours.name].figures[CPU], found[echo.name].figures[CPU])
+    echo, keyloft, orm = services.ECHO, services.KEYLOFT, services.HANDLERS
+    found = course.race([arm(entrant, task, keys, seconds) for entrant in (echo, keyloft, orm)])
+    used = ratio(found[keyloft.name].figures[CPU], found[echo.name].figures[CPU])
     return Row(
         f"{task.title}, {keys:,} keys, {IN_FLIGHT} in flight",
         tuple(found.values()),
-        ours.name,
-        verdicts=(*of_rates(found, ours.name, {echo.name: of_echo, orm.name: of_orm}), within(used, cpu)),
+        keyloft.name,
+        verdicts=(*of_rates(found, keyloft.name, {echo.name: of_echo, orm.name: of_orm}), within(used, cpu)),
     )
 
 
-def _targets(scale: Scale, folder: Path) -> dict[str, Callable[[], Row]]:
+def _targets(scale: NatsScale, folder: Path) -> dict[str, Callable[[], Row]]:
     stored, share = scale.stored, scale.share
 
     async def tried(measure: Callable[[Trial], Coroutine[Any, Any, Row]]) -> Row:
@@ -92,5 +92,5 @@ def _targets(scale: Scale, folder: Path) -> dict[str, Callable[[], Row]]:
         "plugins": lambda: uvloop.run(tried(Trial.plugins)),
         "bursts": lambda: uvloop.run(tried(lambda trial: trial.bursts(scale.sustained_seconds))),
         "clean-up": lambda: uvloop.run(cleaning_up(folder, stored, scale.target_rounds)),
-        "resident": lambda: uvloop.run(remembering(folder, stored, scale.weighings)),
+        "resident": lambda: uvloop.run(remembering(folder, stored, scale.memory_rounds)),
     }

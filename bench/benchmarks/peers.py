@@ -18,7 +18,7 @@ from bench.probes import load
 from bench.probes.growth import Growth, fitting
 
 
-class Scale(Struct, frozen=True):
+class PeersScale(Struct, frozen=True):
     """How much is measured."""
 
     stored: int
@@ -34,10 +34,10 @@ class Scale(Struct, frozen=True):
     load_rounds: int
 
 
-FULL = Scale(
+FULL = PeersScale(
     100_000, 500, 10_000, 9, 0.2, (1000, 10_000, 100_000, 1_000_000, 5_000_000), 9, (1, 4, 16, 64, 256), 0.5, 5
 )
-QUICK = Scale(2000, 20, 1000, 2, 0.02, (1000, 10_000), 2, (1, 16, 64), 0.1, 1)
+QUICK = PeersScale(2000, 20, 1000, 2, 0.02, (1000, 10_000), 2, (1, 16, 64), 0.1, 1)
 
 EMBEDDED = (
     Task("get", "get, one by one", "get"),
@@ -92,7 +92,7 @@ BARS: dict[str, dict[str, float]] = {
     "service-get-64": {_ALWAYS: 1.1},
     "service-set-64": {_ALWAYS: 1.1},
 }
-"""How many times as much Keyloft is to reach."""
+"""How many times the peer's rate Keyloft must reach."""
 
 
 def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
@@ -126,7 +126,7 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
 
 
 def _row(course: Course, task: Task, entrants: tuple[Entrant, ...], stored: int, seconds: float, quick: bool) -> Row:
-    """All who know the operation, with the durability that it asks for; services are all shown, whatever they keep."""
+    """All stores that have the operation, with the durability it asks for; services with whatever they have."""
     arms = []
     for entrant in entrants:
         own = task

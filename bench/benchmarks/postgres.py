@@ -1,7 +1,7 @@
 """Keyloft on PostgreSQL against asyncpg used the ordinary way, row by row: `scripts/bench postgres`.
 
-Everybody uses the same server at a time of his own, over a Unix socket and on uvloop: one of our own that waits for the
-disk, as servers do by default, or the one that KEYLOFT_TEST_POSTGRES names.
+All arms use the same server, one at a time, over a Unix socket and on uvloop: a new server that waits for the disk, as
+servers do by default, or the one that KEYLOFT_TEST_POSTGRES names.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from bench.probes.disk import syncing
 from tools import postgres
 
 
-class Scale(Struct, frozen=True):
+class PostgresScale(Struct, frozen=True):
     """How much is measured."""
 
     stored: int
@@ -36,13 +36,13 @@ class Scale(Struct, frozen=True):
     """How many changes a round of watches has."""
 
 
-FULL = Scale(100_000, 9, 0.25, 500)
-QUICK = Scale(10_000, 2, 0.05, 50)
+FULL = PostgresScale(100_000, 9, 0.25, 500)
+QUICK = PostgresScale(10_000, 2, 0.05, 50)
 
 
 NOTES = (
-    "asyncpg pool: create_pool(url) as it is by default, ten connections; a release resets the connection, which is a "
-    "trip to the server of its own",
+    "asyncpg pool: create_pool(url) with default settings, ten connections; a release resets the connection, which is "
+    "another round trip to the server",
 )
 
 
@@ -50,7 +50,7 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     scale = QUICK if quick else FULL
     server = closing.enter_context(serving(folder))
     course = closing.enter_context(Course(folder, scale.rounds))
-    measure = _Measure(scale, course, server.url, closing)
+    measure = _PostgresRows(scale, course, server.url, closing)
     rows: dict[str, Callable[[], Row]] = {} if server.is_named else {"fsync": lambda: syncing(folder, scale.rounds)}
     for name, (task, peers_of, bar) in _RACES.items():
         rows[name] = partial(measure.race, task, peers_of, bar)
@@ -96,11 +96,11 @@ _RACES: dict[str, tuple[Task, _Peers, float | None]] = {
         None,
     ),
 }
-"""What is measured, beside whom, and how many times as much as the pool Keyloft is to reach."""
+"""Task, peers, and how many times the pool's rate Keyloft must reach."""
 
 
-class _Measure:
-    def __init__(self, scale: Scale, course: Course, server: str, closing: ExitStack) -> None:
+class _PostgresRows:
+    def __init__(self, scale: PostgresScale, course: Course, server: str, closing: ExitStack) -> None:
         self._scale = scale
         self._course = course
         self._server = server
@@ -115,7 +115,7 @@ class _Measure:
         return self._filled()
 
     def _filled(self) -> str:
-        """A database with the same keys and values in Keyloft's tables and in that of the ordinary way."""
+        """A database with the same entries in Keyloft's tables and in the table of the asyncpg arms."""
         url = self._closing.enter_context(postgres.fresh_database(self._server))
         asyncio.run(keyloft_server.fill(url, self._scale.stored))
         asyncio.run(asyncpg_pool.fill(url, self._scale.stored))
@@ -133,4 +133,4 @@ class _Measure:
     def watches(self) -> Row:
         url, operations = self._to_write, self._scale.watched
         found = self._course.race([keyloft_server.watching(url, operations), asyncpg_pool.hearing(url, operations)])
-        return Row("from the call of a durable set until a watch elsewhere shows it", tuple(found.values()))
+        return Row("from the call of a durable set until another store's watch reports it", tuple(found.values()))

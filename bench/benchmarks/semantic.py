@@ -1,6 +1,6 @@
 """The semantic store against its bars, row by row: `scripts/bench semantic`.
 
-What an entry's meaning, its audit record and its hash cost beside the bare tuple, on the same kind of file.
+What an entry's envelope, audit record and hash cost beside a bare tuple, on the same kind of file.
 """
 
 import logging
@@ -24,11 +24,11 @@ from tools import postgres
 
 NOTES = (
     "SQLite files with durability=full, and JSON objects of about 100 bytes; no key is written twice in a round",
-    "the log's level is WARNING; no arm meets a conflict, and each looks at all it should have stored and recorded",
+    "log level WARNING; no arm runs into a conflict, and each checks all that it stored and recorded",
 )
 
 
-class Scale(Struct, frozen=True):
+class SemanticScale(Struct, frozen=True):
     """How much is measured."""
 
     stored: int
@@ -37,16 +37,16 @@ class Scale(Struct, frozen=True):
     """Of the operations of a full run's round."""
 
 
-# Short rounds and many: what disturbs one arm of a round then mostly disturbs the others, too.
-FULL = Scale(10_000, 25, 1.0)
-QUICK = Scale(2000, 2, 0.2)
+# Many short rounds: a disturbance then mostly hits all arms of a round.
+FULL = SemanticScale(10_000, 25, 1.0)
+QUICK = SemanticScale(2000, 2, 0.2)
 
 
 def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     scale = QUICK if quick else FULL
     logging.getLogger("keyloft").setLevel(logging.WARNING)
     server = closing.enter_context(serving(folder))
-    measure = _Measure(scale, closing.enter_context(Course(folder, scale.rounds)), server.url, closing)
+    measure = _SemanticRows(scale, closing.enter_context(Course(folder, scale.rounds)), server.url, closing)
     return Benchmark(
         rows={
             "get": measure.gets,
@@ -62,8 +62,8 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     )
 
 
-class _Measure:
-    def __init__(self, scale: Scale, course: Course, server: str, closing: ExitStack) -> None:
+class _SemanticRows:
+    def __init__(self, scale: SemanticScale, course: Course, server: str, closing: ExitStack) -> None:
         self._stored = scale.stored
         self._share = scale.share
         self._course = course
@@ -76,7 +76,7 @@ class _Measure:
     def _beside(
         self, title: str, base: Arm[Any, Any, Any], *others: Arm[Any, Any, Any], bar: tuple[str, float] | None = None
     ) -> Row:
-        """What the bare tuples reach, and what the others; with a bar for one of them."""
+        """The tuple store's arm and others; with a bar for one of them."""
         found = self._course.race([base, *others])
         verdicts = () if bar is None else of_rates(found, bar[0], {base.name: bar[1]})
         return Row(title, tuple(found.values()), base.name, verdicts=verdicts)

@@ -1,4 +1,4 @@
-"""What a benchmark is: what the figures depend on, and rows to be measured by name."""
+"""What a benchmark is: rows that can be measured by name, and what its figures depend on."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ class Benchmark(Struct, frozen=True):
     """A benchmark that is ready to run."""
 
     rows: dict[str, Callable[[], Row]]
-    """What there is to measure, by name, in the order in which it is measured."""
+    """The measurements by name, in the order in which they are made."""
     notes: list[str]
     """What a reader must know to read the figures."""
     about: dict[str, str] = {}
@@ -22,4 +22,4 @@ class Benchmark(Struct, frozen=True):
 
 
 Preparing: TypeAlias = Callable[[bool, Path, ExitStack], Benchmark]
-"""Each benchmark has one, `prepared`: told whether to be quick, which folder is its own, and what ends with it."""
+"""The type of each benchmark's `prepared`: takes whether to be quick, a folder, and a stack of what to close."""

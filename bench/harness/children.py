@@ -1,4 +1,4 @@
-"""Starts the processes that serve, and reads off what they cost."""
+"""Starts Python modules as serving processes, and reads their CPU time and memory."""
 
 import asyncio
 import os
@@ -18,10 +18,10 @@ class Child:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.packages: list[str] = []
-        """What it had loaded; known once it was told to end."""
+        """Packages that it had imported; known once it has ended."""
 
     def cpu_seconds(self) -> float:
-        """What all its threads have used up, to the nanosecond: clock ticks are too coarse for short rounds."""
+        """CPU time of all its threads in nanosecond resolution: clock ticks are too coarse for short rounds."""
         threads = Path(f"/proc/{self._process.pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
@@ -30,20 +30,20 @@ class Child:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1024 / 1024
 
     async def end(self) -> None:
-        """Close its input, which ends it in good order."""
+        """Close its input, upon which it shuts down."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
         async with processes.ending(self._process):
-            told = (await self._process.stdout.read()).decode().splitlines()
-            # One that is told to end before it was ready says so only now.
-            if told and told[-1] != processes.READY:
-                self.packages = msgspec.json.decode(told[-1], type=list[str])
+            printed = (await self._process.stdout.read()).decode().splitlines()
+            # A process that ends before it was ready prints the ready line last.
+            if printed and printed[-1] != processes.READY:
+                self.packages = msgspec.json.decode(printed[-1], type=list[str])
 
 
 @asynccontextmanager
 async def child(module: str, *arguments: object) -> AsyncIterator[Child]:
-    """A module run as a process of its own, for as long as the block lasts and no longer than we live."""
+    """Run a module as a process for as long as the block lasts; it ends with this process, too."""
     process = await processes.started(sys.executable, "-m", module, *map(str, arguments))
     served = Child(process)
     try:

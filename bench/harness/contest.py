@@ -1,4 +1,4 @@
-"""Stores that take part, and what they are asked for: an entrant and a task make an arm."""
+"""Makes arms of stores and tasks: an `Entrant` (a store) and a `Task` (an operation) make an arm."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -17,11 +17,11 @@ CHUNK = 2000
 
 _WARM_UP = {"get": 200, "set": 64, "get_many": 20, "list": 4, "swap": 64}
 _LAP = {"get": 2000, "set": 6400, "get_many": 200, "list": 8, "swap": 2000}
-"""Lists are few, for their entries wait for the check."""
+"""Few lists per lap: all their entries are held until the check."""
 
 
 class Task(Struct, frozen=True):
-    """What is asked for, and how."""
+    """One operation, and how it is called."""
 
     name: str
     title: str
@@ -36,7 +36,7 @@ class Task(Struct, frozen=True):
         return self.operation in ("set", "swap")
 
 
-class Opening(Struct, frozen=True):
+class StoreSetup(Struct, frozen=True):
     """A store to be opened and filled."""
 
     folder: Path
@@ -44,7 +44,7 @@ class Opening(Struct, frozen=True):
     task: Task
 
     def pairs(self) -> Iterator[Pair]:
-        """What is stored, in the order in which it arrives."""
+        """The pairs to store, in the order of their writes."""
         value = large_of if self.task.large else value_of
         return ((key_of(index), value(index)) for index in shuffled(self.stored))
 
@@ -56,18 +56,18 @@ class Opening(Struct, frozen=True):
 class Contestant:
     """An open store. A subclass has those of `get`, `set`, `get_many`, `list` and `swap` that it knows.
 
-    `set` and `swap` take a pair of key and value; `swap` reads an entry and replaces it if nobody else did.
+    `set` and `swap` take a pair of key and value; `swap` reads an entry and replaces it if it is unchanged.
     """
 
     inline: ClassVar[bool] = False
-    """Whether its calls block: it is then called in a plain loop, whatever the number of tasks."""
+    """Whether its calls block. If so, it is called in a plain loop, whatever the number of tasks."""
 
     def shaped(self, key: Key) -> Any:
         """The key as the store takes it; this is not timed."""
         return key
 
     def asks(self, operation: Operation, planned: Iterable[Any]) -> list[Any]:
-        """What is planned as the store takes it; this is not timed."""
+        """The planned operations as the store takes them; this is not timed."""
         match operation:
             case "get":
                 return [self.shaped(key) for key in planned]
@@ -83,7 +83,7 @@ class Contestant:
         return found
 
     def seen(self, operation: Operation, answer: Any) -> Any:
-        """What an answer tells: a value, values, or pairs of key and value; this is not timed."""
+        """The value, values or pairs of key and value in an answer; this is not timed."""
         return answer
 
     async def lap(self, operation: Operation, planned: list[Any], workers: int) -> Timed[Any]:
@@ -92,8 +92,8 @@ class Contestant:
             return timed_inline(self.call(operation), asks)
         return await timed(self.call(operation), asks, workers)
 
-    async def check(self, operation: Operation, plan: "Plan", done: Timed[Any]) -> None:
-        """Raises unless all was read as it is stored, or is stored as it was written."""
+    async def check(self, operation: Operation, plan: "PlannedLap", done: Timed[Any]) -> None:
+        """Raise unless every value was read as stored, or stored as written."""
         if plan.pairs:
             done = await self.lap("get", [key for key, _ in plan.pairs], IN_FLIGHT)
             operation = "get"
@@ -104,10 +104,10 @@ class Contestant:
 
 
 class Entrant(Struct, frozen=True):
-    """One that can take part."""
+    """A store that can take part in a race."""
 
     name: str
-    enter: Callable[[Opening], Maybe[Contestant]]
+    enter: Callable[[StoreSetup], Maybe[Contestant]]
     operations: frozenset[Operation]
     durable: str | None
     """What becomes of an acknowledged write if power fails, with the settings for durable writes; None: it has none."""
@@ -121,17 +121,17 @@ class Entrant(Struct, frozen=True):
         return not task.writes or (self.durable if task.durable else self.relaxed) is not None
 
 
-class Plan(Struct, frozen=True):
-    """Operations to do, and what must come of them."""
+class PlannedLap(Struct, frozen=True):
+    """Operations to do, and the results that they must have."""
 
     asked: list[Any]
     expected: list[Any]
     pairs: list[Pair] = []
-    """What was to be written."""
+    """The writes among them."""
 
 
 def same(found: object, expected: object) -> None:
-    """Raises unless the arm did what was asked of it."""
+    """Raise unless the arm read or wrote what it should have."""
     if found != expected:
         raise AssertionError("an arm did not read or write what it should have")
 
@@ -144,29 +144,29 @@ def arm(
     *,
     operations: int | None = None,
     home: str | None = None,
-) -> Arm[Contestant, Plan, Any]:
-    """An entrant at a task.
+) -> Arm[Contestant, PlannedLap, Any]:
+    """One store at one task.
 
     Args:
-        entrant: Who.
-        task: What.
-        stored: How many keys there are.
-        seconds: How long a round takes, or
-        operations: how many operations it has.
-        home: What names the store, if it is shared with other tasks.
+        entrant: The store.
+        task: The operation.
+        stored: Number of keys in the store.
+        seconds: Length of a round; or give `operations`.
+        operations: Number of operations of a round.
+        home: Name of the opened store, if several tasks share it.
     """
 
-    def run(contestant: Contestant, plan: Plan) -> Any:
+    def run(contestant: Contestant, plan: PlannedLap) -> Any:
         return contestant.lap(task.operation, plan.asked, task.workers)
 
-    def check(contestant: Contestant, plan: Plan, done: Timed[Any]) -> Any:
+    def check(contestant: Contestant, plan: PlannedLap, done: Timed[Any]) -> Any:
         return contestant.check(task.operation, plan, done)
 
     kept = (entrant.durable if task.durable else entrant.relaxed) if task.writes else ""
     return Arm(
         name=entrant.name,
         operations=operations or _WARM_UP[task.operation],
-        set_up=lambda folder: entrant.enter(Opening(folder, stored, task)),
+        set_up=lambda folder: entrant.enter(StoreSetup(folder, stored, task)),
         plan=planning(task, stored),
         run=run,
         check=check,
@@ -186,33 +186,33 @@ def _lap(task: Task, stored: int) -> int:
 
 
 def home_of(entrant: Entrant, task: Task, *, quick: bool = False) -> str:
-    """One store for all that reads, and one for each kind of writing; to be quick, one for both: readers come first."""
+    """One store for all reads and one per kind of write; with `quick`, one for both, and reads run first."""
     return f"{entrant.name}, writes {task.writes and not quick}, durable {task.durable}, large {task.large}"
 
 
-def planning(task: Task, stored: int) -> Callable[[random.Random, int], Plan]:
+def planning(task: Task, stored: int) -> Callable[[random.Random, int], PlannedLap]:
     value: Callable[[int], Value] = large_of if task.large else value_of
 
-    def keys(chances: random.Random, operations: int) -> Plan:
+    def keys(chances: random.Random, operations: int) -> PlannedLap:
         indexes = [chances.randrange(stored) for _ in range(operations)]
-        return Plan([key_of(index) for index in indexes], [value(index) for index in indexes])
+        return PlannedLap([key_of(index) for index in indexes], [value(index) for index in indexes])
 
-    def tens(chances: random.Random, operations: int) -> Plan:
+    def tens(chances: random.Random, operations: int) -> PlannedLap:
         plans = [keys(chances, 10) for _ in range(operations)]
-        return Plan([plan.asked for plan in plans], [plan.expected for plan in plans])
+        return PlannedLap([plan.asked for plan in plans], [plan.expected for plan in plans])
 
-    def groups(chances: random.Random, operations: int) -> Plan:
+    def groups(chances: random.Random, operations: int) -> PlannedLap:
         numbers = [chances.randrange(stored // GROUP) for _ in range(operations)]
-        return Plan(numbers, [expected_group(number) for number in numbers])
+        return PlannedLap(numbers, [expected_group(number) for number in numbers])
 
-    def writes(chances: random.Random, operations: int) -> Plan:
+    def writes(chances: random.Random, operations: int) -> PlannedLap:
         pairs = [fresh_pair(index, large=task.large) for index in chances.sample(range(stored), operations)]
-        return Plan(pairs, [value for _, value in pairs], pairs)
+        return PlannedLap(pairs, [value for _, value in pairs], pairs)
 
     by_operation = {"get": keys, "get_many": tens, "list": groups}
     return by_operation.get(task.operation, writes)
 
 
 def expected_group(number: int) -> list[Pair]:
-    """What the list of a group shows, in its order."""
+    """The entries of a group, in their order."""
     return [(key_of(index), value_of(index)) for index in range(number * GROUP, (number + 1) * GROUP)]

@@ -24,7 +24,7 @@ def group_of(number: int) -> str:
 
 
 def joined(key: Key) -> str:
-    """The same key for peers whose keys are texts."""
+    """The same key for stores whose keys are strings."""
     return "\x00".join(key)
 
 
@@ -44,17 +44,17 @@ def large_of(index: int, serial: int = 0) -> Value:
 
 
 def fresh_pair(index: int, *, large: bool = False) -> Pair:
-    """A write that changes something: SQLite skips a page whose bytes stay the same, and its commit costs nothing."""
+    """A write with a new value: SQLite skips a page whose bytes stay the same, and its commit costs nothing."""
     return key_of(index), (large_of if large else value_of)(index, next(_serials))
 
 
 def shuffled(keys: int) -> list[int]:
-    """All indexes in the order in which stores are filled: real keys don't arrive sorted."""
+    """All indexes in random order: stores are filled in it, because real keys don't arrive sorted."""
     indexes = list(range(keys))
     random.Random(keys).shuffle(indexes)
     return indexes
 
 
 def stored_pairs(stored: int) -> Iterator[Pair]:
-    """What a store is filled with, in the order in which it arrives."""
+    """The pairs that a store is filled with, in that order."""
     return ((key_of(index), value_of(index)) for index in shuffled(stored))

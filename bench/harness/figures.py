@@ -1,4 +1,4 @@
-"""What was measured, and how it is compared: figures, ratios, bars."""
+"""What was measured and how it is compared: figures, ratios, verdicts against a bar."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ class Reached(Struct, frozen=True):
 
     name: str
     figures: dict[str, Figure]
-    """By what they tell: `rate`, `p50`, `p95`, `p99` and, of a process that serves, `cpu`."""
+    """Keyed by `rate`, `p50`, `p95`, `p99` and, for a serving process, `cpu`."""
     kept: str = ""
-    """What becomes of a write that was acknowledged, if power fails."""
+    """What happens to an acknowledged write if power fails."""
 
     @property
     def rate(self) -> Figure:
@@ -37,7 +37,7 @@ class Reached(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """A figure held against its bar, which is the least or the most that it may be."""
+    """A figure compared with its bar, a lower or an upper bound."""
 
     name: str
     unit: str
@@ -52,21 +52,21 @@ class Verdict(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """One question, and all that was measured to answer it."""
+    """One row of a benchmark: a question, and the figures that answer it."""
 
     title: str
     arms: tuple[Reached, ...] = ()
     base: str | None = None
     """The arm to which the others are shown as ratios."""
     figures: tuple[Figure, ...] = ()
-    """What was found beside the arms."""
+    """Figures that belong to no arm."""
     verdicts: tuple[Verdict, ...] = ()
     absent: dict[str, str] = {}
     """Arms that could not take part, and why."""
 
 
 def ratio(subject: Figure, against: Figure) -> Figure:
-    """How many times as much the subject reached; rounds are paired, so that noise common to both cancels out."""
+    """How many times as much the subject reached, round by round, so that noise common to both cancels out."""
     ratios = tuple(one / other for one, other in zip(subject.rounds, against.rounds, strict=True))
     return Figure(f"{subject.name} : {against.name}", "x", ratios)
 
@@ -84,7 +84,7 @@ def within(figure: Figure, at_most: float) -> Verdict:
 
 
 def of_rates(found: Mapping[str, Reached], subject: str, bars: Mapping[str, float]) -> tuple[Verdict, ...]:
-    """The subject's rate against those of others, each with its bar; who did not take part holds nobody back."""
+    """The subject's rate against other arms' rates, each with its bar; an arm that took no part has no verdict."""
     return tuple(
         compare(found[subject].rate, found[name].rate, bar)
         for name, bar in bars.items()
@@ -98,7 +98,7 @@ def percentile(sample: Sequence[float], percent: float) -> float:
 
 
 def number(amount: float) -> str:
-    """As people read it: three digits say enough."""
+    """A number with about three digits."""
     if amount >= 100:
         return f"{amount:,.0f}"
     if amount >= 10:

@@ -1,4 +1,4 @@
-"""What the figures depend on: the machine, and the versions of what was measured."""
+"""Describes what figures depend on: the machine, and the versions of what was measured."""
 
 import datetime
 import os
@@ -14,7 +14,7 @@ import keyloft
 
 
 def described(folder: Path) -> dict[str, str]:
-    """What the figures depend on."""
+    """Machine and versions, by name."""
     return {
         "measured": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpu": f"{os.cpu_count()} x {_cpu_model()}",
@@ -31,7 +31,7 @@ def described(folder: Path) -> dict[str, str]:
 
 
 def _revision() -> str:
-    """Which source was measured; «dirty» if it was not the committed one."""
+    """The commit that was measured, marked «dirty» if files had changed."""
     command = ["git", "-C", str(Path(keyloft.__file__).parent), "describe", "--always", "--dirty", "--abbrev=7"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -54,7 +54,7 @@ def _memory_gibibytes() -> float:
 
 
 def _file_system(folder: Path) -> str:
-    """The kind of disk: figures from a RAM disk would say nothing about durable writes."""
+    """The kind of file system: on a RAM disk, figures of durable writes mean nothing."""
     best, kind = Path("/"), "an unknown file system"
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""What a round of reads or writes is about, for arms that know what they store, in the shape of key that they take."""
+"""Plans rounds of reads and writes for arms that track what they store, in each arm's form of key."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ K = TypeVar("K")
 
 
 class Reads(Struct, Generic[K], frozen=True):
-    """Keys to look up, and the values that are stored there."""
+    """Keys to read, and the values stored there."""
 
     keys: list[K]
     expected: list[Value]

@@ -10,18 +10,18 @@ from msgspec import Struct
 from tools import postgres
 
 
-class Place(Struct, frozen=True):
+class MeasuredServer(Struct, frozen=True):
     """A server to measure on."""
 
     url: str
     is_named: bool
-    """Whether it is somebody else's, and its disk may be elsewhere."""
+    """Whether the environment names it: its disk may be another machine's."""
 
     def software(self) -> dict[str, str]:
-        """What the figures depend on, beside what all benchmarks have in common.
+        """Versions and settings on which the figures depend.
 
         Raises:
-            SystemExit: The server does not wait for the disk, so that its figures would say nothing.
+            SystemExit: The server does not wait for the disk, so its figures would mean nothing.
         """
         names = ("server_version", "fsync", "synchronous_commit", "wal_sync_method", "shared_buffers")
         settings = {name: postgres.query(self.url, f"SHOW {name}")[0][0] for name in names}
@@ -38,11 +38,11 @@ class Place(Struct, frozen=True):
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Place]:
-    """The server that the environment names, or one whose files are in a folder of ours."""
+def serving(folder: Path) -> Iterator[MeasuredServer]:
+    """The server that KEYLOFT_TEST_POSTGRES names, or a new one with its files in this folder."""
     if named := postgres.named_server():
-        yield Place(named, is_named=True)
+        yield MeasuredServer(named, is_named=True)
         return
     folder.chmod(0o711)  # the server may have to run as another user
     with postgres.own_server(durable=True, within=folder) as url:
-        yield Place(url, is_named=False)
+        yield MeasuredServer(url, is_named=False)

@@ -1,7 +1,7 @@
 """Runs arms in interleaved rounds: what every benchmark is made of.
 
-An `Arm` is one contestant in one operation: set-up, plan, operation, check, tear-down. A `Course` races several: each
-has its turn in every round, in an order that chance decides, so that a noisy neighbour hits all of them alike.
+An `Arm` is one store at one operation: set-up, plan, operation, check, tear-down. A `Course` races several: every round
+runs each arm once, in random order, so that other load on the machine hits all of them alike.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ Ask = TypeVar("Ask")
 Maybe: TypeAlias = T | Awaitable[T]
 
 _REST_SECONDS = 0.1
-"""Time to finish what a round leaves behind, such as taking in the log: it counts to the round's CPU time, and is not
-to fall into the next one's turn."""
+"""Time to finish what a round leaves behind, such as a checkpoint. It counts to this round's CPU time, not to the next
+arm's."""
 
 
 class Unavailable(Exception):
-    """A contestant can't take part here; its text says why."""
+    """A store can't take part on this machine; the text gives the reason."""
 
 
 class Timed(Struct, Generic[T], frozen=True):
-    """What came of a lap's operations, in their order, how long each one took, and all of them."""
+    """Answers and times of a lap's operations, in their order, and the time of the whole lap."""
 
     answers: list[T]
     seconds: list[float]
@@ -50,46 +50,46 @@ Checking: TypeAlias = Callable[[State, Plan, Timed[T]], Maybe[None]]
 
 
 class Arm(Struct, Generic[State, Plan, T], frozen=True):
-    """One contestant. Every step may be a plain or a coroutine function; `run` says itself how long it took."""
+    """One store at one operation. Every step may be a plain or a coroutine function; `run` takes the times itself."""
 
     name: str
     operations: int
-    """How many operations a round has; with `seconds`, how many there are at first, to learn how long they take."""
+    """Operations of a round; with `seconds`, operations of the first warm-up, whose time sets the number."""
     set_up: Callable[[Path], Maybe[State]]
     """Opens and fills the store in a folder of its own."""
     plan: Planning[Plan]
-    """What is to be done next, for so many operations."""
+    """Plans the next operations."""
     run: Running[State, Plan, T]
     check: Checking[State, Plan, T]
-    """Raises unless the round did what was planned: no arm wins by doing nothing."""
+    """Raises unless the round did what was planned, so that no arm wins by doing nothing."""
     tear_down: Callable[[State], Maybe[None]]
     loop: Literal["asyncio", "uvloop"] = "asyncio"
     lap: int = 2000
-    """A round is timed in laps of at most so many operations: the results that wait for their check burden the garbage
-    collector, and would weigh on the faster arm most."""
+    """A round is timed in laps of at most this many operations: results held for the check burden the garbage
+    collector, and would slow the fastest arm most."""
     seconds: float | None = None
     """How long a round is to take."""
     home: str | None = None
-    """Arms of one home share what the first of them set up, until the course ends. Those that read come first."""
+    """Arms of one home share the store that the first of them set up, until the course ends. Readers run first."""
     kept: str = ""
-    """What becomes of a write that was acknowledged, if power fails."""
+    """What happens to an acknowledged write if power fails."""
     cpu_seconds: Callable[[State], float] | None = None
-    """What the process that serves has used up so far."""
+    """CPU seconds that the serving process has used so far."""
     ready: Callable[[State], None] | None = None
-    """Called when all arms are set up, which may take minutes, and before the first round."""
+    """Called once all arms are set up, which may take minutes, before the first round."""
 
 
-def set_aside() -> None:
-    """What is held by now is no business of the garbage collector in what follows.
+def freeze_objects() -> None:
+    """Exclude all objects that exist now from garbage collection until the race is over.
 
-    It stays aside until the race is over: to look through all of it before each lap would take longer than the laps.
+    A collection of all of them before each lap would take longer than the laps.
     """
     gc.collect()
     gc.freeze()
 
 
 async def timed(call: Callable[[Ask], Awaitable[T]], asks: Sequence[Ask], workers: int = 1) -> Timed[T]:
-    """Make a call per ask, one after the other in each of so many concurrent tasks."""
+    """Make one call per ask, in `workers` concurrent tasks, each one call at a time."""
     answers: list[Any] = [None] * len(asks)
     seconds = [0.0] * len(asks)
     now = time.perf_counter
@@ -103,7 +103,7 @@ async def timed(call: Callable[[Ask], Awaitable[T]], asks: Sequence[Ask], worker
             before = after
 
     todo = iter(enumerate(asks))
-    set_aside()
+    freeze_objects()
     began = now()
     if workers == 1:
         await work(todo)
@@ -114,11 +114,11 @@ async def timed(call: Callable[[Ask], Awaitable[T]], asks: Sequence[Ask], worker
 
 
 def timed_inline(call: Callable[[Ask], T], asks: Sequence[Ask]) -> Timed[T]:
-    """The same for a library that knows no tasks: each call blocks the next."""
+    """The same for a library without asyncio: each call blocks the next."""
     answers: list[Any] = [None] * len(asks)
     seconds = [0.0] * len(asks)
     now = time.perf_counter
-    set_aside()
+    freeze_objects()
     began = before = now()
     for index, ask in enumerate(asks):
         answers[index] = call(ask)
@@ -130,13 +130,13 @@ def timed_inline(call: Callable[[Ask], T], asks: Sequence[Ask]) -> Timed[T]:
 
 
 class Course:
-    """Where arms race: event loops, a folder per arm, and homes that stay open until the end."""
+    """Runs races: holds event loops, a folder per arm, and the stores that stay open until the end."""
 
     def __init__(self, folder: Path, rounds: int) -> None:
         self.folder = folder
         self.rounds = rounds
         self.absent: dict[str, str] = {}
-        """Who could not take part, and why."""
+        """Arms that could not take part, and why."""
         self._closing = ExitStack()
         self._runners: dict[str, asyncio.Runner] = {}
         self._homes: dict[str, Any] = {}
@@ -157,24 +157,24 @@ class Course:
         return self._runners[loop].run(coroutine)
 
     def race(self, arms: Sequence[Arm[Any, Any, Any]]) -> dict[str, Reached]:
-        """What each arm reached, by its name; a round before the first warms up."""
+        """Return what each arm reached, by its name; one round before the first warms up."""
         with ExitStack() as closing:
             closing.callback(gc.unfreeze)
             entered = []
             for arm in arms:
                 try:
-                    entered.append(_Turns(arm, self._state_of(arm, closing), self._runners[arm.loop]))
+                    entered.append(_ArmRounds(arm, self._state_of(arm, closing), self._runners[arm.loop]))
                 except Unavailable as reason:
                     self.absent[arm.name] = str(reason)
             chances = random.Random(1)
-            for turns in entered:
-                turns.make_ready()
-            for turns in entered:
-                turns.warm_up(chances)
+            for rounds_of_arm in entered:
+                rounds_of_arm.make_ready()
+            for rounds_of_arm in entered:
+                rounds_of_arm.warm_up(chances)
             for _ in range(self.rounds):
-                for turns in chances.sample(entered, len(entered)):
-                    turns.take(chances)
-            return {turns.arm.name: turns.reached() for turns in entered}
+                for rounds_of_arm in chances.sample(entered, len(entered)):
+                    rounds_of_arm.take(chances)
+            return {rounds_of_arm.arm.name: rounds_of_arm.reached() for rounds_of_arm in entered}
 
     def _state_of(self, arm: Arm[Any, Any, Any], closing: ExitStack) -> Any:
         if arm.home in self._homes:
@@ -190,7 +190,7 @@ class Course:
         return state
 
 
-class _Turns:
+class _ArmRounds:
     """One arm's rounds."""
 
     def __init__(self, arm: Arm[Any, Any, Any], state: Any, runner: asyncio.Runner) -> None:
@@ -205,7 +205,7 @@ class _Turns:
             self.arm.ready(self._state)
 
     def warm_up(self, chances: random.Random) -> None:
-        """A round or two; the first one is too cold to tell how many operations fill the time."""
+        """One round, or two with `seconds`: the first is too cold to show how many operations fill the time."""
         self._warm(chances)
         if self.arm.seconds is not None:
             self._warm(chances)
@@ -251,7 +251,7 @@ class _Turns:
 
 
 class _Round(Struct):
-    """What the laps of a round add up to."""
+    """The sums over a round's laps."""
 
     took: float = 0.0
     seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""Draws bars and lines as SVG that reads well on light and dark pages, with nothing but text."""
+"""Draws bars and lines as SVG files that are readable on light and dark pages."""
 
 import math
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from msgspec import Struct
 _FONT = "font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif"
 _STYLE = """
 .page{fill:#ffffff;stroke:#d0d7de} .text{fill:#1f2328} .soft{fill:#59636e} .grid{stroke:#d8dee4;stroke-width:1}
-.ours{fill:#0969da} .peer{fill:#8c959f} .limit{fill:#d4a72c} .whisker{stroke:#1f2328;stroke-width:1}
+.keyloft{fill:#0969da} .peer{fill:#8c959f} .limit{fill:#d4a72c} .whisker{stroke:#1f2328;stroke-width:1}
 @media (prefers-color-scheme:dark){
 .page{fill:#0d1117;stroke:#30363d} .text{fill:#e6edf3} .soft{fill:#9198a1} .grid{stroke:#2a313c}
-.ours{fill:#4493f8} .peer{fill:#6e7681} .limit{fill:#bb8009} .whisker{stroke:#e6edf3}}
+.keyloft{fill:#4493f8} .peer{fill:#6e7681} .limit{fill:#bb8009} .whisker{stroke:#e6edf3}}
 """
-# Okabe and Ito's colours: told apart by everybody, on light and on dark.
+# Okabe and Ito's colours: distinguishable with colour blindness, on light and on dark.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_LETTER = 6.2
-"""How wide a letter of the small font is at the most, in pixels, on average over a label."""
+_CHARACTER_WIDTH = 6.2
+"""Upper bound of the average width of a character in a label, in pixels."""
 _ROW = 19
 _PADDING = 16
 
@@ -30,7 +30,7 @@ class Bar(Struct, frozen=True):
     low: float
     high: float
     kind: str = "peer"
-    """`ours`, `peer` or `limit`."""
+    """`keyloft`, `peer` or `limit`."""
 
 
 class Panel(Struct, frozen=True):
@@ -40,13 +40,13 @@ class Panel(Struct, frozen=True):
     bars: tuple[Bar, ...]
 
 
-class Line(Struct, frozen=True):
+class LineSeries(Struct, frozen=True):
     """Points that belong together."""
 
     label: str
     points: tuple[tuple[float, float], ...]
     notes: tuple[str, ...] = ()
-    """A word beside each point."""
+    """A note beside each point."""
 
 
 def bars(title: str, panels: Sequence[Panel], columns: int = 2, width: int = 960) -> str:
@@ -65,7 +65,7 @@ def bars(title: str, panels: Sequence[Panel], columns: int = 2, width: int = 960
 
 
 def _panel(panel: Panel, left: float, top: float, width: float) -> str:
-    label_width = min(width * 0.55, max(len(bar.label) for bar in panel.bars) * _LETTER + 8)
+    label_width = min(width * 0.55, max(len(bar.label) for bar in panel.bars) * _CHARACTER_WIDTH + 8)
     value_width = 62
     begin, room = left + label_width, width - label_width - value_width
     least, most = (
@@ -83,7 +83,9 @@ def _panel(panel: Panel, left: float, top: float, width: float) -> str:
         y = top + 16 + number * _ROW
         end = scale.at(bar.value)
         middle = y + _ROW / 2 - 1.5
-        drawn.append(_text(begin - 6, y + 11.5, bar.label, "text" if bar.kind == "ours" else "soft", 11, anchor="end"))
+        drawn.append(
+            _text(begin - 6, y + 11.5, bar.label, "text" if bar.kind == "keyloft" else "soft", 11, anchor="end")
+        )
         drawn.append(
             f'<rect class="{bar.kind}" x="{begin:.1f}" y="{y + 1:.1f}" width="{max(1.0, end - begin):.1f}" '
             f'height="{_ROW - 5}" rx="2"/>'
@@ -96,10 +98,10 @@ def _panel(panel: Panel, left: float, top: float, width: float) -> str:
     return "\n".join(drawn)
 
 
-def lines(title: str, subtitle: str, x_label: str, y_label: str, series: Sequence[Line], width: int = 760) -> str:
+def lines(title: str, subtitle: str, x_label: str, y_label: str, series: Sequence[LineSeries], width: int = 760) -> str:
     """Lines on logarithmic scales, each labelled at its end."""
     height = 400
-    label_width = max(len(line.label) for line in series) * _LETTER + 20
+    label_width = max(len(line.label) for line in series) * _CHARACTER_WIDTH + 20
     left, right, top, bottom = 70.0, width - label_width - _PADDING, 82.0, height - 50.0
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points]
@@ -118,16 +120,16 @@ def lines(title: str, subtitle: str, x_label: str, y_label: str, series: Sequenc
     drawn.append(_text(left - 54, top - 10, y_label, "soft", 12))
     ends = apart([up.at(line.points[-1][1]) for line in series], 16)
     for line, colour, label_y in zip(series, _COLOURS, ends, strict=False):
-        places = [(across.at(x), up.at(y)) for x, y in line.points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        points = [(across.at(x), up.at(y)) for x, y in line.points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in places]
-        for (x, y), note in zip(places, line.notes, strict=False):
+        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in points]
+        for (x, y), note in zip(points, line.notes, strict=False):
             drawn.append(
                 f'<text x="{x - 5:.1f}" y="{y - 7:.1f}" font-size="10" text-anchor="end" fill="{colour}">'
                 f"{escape(note)}</text>"
             )
-        x, y = places[-1]
+        x, y = points[-1]
         drawn.append(
             f'<polyline points="{x + 5:.1f},{y:.1f} {right + 8:.1f},{label_y:.1f}" fill="none" stroke="{colour}" '
             'stroke-width="1" stroke-dasharray="2 2"/>'
@@ -137,27 +139,27 @@ def lines(title: str, subtitle: str, x_label: str, y_label: str, series: Sequenc
     return _page(title, subtitle, width, height, drawn)
 
 
-def apart(places: Sequence[float], distance: float) -> list[float]:
-    """The same places, moved as little as needed so that no two are closer than the distance; their order stays."""
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    moved = [places[index] for index in order]
+def apart(positions: Sequence[float], distance: float) -> list[float]:
+    """The same positions in the same order, moved as little as needed so that no two are closer than the distance."""
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
+    moved = [positions[index] for index in order]
     for _ in range(200):
         for one in range(len(moved) - 1):
             missing = distance - (moved[one + 1] - moved[one])
             if missing > 1e-6:
                 moved[one] -= missing / 2
                 moved[one + 1] += missing / 2
-    found = [0.0] * len(places)
-    for index, place in zip(order, moved, strict=True):
-        found[index] = place
+    found = [0.0] * len(positions)
+    for index, position in zip(order, moved, strict=True):
+        found[index] = position
     return found
 
 
 def short(amount: float) -> str:
     """As a tick: 1.2k, 34k, 5M."""
-    for size, letter in ((1e6, "M"), (1e3, "k")):
+    for size, suffix in ((1e6, "M"), (1e3, "k")):
         if amount >= size * 0.9995:
-            return f"{_digits(amount / size)}{letter}"
+            return f"{_digits(amount / size)}{suffix}"
     return _digits(amount)
 
 
@@ -166,7 +168,7 @@ def _digits(amount: float) -> str:
 
 
 class _Scale:
-    """A logarithmic scale between two places."""
+    """A logarithmic scale between two positions."""
 
     def __init__(self, least: float, most: float, begin: float, end: float) -> None:
         self._low = math.log10(least)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.harness.figures import Row, number
 from bench.pages import charts, report, tables
-from bench.pages.charts import Bar, Line, Panel
+from bench.pages.charts import Bar, LineSeries, Panel
 from bench.pages.report import Results
 
 ROOT = Path(__file__).parents[2]
@@ -41,18 +41,18 @@ def results_of(name: str) -> Path:
     return RESULTS / f"{name}.json"
 
 
-def write(tell: Callable[[str], object], root: Path = ROOT, results: Path = RESULTS) -> None:
+def write(report_line: Callable[[str], object], root: Path = ROOT, results: Path = RESULTS) -> None:
     """Render all that has been measured so far."""
     found = {path.stem: report.load(path) for path in sorted(results.glob("*.json"))}
     drawn = _charts(found["peers"].rows) if "peers" in found else {}
     (root / CHARTS).mkdir(parents=True, exist_ok=True)
     for name, chart in drawn.items():
         (root / CHARTS / f"{name}.svg").write_text(chart)
-        tell(f"drew {CHARTS}/{name}.svg\n")
+        report_line(f"drew {CHARTS}/{name}.svg\n")
     for page in PAGES:
         path = root / page
         path.write_text(filled(path.read_text(), parts(found, drawn, page)))
-        tell(f"wrote {page}\n")
+        report_line(f"wrote {page}\n")
 
 
 def filled(page: str, measured: Mapping[str, str]) -> str:
@@ -129,7 +129,7 @@ def _growth(rows: Mapping[str, Row]) -> str:
     timed = [name for name in GROWN if name in rows]
     if not timed:
         return ""
-    weights = {figure.name: figure for figure in rows["growth-size"].figures} if "growth-size" in rows else {}
+    sizes_by_name = {figure.name: figure for figure in rows["growth-size"].figures} if "growth-size" in rows else {}
     lines = []
     for reached in rows[timed[0]].arms:
         line = [reached.name]
@@ -137,8 +137,8 @@ def _growth(rows: Mapping[str, Row]) -> str:
             found = next((other for other in rows[name].arms if other.name == reached.name), None)
             line.append(tables.DASH if found is None else number(found.figures["p50"].median * 1000))
         for what in ("file", "memory"):
-            weight = weights.get(f"{reached.name}, {what}")
-            line.append(tables.DASH if weight is None else number(weight.median))
+            size_figure = sizes_by_name.get(f"{reached.name}, {what}")
+            line.append(tables.DASH if size_figure is None else number(size_figure.median))
         lines.append(line)
     head = ["", *[f"{GROWN[name]}, µs" for name in timed], "file, bytes per key", "memory, MB"]
     return tables.table(head, lines)
@@ -175,12 +175,14 @@ def _bars(title: str, rows: Mapping[str, Row], names: tuple[str, ...]) -> str:
 def _kind(name: str) -> str:
     if tables.LIMIT in name:
         return "limit"
-    return "ours" if name.startswith("Keyloft") else "peer"
+    return "keyloft" if name.startswith("Keyloft") else "peer"
 
 
 def _grown(rows: Mapping[str, Row]) -> str:
     series = [
-        Line(label, tuple((_size(reached.name), reached.figures["p50"].median * 1000) for reached in rows[name].arms))
+        LineSeries(
+            label, tuple((_size(reached.name), reached.figures["p50"].median * 1000) for reached in rows[name].arms)
+        )
         for name, label in GROWN.items()
         if name in rows
     ]
@@ -196,7 +198,7 @@ def _sizes(rows: Mapping[str, Row]) -> str:
         figures = [figure for figure in rows["growth-size"].figures if figure.name.endswith(f", {what}")]
         points = tuple((_size(figure.name), figure.median) for figure in figures if figure.median > 0)
         if points:
-            series.append(Line(label, points))
+            series.append(LineSeries(label, points))
     subtitle = "in the file, and in the memory of a process that has read up to 100,000 of the keys; both logarithmic"
     return charts.lines("Bytes per key", subtitle, "keys in the store", "bytes", series)
 
@@ -213,7 +215,7 @@ def _loaded(title: str, row: Row | None) -> str:
         callers, _, meanwhile = reached.name.partition(" callers, ")
         points.setdefault(meanwhile, []).append((reached.rate.median, reached.figures["p99"].median, callers))
     series = [
-        Line(meanwhile, tuple((x, y) for x, y, _ in found), tuple(note for _, _, note in found))
+        LineSeries(meanwhile, tuple((x, y) for x, y, _ in found), tuple(note for _, _, note in found))
         for meanwhile, found in points.items()
     ]
     subtitle = "each point: so many concurrent callers, and what else goes on; right and low is better; logarithmic"

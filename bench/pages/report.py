@@ -1,4 +1,4 @@
-"""Shows what was measured at the terminal, and keeps it as JSON."""
+"""Prints results at the terminal, and saves and loads them as JSON."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from bench.harness.figures import CPU, PERCENTS, Figure, Reached, Row, number, r
 
 
 class Results(Struct, frozen=True):
-    """All that a benchmark found."""
+    """All results of a benchmark."""
 
     machine: dict[str, str]
     notes: list[str]
@@ -20,7 +20,7 @@ class Results(Struct, frozen=True):
 def save(path: Path, results: Results) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(_rounded(results)), indent=1).decode()
-    # The rounds of a figure on one line each: a thousand lines less, and a change shows where it is.
+    # The rounds of a figure on one line: shorter files, and readable differences.
     path.write_text(re.sub(r"\[[\d\s.,e+-]+\]", lambda rounds: " ".join(rounds[0].split()), text) + "\n")
 
 
@@ -77,7 +77,7 @@ def _kept(reached: Reached) -> str:
 
 
 def _rounded(results: Results) -> object:
-    """Six digits say more than was measured, and keep the files short."""
+    """Six digits are more than was measured, and keep the files short."""
 
     def shorter(part: object) -> object:
         if isinstance(part, float):

@@ -1,4 +1,4 @@
-"""Makes Markdown of what was measured: tables of arms, of who knows what, of bars, and of what was lost."""
+"""Makes Markdown tables of results: arms, operations by store, bars, and rows where a peer is faster."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -7,20 +7,20 @@ from bench.pages.report import spread
 
 DASH = "–"
 LESS = " †"
-"""Beside what acknowledges a write before it is on disk, where others wait for it."""
+"""Marks arms that acknowledge a write before it is on disk, in rows where others wait for the disk."""
 ON_DISK = "on disk"
 LIMIT = "(the limit)"
-"""What the name of an arm has that is no peer, but what can be reached at all."""
+"""Part of the names of arms that are not peers, but the most that can be reached."""
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]], texts: Collection[int] = (0,)) -> str:
-    """A table, some of whose columns are texts; the others are numbers, and stand to the right."""
+    """A Markdown table; `texts` are the columns aligned left, all others are numbers."""
     rule = ["---" if column in texts else "--:" for column in range(len(head))]
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *lines])
 
 
 def of_row(row: Row) -> str:
-    """All that one question found."""
+    """All results of one row."""
     parts = [f"**{row.title}**"]
     if row.arms:
         parts.append(_of_arms(row))
@@ -64,7 +64,7 @@ def bars(rows: Iterable[Row]) -> str:
 
 
 def matrix(rows: Mapping[str, Row], names: Sequence[str], arms: Sequence[str]) -> str:
-    """Who reached how many operations per second; in bold what beats the base, a dash where there is nothing."""
+    """Operations per second by store and row; bold: more than the base; a dash: not measured."""
     chosen = [rows[name] for name in names if name in rows]
     lines = []
     for arm in arms:
@@ -86,7 +86,7 @@ def _cell(row: Row, arm: str) -> str:
 
 
 def losses(rows: Iterable[Row]) -> str:
-    """Where somebody else reaches more than the base, or a limit is more than twice away."""
+    """Rows in which a peer reaches more than the base, or a limit more than twice as much."""
     lines = []
     for row in rows:
         base = arm_of(row, row.base)
@@ -101,12 +101,12 @@ def losses(rows: Iterable[Row]) -> str:
 
 
 def best(rows: Mapping[str, Row], names: Collection[str], known: Mapping[str, str]) -> str:
-    """One line per question: ours, the fastest peer that keeps as much, and the peer that is best known.
+    """One line per row: Keyloft, the fastest peer with the same durability, and the best known peer.
 
     Args:
-        rows: The questions.
-        names: Those that are shown; of the others, those that are lost.
-        known: The best known peers, by question.
+        rows: Results by row name.
+        names: Rows that are always shown; others only where Keyloft is slower.
+        known: The best known peer of each row.
     """
     lines = []
     for name, best_known in known.items():
@@ -124,24 +124,24 @@ def best(rows: Mapping[str, Row], names: Collection[str], known: Mapping[str, st
                 row.title,
                 f"{number(base.rate.median)} /s",
                 fastest.name,
-                _ours_to(base, fastest),
-                f"{other.name}: {_ours_to(base, other)}" if other and other is not fastest else "",
+                _keyloft_to(base, fastest),
+                f"{other.name}: {_keyloft_to(base, other)}" if other and other is not fastest else "",
             ]
         )
     return table(["", "Keyloft", "the fastest peer", "Keyloft : it", "and"], lines, texts=(0, 2, 4))
 
 
 def keeps_less(reached: Reached, base: Reached) -> bool:
-    """Whether it acknowledges writes before they are on disk, where the base does not."""
+    """Whether it acknowledges writes before they are on disk, and the base does not."""
     return base.kept.startswith(ON_DISK) and not reached.kept.startswith(ON_DISK)
 
 
 def _is_peer(reached: Reached, base: Reached) -> bool:
-    is_ours = reached.name.startswith(base.name)
-    return not keeps_less(reached, base) and LIMIT not in reached.name and not is_ours
+    is_keyloft = reached.name.startswith(base.name)
+    return not keeps_less(reached, base) and LIMIT not in reached.name and not is_keyloft
 
 
-def _ours_to(base: Reached, other: Reached) -> str:
+def _keyloft_to(base: Reached, other: Reached) -> str:
     times = ratio(base.rate, other.rate).median
     shown = f"{number(times)} ×"
     return shown if times >= 1 else f"**{shown}**"

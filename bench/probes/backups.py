@@ -1,4 +1,4 @@
-"""Backs a database up again and again, as a child: `python -m bench.probes.backups FILE TO`."""
+"""Backs a database up again and again, as a child process: `python -m bench.probes.backups FILE TO`."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""What every durable write waits for on this disk, whoever does it."""
+"""How long fdatasync takes on this disk: every durable write waits for it."""
 
 import os
 import random
@@ -21,14 +21,14 @@ Pages: TypeAlias = list[bytes]
 
 
 def syncing(folder: Path, rounds: int) -> Row:
-    """Some rounds of syncs by themselves."""
+    """Syncs alone."""
     with tempfile.TemporaryDirectory(dir=folder) as own, _set_up(Path(own)) as file:
         took = [_run(file, _plan(None, _SYNCS)).seconds for _ in range(rounds)]
     return Row("fsync", figures=(Figure(NAME, "ms", tuple(statistics.median(seconds) * 1000 for seconds in took)),))
 
 
 def syncing_among() -> Arm[FileIO, Pages, None]:
-    """Syncs that take turns with what waits for them."""
+    """Syncs as an arm of a race."""
     return Arm(NAME, _SYNCS, _set_up, _plan, _run, _check, FileIO.close)
 
 

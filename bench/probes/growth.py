@@ -1,4 +1,4 @@
-"""What the number of keys costs: gets, sets, lists and sweeps in stores of a thousand to five million keys."""
+"""How the number of keys affects gets, sets, lists and sweeps: stores of a thousand to five million keys."""
 
 import random
 import shutil
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import keyloft
 from bench.arms.keyloft_file import EVERYTHING, Keyloft, fill
-from bench.harness.contest import IN_FLIGHT, Contestant, Entrant, Opening, Task, arm, same
+from bench.harness.contest import IN_FLIGHT, Contestant, Entrant, StoreSetup, Task, arm, same
 from bench.harness.data import fresh_pair
 from bench.harness.figures import Figure, Row, Verdict, of_rates
 from bench.harness.race import Arm, Course, Timed
@@ -31,20 +31,20 @@ _HELD_UP_TO = 1_000_000
 _BAR = 0.5
 _SAMPLE = 100_000
 _BYTES_PER_KEY = 400
-"""Of a file and its log, at the most."""
+"""Upper bound for a file and its write-ahead log."""
 _SWEPT = 500
 _CHUNK = 100_000
-"""Written at once: five million keys by thousands would take four times as long."""
+"""Keys per commit while filling: five million keys by thousands would take four times as long."""
 
 
 def fitting(sizes: tuple[int, ...], folder: Path) -> tuple[int, ...]:
-    """The sizes for which there is disk, with as much again for logs and left to others."""
+    """The sizes that fit on the disk, and leave as much free again."""
     free = shutil.disk_usage(folder).free
     return tuple(size for size in sizes if size * _BYTES_PER_KEY * 2 < free)
 
 
 class Grown(Keyloft):
-    """A store of a certain size, whose clock can be put forward."""
+    """A store of a certain size with a clock that the benchmark advances."""
 
     def __init__(self, kv: keyloft.Store, clock: keyloft.ManualClock, path: Path, stored: int) -> None:
         super().__init__(kv)
@@ -57,15 +57,15 @@ class Grown(Keyloft):
         return self.path.stat().st_size
 
     def read_through(self) -> None:
-        """Bring the file into the system's memory, which may drop what was written while the larger ones are filled.
+        """Bring the file into the page cache, from which larger files may have displaced it.
 
-        Another process does it: whoever opens and closes a file drops the locks that his process has on it.
+        Another process reads it: closing a file would drop the locks that this process holds on it.
         """
         subprocess.run(["cat", str(self.path)], stdout=subprocess.DEVNULL, check=True, timeout=600)
 
 
 class Growth:
-    """Stores of several sizes, each filled once; what reads them comes before what writes."""
+    """Stores of several sizes, each filled once; rows that read run before rows that write."""
 
     def __init__(self, course: Course, sizes: tuple[int, ...], seconds: float) -> None:
         self._course = course
@@ -76,7 +76,7 @@ class Growth:
     def rows(self) -> dict[str, Callable[[], Row]]:
         reads = {task.name: partial(self._points, task) for task in READS}
         writes = {task.name: partial(self._points, task) for task in WRITES}
-        return {**reads, "growth-size": self._weights, **writes, "growth-sweep": self._sweeps}
+        return {**reads, "growth-size": self._sizes_of_stores, **writes, "growth-sweep": self._sweeps}
 
     def _points(self, task: Task) -> Row:
         arms = [arm(self._entrant(size), task, size, self._seconds, home=name_of(size)) for size in self._sizes]
@@ -93,8 +93,8 @@ class Growth:
         return Row(f"growth: {title}", tuple(found.values()), least, verdicts=verdicts)
 
     def _entrant(self, size: int) -> Entrant:
-        def enter(opening: Opening) -> Awaitable[Contestant]:
-            return self._grow(opening.folder, size)
+        def enter(setup: StoreSetup) -> Awaitable[Contestant]:
+            return self._grow(setup.folder, size)
 
         return Entrant(name_of(size), enter, EVERYTHING, durable="on disk")
 
@@ -135,8 +135,8 @@ class Growth:
             home=name_of(size),
         )
 
-    def _weights(self) -> Row:
-        """What a fresh process holds that reads a sample, and how long the file is."""
+    def _sizes_of_stores(self) -> Row:
+        """Memory of a fresh process that reads a sample, and size of the file."""
         self._points(READS[0])
         figures = []
         for size, grown in self._grown.items():
@@ -145,8 +145,8 @@ class Growth:
             figures.append(Figure(f"{name_of(size)}, memory", "MB", (held,)))
             figures.append(Figure(f"{name_of(size)}, memory per key", "bytes/key", (held * 1024 * 1024 / size,)))
         return Row(
-            f"growth: file and memory; the memory is that of a fresh process which has read up to {_SAMPLE:,} keys, "
-            "less what Python with Keyloft takes",
+            f"growth: size of the file, and memory of a fresh process that has read up to {_SAMPLE:,} keys "
+            "(without the memory of Python and Keyloft)",
             figures=tuple(figures),
         )
 

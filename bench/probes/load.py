@@ -1,4 +1,4 @@
-"""How long calls wait under load: throughput against p99, while nothing else goes on, during a sweep and a backup."""
+"""Latency under load: throughput against p99, alone, during a sweep and during a backup."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from bench.harness.children import child
 from bench.harness.contest import CHUNK, same
 from bench.harness.data import Key, Pair, Value, fresh_pair, key_of, value_of
 from bench.harness.figures import Row
-from bench.harness.race import Arm, Course, Timed, set_aside
+from bench.harness.race import Arm, Course, Timed, freeze_objects
 
 CALM, SWEEP, BACKUP = "nothing else", "a sweep", "a backup"
 _DUE = "due"
@@ -26,12 +26,12 @@ Backup: TypeAlias = Callable[[Path, Path], AbstractAsyncContextManager[object]]
 
 
 def backing_up(path: Path, to: Path) -> AbstractAsyncContextManager[object]:
-    """As `keyloft backup` makes it, in another process."""
+    """As `keyloft backup` does it, in another process."""
     return child("bench.probes.backups", path, to)
 
 
-class Loaded(Struct, frozen=True):
-    """A store, and what else is to go on."""
+class LoadedStore(Struct, frozen=True):
+    """A store, and the settings of the work that runs beside the calls."""
 
     kv: keyloft.Store
     clock: keyloft.ManualClock
@@ -39,21 +39,21 @@ class Loaded(Struct, frozen=True):
     due: int
     """How many entries a sweep finds."""
     seconds: float
-    """How long a round takes; that of a sweep, as long as the sweep."""
+    """Length of a round; one with a sweep lasts as long as the sweep."""
     backup: Backup
 
 
-Meanwhile: TypeAlias = Callable[[Loaded], AbstractAsyncContextManager[Awaitable[object]]]
-"""Starts something; what it gives is over when the round is to end."""
+Meanwhile: TypeAlias = Callable[[LoadedStore], AbstractAsyncContextManager[Awaitable[object]]]
+"""Starts work beside the calls; the round ends when the awaitable it yields does."""
 
 
 @asynccontextmanager
-async def _nothing(loaded: Loaded) -> AsyncIterator[Awaitable[object]]:
+async def _nothing(loaded: LoadedStore) -> AsyncIterator[Awaitable[object]]:
     yield asyncio.sleep(loaded.seconds)
 
 
 @asynccontextmanager
-async def _sweep(loaded: Loaded) -> AsyncIterator[Awaitable[object]]:
+async def _sweep(loaded: LoadedStore) -> AsyncIterator[Awaitable[object]]:
     for first in range(0, loaded.due, CHUNK):
         chunk = range(first, min(loaded.due, first + CHUNK))
         await loaded.kv.set_many([((_DUE, *key_of(index)), value_of(index)) for index in chunk], expire_in=1)
@@ -64,7 +64,7 @@ async def _sweep(loaded: Loaded) -> AsyncIterator[Awaitable[object]]:
 
 
 @asynccontextmanager
-async def _backup(loaded: Loaded) -> AsyncIterator[Awaitable[object]]:
+async def _backup(loaded: LoadedStore) -> AsyncIterator[Awaitable[object]]:
     async with loaded.backup(loaded.path, loaded.path.with_suffix(".copy")):
         yield asyncio.sleep(loaded.seconds)
 
@@ -80,13 +80,13 @@ def row(
     seconds: float,
     backup: Backup = backing_up,
 ) -> Row:
-    """Each number of concurrent callers, with each thing that may go on meanwhile."""
+    """One arm per number of concurrent callers and kind of work beside them."""
 
-    async def set_up(folder: Path) -> Loaded:
+    async def set_up(folder: Path) -> LoadedStore:
         clock, path = keyloft.ManualClock(), folder / "loaded.db"
         kv = await keyloft.open(path, clock=clock, sweep_every=None)
         await fill(kv, stored)
-        return Loaded(kv, clock, path, stored // 10, seconds, backup)
+        return LoadedStore(kv, clock, path, stored // 10, seconds, backup)
 
     arms = [
         Arm(
@@ -103,18 +103,18 @@ def row(
         for callers in workers
     ]
     found = course.race(arms)
-    return Row(f"load: {operation} by concurrent callers, and what else goes on", tuple(found.values()))
+    return Row(f"load: {operation} by concurrent callers, alone and beside other work", tuple(found.values()))
 
 
 def _running(
     operation: Literal["get", "set"], stored: int, workers: int, meanwhile: Meanwhile
-) -> Callable[[Loaded, random.Random], Awaitable[Timed[Any]]]:
+) -> Callable[[LoadedStore, random.Random], Awaitable[Timed[Any]]]:
     def asks(chances: random.Random) -> Iterator[Pair]:
         while True:
             index = chances.randrange(stored)
             yield fresh_pair(index) if operation == "set" else (key_of(index), value_of(index))
 
-    async def run(loaded: Loaded, chances: random.Random) -> Timed[Any]:
+    async def run(loaded: LoadedStore, chances: random.Random) -> Timed[Any]:
         kv, todo, over = loaded.kv, asks(chances), asyncio.Event()
         seconds: list[float] = []
         answers: list[tuple[Pair, keyloft.Entry | None]] = []
@@ -124,7 +124,7 @@ def _running(
                 began = time.perf_counter()
                 entry = None
                 if operation == "get":
-                    await asyncio.sleep(0)  # it waits for its turn, as in a server
+                    await asyncio.sleep(0)  # gives up the event loop before each get, as a server does
                     entry = await kv.get(key)
                 else:
                     await kv.set(key, value)
@@ -134,7 +134,7 @@ def _running(
                     return
 
         async with meanwhile(loaded) as ending:
-            set_aside()
+            freeze_objects()
             began = time.perf_counter()
             working = [asyncio.create_task(work()) for _ in range(workers)]
             await ending
@@ -146,8 +146,8 @@ def _running(
     return run
 
 
-async def _check(loaded: Loaded, _: object, done: Timed[Any]) -> None:
-    """What was read is what is stored; where somebody wrote, one of the writes is there."""
+async def _check(loaded: LoadedStore, _: object, done: Timed[Any]) -> None:
+    """Raise unless gets read what is stored, and each written key holds one of its writes."""
     written: dict[Key, list[Value]] = {}
     for (key, value), entry in done.answers:
         if entry is None:

@@ -1,4 +1,4 @@
-"""How much memory a fresh process holds that opens a store and reads all of it."""
+"""Memory of a fresh process that opens a store and reads all of it."""
 
 import asyncio
 import subprocess

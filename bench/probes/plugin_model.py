@@ -1,4 +1,4 @@
-"""What a service must hold by now: plans requests and says what each must be answered."""
+"""A model of the plugin service: plans requests and the reply that each must get."""
 
 import bisect
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ Planned: TypeAlias = tuple[Ask, dict[str, Any]]
 
 
 class Model:
-    """Requests are planned in the order in which they will arrive: a plugin with one at a time in flight keeps it."""
+    """What the service must hold. Each plugin has one request in flight, so requests arrive in the order planned."""
 
     def __init__(self, stored: int) -> None:
         self._values: dict[Key, Value] = {key_of(index): value_of(index) for index in range(stored)}
@@ -26,7 +26,7 @@ class Model:
         return getting(key), {"exists": False}
 
     def set(self, index: int, plugin: str | None = None) -> Planned:
-        """A new value at a key of the data, or at one of the same name that is another plugin's."""
+        """A new value at a key of the data, or at the same key of another plugin."""
         (group, name), value = fresh_pair(index)
         key = plugin or group, name
         if key not in self._values:

@@ -1,4 +1,4 @@
-"""The targets that plugin storage was ordered with, one by one beside what is measured."""
+"""The plugin service against its targets for latency, lists, bursts and clean-up."""
 
 import random
 import tempfile
@@ -11,7 +11,7 @@ from nats.aio.client import Client
 
 import keyloft
 from bench.arms.nats.keyloft_service import fill
-from bench.arms.nats.requests import Exchange, clients, exchange_at_once, says
+from bench.arms.nats.requests import Exchange, clients, exchange_at_once, matches
 from bench.harness.children import child
 from bench.harness.contest import IN_FLIGHT, same
 from bench.harness.data import GROUP, fresh_pair, key_of, stored_pairs, value_of
@@ -22,13 +22,13 @@ from keyloft.server.nats_process import NatsServer
 
 PLUGINS = 10
 EXPIRED = 10_000
-_PATIENCE_SECONDS = 0.1
-_LIST_PATIENCE_SECONDS = 0.5
-"""After so long the orderers' clients give up."""
+_TIMEOUT_SECONDS = 0.1
+_LIST_TIMEOUT_SECONDS = 0.5
+"""Clients of a bot give up after this time."""
 
 
 class Trial:
-    """A service, ten plugins with a connection each, and what went wrong so far."""
+    """A service, ten plugins with a connection each, and counts of failed and late requests."""
 
     def __init__(self, connected: Sequence[Client], stored: int, rounds: int, share: float) -> None:
         self._clients = connected
@@ -61,7 +61,7 @@ class Trial:
         )
 
     async def lists(self) -> Row:
-        """One list at a time, of plugins that have just as many keys."""
+        """One list at a time, of plugins with as many keys as are listed."""
         sizes = (100, 1000, 10_000)
         for size in sizes:
             await self._ask([[self._model.set(index, f"list-{size}") for index in range(size)]], in_flight=IN_FLIGHT)
@@ -69,7 +69,7 @@ class Trial:
         for _ in range(self._rounds):
             for size in sizes:
                 plan = [self._model.list(f"list-{size}", size) for _ in range(self._share_of(100))]
-                done[size].append(await self._ask([plan], patience=_LIST_PATIENCE_SECONDS))
+                done[size].append(await self._ask([plan], limit=_LIST_TIMEOUT_SECONDS))
         return Row(
             "lists, one request at a time",
             verdicts=(
@@ -122,14 +122,14 @@ class Trial:
         )
 
     async def _ask(
-        self, plans: Sequence[Sequence[Planned]], *, in_flight: int = 1, patience: float = _PATIENCE_SECONDS
+        self, plans: Sequence[Sequence[Planned]], *, in_flight: int = 1, limit: float = _TIMEOUT_SECONDS
     ) -> Exchange:
         asks = [[ask for ask, _ in plan] for plan in plans]
         done = await exchange_at_once(self._clients[: len(plans)], asks, in_flight)
         expected = [fields for plan in plans for _, fields in plan]
         self._asked += len(expected)
-        self._failed += sum(not says(reply, **fields) for reply, fields in zip(done.replies, expected, strict=True))
-        self._late += sum(latency > patience for latency in done.latencies)
+        self._failed += sum(not matches(reply, **fields) for reply, fields in zip(done.replies, expected, strict=True))
+        self._late += sum(latency > limit for latency in done.latencies)
         return done
 
     def _errors(self) -> tuple[Verdict, Verdict]:
@@ -161,7 +161,7 @@ class Trial:
 
 @asynccontextmanager
 async def trying(folder: Path, stored: int, rounds: int, share: float) -> AsyncIterator[Trial]:
-    """A service that has been written to for a while, as one that bots use has been."""
+    """A service whose write-ahead log has its full size, as in production."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
         async with (
             NatsServer() as server,
@@ -172,7 +172,7 @@ async def trying(folder: Path, stored: int, rounds: int, share: float) -> AsyncI
 
 
 async def cleaning_up(folder: Path, stored: int, rounds: int) -> Row:
-    """`kv_cleanup_expired`, which the service calls every five minutes, among keys that stay."""
+    """`kv_cleanup_expired`, which the service calls every five minutes, among keys that do not expire."""
     clock = keyloft.ManualClock()
     chances = random.Random(6)
     seconds = []

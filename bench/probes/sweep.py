@@ -1,4 +1,4 @@
-"""How long a sweep of expired entries takes in a large store, and how long concurrent writers wait meanwhile."""
+"""How long a sweep takes in a large store, and how long concurrent writers wait meanwhile."""
 
 import asyncio
 import random
@@ -32,7 +32,7 @@ async def _sweeping(folder: Path, stored: int, expired: int, rounds: int) -> Row
             alone.append(await trial.swept_alone())
             before = await trial.writes_for(samples=2000)
             seconds, meanwhile = await trial.swept_while_writing()
-            # At least as many samples without a sweep, half of them before it and half after it.
+            # At least as many samples without a sweep: half of them before it, half after it.
             after = await trial.writes_for(samples=max(2000, len(meanwhile) - len(before)))
             busy.append(seconds)
             busy_p99.append(percentile(meanwhile, 99) * 1000)
@@ -71,7 +71,7 @@ class _Trial:
 
     async def swept_alone(self) -> float:
         await self._let_expire()
-        # What the burst above left to do in the background is not the sweep's: with nothing else going on, it is over.
+        # Let the background work of these writes end: it is not the sweep's.
         await asyncio.sleep(_A_WHILE)
         began = time.perf_counter()
         same(await self._kv.sweep(), self._expired)
@@ -104,14 +104,14 @@ class _Trial:
         while not over.is_set() and (samples is None or len(latencies) < samples):
             index = self._chances.randrange(self._stored)
             if index in self._due:
-                continue  # a write would revive it
+                continue  # a write would bring it back
             key, value = fresh_pair(index)
             began = time.perf_counter()
             await self._kv.set(key, value)
             latencies.append(time.perf_counter() - began)
 
     async def _let_expire(self) -> None:
-        """Make entries expire that lie at random among the keys and among the pages of the file."""
+        """Let entries expire that are spread at random over the keys and over the pages of the file."""
         self._due = set(self._chances.sample(range(self._stored), self._expired))
         due = list(self._due)
         for first in range(0, len(due), _CHUNK):

@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic: what is counted, compared, drawn and written, without measuring anything."""
+"""The benchmarks' arithmetic: what is counted, compared, drawn and written, without measuring anything."""
 
 import random
 import re
@@ -35,8 +35,8 @@ def test_a_bar_is_met_by_reaching_it_and_a_limit_by_not_passing_it() -> None:
 
 
 def test_an_arm_that_took_no_part_has_no_verdict() -> None:
-    found = {"ours": reached("ours", 10)}
-    assert of_rates(found, "ours", {"theirs": 2}) == ()
+    found = {"keyloft": reached("keyloft", 10)}
+    assert of_rates(found, "keyloft", {"a peer": 2}) == ()
 
 
 def test_percentiles_are_of_the_sample() -> None:
@@ -82,13 +82,13 @@ def counting(
     return Arm(name, 10, lambda _: Counter(), plan, run, check, close, lap=4, home=home)
 
 
-def test_every_arm_has_its_turn_in_each_round(tmp_path: Path) -> None:
+def test_every_round_runs_each_arm_once(tmp_path: Path) -> None:
     log: list[str] = []
     with Course(tmp_path, rounds=5) as course:
         found = course.race([counting(name, log) for name in "abc"])
-    turns = re.sub(r"(.)\1\1", r"\1", "".join(log))  # a round is three laps: 4, 4 and 2 operations
-    assert [set(turns[first : first + 3]) for first in range(0, 18, 3)] == [set("abc")] * 6
-    assert len({turns[first : first + 3] for first in range(0, 18, 3)}) > 1, "the order is left to chance"
+    order = re.sub(r"(.)\1\1", r"\1", "".join(log))  # a round is three laps: 4, 4 and 2 operations
+    assert [set(order[first : first + 3]) for first in range(0, 18, 3)] == [set("abc")] * 6
+    assert len({order[first : first + 3] for first in range(0, 18, 3)}) > 1, "the order is left to chance"
     assert found["a"].rate.rounds == pytest.approx([1000.0] * 5), "the warm-up does not count"
     assert found["a"].figures["p99"].median == pytest.approx(1.0)
 
@@ -98,7 +98,7 @@ def test_an_arm_that_reads_something_else_ends_the_race(tmp_path: Path) -> None:
         course.race([counting("liar", [], wrong=True)])
 
 
-def test_an_arm_that_is_not_to_be_had_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_an_arm_that_is_unavailable_is_named_with_the_reason(tmp_path: Path) -> None:
     def nowhere(_: Path) -> Counter:
         raise Unavailable("it is not installed")
 
@@ -173,7 +173,7 @@ def test_losing_rows_are_left_in() -> None:
     assert "Deno KV" not in lost
     assert "the limit" not in lost, "it is less than twice away"
     short = tables.best({"set": peers()}, (), {"set": "Deno KV"})
-    assert "| durable set | 110 /s | faster | **0.50 ×** | Deno KV: 2.00 × |" in short, "the careless keep less"
+    assert "| durable set | 110 /s | faster | **0.50 ×** | Deno KV: 2.00 × |" in short, "careless is less durable"
 
 
 def test_an_absent_arm_is_in_the_table_with_its_reason() -> None:
@@ -185,7 +185,7 @@ def test_an_absent_arm_is_in_the_table_with_its_reason() -> None:
 
 def test_labels_are_moved_apart_and_keep_their_order() -> None:
     moved = charts.apart([100, 101, 99, 300], 16)
-    assert sorted(moved) == sorted(moved, key=lambda place: place)
+    assert sorted(moved) == sorted(moved, key=lambda position: position)
     assert moved[2] < moved[0] < moved[1] < moved[3]
     gaps = [high - low for low, high in zip(sorted(moved), sorted(moved)[1:], strict=False)]
     assert min(gaps) == pytest.approx(16, abs=0.1)
@@ -197,11 +197,11 @@ def test_ticks_are_short(amount: float, shown: str) -> None:
 
 
 def test_charts_are_well_formed_and_their_bars_grow_with_the_figures() -> None:
-    made = [charts.Bar("a & b", 1000, 900, 1100, "ours"), charts.Bar("c", 10, 9, 11)]
+    made = [charts.Bar("a & b", 1000, 900, 1100, "keyloft"), charts.Bar("c", 10, 9, 11)]
     drawn = ET.fromstring(charts.bars("<title>", [charts.Panel("get", tuple(made))]))
     widths = [float(rect.get("width", "")) for rect in drawn.iter("{http://www.w3.org/2000/svg}rect")][1:]
     assert widths[0] > widths[1] > 0
-    line = charts.Line("get", ((1000, 5), (1_000_000, 7)), ("x", "y"))
+    line = charts.LineSeries("get", ((1000, 5), (1_000_000, 7)), ("x", "y"))
     ET.fromstring(charts.lines("growth", "of all", "keys", "µs", [line, line]))
 
 
@@ -219,15 +219,15 @@ def test_the_pages_show_what_the_results_say(tmp_path: Path) -> None:
     for page in documents.PAGES:
         (tmp_path / page).parent.mkdir(exist_ok=True)
         (tmp_path / page).write_text((documents.ROOT / page).read_text())
-    told: list[str] = []
-    documents.write(told.append, tmp_path, tmp_path / "none")
+    lines: list[str] = []
+    documents.write(lines.append, tmp_path, tmp_path / "none")
     assert documents.NOT_YET in (tmp_path / "README.md").read_text()
 
     rows = {"set": peers(), "get": Row("get", (reached("Keyloft", 5), reached("Deno KV", 1)), "Keyloft")}
     results = report.Results({"cpu": "two"}, ["a note"], rows)
     report.save(tmp_path / "results" / "peers.json", results)
     assert report.load(tmp_path / "results" / "peers.json") == results
-    documents.write(told.append, tmp_path, tmp_path / "results")
+    documents.write(lines.append, tmp_path, tmp_path / "results")
     assert (tmp_path / "docs/benchmarks/short.svg").exists()
     assert "](docs/benchmarks/short.svg)" in (tmp_path / "README.md").read_text()
     assert "](benchmarks/short.svg)" in (tmp_path / "docs/benchmarks.md").read_text()

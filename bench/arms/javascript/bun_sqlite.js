@@ -1,4 +1,4 @@
-// The tuple store's plan as it was written, on bun:sqlite: bun bun_plan.js FILE [wal]
+// A simple key-value table on bun:sqlite, the design that Keyloft's tuple store was first planned with: bun bun_sqlite.js FILE [wal]
 // A statement is prepared per call, the prefix is found by LIKE, and nothing is set on the connection unless «wal» is given.
 import { Database } from "bun:sqlite";
 import { serve } from "./driver.js";

@@ -1,6 +1,6 @@
-"""Echoes on NATS as a child: `python -m bench.arms.nats.echo ADDRESS PREFIX BYTES`.
+"""An echo service on NATS as a child process: `python -m bench.arms.nats.echo ADDRESS PREFIX BYTES`.
 
-The least that a service written with nats-py can do: it looks at nothing and answers what is ready.
+The least that a service written with nats-py can do: it reads nothing and sends a constant reply.
 """
 
 import sys

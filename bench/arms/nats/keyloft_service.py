@@ -35,14 +35,14 @@ async def serving(address: str, path: Path, stored: int) -> AsyncIterator[None]:
 
 
 async def filled(path: Path, stored: int) -> None:
-    """Make a file with so many keys, closed again: they lie in the file and not in its log."""
+    """Make a file with this many keys and close it, so that they are in the file, not in its write-ahead log."""
     db = BotDatabase(path)
     await fill(db, stored_pairs(stored))
     await db.close()
 
 
 async def fill(db: BotDatabase, pairs: Iterable[Pair], expire_in: int | None = None) -> None:
-    """Store pairs, for so many milliseconds or for ever; by thousands, as sending one at a time would take long."""
+    """Store pairs in large batches, with an optional expiry in milliseconds."""
     engine = await db.engine()
     mutations = [Set(Space.PLUGINS, key, msgspec.json.encode(value), Encoding.JSON, expire_in) for key, value in pairs]
     for first in range(0, len(mutations), _CHUNK):

@@ -1,6 +1,6 @@
-"""The ordinary way as a child, over an ORM: `python -m bench.arms.nats.orm_handlers ADDRESS PREFIX FILE KEYS`.
+"""A plugin service over an ORM, as a child process: `python -m bench.arms.nats.orm_handlers ADDRESS PREFIX FILE KEYS`.
 
-They are what the plugin storage's requirements sketch: a subscription and a handler per operation, a session per call.
+A subscription and a handler per operation, a session per call.
 """
 
 import json
@@ -75,9 +75,9 @@ class Handlers:
             raise ValueError("Invalid subject format")
         return parts[2]
 
-    async def _refuse(self, message: Msg, code: str, told: str) -> None:
+    async def _refuse(self, message: Msg, code: str, text: str) -> None:
         if message.reply:
-            await self._answer(message, {"success": False, "error_code": code, "message": told})
+            await self._answer(message, {"success": False, "error_code": code, "message": text})
 
     async def _answer(self, message: Msg, reply: dict[str, Any]) -> None:
         await self._nats.publish(message.reply, json.dumps(reply).encode())

@@ -1,4 +1,4 @@
-"""Sends requests with a stock nats-py client, so many in flight, and keeps the replies for their check."""
+"""Sends requests with a stock nats-py client, a fixed number in flight, and keeps the replies for their check."""
 
 import asyncio
 import time
@@ -12,50 +12,50 @@ from msgspec import Struct
 from nats.aio.client import Client
 
 from bench.harness.data import Key, Value
-from bench.harness.race import set_aside
+from bench.harness.race import freeze_objects
 
 Ask: TypeAlias = tuple[str, bytes]
-"""A subject and what is sent to it."""
+"""A subject and a payload."""
 
-OURS = "db.kv"
-_PATIENCE_SECONDS = 30.0
+KEYLOFT_SUBJECTS = "db.kv"
+_TIMEOUT_SECONDS = 30.0
 
 
 class Exchange(Struct, frozen=True):
-    """What came of a number of requests, in their order."""
+    """Replies and times of requests, in their order."""
 
     seconds: float
     latencies: list[float]
     replies: list[bytes]
-    """Empty where none came."""
+    """Empty where no reply arrived."""
 
     @property
     def rate(self) -> float:
         return len(self.replies) / self.seconds
 
 
-def getting(key: Key, prefix: str = OURS) -> Ask:
+def getting(key: Key, prefix: str = KEYLOFT_SUBJECTS) -> Ask:
     return f"{prefix}.{key[0]}.get", msgspec.json.encode({"key": key[1]})
 
 
-def setting(key: Key, value: Value, prefix: str = OURS) -> Ask:
+def setting(key: Key, value: Value, prefix: str = KEYLOFT_SUBJECTS) -> Ask:
     return f"{prefix}.{key[0]}.set", msgspec.json.encode({"key": key[1], "value": value})
 
 
 def deleting(key: Key) -> Ask:
-    return f"{OURS}.{key[0]}.delete", msgspec.json.encode({"key": key[1]})
+    return f"{KEYLOFT_SUBJECTS}.{key[0]}.delete", msgspec.json.encode({"key": key[1]})
 
 
 def listing(plugin: str, limit: int) -> Ask:
-    return f"{OURS}.{plugin}.list", msgspec.json.encode({"limit": limit})
+    return f"{KEYLOFT_SUBJECTS}.{plugin}.list", msgspec.json.encode({"limit": limit})
 
 
-def says(reply: bytes, **expected: Any) -> bool:
-    """Whether a reply has these fields, and tells of no failure."""
+def matches(reply: bytes, **expected: Any) -> bool:
+    """Whether a reply has these fields and reports no failure."""
     if not reply:
         return False
-    told: dict[str, Any] = msgspec.json.decode(reply)
-    return told.get("success", True) is True and all(told.get(name) == value for name, value in expected.items())
+    fields: dict[str, Any] = msgspec.json.decode(reply)
+    return fields.get("success", True) is True and all(fields.get(name) == value for name, value in expected.items())
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def exchange(client: Client, asks: Sequence[Ask], in_flight: int) -> Excha
 
 
 async def exchange_at_once(clients: Sequence[Client], asks: Sequence[Sequence[Ask]], in_flight: int) -> Exchange:
-    """Let each client send its own requests, so many in flight each."""
+    """Let each client send its requests, `in_flight` of them at a time."""
     workers = []
     kept: list[tuple[list[float], list[bytes]]] = []
     for client, own in zip(clients, asks, strict=True):
@@ -82,7 +82,7 @@ async def exchange_at_once(clients: Sequence[Client], asks: Sequence[Sequence[As
         kept.append((latencies, replies))
         todo = iter(enumerate(own))
         workers += [_work(client, todo, latencies, replies) for _ in range(in_flight)]
-    set_aside()
+    freeze_objects()
     began = time.perf_counter()
     await asyncio.gather(*workers)
     seconds = time.perf_counter() - began
@@ -98,5 +98,5 @@ async def _work(client: Client, todo: Iterator[tuple[int, Ask]], latencies: list
         began = time.perf_counter()
         # If there is no reply, the check will find out.
         with suppress(nats.errors.Error):
-            replies[number] = (await client.request(subject, data, timeout=_PATIENCE_SECONDS)).data
+            replies[number] = (await client.request(subject, data, timeout=_TIMEOUT_SECONDS)).data
         latencies[number] = time.perf_counter() - began

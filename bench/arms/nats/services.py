@@ -1,6 +1,6 @@
-"""Services on NATS as contestants: Keyloft's, an echo that does nothing, and handlers over an ORM.
+"""Arms for services on NATS: Keyloft's, an echo that does nothing, and handlers over an ORM.
 
-Each has a nats-server and a process of its own; a stock nats-py client asks, unless the name says otherwise.
+Each has its own nats-server and process; the client is stock nats-py unless the name says otherwise.
 """
 
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from nats.aio.client import Client
 
 from bench.arms.nats.echo import echo_of
 from bench.arms.nats.keyloft_service import filled
-from bench.arms.nats.requests import OURS, clients, getting, setting
+from bench.arms.nats.requests import KEYLOFT_SUBJECTS, clients, getting, setting
 from bench.harness.children import Child, child
-from bench.harness.contest import Contestant, Entrant, Opening, Operation, Plan, same
+from bench.harness.contest import Contestant, Entrant, Operation, PlannedLap, StoreSetup, same
 from bench.harness.data import Key, Pair, Value, value_of
 from bench.harness.race import Timed
 from keyloft.plugins import DatabaseClient
 from keyloft.server.nats_process import NatsServer
 
-_PATIENCE_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 ON_DISK = "on disk (WAL, synced, group commit)"
 
-# As long as ours: the length of a subject is a part of the request.
+# As long as Keyloft's: the length of a subject is a part of the request.
 _ECHO = "ec.kv"
 _ORM = "or.kv"
 
@@ -44,14 +44,14 @@ class OnNats(Contestant):
 
     def call(self, operation: Operation) -> Callable[[Any], Any]:
         request = self.client.request
-        return lambda ask: request(ask[0], ask[1], timeout=_PATIENCE_SECONDS)
+        return lambda ask: request(ask[0], ask[1], timeout=_TIMEOUT_SECONDS)
 
     def seen(self, operation: Operation, answer: Any) -> Any:
-        told = msgspec.json.decode(answer.data)
-        same(told.get("success", True), True)
-        return told["value"]
+        reply = msgspec.json.decode(answer.data)
+        same(reply.get("success", True), True)
+        return reply["value"]
 
-    async def check(self, operation: Operation, plan: Plan, done: Timed[Any]) -> None:
+    async def check(self, operation: Operation, plan: PlannedLap, done: Timed[Any]) -> None:
         if operation == "set":
             wrong = [answer for answer in done.answers if msgspec.json.decode(answer.data).get("success") is not True]
             same(wrong, [])
@@ -62,21 +62,21 @@ class OnNats(Contestant):
 
 
 class Echo(OnNats):
-    """One that replies the same to everything."""
+    """A service that sends the same reply to every request."""
 
     def __init__(self, client: Client, process: Child, size: int, closing: AsyncExitStack) -> None:
         super().__init__(client, process, _ECHO, closing)
         self._echo = echo_of(size)
 
-    async def check(self, operation: Operation, plan: Plan, done: Timed[Any]) -> None:
+    async def check(self, operation: Operation, plan: PlannedLap, done: Timed[Any]) -> None:
         same([answer.data for answer in done.answers], [self._echo] * len(plan.asked))
 
 
 class ByClient(OnNats):
-    """Keyloft's service through its own client, which knows values and errors; one per plugin on one connection."""
+    """Keyloft's service through `DatabaseClient`, which decodes values and errors; one per plugin on one connection."""
 
     def __init__(self, service: OnNats) -> None:
-        super().__init__(service.client, service.process, OURS, service._closing)
+        super().__init__(service.client, service.process, KEYLOFT_SUBJECTS, service._closing)
         self._plugins: dict[str, DatabaseClient] = {}
 
     def asks(self, operation: Operation, planned: Any) -> list[Any]:
@@ -101,30 +101,30 @@ class ByClient(OnNats):
     def seen(self, operation: Operation, answer: Any) -> Any:
         return answer
 
-    async def check(self, operation: Operation, plan: Plan, done: Timed[Any]) -> None:
+    async def check(self, operation: Operation, plan: PlannedLap, done: Timed[Any]) -> None:
         await Contestant.check(self, operation, plan, done)
 
 
-async def _enter_keyloft(opening: Opening) -> OnNats:
+async def _enter_keyloft(setup: StoreSetup) -> OnNats:
     async def serve(closing: AsyncExitStack, url: str) -> Child:
-        path, to_fill = opening.folder / "keyloft.db", opening.stored
-        if not opening.task.writes:
-            # Closed once it is full, so that the keys lie in the file. To be written to, the service itself fills it,
-            # so that the log has its full length: while it grows, each sync costs about twice as much on ext4.
-            await filled(path, opening.stored)
+        path, to_fill = setup.folder / "keyloft.db", setup.stored
+        if not setup.task.writes:
+            # For reads the file is closed once it is full, so that the keys are in it. For writes the service fills it,
+            # so that the write-ahead log has its full size: while it grows, a sync takes twice as long on ext4.
+            await filled(path, setup.stored)
             to_fill = 0
         return await closing.enter_async_context(child("bench.arms.nats.keyloft_service", url, path, to_fill))
 
-    return await _entered(serve, lambda client, process, closing: OnNats(client, process, OURS, closing))
+    return await _entered(serve, lambda client, process, closing: OnNats(client, process, KEYLOFT_SUBJECTS, closing))
 
 
-async def _enter_by_client(opening: Opening) -> OnNats:
-    return ByClient(await _enter_keyloft(opening))
+async def _enter_by_client(setup: StoreSetup) -> OnNats:
+    return ByClient(await _enter_keyloft(setup))
 
 
-async def _enter_echo(opening: Opening) -> OnNats:
+async def _enter_echo(setup: StoreSetup) -> OnNats:
     reply: dict[str, Value | bool] = {"success": True}
-    if opening.task.operation == "get":
+    if setup.task.operation == "get":
         reply |= {"exists": True, "value": value_of(0)}
     size = len(msgspec.json.encode(reply))
 
@@ -134,10 +134,10 @@ async def _enter_echo(opening: Opening) -> OnNats:
     return await _entered(serve, lambda client, process, closing: Echo(client, process, size, closing))
 
 
-async def _enter_handlers(opening: Opening) -> OnNats:
+async def _enter_handlers(setup: StoreSetup) -> OnNats:
     async def serve(closing: AsyncExitStack, url: str) -> Child:
-        path = opening.folder / "orm.db"
-        return await closing.enter_async_context(child("bench.arms.nats.orm_handlers", url, _ORM, path, opening.stored))
+        path = setup.folder / "orm.db"
+        return await closing.enter_async_context(child("bench.arms.nats.orm_handlers", url, _ORM, path, setup.stored))
 
     return await _entered(serve, lambda client, process, closing: OnNats(client, process, _ORM, closing))
 
@@ -152,7 +152,7 @@ async def _entered(
         return made(client, process, closing.pop_all())
 
 
-def _entrant(name: str, enter: Callable[[Opening], Any], durable: str) -> Entrant:
+def _entrant(name: str, enter: Callable[[StoreSetup], Any], durable: str) -> Entrant:
     return Entrant(
         name,
         enter,

@@ -1,7 +1,7 @@
-"""The ordinary way as contestants: asyncpg's pool as it is by default, ten connections, one acquire per call.
+"""Arms for asyncpg used the ordinary way: its pool with default settings, ten connections, one acquire per call.
 
-It is also shown without what the pool does to a connection that comes back: that reset is a trip to the server. One
-held connection, with nothing decoded, is the limit.
+One arm leaves out the pool's reset of a released connection, which is a round trip to the server. One held connection,
+with nothing decoded, is the limit.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import asyncpg  # type: ignore[import-untyped,unused-ignore]
 import msgspec
 
 from bench.harness import plans
-from bench.harness.contest import CHUNK, Contestant, Entrant, Opening, Operation, Plan, same
+from bench.harness.contest import CHUNK, Contestant, Entrant, Operation, PlannedLap, StoreSetup, same
 from bench.harness.data import GROUP, Key, Value, key_of, shuffled, value_of
 from bench.harness.plans import Writes, as_bytes
 from bench.harness.race import Arm, Timed, timed
@@ -49,7 +49,7 @@ _Rows: TypeAlias = list[tuple[bytes, Any]]
 
 
 async def fill(url: str, stored: int) -> None:
-    """Put the keys into a table, in the same steps and the same order as Keyloft's rows: lists depend on it."""
+    """Fill the table in the same steps and order as Keyloft's rows: the speed of lists depends on it."""
     connection = await asyncpg.connect(url)
     await connection.execute(_TABLE)
     order = shuffled(stored)
@@ -60,7 +60,7 @@ async def fill(url: str, stored: int) -> None:
 
 
 class Pooled(Contestant):
-    """A connection is taken, used for one statement or transaction, and given back."""
+    """Acquires a connection for each statement or transaction, then releases it."""
 
     def __init__(self, pool: _Pool) -> None:
         self.pool = pool
@@ -79,7 +79,7 @@ class Pooled(Contestant):
         return [_from_json(found[key]) for key in keys]
 
     async def list(self, group: str) -> _Rows:
-        """The bare query; its keys are left as they are, its values decoded."""
+        """The bare query; keys stay encoded, values are decoded."""
         async with self.pool.acquire() as connection:
             rows = await connection.fetch(_LIST, *_range(group))
         return [(key, _from_json(value)) for key, value in rows]
@@ -99,7 +99,7 @@ class Pooled(Contestant):
     def seen(self, operation: Operation, answer: Any) -> Any:
         return [(tuple(key.decode().split("\x00")), value) for key, value in answer] if operation == "list" else answer
 
-    async def check(self, operation: Operation, plan: Plan, done: Timed[Any]) -> None:
+    async def check(self, operation: Operation, plan: PlannedLap, done: Timed[Any]) -> None:
         if not plan.pairs:
             return await super().check(operation, plan, done)
         found = dict(await self.pool.fetch(_GET_MANY, [self.shaped(key) for key, _ in plan.pairs]))
@@ -110,7 +110,7 @@ class Pooled(Contestant):
 
 
 class Held(Pooled):
-    """What the server and the driver take, one after the other on one connection."""
+    """What server and driver take: one call at a time on one connection."""
 
     def call(self, operation: Operation) -> Callable[[Any], Any]:
         if operation == "get":
@@ -133,7 +133,7 @@ async def _no_reset(_: Any) -> None:
 
 
 def pool(url: str, *, reset: bool = True) -> Entrant:
-    async def enter(_: Opening) -> Pooled:
+    async def enter(_: StoreSetup) -> Pooled:
         return Pooled(await (asyncpg.create_pool(url) if reset else asyncpg.create_pool(url, reset=_no_reset)))
 
     return Entrant(
@@ -146,14 +146,14 @@ def pool(url: str, *, reset: bool = True) -> Entrant:
 
 
 def held(url: str) -> Entrant:
-    async def enter(_: Opening) -> Held:
+    async def enter(_: StoreSetup) -> Held:
         return Held(await asyncpg.connect(url))
 
     return Entrant(HELD, enter, frozenset({"get", "list"}), durable=None, loop="uvloop")
 
 
 class Listeners(msgspec.Struct, frozen=True):
-    """A pool to write and read with, and a connection that hears what others announce."""
+    """A pool for writes and reads, and a connection that listens for notifications."""
 
     pooled: Pooled
     listener: Any
@@ -161,7 +161,7 @@ class Listeners(msgspec.Struct, frozen=True):
 
 
 def hearing(url: str, operations: int) -> Arm[Listeners, Writes[bytes], Value]:
-    """From the call of a set that is announced until another connection has read it, one after the other."""
+    """From the call of a set with NOTIFY until another connection has read it, one at a time."""
 
     async def set_up(_: Path) -> Listeners:
         peer = Listeners(Pooled(await asyncpg.create_pool(url)), await asyncpg.connect(url), asyncio.Queue())

@@ -1,4 +1,4 @@
-"""Keyloft on PostgreSQL as contestants: the store, the plugins' storage, and a watch; on a database filled before."""
+"""Arms for Keyloft on PostgreSQL: the store, the plugins' storage, and a watch, on a database filled before."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ import keyloft
 from bench.arms import keyloft_file
 from bench.arms.nats import keyloft_service
 from bench.harness import plans
-from bench.harness.contest import Contestant, Entrant, Opening, Operation, same
+from bench.harness.contest import Contestant, Entrant, Operation, StoreSetup, same
 from bench.harness.data import Key, Pair, stored_pairs
 from bench.harness.plans import Writes
 from bench.harness.race import Arm, Timed, timed
@@ -21,7 +21,7 @@ ON_DISK = "on disk (WAL, synced, group commit)"
 
 
 async def fill(url: str, stored: int) -> None:
-    """Put the keys into both spaces."""
+    """Put the keys into the key spaces of both."""
     async with keyloft.open(url, sweep_every=None) as kv:
         await keyloft_file.fill(kv, stored)
     db = BotDatabase(url)
@@ -30,7 +30,7 @@ async def fill(url: str, stored: int) -> None:
 
 
 def store(url: str) -> Entrant:
-    async def enter(_: Opening) -> keyloft_file.Keyloft:
+    async def enter(_: StoreSetup) -> keyloft_file.Keyloft:
         return keyloft_file.Keyloft(await keyloft.open(url, sweep_every=None))
 
     return Entrant(keyloft_file.NAME, enter, keyloft_file.EVERYTHING, durable=ON_DISK, loop="uvloop")
@@ -60,7 +60,7 @@ class Plugins(Contestant):
 
 
 def plugins(url: str) -> Entrant:
-    async def enter(_: Opening) -> Plugins:
+    async def enter(_: StoreSetup) -> Plugins:
         db = BotDatabase(url)
         await db.create_tables()
         return Plugins(db)
@@ -69,14 +69,14 @@ def plugins(url: str) -> Entrant:
 
 
 class Watchers(Struct, frozen=True):
-    """One store that writes, and another one that watches; each has connections of its own."""
+    """One store that writes and one that watches, each with its own connections."""
 
     writer: keyloft.Store
     watcher: keyloft.Store
 
 
 def watching(url: str, operations: int) -> Arm[Watchers, Writes[Key], keyloft.Entry]:
-    """From the call of `set` until another store's watch shows what was set, one after the other."""
+    """From the call of `set` until another store's watch reports it, one at a time."""
 
     async def set_up(_: Path) -> Watchers:
         return Watchers(await keyloft.open(url, sweep_every=None), await keyloft.open(url, sweep_every=None))
