@@ -19,7 +19,7 @@ from keyloft.core import keys
 from keyloft.core.records import Record, Space
 from keyloft.engines import open_engine
 from keyloft.semantic import Semantics, SemanticStore
-from keyloft.semantic.rows import Examiner
+from keyloft.semantic.row_checks import Examiner
 from keyloft.tuples.store import Store
 from tests.cli.test_tuples import Keyloft, at_a_terminal, call, environment, run
 from tests.support.everything import API, WEB, filled, run_sql

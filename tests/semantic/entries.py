@@ -8,7 +8,7 @@ from typing import Any
 from keyloft import Store
 from keyloft.core.records import Get, Space
 from keyloft.semantic import AuditRecord, Delete, Envelope, Put, Semantics, SemanticStore
-from keyloft.semantic.naming import place
+from keyloft.semantic.keys import place
 
 PROJECT = "tenant/acme/project/web"
 KEY = f"{PROJECT}/docs/onedrive/delta"

@@ -26,8 +26,8 @@ from keyloft.errors import (
     Undecodable,
 )
 from keyloft.plugins import rules
-from keyloft.semantic.naming import is_entry, key_of_row
-from keyloft.semantic.rows import Examiner
+from keyloft.semantic.keys import is_entry, key_of_row
+from keyloft.semantic.row_checks import Examiner
 from keyloft.server.config import Flags
 
 _LONGEST_KEY = 300

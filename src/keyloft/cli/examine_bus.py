@@ -32,7 +32,7 @@ from keyloft.errors import (
 )
 from keyloft.plugins import rules
 from keyloft.plugins.wire import OPERATIONS
-from keyloft.semantic import naming
+from keyloft.semantic import keys
 from keyloft.server.config import Config
 from keyloft.server.isolation import ADMIN, SERVICE, logins_in
 
@@ -47,7 +47,7 @@ _ISOLATION_SECONDS: Final = 20.0
 _NOBODY: Final = "keyloft-doctor-nobody"
 """A plugin, and a tenant, that there is not."""
 _KEY: Final = "keyloft-doctor"
-_TENANT: Final = naming.tenant_user("")
+_TENANT: Final = keys.tenant_user("")
 _LEAST_PAYLOAD_BYTES: Final = limits.PLUGIN_VALUE_BYTES + 8192
 """The largest value, and what a request or an answer has around it."""
 _AT_ONCE: Final = 8
@@ -321,7 +321,7 @@ def _too_wide(name: str, permitted: Sequence[tuple[str, str]]) -> Finding:
 def _attempts(config: Config) -> list[tuple[str, str]]:
     """What no plugin and no tenant may do: speak and listen in another one's place."""
     requests = [f"{prefix}.{_NOBODY}.{operation}" for prefix in config.prefixes for operation in OPERATIONS]
-    requests += [f"{config.semantic_prefix}.{_NOBODY}.{_NOBODY}.{operation}" for operation in naming.OPERATIONS]
+    requests += [f"{config.semantic_prefix}.{_NOBODY}.{_NOBODY}.{operation}" for operation in keys.OPERATIONS]
     everything = [f"{prefix}.>" for prefix in (*config.prefixes, config.semantic_prefix)]
     inboxes = [f"_INBOX_{_NOBODY}.answer", "_INBOX.answer"]
     heard = [*everything, *requests, *inboxes, f"_INBOX_{_NOBODY}.>", "_INBOX.>"]

@@ -15,7 +15,7 @@ from keyloft.core.records import Key, Record, Space
 from keyloft.core.values import LOST
 from keyloft.errors import Undecodable
 from keyloft.plugins import rules
-from keyloft.semantic import naming
+from keyloft.semantic.keys import rows_of_project
 
 _SLICE_BYTES: Final = 4 * limits.SCAN_BYTES
 _TIMES: Final = (int, type(None))
@@ -41,7 +41,7 @@ class Selection(Struct, frozen=True):
             start, end = keys.below(keys.encode_prefix(keytext.read_prefix(prefix)))
             parts.append(Range(Space.TUPLES, start, end))
         if project is not None:
-            parts += [Range(Space.SEMANTIC, *rows) for rows in naming.rows_of_project(project)]
+            parts += [Range(Space.SEMANTIC, *rows) for rows in rows_of_project(project)]
         if plugin is not None:
             name = rules.plugin_name(plugin)
             parts.append(Range(Space.PLUGINS, (name, ""), (f"{name}\x01", "")))

@@ -61,7 +61,7 @@ def nats_config(
 
     Example: keyloft nats-config --plugin trivia --plugin quote-db --output nats.conf
     """
-    from keyloft.semantic.naming import tenant_user
+    from keyloft.semantic.keys import tenant_user
     from keyloft.server import isolation
 
     plugins, tenants = plugin or [], tenant or []

@@ -15,8 +15,8 @@ from keyloft.core.maintenance import Facts, Maintenance, Progress, Range, Size, 
 from keyloft.core.records import Space
 from keyloft.core.urls import without_password
 from keyloft.errors import InvalidArgument
-from keyloft.semantic.naming import is_entry
-from keyloft.semantic.rows import project_of
+from keyloft.semantic.keys import is_entry
+from keyloft.semantic.row_checks import project_of
 from keyloft.server.config import Flags
 
 _LONGEST_SECONDS = 1000 * 366 * 86_400

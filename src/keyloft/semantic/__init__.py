@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 from keyloft.core.extras import loader
 from keyloft.errors import Escalated, LockHeld, LockLost, NotForward, NothingToRestore, StaleFence, VersionConflict
 from keyloft.semantic.audit import AuditRecord
-from keyloft.semantic.changes import Delete, FailedWrite, Put
 from keyloft.semantic.checkpoints import Checkpoint
 from keyloft.semantic.dead_letters import DeadLetter
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.flags import Flags
-from keyloft.semantic.indexes import IndexVersion
+from keyloft.semantic.index_versions import IndexVersion
+from keyloft.semantic.keys import key_of, shortened
 from keyloft.semantic.locks import Lock
-from keyloft.semantic.naming import key_of, shortened
+from keyloft.semantic.monitoring import Alert, Signals
+from keyloft.semantic.planning import Delete, FailedWrite, Put
 from keyloft.semantic.retry import Retry
-from keyloft.semantic.signals import Alert, Signals
 from keyloft.semantic.store import SemanticStore
 
 if TYPE_CHECKING:

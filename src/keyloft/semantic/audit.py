@@ -22,7 +22,7 @@ from keyloft.core.records import EVERYTHING, Append, Get, Latest, Record, Scan, 
 from keyloft.core.values import Encoding
 from keyloft.errors import Undecodable
 from keyloft.semantic.envelope import directive_of, moment, read_stored
-from keyloft.semantic.naming import Place, audit_log, rows_below
+from keyloft.semantic.keys import Place, audit_log, rows_below
 
 Action: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore"]
 

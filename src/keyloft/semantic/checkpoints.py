@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from keyloft.errors import InvalidArgument, NotForward
-from keyloft.semantic.changes import Put
 from keyloft.semantic.envelope import Envelope, Semantics
+from keyloft.semantic.planning import Put
 
 if TYPE_CHECKING:
     from keyloft.semantic.store import SemanticStore

@@ -13,9 +13,9 @@ from keyloft.core.lazy import LazyList
 from keyloft.errors import InvalidArgument
 from keyloft.nats.client import Caller
 from keyloft.nats.connection import Login
-from keyloft.semantic import changes, naming, wire
-from keyloft.semantic.changes import Change, Delete, Put
+from keyloft.semantic import keys, planning, wire
 from keyloft.semantic.envelope import Envelope, ExpectedVersion, Semantics, request_name
+from keyloft.semantic.planning import Change, Delete, Put
 
 
 class SemanticClient:
@@ -35,7 +35,7 @@ class SemanticClient:
         tenant: str,
         project: str,
         *,
-        prefix: str = naming.PREFIX,
+        prefix: str = keys.PREFIX,
         timeout: float = limits.PATIENCE_SECONDS,
     ) -> None:
         """Args:
@@ -46,12 +46,12 @@ class SemanticClient:
         prefix: The subject before `.<tenant>.<project>.<operation>`, as the service has it.
         timeout: How many seconds a request waits for its answer.
         """
-        self._spot = wire.Spot(naming.tenant_id(tenant), naming.project_id(project))
+        self._spot = wire.Spot(keys.tenant_id(tenant), keys.project_id(project))
         self._prefix = prefix
         self._caller = Caller(
             nats,
             subjects=f"{prefix}.<tenant>.<project>.<operation>",
-            log_in_as=f"the tenant {tenant}, whose user is {naming.tenant_user(tenant)}",
+            log_in_as=f"the tenant {tenant}, whose user is {keys.tenant_user(tenant)}",
             timeout=timeout,
             refused=wire.refused,
         )
@@ -64,7 +64,7 @@ class SemanticClient:
         tenant: str,
         project: str,
         login: Login | None = None,
-        prefix: str = naming.PREFIX,
+        prefix: str = keys.PREFIX,
         timeout: float = limits.PATIENCE_SECONDS,  # noqa: ASYNC109 (later requests have it, too)
         **options: Any,
     ) -> "SemanticClient":
@@ -87,7 +87,7 @@ class SemanticClient:
             url,
             name=f"keyloft tenant {tenant}",
             login=login,
-            inbox=f"_INBOX_{naming.tenant_user(tenant)}",
+            inbox=f"_INBOX_{keys.tenant_user(tenant)}",
             options=options,
         )
         return client
@@ -135,7 +135,7 @@ class SemanticClient:
             TimedOut: It may have been made, or not: the same call with the same request id tells.
         """
         asked = Put(self._spot.key(path), value, expected_version, writer, semantics, spec_ref, fence)
-        fields = _fields(changes.putting(asked)) | {"requestId": request_name(request_id)}
+        fields = _fields(planning.putting(asked)) | {"requestId": request_name(request_id)}
         entry = wire.envelope_of((await self._request("put", fields))["entry"])
         assert entry is not None
         return entry
@@ -152,7 +152,7 @@ class SemanticClient:
     ) -> Envelope | None:
         """Remove an entry, if it is what is expected; returns what was removed."""
         asked = Delete(self._spot.key(path), expected_version, writer, spec_ref, fence)
-        fields = _fields(changes.deleting(asked)) | {"requestId": request_name(request_id)}
+        fields = _fields(planning.deleting(asked)) | {"requestId": request_name(request_id)}
         return wire.envelope_of((await self._request("delete", fields))["entry"])
 
     async def batch(
@@ -162,7 +162,7 @@ class SemanticClient:
         asked = []
         for operation in operations:
             whole = replace(operation, key=self._spot.key(operation.key))
-            change = changes.putting(whole) if isinstance(whole, Put) else changes.deleting(whole)
+            change = planning.putting(whole) if isinstance(whole, Put) else planning.deleting(whole)
             asked.append(_fields(change) | {"operation": change.action})
         reply = await self._request("batch", {"operations": asked, "requestId": request_name(request_id)})
         return [wire.envelope_of(entry) for entry in reply["entries"]]
@@ -173,7 +173,7 @@ class SemanticClient:
             raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
         if prefix.startswith("tenant/"):
             raise InvalidArgument("prefix: it is of the path within the project, without tenant and project")
-        naming.below(self._spot.prefix + prefix)
+        keys.below(self._spot.prefix + prefix)
         return RemoteEnvelopes(self._request, self._spot, prefix, values, limit)
 
     async def _request(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from keyloft.core.records import EVERYTHING, Batch, Check, Committed, Get, Recor
 from keyloft.core.records import Delete as Remove
 from keyloft.core.values import Encoding, decode_json
 from keyloft.errors import DatabaseError, InvalidArgument, Undecodable
-from keyloft.semantic import naming
-from keyloft.semantic.changes import Change
+from keyloft.semantic import keys
+from keyloft.semantic.commits import Attempt, Writer
 from keyloft.semantic.envelope import ANY, Envelope, ExpectedVersion, Semantics, expected, moment
-from keyloft.semantic.naming import place
-from keyloft.semantic.writing import Attempt, Writer
+from keyloft.semantic.keys import place
+from keyloft.semantic.planning import Change
 
 logger = logging.getLogger("keyloft.semantic")
 
@@ -127,7 +127,7 @@ class DeadLetters:
         at = given_up.changes[0].place
         # An id of its own, not the commit's version: if an answer gets lost, the same letter is saved again.
         name = f"{time.time_ns():016x}{secrets.token_hex(4)}"
-        row = naming.dead_letters(at.tenant, at.project) + name.encode()
+        row = keys.dead_letters(at.tenant, at.project) + name.encode()
         self._unsaved[name] = Set(_SEMANTIC, row, letter, Encoding.JSON)
         try:
             await self._save(name)
@@ -160,8 +160,8 @@ class DeadLetters:
 
     async def list(self, project: str) -> AsyncIterator[DeadLetter]:
         """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first."""
-        within = naming.below(project)
-        start, end = naming.rows_below(naming.dead_letters(within.tenant, within.project))
+        within = keys.below(project)
+        start, end = keys.rows_below(keys.dead_letters(within.tenant, within.project))
         async for page in Pages(self._engine, Scan(_SEMANTIC, start, end, EVERYTHING)):
             for record in page:
                 yield _shown(record, within.tenant, within.project)
@@ -190,7 +190,7 @@ class DeadLetters:
             changes = [msgspec.structs.replace(change, expected=version) for change in changes]
         memory = None
         if stored.request_id is not None and stored.is_batch:
-            memory = naming.batch_request(letter.tenant, letter.project, stored.request_id)
+            memory = keys.batch_request(letter.tenant, letter.project, stored.request_id)
         return await self._writer.carry_out(changes, stored.request_id, memory, (row, record.version))
 
     async def drop(self, letter: DeadLetter) -> bool:
@@ -201,7 +201,7 @@ class DeadLetters:
         return done.found[0]
 
     def _row(self, letter: DeadLetter) -> bytes:
-        return naming.dead_letters(letter.tenant, letter.project) + letter.id.encode()
+        return keys.dead_letters(letter.tenant, letter.project) + letter.id.encode()
 
 
 def read_letter(record: Record) -> _Letter:

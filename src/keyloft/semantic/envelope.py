@@ -12,7 +12,7 @@ from keyloft import limits
 from keyloft.core import values
 from keyloft.core.records import Record
 from keyloft.errors import InvalidArgument, InvalidValue, Undecodable, ValueTooLarge
-from keyloft.semantic.naming import key_of_row
+from keyloft.semantic.keys import key_of_row
 
 PURPOSES: Final = ("checkpoint", "feature_flag", "lock", "cursor", "config", "index_version")
 """What an entry can be for, besides what a store registers on its own."""

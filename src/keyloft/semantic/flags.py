@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from keyloft.errors import Closed, InvalidArgument, KeyloftError
-from keyloft.semantic import naming
+from keyloft.semantic import keys
 from keyloft.semantic.envelope import ANY, Envelope, ExpectedVersion, Semantics
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Flags:
     def _key(self, name: str) -> str:
         if not isinstance(name, str) or "/" in name:
             raise InvalidArgument("a flag's name is one part of a path: a-z 0-9 . _ -")
-        return naming.key_of(self._tenant, self._project, _FOLDER, name)
+        return keys.key_of(self._tenant, self._project, _FOLDER, name)
 
 
 class LiveFlags(Mapping[str, Any]):

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Check, Conflict, Get, Record, Space, Touch
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
-from keyloft.semantic.changes import Put, putting
+from keyloft.semantic.commits import Writer, attempt
 from keyloft.semantic.envelope import LOCK, Envelope, Semantics, directive_of, envelope_of, read_stored
-from keyloft.semantic.naming import Place
-from keyloft.semantic.writing import Writer, attempt
+from keyloft.semantic.keys import Place
+from keyloft.semantic.planning import Put, putting
 
 if TYPE_CHECKING:
     from keyloft.semantic.store import SemanticStore

@@ -28,7 +28,7 @@ from keyloft.errors import (
     Unanswered,
     VersionConflict,
 )
-from keyloft.semantic.writing import Attempt, attempt
+from keyloft.semantic.commits import Attempt, attempt
 
 if TYPE_CHECKING:
     from keyloft.semantic.dead_letters import DeadLetters

@@ -20,9 +20,9 @@ import keyloft
 from keyloft import limits
 from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
 from keyloft.nats import connection as bus
-from keyloft.semantic import naming, wire
-from keyloft.semantic.changes import Delete, Put
+from keyloft.semantic import keys, wire
 from keyloft.semantic.envelope import Envelope
+from keyloft.semantic.planning import Delete, Put
 from keyloft.semantic.store import SemanticStore
 from keyloft.semantic.wire import Listing, Spot
 
@@ -60,7 +60,7 @@ class SemanticService:
         nats: Nats,
         store: SemanticStore,
         *,
-        prefix: str = naming.PREFIX,
+        prefix: str = keys.PREFIX,
         reserved: Sequence[str] = (),
         queue: str = "keyloft",
         requests_per_tenant: int = limits.REQUESTS_PER_PLUGIN,
@@ -95,7 +95,7 @@ class SemanticService:
         self._refusing: asyncio.Task[None] | None = None
         self._pace = bus.Pace(_LINES_PER_SECOND, self._tell_unsaid)
         self._endpoints: dict[str, bus.Endpoint] = {
-            operation: bus.Endpoint(operation, f"{self._prefix}*.*.{operation}") for operation in naming.OPERATIONS
+            operation: bus.Endpoint(operation, f"{self._prefix}*.*.{operation}") for operation in keys.OPERATIONS
         }
         self._others = bus.Endpoint("", "")
         self._listed = bus.Listed(
@@ -150,12 +150,12 @@ class SemanticService:
     def _route(self, subject: str) -> tuple[Spot, str]:
         """Whose request this is and what it asks for: both come from the subject alone."""
         words = subject[len(self._prefix) :].split(".")
-        if len(words) != 3 or words[2] not in naming.OPERATIONS:
+        if len(words) != 3 or words[2] not in keys.OPERATIONS:
             raise InvalidSubject(
                 f"a subject is {self._prefix}<tenant>.<project>.<operation>, "
-                f"the operation one of {', '.join(naming.OPERATIONS)}"
+                f"the operation one of {', '.join(keys.OPERATIONS)}"
             )
-        return Spot(naming.tenant_id(words[0]), naming.project_id(words[1])), words[2]
+        return Spot(keys.tenant_id(words[0]), keys.project_id(words[1])), words[2]
 
     def _take(self, request: _Request) -> None:
         writing = self._writing.setdefault(request.spot, {})

@@ -23,22 +23,22 @@ from keyloft.errors import (
     Undecodable,
     ValueTooLarge,
 )
-from keyloft.semantic import changes, naming
 from keyloft.semantic import envelope as rules
+from keyloft.semantic import keys, planning
 from keyloft.semantic.audit import AuditTrail
-from keyloft.semantic.changes import Change, Delete, Put
 from keyloft.semantic.checkpoints import Checkpoint
+from keyloft.semantic.commits import Retention, Writer
 from keyloft.semantic.dead_letters import DeadLetters
 from keyloft.semantic.envelope import PURPOSES, Envelope, ExpectedVersion, Semantics, envelope_of, read_stored
 from keyloft.semantic.flags import Flags
-from keyloft.semantic.indexes import IndexVersion
+from keyloft.semantic.index_versions import IndexVersion
+from keyloft.semantic.keys import place
 from keyloft.semantic.locks import Lock
-from keyloft.semantic.naming import place
+from keyloft.semantic.monitoring import Alert, Signals
+from keyloft.semantic.planning import Change, Delete, Put
+from keyloft.semantic.read_modify_write import Update
 from keyloft.semantic.retry import Retry
-from keyloft.semantic.signals import Alert, Signals
-from keyloft.semantic.updates import Update
-from keyloft.semantic.watching import Watching
-from keyloft.semantic.writing import Retention, Writer
+from keyloft.semantic.watches import Watching
 from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class SemanticStore:
             after: Only entries behind this key: the last one of a list continues it.
         """
         self._writer.check_open()
-        start, end = naming.below(prefix).rows
+        start, end = keys.below(prefix).rows
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
         behind = None if after is None else place(after).entry
@@ -182,9 +182,9 @@ class SemanticStore:
     def changes(self, prefix: str) -> Watching[dict[str, Envelope | None]]:
         """What changes from now on at the keys that begin with a text, by key; None once deleted or expired."""
         self._writer.check_open()
-        start, end = naming.below(prefix).rows
+        start, end = keys.below(prefix).rows
         watch = self._engine.watch(Scan(_SEMANTIC, start, end, EVERYTHING))
-        return Watching(watch, lambda found: {naming.key_of_row(change.key): _shown(change) for change in found})
+        return Watching(watch, lambda found: {keys.key_of_row(change.key): _shown(change) for change in found})
 
     def audit(
         self, about: str, *, after: int | None = None, limit: int | None = None, reverse: bool = False
@@ -202,7 +202,7 @@ class SemanticStore:
             raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
         if after is not None and (type(after) is not int or not 0 <= after < 2**63 - 1):
             raise InvalidArgument("after: the sequence of an audit record")
-        within = naming.below(about)
+        within = keys.below(about)
         at = place(about) if within.path else None
         return AuditTrail(self._engine, within.tenant, within.project, at, after=after, limit=limit, reverse=reverse)
 
@@ -258,7 +258,7 @@ class SemanticStore:
             VersionConflict: Something else is there; or the request id was used for another request.
             StaleFence: The lock is no longer held by whoever got this token.
         """
-        change = changes.deleting(Delete(key, expected_version, writer, spec_ref, fence))
+        change = planning.deleting(Delete(key, expected_version, writer, spec_ref, fence))
         [removed] = await self._writer.carry_out([change], request_id)
         return removed
 
@@ -271,7 +271,7 @@ class SemanticStore:
             NothingToRestore: There is nothing, or it is too long ago.
             VersionConflict: Something is there.
         """
-        change = changes.restoring(key, writer, spec_ref)
+        change = planning.restoring(key, writer, spec_ref)
         [entry] = await self._writer.carry_out([change], request_id)
         assert entry is not None
         return entry
@@ -290,14 +290,14 @@ class SemanticStore:
         if not 1 <= len(asked) <= limits.BATCH_OPERATIONS:
             raise InvalidArgument(f"operations: from 1 to {limits.BATCH_OPERATIONS} puts and deletes, not {len(asked)}")
         prepared = [self._prepared(operation, number) for number, operation in enumerate(asked)]
-        keys = [change.place.key for change in prepared]
-        if len(set(keys)) < len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
+        named = [change.place.key for change in prepared]
+        if len(set(named)) < len(named):
+            twice = next(key for key in named if named.count(key) > 1)
             raise InvalidArgument(f"operations: {twice} is named twice; a batch writes each key once")
         first = prepared[0].place
         row = None
         if (name := rules.request_name(request_id)) is not None:
-            row = naming.batch_request(first.tenant, first.project, name)
+            row = keys.batch_request(first.tenant, first.project, name)
         return await self._writer.carry_out(prepared, request_id, row)
 
     async def update(
@@ -392,7 +392,7 @@ class SemanticStore:
 
     def flags(self, tenant: str, project: str, defaults: Mapping[str, Any] | None = None) -> Flags:
         """The feature flags of a project; one that is not set has its default."""
-        return Flags(self, naming.tenant_id(tenant), naming.project_id(project), defaults or {})
+        return Flags(self, keys.tenant_id(tenant), keys.project_id(project), defaults or {})
 
     def index_version(self, key: str, *, writer: str | None = None) -> IndexVersion:
         """Which version of an index is the active one; whoever watches it hears of the next."""
@@ -405,15 +405,15 @@ class SemanticStore:
             repo = await store.shorten("acme", "web", "https://github.com/acme/a-very-long-name", writer="indexer")
             key = key_of("acme", "web", "code", repo, "last_sha")
         """
-        part = naming.shortened(identifier)
-        key = naming.key_of(tenant, project, "identifiers", part)
+        part = keys.shortened(identifier)
+        key = keys.key_of(tenant, project, "identifiers", part)
         if (await self.get(key)) is None:
             await self.put(key, identifier, expected_version=rules.ANY, writer=writer, semantics=Semantics("config"))
         return part
 
     async def identifier(self, tenant: str, project: str, part: str) -> str | None:
         """The identifier that `shorten` made a part of."""
-        entry = await self.get(naming.key_of(tenant, project, "identifiers", part))
+        entry = await self.get(keys.key_of(tenant, project, "identifiers", part))
         return None if entry is None else str(entry.value)
 
     def _prepared(self, operation: Put | Delete, number: int) -> Change:
@@ -422,7 +422,7 @@ class SemanticStore:
                 case Put():
                     return self._putting(operation)
                 case Delete():
-                    return changes.deleting(operation)
+                    return planning.deleting(operation)
         except ValueTooLarge as error:
             raise ValueTooLarge(error.size, error.limit, f"operations[{number}]: {error}") from None
         except InvalidInput as error:
@@ -430,7 +430,7 @@ class SemanticStore:
         raise InvalidArgument(f"operations[{number}]: each is a Put or a Delete, not {type(operation).__name__}")
 
     def _putting(self, asked: Put) -> Change:
-        change = changes.putting(asked)
+        change = planning.putting(asked)
         assert change.semantics is not None
         if change.semantics.purpose not in self._purposes:
             raise InvalidArgument(
@@ -452,8 +452,8 @@ class SemanticStore:
             [due] = await self._writer.read(Expired(_SEMANTIC, limits.SWEEP_SLICE))
             if not due:
                 return expired
-            rest = [record for record in due if not naming.is_entry(record.key)]
-            entries = [record for record in due if naming.is_entry(record.key)]
+            rest = [record for record in due if not keys.is_entry(record.key)]
+            entries = [record for record in due if keys.is_entry(record.key)]
             swept = await asyncio.gather(*[self._writer.expire(record) for record in entries])
             expired += sum(swept)
             removed = 0

@@ -18,9 +18,9 @@ from keyloft.core.values import encode_json
 from keyloft.errors import InvalidArgument, InvalidKey, KeyloftError, StaleFence, ValueTooLarge, VersionConflict
 from keyloft.nats import connection as bus
 from keyloft.nats import payloads
-from keyloft.semantic.changes import Delete, FailedWrite, Put
 from keyloft.semantic.envelope import Envelope, Semantics
-from keyloft.semantic.naming import key_of
+from keyloft.semantic.keys import key_of
+from keyloft.semantic.planning import Delete, FailedWrite, Put
 
 # A character takes six bytes as an escape; more than that, and the names around it, no allowed request needs.
 _LARGEST: Final = 6 * limits.SEMANTIC_VALUE_BYTES + 32_768

@@ -40,8 +40,8 @@ from keyloft.plugins.client import PREFIX
 from keyloft.plugins.meters import Meters
 from keyloft.plugins.service import NAME, DatabaseService
 from keyloft.plugins.store import BotDatabase
+from keyloft.semantic.monitoring import Signals
 from keyloft.semantic.service import SemanticService
-from keyloft.semantic.signals import Signals
 from keyloft.semantic.store import SemanticStore
 from keyloft.server.config import DEFAULT_NATS_PORT, Config
 from keyloft.server.http import Answer, HttpServer, shown

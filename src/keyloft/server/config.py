@@ -20,7 +20,7 @@ from keyloft import limits
 from keyloft.errors import InvalidArgument
 from keyloft.plugins.rules import PREFIXES, QUEUE
 from keyloft.semantic.envelope import purpose_name
-from keyloft.semantic.naming import PREFIX as SEMANTIC_PREFIX
+from keyloft.semantic.keys import PREFIX as SEMANTIC_PREFIX
 from keyloft.server.isolation import isolate
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
 from keyloft.plugins.rules import PREFIXES
 from keyloft.plugins.wire import OPERATIONS
-from keyloft.semantic import naming
-from keyloft.semantic.naming import tenant_user
+from keyloft.semantic import keys
+from keyloft.semantic.keys import tenant_user
 
 SERVICE: Final = "SERVICE"
 ADMIN: Final = "ADMIN"
@@ -98,7 +98,7 @@ def isolate(
     tenants: Iterable[str] = (),
     *,
     prefixes: Sequence[str] = PREFIXES,
-    semantic_prefix: str = naming.PREFIX,
+    semantic_prefix: str = keys.PREFIX,
     passwords: Mapping[str, str] | None = None,
     listen: str = "127.0.0.1:4222",
 ) -> Isolation:
@@ -122,7 +122,7 @@ def isolate(
     if isinstance(plugins, str) or isinstance(tenants, str):
         raise InvalidArgument("plugins and tenants must be several names, not one string")
     names = _unlike([rules.plugin_name(name) for name in plugins], "plugin")
-    ids = _unlike([naming.tenant_id(tenant) for tenant in tenants], "tenant")
+    ids = _unlike([keys.tenant_id(tenant) for tenant in tenants], "tenant")
     *spaces, semantic = _prefixes([*_several(prefixes), semantic_prefix])
     if _LISTEN.fullmatch(listen) is None:
         raise InvalidArgument("listen must be host:port, as in 127.0.0.1:4222")
@@ -194,7 +194,7 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
             f"    # {user.inbox_prefix}",
             *_user(
                 user,
-                publish=[f"{semantic}.{tenant}.*.{operation}" for operation in naming.OPERATIONS],
+                publish=[f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS],
                 subscribe=[f"{user.inbox_prefix}.>"],
             ),
         ]

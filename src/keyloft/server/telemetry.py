@@ -17,7 +17,7 @@ from keyloft.errors import KeyloftError
 from keyloft.plugins.meters import BOUNDS, OTHER, Histogram, Meters
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.wire import OPERATIONS
-from keyloft.semantic.signals import ALERTS, Signals
+from keyloft.semantic.monitoring import ALERTS, Signals
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -25,7 +25,7 @@ from keyloft.semantic.envelope import (
     semantics_json,
     write_stored,
 )
-from keyloft.semantic.naming import Place, place
+from keyloft.semantic.keys import Place, place
 
 _SEMANTIC: Final = Space.SEMANTIC
 

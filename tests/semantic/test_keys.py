@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from keyloft import InvalidKey
 from keyloft.errors import InvalidInput, KeyTooLarge
 from keyloft.semantic import SemanticStore, key_of, shortened
-from keyloft.semantic.naming import Place, below, key_of_row, place
+from keyloft.semantic.keys import Place, below, key_of_row, place
 
 from .entries import KEY, PROJECT, delete, put, trail
 

@@ -10,11 +10,11 @@ from msgspec import Struct
 from keyloft.core.records import Record
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidKey, Undecodable
-from keyloft.semantic import naming
+from keyloft.semantic import keys
 from keyloft.semantic.audit import ENDING_BYTES, read_fact
-from keyloft.semantic.changes import remembered
 from keyloft.semantic.dead_letters import read_letter
 from keyloft.semantic.envelope import LOCK, envelope_of
+from keyloft.semantic.planning import remembered
 
 _TOKEN_BYTES: Final = 8
 
@@ -33,7 +33,7 @@ def project_of(row: bytes) -> tuple[str, str] | None:
     if len(words) < 4:
         return None
     try:
-        return naming.tenant_id(words[1].decode()), naming.project_id(words[2].decode())
+        return keys.tenant_id(words[1].decode()), keys.project_id(words[2].decode())
     except (InvalidKey, UnicodeDecodeError):
         return None
 
@@ -133,23 +133,23 @@ class Examiner:
         return None
 
     def _audit_key(self, record: Record) -> Defect | None:
-        if record.key != naming.AUDIT_KEY:
+        if record.key != keys.AUDIT_KEY:
             raise InvalidKey("another key")
         if not record.value:
             raise Undecodable("no key")
         return None
 
 
-def _place(row: bytes) -> naming.Place:
+def _place(row: bytes) -> keys.Place:
     """What the beginning of a row names: a tenant, a project and a path."""
-    return naming.place(naming.key_of_row(row))
+    return keys.place(keys.key_of_row(row))
 
 
 def _within_project(row: bytes, ending_bytes: int) -> tuple[bytes, bytes]:
     """The project that a row is of, and the numbers that its key ends with."""
     project = project_of(row)
     beginning, ending = row[:-ending_bytes], row[-ending_bytes:]
-    if project is None or beginning[2:] != naming.project_bytes(*project) + b"/":
+    if project is None or beginning[2:] != keys.project_bytes(*project) + b"/":
         raise InvalidKey("of no project")
     return beginning[2:-1], ending
 

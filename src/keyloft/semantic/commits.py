@@ -29,13 +29,13 @@ from keyloft.errors import (
     Undecodable,
     VersionConflict,
 )
-from keyloft.semantic import changes, naming
 from keyloft.semantic import envelope as rules
+from keyloft.semantic import keys, planning
 from keyloft.semantic.audit import Hasher
-from keyloft.semantic.changes import Change, FailedWrite, Known, Made, Plan, Reason, Seen
 from keyloft.semantic.envelope import Envelope, Stored, read_stored
-from keyloft.semantic.naming import Place, place
-from keyloft.semantic.signals import Signals
+from keyloft.semantic.keys import Place, place
+from keyloft.semantic.monitoring import Signals
+from keyloft.semantic.planning import Change, FailedWrite, Known, Made, Plan, Reason, Seen
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Writer:
     ) -> Sequence[Envelope | None]:
         if rules.request_name(request_id) is not None and row is None:
             row = wanted[0].place.request(str(request_id))
-        digest = "" if row is None else changes.digest_of(wanted)
+        digest = "" if row is None else planning.digest_of(wanted)
         hasher = self._hashes or await self._make_hasher()
         recorder = None if quiet else hasher
         thoroughly = any([change.action == "restore" for change in wanted])
@@ -147,13 +147,13 @@ class Writer:
             seen, record = (guess, None) if guess else await self._look(wanted, row, thoroughly)
             guess = ()
             if record is not None:
-                memory = changes.remembered(record)
+                memory = planning.remembered(record)
                 if memory.digest == digest:
                     if letter is not None:
                         plan = self._plan(hasher)
                         plan.drop(*letter)
                         await self.commit(plan.batch())
-                    return changes.replay(wanted, memory, record, request_id)
+                    return planning.replay(wanted, memory, record, request_id)
                 await self._refuse(wanted, seen, ["request_id"] * len(wanted), request_id, recorder)
             objections = [sight.objection(change) for change, sight in zip(wanted, seen, strict=True)]
             if any(objections):
@@ -161,7 +161,7 @@ class Writer:
             plan = self._plan(hasher)
             made = [plan.make(change, sight, request_id) for change, sight in zip(wanted, seen, strict=True)]
             if row is not None:
-                plan.remember(row, changes.memory_of(digest, made), self._keep.requests)
+                plan.remember(row, planning.memory_of(digest, made), self._keep.requests)
             if letter is not None:
                 plan.drop(*letter)
             done = await self.commit(plan.batch())
@@ -241,7 +241,7 @@ class Writer:
             [record] = await self.read(Get(_SEMANTIC, at.fence(fence)))
             if record is None:
                 return None
-            known = place(naming.key_of(at.tenant, at.project, record.value.decode()))
+            known = place(keys.key_of(at.tenant, at.project, record.value.decode()))
             if len(self._known_fences) >= _KNOWN_FENCES:
                 self._known_fences.clear()
             self._known_fences[at.inside, fence] = known
@@ -326,12 +326,12 @@ class Writer:
     async def _make_hasher(self) -> Hasher:
         """Where no key is configured, one that is kept in the database makes the audit's hashes."""
         while self._hashes is None:
-            [record] = await self.read(Get(_SEMANTIC, naming.AUDIT_KEY))
+            [record] = await self.read(Get(_SEMANTIC, keys.AUDIT_KEY))
             if record is not None:
                 self._hashes = Hasher(record.value)
                 break
-            made = Set(_SEMANTIC, naming.AUDIT_KEY, secrets.token_bytes(_KEY_BYTES), Encoding.BYTES)
-            await self.commit(Batch((made,), (Check(_SEMANTIC, naming.AUDIT_KEY, None),)))
+            made = Set(_SEMANTIC, keys.AUDIT_KEY, secrets.token_bytes(_KEY_BYTES), Encoding.BYTES)
+            await self.commit(Batch((made,), (Check(_SEMANTIC, keys.AUDIT_KEY, None),)))
         return self._hashes
 
     async def expire(self, due: Record) -> bool:
@@ -341,7 +341,7 @@ class Writer:
             return False
         plan = self._plan(self._hashes or await self._make_hasher())
         try:
-            at = place(naming.key_of_row(record.key))
+            at = place(keys.key_of_row(record.key))
             plan.expire(at, record, now - record.expires_at)
         except (Undecodable, ValueError) as error:
             logger.error("[KV] a damaged entry has expired and is removed: %s", error)
