@@ -413,9 +413,9 @@ async def test_what_somebody_wrote_since_the_look_is_not_replaced(url: str, tmp_
         source, target = await open_maintenance(tmp_path / "source.db"), await open_maintenance(url)
         async with source.snapshot() as snapshot:
             with pytest.raises(keyloft.Busy):
-                await target.become(snapshot, lambda done, of: None, clock=seen)
+                await target.become(snapshot, lambda done, of: None, expected_version=seen)
             assert (await kv.get(("mine",))).value == 2
-            assert await target.become(snapshot, lambda done, of: None, clock=seen + 1) == 1
+            assert await target.become(snapshot, lambda done, of: None, expected_version=seen + 1) == 1
         assert not (await kv.get(("mine",))).exists
         await source.aclose()
         await target.aclose()
@@ -438,7 +438,7 @@ async def test_a_restore_whose_answer_was_lost_is_made(postgres_url: str, tmp_pa
 
         between.lets_answer = lose_the_commit
         async with source.snapshot() as snapshot:
-            assert await target.become(snapshot, lambda done, of: None, clock=0) == 1
+            assert await target.become(snapshot, lambda done, of: None, expected_version=0) == 1
         assert between.accepted == 2
         await source.aclose()
         await target.aclose()

@@ -90,7 +90,7 @@ async def maintenance_of(url: str | Path) -> AsyncIterator[Maintenance]:
 
 async def exported(maintenance: Maintenance) -> bytes:
     async with maintenance.snapshot() as snapshot:
-        text = lines.head(snapshot.clock)
+        text = lines.head(snapshot.version)
         for part in EVERYTHING:
             async for some in snapshot.rows(part):
                 text += lines.write(part.space, some)

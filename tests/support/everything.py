@@ -56,7 +56,7 @@ def stored(url: str | Path) -> list[Any]:
         try:
             async with maintenance.snapshot() as snapshot:
                 return [
-                    snapshot.clock,
+                    snapshot.version,
                     *[row for part in EVERYTHING async for rows in snapshot.rows(part) for row in rows],
                 ]
         finally:

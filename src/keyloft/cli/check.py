@@ -163,8 +163,11 @@ def _defects_of(space: Space, snapshot: Snapshot) -> Callable[[Record], Defects]
     def defects(row: Record) -> Defects:
         if not isinstance(row.version, int):
             yield "version", "its version is no number"
-        elif row.version > snapshot.clock:
-            yield "version", f"its version, {row.version}, is above the clock, {snapshot.clock}: no commit has made it"
+        elif row.version > snapshot.version:
+            yield (
+                "version",
+                f"its version, {row.version}, is above the clock, {snapshot.version}: no commit has made it",
+            )
         if not isinstance(row.expires_at, int | None):
             yield "time", "its expiry is no time"
         elif space is not Space.PLUGINS and not (isinstance(row.key, bytes) and isinstance(row.value, bytes)):

@@ -157,7 +157,7 @@ async def _checked(file: Path, origin: str) -> tuple[int, int]:
 async def _counted(maintenance: Maintenance) -> tuple[int, int]:
     """How many rows there are, and the clock."""
     async with maintenance.snapshot() as snapshot:
-        return await count(snapshot, Selection()), snapshot.clock
+        return await count(snapshot, Selection()), snapshot.version
 
 
 async def _look(source: Path, url: str) -> tuple[int, int]:
@@ -193,11 +193,11 @@ async def _restored(source: Path, url: str, *, had: int) -> dict[str, Any]:
         held = await _digest(wanted)
         with progress("restoring", held.rows) as advance:
             # Where nothing was to be lost, nothing may have come meanwhile.
-            await maintenance.become(wanted, advance, clock=None if had else clock)
-        alone = wanted.clock if clock < wanted.clock else clock + 1
+            await maintenance.become(wanted, advance, expected_version=None if had else clock)
+        alone = wanted.version if clock < wanted.version else clock + 1
         async with maintenance.snapshot() as found:
-            verified = await _verified(held, found, alone=found.clock == alone)
-            return {"rows": held.rows, "clock": found.clock, "verified": verified}
+            verified = await _verified(held, found, alone=found.version == alone)
+            return {"rows": held.rows, "clock": found.version, "verified": verified}
 
 
 async def _copied(source: Path, file: Path) -> dict[str, Any]:
@@ -208,7 +208,7 @@ async def _copied(source: Path, file: Path) -> dict[str, Any]:
         async with maintenance_of(str(file)) as made, saved.snapshot() as wanted, made.snapshot() as found:
             held = await _digest(wanted)
             await _verified(held, found, alone=True)
-            return {"rows": held.rows, "clock": found.clock, "verified": True}
+            return {"rows": held.rows, "clock": found.version, "verified": True}
 
 
 @asynccontextmanager
@@ -253,9 +253,9 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _sizes(facts: Facts) -> dict[str, Any]:
-    return {"database_bytes": facts.database_bytes, "log_bytes": facts.log_bytes}
+    return {"database_bytes": facts.database_bytes, "log_bytes": facts.wal_bytes}
 
 
 def _taken(facts: Facts) -> str:
-    log = f" and {sized(facts.log_bytes)} of log" if facts.log_bytes else ""
+    log = f" and {sized(facts.wal_bytes)} of log" if facts.wal_bytes else ""
     return f"{sized(facts.database_bytes)}{log}"

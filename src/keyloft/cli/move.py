@@ -77,7 +77,7 @@ def export(
         async with source.snapshot() as snapshot:
             with whole as (out, after):
                 written = await _write(out, snapshot, selection, after)
-            return {"file": file, "entries": written, "clock": snapshot.clock}
+            return {"file": file, "entries": written, "clock": snapshot.version}
 
     with _told_if_stopped("Nothing else was changed." if file == "-" else f"--resume goes on with {file}.partial."):
         done = with_maintenance(database, work)
@@ -152,7 +152,7 @@ def copy(
 
     async def work(origin: Maintenance) -> dict[str, Any]:
         async with maintenance_of(target, make=True) as goal, origin.snapshot() as snapshot:
-            slices = Slices(goal, snapshot.clock, existing)
+            slices = Slices(goal, snapshot.version, existing)
             await _put_all(snapshot, slices, selection)
             async with goal.snapshot() as arrived:
                 with progress("comparing") as advance:
@@ -183,7 +183,7 @@ async def _write(out: IO[bytes], snapshot: Snapshot, selection: Selection, after
     """Write entries to a file; returns how many."""
     with progress("exporting") as advance:
         total = await count(snapshot, selection)
-        out.write(lines.head(snapshot.clock, selection.named))
+        out.write(lines.head(snapshot.version, selection.named))
         written = 0
         async for space, rows in rows_of(snapshot, selection, after):
             out.write(lines.write(space, rows))

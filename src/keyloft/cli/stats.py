@@ -123,7 +123,7 @@ class _Totals(Struct):
 
 async def _count(snapshot: Snapshot, soon: int, advance: Progress) -> _Totals:
     now, then, seen = snapshot.now, snapshot.now + soon, 0
-    totals = _Totals(snapshot.clock, {space: defaultdict(Tally) for space in Space})
+    totals = _Totals(snapshot.version, {space: defaultdict(Tally) for space in Space})
     for space in Space:
         owned = totals.faces[space]
         async for sizes in snapshot.sizes(Range(space)):
@@ -155,7 +155,7 @@ def _shown(name: str, facts: Facts, totals: _Totals, soon: float) -> dict[str, A
         "schema": facts.revision,
         "clock": totals.clock,
         "database_bytes": facts.database_bytes,
-        "log_bytes": facts.log_bytes,
+        "log_bytes": facts.wal_bytes,
         "soon_seconds": soon,
         **_fields(totals.all()),
         "faces": {space.value: _fields(totals.of(space)) for space in Space},
@@ -180,7 +180,7 @@ def _fields(tally: Tally) -> dict[str, Any]:
 
 
 def _show(name: str, facts: Facts, totals: _Totals, soon: float) -> None:
-    log = "" if facts.log_bytes is None else f", and {sized(facts.log_bytes)} of log"
+    log = "" if facts.wal_bytes is None else f", and {sized(facts.wal_bytes)} of log"
     say(f"{name}: {facts.engine}, schema {facts.revision}, version {totals.clock}")
     say(f"{sized(facts.database_bytes)} on disk{log}")
     names = ["entries", "keys and values", "trail and others", f"expire within {soon:g} s", "expired", "oldest expiry"]

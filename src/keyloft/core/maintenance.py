@@ -1,7 +1,7 @@
-"""The operator's door to a database: whole ones are looked through, moved, saved and put in order.
+"""The operator's interface to a whole database: inspect, copy, load, check, back up, compact.
 
-No face goes through it. It knows rows as they are stored, those that have expired included, with versions and times;
-the faces' three verbs show and write none of that.
+Only operators' commands use it. It shows rows as they are stored, expired ones included, with versions and times; the
+engine's three verbs neither show nor write those.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -16,11 +16,11 @@ from keyloft.core.records import Key, Record, Space
 from keyloft.errors import Busy, KeyloftError, Undecodable
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told how much of what is to be done is done; how much it is may change on the way."""
+"""Called with how much is done and how much there is to do; the second number may grow on the way."""
 
 
 LAST_MOMENT: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999, which is the last one that a `datetime` knows."""
+"""The last millisecond of the year 9999, the last one that a `datetime` can hold."""
 
 UNVERSIONED: Final = -1
 """The version of a row that is to get a new one."""
@@ -39,19 +39,19 @@ EVERYTHING: Final = tuple(map(Range, Space))
 
 
 class Facts(Struct, frozen=True):
-    """What a database is."""
+    """What a database is, and how large."""
 
     engine: str
     """As in `SQLite 3.50.4`."""
     revision: str
     database_bytes: int
-    """What all of it takes, the log not included."""
-    log_bytes: int | None
-    """What SQLite's log takes; None where there is none of our own."""
+    """The size of the database, without the write-ahead log."""
+    wal_bytes: int | None
+    """The size of SQLite's write-ahead log; None for PostgreSQL, whose log belongs to the server."""
 
 
 class Size(Struct, frozen=True, gc=False):
-    """A row without its value."""
+    """A row with the size of its value instead of the value."""
 
     key: Key
     value_bytes: int
@@ -59,28 +59,28 @@ class Size(Struct, frozen=True, gc=False):
 
 
 class Snapshot(Protocol):
-    """A database at one moment, for as long as it is open. It keeps nobody from writing."""
+    """A database at one moment, for as long as it is open. Writers don't wait for it."""
 
-    clock: int
-    """The version of the last commit."""
+    version: int
+    """The version of the last commit that it contains."""
     now: int
-    """When it was made, by the database's own time."""
+    """The database's time when the snapshot was made."""
 
     def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
-        """The rows of a range, or those of them after a key, in the order of their keys, with all times.
+        """The rows of a range, or those after a key of it, in the order of their keys.
 
-        Some come at a time: about a megabyte, and one at least.
+        They arrive in slices of about a megabyte, each of one row at least.
         """
 
     async def count(self, part: Range) -> int:
-        """How many rows there are."""
+        """How many rows there are in a range."""
 
     def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
-        """The same without the values."""
+        """The same rows without their values."""
 
 
 class Existing(StrEnum):
-    """What becomes of an entry in whose place another one is to be put."""
+    """What happens to an entry whose key another entry is to be stored under."""
 
     REFUSE = "refuse"
     KEEP = "keep"
@@ -88,7 +88,7 @@ class Existing(StrEnum):
 
 
 class AlreadyThere(KeyloftError):
-    """Something else is stored in the place of an entry that was to be put there."""
+    """Another entry is stored under the key of an entry to load."""
 
     code = "ALREADY_THERE"
 
@@ -99,13 +99,13 @@ class AlreadyThere(KeyloftError):
 
 
 class Loaded(Struct):
-    """What became of the rows that were to be put."""
+    """How many of the loaded rows met what."""
 
     new: int = 0
     same: int = 0
-    """They were there already."""
+    """An equal entry was stored already."""
     kept: int = 0
-    """Others were there, and still are."""
+    """Another entry was stored, and stays."""
     replaced: int = 0
 
     def add(self, other: "Loaded") -> None:
@@ -120,120 +120,132 @@ class Loaded(Struct):
 
 
 class Maintenance(Protocol):
-    """A database, as whoever runs it sees it."""
+    """A whole database, as its operator sees it."""
 
     async def facts(self) -> Facts: ...
 
     def snapshot(self) -> AbstractAsyncContextManager[Snapshot]: ...
 
-    async def load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
-        """Put rows, with their versions and times, all of them or none, and move the clock up to that of their origin.
+    async def load(self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing) -> Loaded:
+        """Store rows with their versions and times, all of them or none.
 
-        What replaces another entry gets a new version, as any write does: nobody can take it for what was there.
-
-        Raises:
-            AlreadyThere: And others are to be refused.
-        """
-
-    async def become(self, source: Snapshot, progress: Progress, *, clock: int | None = None) -> int:
-        """Replace all that is stored by what the source holds, all of it or nothing; returns how many rows that is.
-
-        The clock goes on from the higher of the two.
+        A row that replaces another entry gets a new version, as with any write.
 
         Args:
-            source: What it becomes.
-            progress: Told of the rows.
-            clock: What the clock must still be: whoever looked at what is to be replaced knows that nothing was added.
+            rows: Each with its space.
+            version: The version of the database they come from; this database's version counter ends at or above it.
+            existing: What happens where another entry is stored.
 
         Raises:
-            Busy: It is another one; nothing was changed.
+            AlreadyThere: `existing` is REFUSE, and another entry is stored under a row's key.
+        """
+
+    async def become(self, source: Snapshot, progress: Progress, *, expected_version: int | None = None) -> int:
+        """Replace all that is stored by what the source holds, all of it or nothing; returns how many rows that is.
+
+        The version counter continues from the higher of the two.
+
+        Args:
+            source: What to store.
+            progress: Called as rows are stored.
+            expected_version: Replace only if this is still the version of the last commit.
+
+        Raises:
+            Busy: The version is another one; nothing was changed.
         """
 
     async def damage(self, progress: Progress) -> list[str]:
-        """What the database itself finds wrong: pages, indexes, tables."""
+        """What the database's own check finds wrong with pages, indexes and tables."""
 
     async def backup(self, target: str, progress: Progress) -> None:
-        """Write all that is stored now into a fresh SQLite file, while others go on writing.
+        """Write all that is stored now into a new SQLite file, while others continue to write.
 
         Raises:
-            DatabaseError: It can't be read, or the file can't be written.
+            DatabaseError: The database can't be read, or the file can't be written.
         """
 
     async def compact(self) -> None:
-        """Give back the room of what was removed.
+        """Give the space of removed entries back.
 
         Raises:
-            Busy: Others hold what is to be given back.
+            Busy: Other processes still read what is to be given back.
         """
 
     async def aclose(self) -> None: ...
 
 
-def check_clock(before: int, clock: int | None) -> None:
-    """Refuse to replace what nobody has looked at.
+def check_unchanged(version: int, expected: int | None) -> None:
+    """Refuse to replace what another process wrote since the caller read it.
 
     Raises:
-        Busy: Somebody has written since the clock was this one.
+        Busy: The last commit is another one than expected.
     """
-    if clock is not None and before != clock:
-        raise Busy("somebody wrote into the database meanwhile; nothing was changed: try again")
+    if expected is not None and version != expected:
+        raise Busy("another process wrote into the database meanwhile; nothing was changed: try again")
 
 
-def weigh(
+def merge(
     space: Space, rows: Sequence[Record], stored: dict[Key, Record], existing: Existing, now: int, version: int
 ) -> tuple[list[Record], Loaded]:
-    """Decide what becomes of rows: which of them are written, and how many of each kind there are.
+    """Decide which rows to write, and count what they met.
 
-    A row whose key came before meets what was made of that one, as if it had been stored.
+    Of two rows with the same key, the second meets the first as if that were stored.
 
     Args:
-        space: Where they are to be put.
-        rows: They.
+        space: The space of the rows.
+        rows: What to load.
         stored: What is stored under their keys, expired or not.
-        existing: What to do where something else is.
-        now: What has expired by then is nothing.
-        version: What replaces something gets this one.
+        existing: What happens where another entry is stored.
+        now: An entry that has expired by then counts as absent.
+        version: The version of a row that replaces another entry.
 
     Raises:
-        AlreadyThere: And others are to be refused.
+        AlreadyThere: `existing` is REFUSE, and another entry is stored under a row's key.
     """
     written: dict[Key, Record] = {}
-    told = Loaded()
+    loaded = Loaded()
     for row in rows:
-        there = written.get(row.key) or stored.get(row.key)
-        if there is not None and content(there) == content(row):
-            told.same += 1
-        elif there is None or not there.is_alive(now):
-            told.new += 1
+        current = written.get(row.key) or stored.get(row.key)
+        if current is not None and content(current) == content(row):
+            loaded.same += 1
+        elif current is None or not current.is_alive(now):
+            loaded.new += 1
             written[row.key] = row if row.version != UNVERSIONED else replace(row, version=version)
         elif existing is Existing.KEEP:
-            told.kept += 1
+            loaded.kept += 1
         elif existing is Existing.REPLACE:
-            told.replaced += 1
+            loaded.replaced += 1
             written[row.key] = replace(row, version=version)
         else:
             raise AlreadyThere(space, row.key)
-    return list(written.values()), told
+    return list(written.values()), loaded
 
 
-def clock_after(before: int, clock: int, written: Iterable[Record], version: int) -> int:
-    """Where the clock goes once rows are written, whose origin had that other clock."""
-    return version if before > clock or any(row.version == version for row in written) else clock
+def version_after_load(before: int, source: int, written: Iterable[Record], version: int) -> int:
+    """The version counter once rows are written.
+
+    Args:
+        before: The counter before.
+        source: The version of the database that the rows come from.
+        written: The rows.
+        version: What rows got that were given a new version.
+    """
+    return version if before > source or any(row.version == version for row in written) else source
 
 
 def content(row: Record) -> tuple[bytes, int, int | None]:
-    """What makes two rows under one key the same to whoever reads them."""
+    """What makes two rows under one key equal to a reader."""
     return row.value, row.encoding, row.expires_at
 
 
-def text_of(row: Record) -> str:
+def plugin_text(row: Record) -> str:
     """The value of a plugin's row, as its column holds it.
 
     Raises:
-        Undecodable: It is no text.
+        Undecodable: It is not text.
     """
     try:
         return row.value.decode()
     except UnicodeDecodeError:
         plugin, key = row.key
-        raise Undecodable(f"what plugin {plugin} stores under {key!a} is no text: see `keyloft check`") from None
+        raise Undecodable(f"the value of plugin {plugin} under {key!a} is not text: run `keyloft check`") from None

@@ -19,10 +19,10 @@ from keyloft.core.maintenance import (
     Range,
     Size,
     Snapshot,
-    check_clock,
-    clock_after,
-    text_of,
-    weigh,
+    check_unchanged,
+    merge,
+    plugin_text,
+    version_after_load,
 )
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.values import JSON
@@ -149,7 +149,7 @@ def _plugin_table() -> _Table:
         ),
         bind=lambda rows: (
             *LAYOUTS[Space.PLUGINS].bind_keys([row.key for row in rows]),
-            list(map(text_of, rows)),
+            list(map(plugin_text, rows)),
             [row.version for row in rows],
             [row.expires_at for row in rows],
             [row.created_at for row in rows],
@@ -218,30 +218,30 @@ class PostgresMaintenance:
         finally:
             link.abandon()
 
-    async def load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
+    async def load(self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing) -> Loaded:
         async def work(transaction: Transaction, before: int, now: int) -> tuple[Loaded, int | None]:
             told, all_written = Loaded(), list[Record]()
-            version = max(before, clock) + 1
+            new_version = max(before, version) + 1
             for space in Space:
                 if some := [row for at, row in rows if at is space]:
                     stored = await _stored(transaction, space, some)
-                    written, of_space = weigh(space, some, stored, existing, now, version)
+                    written, of_space = merge(space, some, stored, existing, now, new_version)
                     await _put(transaction, space, written)
                     told.add(of_space)
                     all_written += written
-            return told, clock_after(before, clock, all_written, version) if all_written else None
+            return told, version_after_load(before, version, all_written, new_version) if all_written else None
 
         return await self._write(work)
 
-    async def become(self, source: Snapshot, progress: Progress, *, clock: int | None = None) -> int:
+    async def become(self, source: Snapshot, progress: Progress, *, expected_version: int | None = None) -> int:
         made: tuple[int, int] | None = None
 
         async def work(transaction: Transaction, before: int, now: int) -> tuple[int, int | None]:
             nonlocal made
-            if clock is not None and made is not None and before == made[1]:
-                # The commit was made, and its answer lost: it was not somebody else who moved the clock.
+            if expected_version is not None and made is not None and before == made[1]:
+                # The commit was made, and its answer lost: no other process moved the version counter.
                 return made[0], None
-            check_clock(before, clock)
+            check_unchanged(before, expected_version)
             done = 0
             for table in _TABLES.values():
                 await transaction.execute(f"DELETE FROM {table.name}")
@@ -250,7 +250,7 @@ class PostgresMaintenance:
                     await _put(transaction, part.space, rows)
                     done += len(rows)
                     progress(done, done)
-            made = done, before + 1 if before >= source.clock else source.clock
+            made = done, before + 1 if before >= source.version else source.version
             return made
 
         return await self._write(work)
@@ -334,7 +334,7 @@ class PostgresSnapshot:
     def __init__(self, maintenance: PostgresMaintenance, transaction: Transaction, clock: int, now: int) -> None:
         self._upkeep = maintenance
         self._transaction = transaction
-        self.clock = clock
+        self.version = clock
         self.now = now
 
     async def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:

@@ -23,9 +23,9 @@ from keyloft.core.maintenance import (
     Range,
     Size,
     Snapshot,
-    check_clock,
-    clock_after,
-    weigh,
+    check_unchanged,
+    merge,
+    version_after_load,
 )
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.values import JSON, LOST
@@ -164,16 +164,16 @@ class SqliteMaintenance:
         finally:
             await self.do(partial(self.file.close, reader))
 
-    async def load(self, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing) -> Loaded:
+    async def load(self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing) -> Loaded:
         writer = await self.do(self.writer)
-        return await self.do(partial(self._load, writer, rows, clock, existing), writer)
+        return await self.do(partial(self._load, writer, rows, version, existing), writer)
 
-    async def become(self, source: Snapshot, progress: Progress, *, clock: int | None = None) -> int:
+    async def become(self, source: Snapshot, progress: Progress, *, expected_version: int | None = None) -> int:
         writer = await self.do(self.writer)
         done = 0
         try:
             await self.do(partial(_begin, writer, "IMMEDIATE"), writer)
-            check_clock(await self.do(partial(_clock, writer, self.file)), clock)
+            check_unchanged(await self.do(partial(_clock, writer, self.file)), expected_version)
             for layout in LAYOUTS.values():
                 await self.do(partial(_clear, writer, layout), writer)
             for part in EVERYTHING:
@@ -181,7 +181,7 @@ class SqliteMaintenance:
                     await self.do(partial(_put, writer, part.space, rows), writer)
                     done += len(rows)
                     progress(done, done)
-            await self.do(partial(self._settle_clock, writer, source.clock))
+            await self.do(partial(self._settle_clock, writer, source.version))
         except BaseException:
             await self.do(partial(_roll_back, writer))
             raise
@@ -284,20 +284,20 @@ class SqliteMaintenance:
         return self._writer
 
     def _load(
-        self, writer: apsw.Connection, rows: Sequence[tuple[Space, Record]], clock: int, existing: Existing
+        self, writer: apsw.Connection, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing
     ) -> Loaded:
         told, all_written = Loaded(), list[Record]()
         with _transaction(writer):
             before, now = _clock(writer, self.file), SystemClock().now()
-            version = max(before, clock) + 1
+            new_version = max(before, version) + 1
             for space in Space:
                 if some := [row for at, row in rows if at is space]:
-                    written, of_space = weigh(space, some, _stored(writer, space, some), existing, now, version)
+                    written, of_space = merge(space, some, _stored(writer, space, some), existing, now, new_version)
                     _put(writer, space, written)
                     told.add(of_space)
                     all_written += written
             if all_written:
-                writer.execute(WRITE_CLOCK, (clock_after(before, clock, all_written, version),)).fetchall()
+                writer.execute(WRITE_CLOCK, (version_after_load(before, version, all_written, new_version),)).fetchall()
         return told
 
 
@@ -308,7 +308,7 @@ class SqliteSnapshot:
         self._upkeep = maintenance
         self._connection = connection
         _hold(connection)
-        self.clock = _clock(connection, maintenance.file)
+        self.version = _clock(connection, maintenance.file)
         self.now = SystemClock().now()
 
     def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.core.maintenance import LAST_MOMENT, text_of
+from keyloft.core.maintenance import LAST_MOMENT, plugin_text
 from keyloft.core.records import Key, Page, PluginKey, Record, Scan, Space
 from keyloft.core.values import JSON, LOST
 
@@ -261,7 +261,7 @@ def _plugin_layout() -> Layout:
         expired=f"SELECT {no_value} FROM {table} WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
         bind_put=lambda record, anew: (
             *record.key,
-            text_of(record),
+            plugin_text(record),
             record.version,
             None if record.expires_at is None else time_text(record.expires_at),
             time_text(record.created_at),
