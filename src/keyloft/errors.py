@@ -25,6 +25,7 @@
     ├── LockHeld (TimeoutError)          LOCK_HELD          somebody else held a lock for as long as was waited
     ├── LockLost                         LOCK_LOST          a lock was lost while its holder was at work
     ├── Escalated                        ESCALATED          trying again did not help; the intent is a dead letter
+    ├── IncompatibleLibrary              INCOMPATIBLE_LIBRARY  a library has changed in a way that Keyloft can't use
     ├── NatsServerFailed                 NATS_SERVER_FAILED our own nats-server does not run
     ├── Unanswered (ConnectionError)     UNANSWERED         a request over the bus got no answer
     │   ├── NoService                    NO_SERVICE         nobody serves this subject
@@ -264,6 +265,12 @@ class Escalated(KeyloftError):
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, str | None]]:
         return type(self), (str(self), self.dead_letter)
+
+
+class IncompatibleLibrary(KeyloftError):
+    """An installed library lacks something that Keyloft uses; the message names it, and the versions that work."""
+
+    code = "INCOMPATIBLE_LIBRARY"
 
 
 class NatsServerFailed(KeyloftError):

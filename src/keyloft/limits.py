@@ -199,6 +199,15 @@ LOOP_ITERATION_SECONDS: Final = 0.001
 
 # Tuned: NATS, plugins and the server
 
+UNREAD_MESSAGES: Final = 20_000
+"""A connection to NATS stops reading while one of its subscriptions has more unread messages than this."""
+
+UNREAD_BYTES: Final = 64 * 1024 * 1024
+"""The same for the size of the unread messages."""
+
+UNREAD_CHECK_EVERY: Final = 64
+"""Both bounds are checked once in so many messages."""
+
 # Tuned: the semantic store
 
 # Tuned: operators' commands

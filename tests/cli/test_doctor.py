@@ -22,7 +22,7 @@ import keyloft
 from keyloft.cli import examine_data, findings, main
 from keyloft.core.records import Latest
 from keyloft.engines import Inspection
-from keyloft.nats import connection as bus
+from keyloft.nats.connection import Login, connect
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.server.http import Answer, HttpServer
 from keyloft.server.isolation import ADMIN, SERVICE, Isolation, User, isolate
@@ -415,9 +415,9 @@ def test_missing_rights_are_found(postgres_url: str, doctor: Doctor) -> None:
 @asynccontextmanager
 async def serving(server: NatsServer, user: User | None = None) -> AsyncIterator[BotDatabase]:
     """A service, and its database."""
-    login = bus.Login() if user is None else bus.Login(user=user.name, password=user.password)
+    login = Login() if user is None else Login(user=user.name, password=user.password)
     db = BotDatabase(":memory:")
-    service = DatabaseService(await bus.connect(server.url, name="served", login=login), db)
+    service = DatabaseService(await connect(server.url, name="served", login=login), db)
     await service.start()
     try:
         yield db

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from keyloft import errors, limits
-from keyloft.nats.connection import WIRE_ERRORS
+from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.plugins import BotDatabase
 from keyloft.plugins.meters import Meters
 from keyloft.server.telemetry import Metrics

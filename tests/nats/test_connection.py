@@ -1,6 +1,5 @@
-"""Ways into NATS, what is read and published there, and errors as they travel."""
+"""Ways to log in to NATS."""
 
-import asyncio
 import base64
 import hashlib
 import json
@@ -12,17 +11,15 @@ from typing import Any
 import nkeys  # type: ignore[import-untyped]
 import pytest
 import trustme
-from nats.errors import MaxPayloadError
 
 import keyloft
-from keyloft.nats import connection as bus
-from keyloft.nats.connection import WIRE_ERRORS, Login
+from keyloft.nats.connection import Login, connect
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from tests.support.nats import private_server
 
 
 async def a_value_goes_through(url: str, login: Login, folder: Path) -> None:
-    connection = await bus.connect(url, name="service", login=login)
+    connection = await connect(url, name="service", login=login)
     db = BotDatabase(folder / "bot.db")
     service = DatabaseService(connection, db)
     await service.start()
@@ -68,99 +65,6 @@ class TestLogin:
 
     def test_secrets_are_not_shown(self) -> None:
         assert "hidden" not in repr(Login(user="ada", password="hidden", token="hidden"))
-
-
-class TestErrors:
-    @pytest.mark.parametrize("code", WIRE_ERRORS)
-    def test_a_code_goes_there_and_back(self, code: str) -> None:
-        kind = WIRE_ERRORS[code]
-        error = keyloft.ValueTooLarge(7, 5) if kind is keyloft.ValueTooLarge else kind("because")
-        back = bus.refused(json.loads(bus.refusal(error)))
-        assert type(back) is kind
-        assert back.code == code
-
-    def test_other_errors_travel_as_the_nearest_kind(self) -> None:
-        assert bus.wire_code(keyloft.DiskFull("full")) == "DATABASE_ERROR"
-        assert bus.wire_code(keyloft.Stalled("slow")) == "DATABASE_ERROR"
-        assert bus.wire_code(keyloft.InvalidKey("empty")) == "VALIDATION_ERROR"
-        assert bus.wire_code(keyloft.InvalidValueType("a set")) == "VALIDATION_ERROR"
-        assert bus.wire_code(keyloft.Closed()) == "INTERNAL_ERROR"
-        assert bus.wire_code(ZeroDivisionError()) == "INTERNAL_ERROR"
-
-    def test_what_a_database_or_a_bug_says_stays_here(self) -> None:
-        for error in (keyloft.DiskFull("/secret/path"), ZeroDivisionError("/secret/path")):
-            assert b"secret" not in bus.refusal(error)
-        assert b"may still be" in bus.refusal(keyloft.Stalled("it may still be carried out"))
-
-    def test_an_unknown_code_is_an_error_all_the_same(self) -> None:
-        assert type(bus.refused({"error_code": "LATER", "message": "x"})) is keyloft.KeyloftError
-        assert isinstance(bus.refused({}), keyloft.KeyloftError)
-
-
-class TestReading:
-    async def test_refusals_are_told_to_all_also_when_reading_pauses_between_them(self) -> None:
-        connection = bus.SturdyNats()
-        refused: list[bytes] = []
-        told: list[bytes] = []
-
-        def take(subject: str, reply: str, data: bytes) -> list[bytes]:
-            refused.append(reply.encode())
-            return refused
-
-        def turn() -> None:
-            nonlocal refused
-            told.extend(refused)
-            refused = []
-
-        async def pause(*_: object) -> None:
-            turn()
-
-        connection._takers[1] = take
-        connection._process_ping = connection._process_msg = pause  # type: ignore[method-assign, assignment]
-        for between in (b"PING\r\n", b"MSG other 2 0\r\n\r\n"):
-            told.clear()
-            flood = b"".join([b"MSG db.kv.rogue.get 1 r%d 0\r\n\r\n" % number for number in range(10)])
-            await connection._ps.parse(flood + between + flood)
-            turn()
-            assert len(told) == 20
-
-    async def test_half_a_message_of_one_who_left_does_not_hold_up_the_next(self) -> None:
-        connection = bus.SturdyNats()
-        taken: list[str] = []
-        connection._takers[1] = lambda subject, reply, data: taken.append(subject)
-        await connection._ps.parse(b"MSG a 1 5000\r\nabc")
-        del connection._takers[1]
-        await connection._ps.parse(b"x" * 4997 + b"\r\nMS")
-        connection._takers[2] = lambda subject, reply, data: taken.append(subject)
-        await connection._ps.parse(b"G b 2 2\r\nhi\r\n")
-        await connection._ps.parse(b"MSG c 2 2\r\nhi\r\nPI")
-        assert taken == ["b", "c"]
-
-
-class TestPublishing:
-    async def test_what_can_not_be_sent_keeps_nothing_else_from_being_sent(self) -> None:
-        async with private_server() as server:
-            connection = await bus.connect(server.url, name="test")
-            subscription = await connection.subscribe("here")
-            small, large = ("here", b"small"), ("here", b"x" * (connection.max_payload + 1))
-
-            async def heard(times: int) -> None:
-                for _ in range(times):
-                    assert (await subscription.next_msg(timeout=20)).data == b"small"
-
-            with pytest.raises(MaxPayloadError):
-                await bus.publish_all(connection, [small, large, small])
-            await heard(2)
-            await server.stop()
-            async with asyncio.timeout(10):
-                while connection.is_connected:
-                    await asyncio.sleep(0.01)
-            with pytest.raises(MaxPayloadError):
-                await bus.publish_all(connection, [small, large, small])
-            await bus.publish_to_all(connection, [b"here", b"\xff", b"here"], b"small")
-            await server.start()
-            await heard(4)
-            await connection.close()
 
 
 def decentralised(folder: Path) -> tuple[Path, Path]:

@@ -12,8 +12,8 @@ from nats.aio.msg import Msg
 
 import keyloft
 from keyloft import limits
-from keyloft.nats import connection as bus
-from keyloft.nats.connection import WIRE_ERRORS
+from keyloft.nats.connection import Login, connect
+from keyloft.nats.errors import WIRE_ERRORS, refusal
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from keyloft.server.isolation import Isolation, isolate
 from tests.support.nats import private_server, settled
@@ -99,7 +99,7 @@ class TestCalls:
 
         async def refuse(message: Msg) -> None:
             error = keyloft.ValueTooLarge(7, 5) if code == "VALUE_TOO_LARGE" else WIRE_ERRORS[code]("because")
-            await message.respond(bus.refusal(error))
+            await message.respond(refusal(error))
 
         await other.subscribe("refusing.>", cb=refuse)
         await settled(other)
@@ -151,7 +151,7 @@ class TestNoAnswer:
     async def test_a_server_that_goes_away_is_told_and_come_back_to(self, tmp_path: Path) -> None:
         async with private_server() as server:
             db = BotDatabase(tmp_path / "bot.db")
-            connection = await bus.connect(server.url, name="service")
+            connection = await connect(server.url, name="service")
             service = DatabaseService(connection, db)
             await service.start()
             async with await DatabaseClient.connect(server.url, plugin_name="trivia", timeout=1) as client:
@@ -189,7 +189,7 @@ class TestPermissions:
             service = DatabaseService(connection, db)
             await service.start()
             trivia = isolation.plugins["trivia"]
-            login = bus.Login(user=trivia.name, password=trivia.password)
+            login = Login(user=trivia.name, password=trivia.password)
             async with await DatabaseClient.connect(server.url, plugin_name="trivia", login=login) as client:
                 await client.kv.set("score", 100)
                 assert await client.kv.get("score") == 100

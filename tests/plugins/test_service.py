@@ -18,8 +18,8 @@ from nats.errors import NoRespondersError
 from keyloft import DiskFull, ManualClock
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Conflict
-from keyloft.nats import connection as bus
-from keyloft.nats.connection import WIRE_ERRORS
+from keyloft.nats.connection import Login, connect
+from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.plugins.service import _MOST_UNTOLD
 from tests.support.nats import private_server, settled
@@ -515,7 +515,7 @@ class TestTrouble:
 
     async def test_stopping_in_a_flood_of_mistakes_answers_them_and_ends(self, db: BotDatabase) -> None:
         async with private_server() as server:
-            connection = await bus.connect(server.url, name="service")
+            connection = await connect(server.url, name="service")
             service = DatabaseService(connection, db, requests_per_plugin=50)
             await service.start()
             client = await nats.connect(server.url, pending_size=64 * 1024 * 1024)
@@ -616,7 +616,7 @@ class TestStrangers:
         self, db: BotDatabase, sent: bytes
     ) -> None:
         async with private_server() as server:
-            connection = await bus.connect(server.url, name="service")
+            connection = await connect(server.url, name="service")
             service = DatabaseService(connection, db)
             await service.start()
             answers, rogue = await asyncio.open_connection("127.0.0.1", server.port)
@@ -636,7 +636,7 @@ class TestStrangers:
     async def test_a_flood_over_a_raw_socket_is_answered_to_the_last_request(self, db: BotDatabase) -> None:
         sent = 100_000
         async with private_server() as server:
-            connection = await bus.connect(server.url, name="service")
+            connection = await connect(server.url, name="service")
             service = DatabaseService(connection, db)
             await service.start()
             reader, rogue = await asyncio.open_connection("127.0.0.1", server.port)
@@ -666,7 +666,7 @@ class TestStrangers:
     @pytest.mark.parametrize("size", [1, 7, 50, 4096])
     async def test_requests_are_taken_whole_wherever_the_reading_cuts_them(self, db: BotDatabase, size: int) -> None:
         async with private_server() as server:
-            connection = await bus.connect(server.url, name="service")
+            connection = await connect(server.url, name="service")
             service = DatabaseService(connection, db)
             await service.start()
             client = await nats.connect(server.url)
@@ -709,7 +709,7 @@ class TestStrangers:
     ) -> None:
         sent = 200_000
         async with private_server() as server:
-            connection = await bus.connect(server.url, name="service")
+            connection = await connect(server.url, name="service")
             service = DatabaseService(connection, db)
             await service.start()
             client = await nats.connect(server.url)
@@ -737,7 +737,7 @@ class TestStrangers:
     ) -> None:
         """What is refused is passed over by its length: whatever it holds is no message of its own."""
         async with private_server() as server:
-            connection = await bus.connect(server.url, name="service")
+            connection = await connect(server.url, name="service")
             service = DatabaseService(connection, db, requests_per_plugin=10)
             await service.start()
             client = await nats.connect(server.url)
@@ -783,7 +783,7 @@ class TestStrangers:
             'authorization { users: [{ user: a, password: b, permissions: { publish: ["x"] } }] }'
         )
         async with private_server(tmp_path / "nats.conf") as server:
-            connection = await bus.connect(server.url, name="service", login=bus.Login(user="a", password="b"))
+            connection = await connect(server.url, name="service", login=Login(user="a", password="b"))
             for number in range(500):
                 await connection.publish(f"nope.{number}", b"")
             await connection.flush()

@@ -12,7 +12,7 @@ import pytest
 
 import keyloft
 from keyloft import errors, plugins, semantic
-from keyloft.nats import connection as bus
+from keyloft.nats.connection import connect
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +21,7 @@ def test_the_public_names_are_these() -> None:
     assert sorted(keyloft.__all__) == sorted(
         """
         Atomic Busy CannotOpen Clock Closed CommitResult CommitUnknown DatabaseError DiskFull Entry Escalated
+            IncompatibleLibrary
         InvalidArgument InvalidCursor InvalidInput InvalidJson InvalidKey InvalidKeyType InvalidPluginName
         InvalidSubject InvalidValue InvalidValueType KeyTooLarge KeyloftError Listing LockHeld LockLost
         ManualClock MissingField NatsServerFailed NoService NotACounter NotADatabase NotForward NotPermitted
@@ -117,7 +118,7 @@ README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_tex
 async def test_the_readme_runs(block: str, tmp_path: Path, nats_url: str) -> None:
     """A block that awaits at top level is what one would type into `python -m asyncio`, with `kv` open."""
     if "nats://127.0.0.1:4222" in block:
-        service = plugins.DatabaseService(await bus.connect(nats_url, name="readme"), plugins.BotDatabase())
+        service = plugins.DatabaseService(await connect(nats_url, name="readme"), plugins.BotDatabase())
         await service.start()
         await asyncio.to_thread(run_twice, block.replace("nats://127.0.0.1:4222", nats_url), tmp_path)
         await service.stop()

@@ -14,7 +14,7 @@ import keyloft
 from keyloft import DiskFull, ManualClock, Store
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Conflict
-from keyloft.nats.connection import WIRE_ERRORS
+from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.semantic import SemanticService, SemanticStore
 from tests.support.nats import settled
 from tests.support.postgres import database_url

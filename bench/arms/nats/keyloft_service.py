@@ -14,7 +14,7 @@ from bench.harness.child_main import run
 from bench.harness.data import Pair, stored_pairs
 from keyloft.core.records import Batch, Set, Space
 from keyloft.core.values import Encoding
-from keyloft.nats import connection as bus
+from keyloft.nats.connection import connect
 from keyloft.plugins.service import DatabaseService
 from keyloft.plugins.store import BotDatabase
 
@@ -25,7 +25,7 @@ _CHUNK = 2000
 async def serving(address: str, path: Path, stored: int) -> AsyncIterator[None]:
     db = BotDatabase(path)
     await fill(db, stored_pairs(stored))
-    client = await bus.connect(address, name="keyloft", skip_subject_validation=True)  # as keyloft serve does
+    client = await connect(address, name="keyloft", skip_subject_validation=True)  # as keyloft serve does
     service = DatabaseService(client, db)
     await service.start()
     yield

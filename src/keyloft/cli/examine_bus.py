@@ -183,7 +183,7 @@ async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
         NotPermitted: The server refuses the login.
         Unanswered: Whoever is there does not speak NATS.
     """
-    from keyloft.nats import connection as bus
+    from keyloft.nats.connection import connect
 
     refusals: set[tuple[str, str]] = set()
 
@@ -192,7 +192,7 @@ async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
 
     try:
         async with asyncio.timeout(_SECONDS):
-            connection = await bus.connect(
+            connection = await connect(
                 addresses, name="keyloft doctor", login=user.login, on_error=heard, inbox_prefix=user.inbox
             )
     except TimeoutError:

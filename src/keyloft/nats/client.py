@@ -16,8 +16,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
-from keyloft.nats import connection as bus
-from keyloft.nats.connection import Login
+from keyloft.nats.connection import Login, connect
 
 _CONNECT_SECONDS: Final = 3.0
 _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
@@ -59,7 +58,7 @@ class Caller:
         options.setdefault("inbox_prefix", inbox)
         try:
             self.nats = await asyncio.wait_for(
-                bus.connect(url, name=name, login=login, on_error=self._nats_said, **options),
+                connect(url, name=name, login=login, on_error=self._nats_said, **options),
                 min(self._timeout, _CONNECT_SECONDS),
             )
         except TimeoutError:

@@ -10,9 +10,9 @@ from nats.aio.client import Client as Nats
 from keyloft import limits
 from keyloft.core.lazy import LazyList
 from keyloft.errors import InvalidArgument
-from keyloft.nats import connection as bus
 from keyloft.nats.client import Caller
 from keyloft.nats.connection import Login
+from keyloft.nats.errors import refused
 from keyloft.plugins import rules
 
 PREFIX: Final = "db.kv"
@@ -45,7 +45,7 @@ class DatabaseClient:
             subjects=f"{prefix}.<plugin>.<operation>",
             log_in_as=f"the plugin {plugin_name}",
             timeout=timeout,
-            refused=bus.refused,
+            refused=refused,
         )
 
     @property

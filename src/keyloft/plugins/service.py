@@ -24,7 +24,10 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Delete, Get, Scan, Set, Space
 from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
-from keyloft.nats import connection as bus
+from keyloft.nats.connection import Handled, cancel, drain, subscribe
+from keyloft.nats.discovery import Discovery, Endpoint
+from keyloft.nats.errors import refusal, wire_code
+from keyloft.nats.internals import publish_all, publish_to_all
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
 from keyloft.plugins.meters import OTHER, Meter, Meters
@@ -38,7 +41,7 @@ _PLUGINS: Final = Space.PLUGINS
 _SLOW_CLEANUP_SECONDS: Final = 1.0
 _NOT_CARRIED_OUT: Final = "it was not carried out"
 _TOO_MANY: Final = "too many requests are under way, and this one was not carried out: try again later"
-_BUSY: Final = bus.refusal(Busy(_TOO_MANY))
+_BUSY: Final = refusal(Busy(_TOO_MANY))
 _MOST_UNTOLD: Final = 10_000
 """So many refusals may wait to be sent before no further request is read."""
 _TOLD_AT_ONCE: Final = 64
@@ -154,7 +157,7 @@ class DatabaseService:
         self._parked: dict[int, list[_Read]] = {}
         self._errors: Counter[str] = Counter()
         self._last_errors: dict[str, str] = {}
-        self._listed = bus.Listed(
+        self._discovery = Discovery(
             nats,
             name=NAME,
             version=keyloft.__version__,
@@ -175,29 +178,27 @@ class DatabaseService:
             asyncio.create_task(self._forever(job), name=f"keyloft plugins: {job.__name__}")
             for job in (self._answer, self._write, self._list, self._tell_refused, self._clean_up)
         ]
-        self._subscriptions = await bus.subscribe(self.nats, self._prefixes, self._queue, self._take)
-        await self._listed.start()
-        await self.nats.flush()
+        self._subscriptions = await subscribe(self.nats, self._prefixes, self._queue, self._take)
+        await self._discovery.start()
         logger.info("[KV] serving %s", ", ".join(f"{prefix}<plugin>.<operation>" for prefix in self._prefixes))
 
     async def stop(self) -> None:
         """Take no more requests, answer those that were taken, then return. A second call does nothing."""
         subscriptions, self._subscriptions = self._subscriptions, []
-        await bus.drain(self.nats, subscriptions, self._deadline)
+        await drain(self.nats, subscriptions, self._deadline)
         await self._all_answered.wait()
         await self._tell_all_refused()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
-            await bus.ended(task)
+            await cancel(task)
         if subscriptions:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._listed.stop(), self._deadline)
-                await asyncio.wait_for(self.nats.flush(), self._deadline)
+                await asyncio.wait_for(self._discovery.stop(), self._deadline)
             logger.info("[KV] stopped; everything that was taken is answered")
 
     # Taking requests in
 
-    def _take(self, subject: str, reply: str, data: bytes) -> bus.Taken:
+    def _take(self, subject: str, reply: str, data: bytes) -> Handled:
         """Take a request, or refuse it."""
         came = perf_counter()
         plugin, operation, wait = self._nobody, "", None
@@ -225,7 +226,7 @@ class DatabaseService:
             if not isinstance(error, KeyloftError):
                 logger.exception("[KV] reading a request failed unexpectedly")
             self._note_error(plugin.name, operation, error)
-            wait = self._refuse(plugin, reply, bus.refusal(error))
+            wait = self._refuse(plugin, reply, refusal(error))
         # Mistakes count, too, until they are answered: a flood of them is refused as cheaply as any other.
         plugin.taken += 1
         self._taken += 1
@@ -233,7 +234,7 @@ class DatabaseService:
             self._all_answered.clear()
         return wait
 
-    def _shed(self, plugin: _Plugin, operation: str, reply: str) -> bus.Taken:
+    def _shed(self, plugin: _Plugin, operation: str, reply: str) -> Handled:
         """Answer BUSY, also to all that follows: no room is made before the event loop's next turn."""
         replies = self._busy.setdefault((plugin, operation), [])
         replies.append(reply.encode())
@@ -328,7 +329,7 @@ class DatabaseService:
             self._log.refusal(operation, plugin.name, "", Busy.code, _TOO_MANY, level=logging.WARNING, times=times)
             some += [reply for reply in replies if reply and not reply.startswith(self._reserved_bytes)]
         if some:
-            await self._tell(bus.publish_to_all(self.nats, some, _BUSY))
+            await self._tell(publish_to_all(self.nats, some, _BUSY))
 
     async def _tell(self, publishing: Coroutine[Any, Any, None]) -> None:
         try:
@@ -512,7 +513,7 @@ class DatabaseService:
         if not requests:
             return
         self._log.failure(len(requests), error)
-        data = bus.refusal(error)
+        data = refusal(error)
         for request in requests:
             self._note_error(request.plugin.name, request.operation, error, request.key)
         await self._publish([(request.reply, data) for request in requests])
@@ -529,10 +530,10 @@ class DatabaseService:
     async def _publish(self, replies: Sequence[tuple[str, bytes]]) -> None:
         """Answer those who want an answer."""
         if wanted := [reply for reply in replies if reply[0]]:
-            await self._tell(bus.publish_all(self.nats, wanted))
+            await self._tell(publish_all(self.nats, wanted))
 
     def _note_error(self, plugin: str, operation: str, error: Exception, key: str = "") -> None:
-        code = bus.wire_code(error)
+        code = wire_code(error)
         self._count_error(plugin, operation, code)
         ours = code in (DatabaseError.code, KeyloftError.code)
         told = str(error) if isinstance(error, KeyloftError) else type(error).__name__
@@ -574,10 +575,10 @@ class DatabaseService:
             if seconds > _SLOW_CLEANUP_SECONDS:
                 logger.warning("[KV] Cleanup slow: %.2fs for %d keys", seconds, removed, extra=fields)
 
-    def _endpoints(self) -> list[bus.Endpoint]:
+    def _endpoints(self) -> list[Endpoint]:
         found = []
         for operation in wire.OPERATIONS:
-            endpoint = bus.Endpoint(operation, f"{self._prefixes[0]}*.{operation}")
+            endpoint = Endpoint(operation, f"{self._prefixes[0]}*.{operation}")
             endpoint.errors = self._errors[operation]
             endpoint.last_error = self._last_errors.get(operation, "")
             endpoint.requests = endpoint.errors

@@ -19,7 +19,10 @@ from nats.aio.subscription import Subscription
 import keyloft
 from keyloft import limits
 from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
-from keyloft.nats import connection as bus
+from keyloft.nats.connection import drain, subscribe
+from keyloft.nats.discovery import Discovery, Endpoint
+from keyloft.nats.errors import wire_code
+from keyloft.nats.log_rate import LogRate
 from keyloft.semantic import keys, wire
 from keyloft.semantic.envelope import Envelope
 from keyloft.semantic.planning import Delete, Put
@@ -93,12 +96,12 @@ class SemanticService:
         self._writing: dict[Spot, dict[str, asyncio.Task[None]]] = {}
         self._refusals: deque[tuple[str, bytes]] = deque()
         self._refusing: asyncio.Task[None] | None = None
-        self._pace = bus.Pace(_LINES_PER_SECOND, self._tell_unsaid)
-        self._endpoints: dict[str, bus.Endpoint] = {
-            operation: bus.Endpoint(operation, f"{self._prefix}*.*.{operation}") for operation in keys.OPERATIONS
+        self._log_rate = LogRate(_LINES_PER_SECOND, self._tell_unsaid)
+        self._endpoints: dict[str, Endpoint] = {
+            operation: Endpoint(operation, f"{self._prefix}*.*.{operation}") for operation in keys.OPERATIONS
         }
-        self._others = bus.Endpoint("", "")
-        self._listed = bus.Listed(
+        self._others = Endpoint("", "")
+        self._discovery = Discovery(
             nats,
             name=NAME,
             version=keyloft.__version__,
@@ -110,21 +113,19 @@ class SemanticService:
 
     async def start(self) -> None:
         """Begin to serve."""
-        self._subscriptions = await bus.subscribe(self.nats, [self._prefix], self._queue, self._receive)
-        await self._listed.start()
-        await self.nats.flush()
+        self._subscriptions = await subscribe(self.nats, [self._prefix], self._queue, self._receive)
+        await self._discovery.start()
         logger.info("[KV] serving %s<tenant>.<project>.<operation>", self._prefix)
 
     async def stop(self) -> None:
         """Take no more requests, answer those that were taken, then return. A second call does nothing."""
         subscriptions, self._subscriptions = self._subscriptions, []
-        await bus.drain(self.nats, subscriptions, self._deadline)
+        await drain(self.nats, subscriptions, self._deadline)
         while self._tasks or self._refusing:
             await asyncio.wait([*self._tasks, *([self._refusing] if self._refusing else [])])
         if subscriptions:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._listed.stop(), self._deadline)
-                await asyncio.wait_for(self.nats.flush(), self._deadline)
+                await asyncio.wait_for(self._discovery.stop(), self._deadline)
 
     # Taking requests in
 
@@ -273,11 +274,11 @@ class SemanticService:
         try:
             await self.nats.publish(reply, data)
         except Exception as error:
-            if self._pace.allows():
+            if self._log_rate.allows():
                 logger.error("[KV] a reply could not be sent: %s", str(error) or type(error).__name__)
 
     def _note_error(self, operation: str, error: Exception, where: str) -> None:
-        code = bus.wire_code(error)
+        code = wire_code(error)
         endpoint = self._endpoints.get(operation, self._others)
         endpoint.requests += 1
         endpoint.errors += 1
@@ -288,7 +289,7 @@ class SemanticService:
         told = str(error)
         if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
             told = "the value was refused"  # where it is wrong is told by the names in it, to its sender alone
-        if self._pace.allows():
+        if self._log_rate.allows():
             logger.log(
                 logging.ERROR if ours else logging.WARNING,
                 "[KV] semantic %s failed: %s error=%s %s",

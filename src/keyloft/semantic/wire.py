@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.core.values import encode_json
 from keyloft.errors import InvalidArgument, InvalidKey, KeyloftError, StaleFence, ValueTooLarge, VersionConflict
-from keyloft.nats import connection as bus
+from keyloft.nats import errors as wire_errors
 from keyloft.nats import payloads
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.keys import key_of
@@ -239,10 +239,10 @@ class ListReply:
 def refusal(error: Exception, most_bytes: int) -> bytes:
     """The reply that tells of an error; of a conflict, with what is there, as far as a message can hold it."""
     if not isinstance(error, (VersionConflict, StaleFence)):
-        return bus.refusal(error)
+        return wire_errors.refusal(error)
 
     def reply(show: "_Show") -> bytes:
-        return bus.refusal(
+        return wire_errors.refusal(
             error,
             {
                 "current": show(error.current),
@@ -260,7 +260,9 @@ def refusal(error: Exception, most_bytes: int) -> bytes:
             },
         )
 
-    return _fitting(reply, most_bytes) or bus.refusal(error, {"current": None, "conflicts": [], "truncated": True})
+    return _fitting(reply, most_bytes) or wire_errors.refusal(
+        error, {"current": None, "conflicts": [], "truncated": True}
+    )
 
 
 _Show: TypeAlias = Callable[[Envelope | None], dict[str, Any] | None]
@@ -335,7 +337,7 @@ def refused(reply: Mapping[str, Any]) -> KeyloftError:
     """The error that a reply tells of."""
     kind = _REFUSED.get(str(reply.get("error_code")))
     if kind is None:
-        return bus.refused(reply)
+        return wire_errors.refused(reply)
     conflicts = tuple(
         FailedWrite(one["key"], one["expectedVersion"], envelope_of(one["current"]), one["reason"])
         for one in reply.get("conflicts", ())

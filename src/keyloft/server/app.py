@@ -35,7 +35,7 @@ from keyloft.errors import (
     SchemaTooOld,
     Unanswered,
 )
-from keyloft.nats import connection as bus
+from keyloft.nats.connection import Login, cancel, connect
 from keyloft.plugins.client import PREFIX
 from keyloft.plugins.meters import Meters
 from keyloft.plugins.service import NAME, DatabaseService
@@ -257,7 +257,7 @@ class App:
             ) from None
         stack.push_async_callback(server.stop)
         keeping = asyncio.create_task(_keep_running(server), name="keyloft nats-server keeper")
-        stack.push_async_callback(bus.ended, keeping)
+        stack.push_async_callback(cancel, keeping)
         return [server.url]
 
     async def _serve(self, addresses: list[str], store: SemanticStore) -> None:
@@ -295,14 +295,13 @@ class App:
                 deadline=self._config.deadline,
                 metadata=self._metadata(),
             )
-            if is_first and self._config.login() == bus.Login():
+            if is_first and self._config.login() == Login():
                 await self._look_for_others(self._nats)
             stack.push_async_callback(service.stop)
             stack.push_async_callback(semantic.stop)
             try:
                 await service.start()
                 await semantic.start()
-                await self._nats.flush()  # NATS has said by now what it does not allow
             except Exception as error:
                 logger.warning("the service can't begin yet, trying again: %s", error or type(error).__name__)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -353,7 +352,7 @@ class App:
                 closed.set()
 
             try:
-                connection = await bus.connect(
+                connection = await connect(
                     addresses,
                     name="keyloft serve",
                     login=self._config.login(),
@@ -411,7 +410,7 @@ def _greeting(config: Config, addresses: list[str], own_server: NatsServer | Non
         options += f" --nats {shlex.quote(','.join(map(without_password, addresses)))}"
     if PREFIX not in config.prefixes:
         options += f" --subjects {config.prefixes[0]}"
-    needs_login = own_server is None and (config.login() != bus.Login() or any("@" in url for url in addresses))
+    needs_login = own_server is None and (config.login() != Login() or any("@" in url for url in addresses))
     login = "; with the login of a user that may do so, see keyloft plugin get --help" if needs_login else ""
     return f"""\
 Keyloft {keyloft.__version__} is running.

@@ -1,0 +1,77 @@
+"""Errors as they travel over NATS: the code and message of a reply, and the exception that a client raises for it."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from keyloft.errors import (
+    Busy,
+    CommitUnknown,
+    DatabaseError,
+    InvalidArgument,
+    InvalidJson,
+    InvalidPluginName,
+    InvalidSubject,
+    KeyloftError,
+    MissingField,
+    StaleFence,
+    Stalled,
+    ValueTooLarge,
+    VersionConflict,
+)
+
+WIRE_ERRORS: Final[Mapping[str, type[KeyloftError]]] = {
+    "INVALID_JSON": InvalidJson,
+    "MISSING_FIELD": MissingField,
+    "VALIDATION_ERROR": InvalidArgument,
+    "VALUE_TOO_LARGE": ValueTooLarge,
+    "INVALID_PLUGIN_NAME": InvalidPluginName,
+    "INVALID_SUBJECT": InvalidSubject,
+    "VERSION_CONFLICT": VersionConflict,
+    "STALE_FENCE": StaleFence,
+    "BUSY": Busy,
+    "DATABASE_ERROR": DatabaseError,
+    "INTERNAL_ERROR": KeyloftError,
+}
+"""All codes that a service replies with, and what a client raises for them."""
+
+_FAILED: Final = "the database failed, and this request was not carried out; the service's log has the reason"
+_UNKNOWN: Final = "the connection to the database was lost during this write: it was made or not; read to find out"
+_UNEXPECTED: Final = "the service failed unexpectedly; its log has the reason"
+
+_to_json = msgspec.json.Encoder().encode
+
+
+def wire_code(error: BaseException) -> str:
+    """The code under which an error travels: its own, or that of its nearest base class that has one on the wire."""
+    for kind in type(error).__mro__:
+        code = kind.__dict__.get("code")
+        if code in WIRE_ERRORS:
+            return str(code)
+    return KeyloftError.code
+
+
+def refusal(error: BaseException, more: Mapping[str, Any] | None = None) -> bytes:
+    """The reply for an error. Messages of a database or a bug stay in the service's log: they may name hosts or files.
+
+    Args:
+        error: Why the request is refused.
+        more: Further fields of the reply.
+    """
+    code = wire_code(error)
+    message = str(error)
+    if isinstance(error, CommitUnknown):
+        message = _UNKNOWN
+    elif code == DatabaseError.code and not isinstance(error, Stalled):
+        message = _FAILED
+    elif code == KeyloftError.code:
+        message = _UNEXPECTED
+    return _to_json({"success": False, "error_code": code, "message": message, **(more or {})})
+
+
+def refused(reply: Mapping[str, Any]) -> KeyloftError:
+    """The exception for a reply that reports an error."""
+    code, message = str(reply.get("error_code")), str(reply.get("message"))
+    kind = WIRE_ERRORS.get(code, KeyloftError)
+    return ValueTooLarge(None, None, message) if kind is ValueTooLarge else kind(message)

@@ -1,0 +1,308 @@
+"""The one module that uses private parts of nats-py: a client that survives every message, and fast publishing.
+
+`check_nats_py` makes sure that the installed version still has them.
+"""
+
+import asyncio
+import importlib.metadata
+import inspect
+import logging
+import re
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias, cast
+
+from nats.aio.client import Client as Nats
+from nats.aio.subscription import Subscription
+from nats.errors import MaxPayloadError
+
+from keyloft import limits
+from keyloft.errors import IncompatibleLibrary
+
+logger = logging.getLogger(__name__)
+
+NATS_PY: Final = ">=2.16,<2.17"
+"""The versions of nats-py whose private parts are known to fit; `pyproject.toml` has the same bounds."""
+
+
+def _incompatible(changed: str) -> IncompatibleLibrary:
+    return IncompatibleLibrary(
+        f"nats-py {importlib.metadata.version('nats-py')} can't be used, its internals have changed: {changed}. "
+        f'Keyloft works with nats-py {NATS_PY}: pip install "nats-py[nkeys]{NATS_PY}"'
+    )
+
+
+try:
+    from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
+except ImportError as error:
+    raise _incompatible(str(error)) from error
+
+
+_METHODS: Final = (
+    (Nats, "_process_msg", ("sid", "subject", "reply", "data", "headers")),
+    (Nats, "_read_loop", ()),
+    (Nats, "_send_ping", ("future",)),
+    (Nats, "_send_command", ("cmd",)),
+    (Nats, "_flush_pending", ()),
+    (Nats, "flush", ("timeout",)),
+    (Nats, "force_reconnect", ()),
+    (Parser, "parse", ("data",)),
+    (Parser, "reset", ()),
+)
+_ATTRIBUTES: Final = (
+    (Nats, "_ps", Parser),
+    (Nats, "_subs", dict),
+    (Nats, "_pongs", list),
+    (Nats, "stats", dict),
+    (Parser, "buf", bytearray),
+    (Parser, "state", int),
+    (Subscription, "_id", int),
+)
+
+
+def check_nats_py() -> None:
+    """Make sure that nats-py has every private part that this module uses, in the shape that it expects.
+
+    Raises:
+        IncompatibleLibrary: It does not; the message names what has changed, and the versions that work.
+    """
+    changed = [
+        f"{owner.__name__}.{name}() {problem}"
+        for owner, name, parameters in _METHODS
+        if (problem := _method_problem(getattr(owner, name, None), parameters))
+    ]
+    if not changed:
+        client = Nats()
+        objects = (client, Parser(client), Subscription(client))
+        changed = [
+            f"{type(found).__name__}.{name} is not a {kind.__name__} any more"
+            for found in objects
+            for owner, name, kind in _ATTRIBUTES
+            if type(found) is owner and not isinstance(getattr(found, name, None), kind)
+        ]
+    if changed:
+        raise _incompatible("; ".join(changed))
+
+
+def _method_problem(method: Any, parameters: Sequence[str]) -> str | None:
+    if method is None:
+        return "is missing"
+    if not inspect.iscoroutinefunction(method) and method is not Parser.reset:
+        return "is not a coroutine function any more"
+    names = [name for name in inspect.signature(method).parameters if name != "self"]
+    if tuple(names[: len(parameters)]) != tuple(parameters):
+        return f"takes ({', '.join(names)}), expected ({', '.join(parameters)})"
+    return None
+
+
+Handled: TypeAlias = Coroutine[Any, Any, None] | list[bytes] | None
+"""What a handler returns. A coroutine: no further message is read before it is done. A list: all messages of the same
+subject that follow before the next iteration of the event loop are refused; their reply subjects go to this list."""
+
+Handler: TypeAlias = Callable[[str, str, bytes], Handled]
+"""Called with a message's subject, reply subject and data."""
+
+
+class NatsConnection(Nats):
+    """nats-py's client, made to survive every message: with the original, one message can end all reading."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handlers: dict[int, Handler] = {}
+        self._ps = _Parser(self)
+
+    def handle(self, subscription: Subscription, handler: Handler | None) -> None:
+        """Pass a subscription's messages to a function as they are read; None: to the subscription's callback again.
+
+        Without nats-py's queue and task between, a flood is refused as fast as it is read, and takes no memory.
+        """
+        if handler is None:
+            self._handlers.pop(subscription._id, None)
+        else:
+            self._handlers[subscription._id] = handler
+
+    def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> Coroutine[Any, Any, None]:
+        if (handler := self._handlers.get(sid)) is not None:
+            try:
+                handled = handler(subject.decode(), reply.decode(), data)
+                return _NOTHING if handled is None or isinstance(handled, list) else handled
+            except UnicodeDecodeError as error:
+                _log_unreadable(error)
+                return _NOTHING
+        # Most messages can't go wrong, and go straight to nats-py.
+        if headers or not (subject + (reply or b"")).isascii() or not self.stats["in_msgs"] % limits.UNREAD_CHECK_EVERY:
+            return self._process_carefully(sid, subject, reply, data, headers)
+        return Nats._process_msg(self, sid, subject, reply, data, headers)
+
+    async def _process_carefully(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        await self._wait_for_readers(sid)
+        try:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        except Exception as error:
+            _log_unreadable(error)
+
+    async def _wait_for_readers(self, sid: int) -> None:
+        """Stop reading while too much is unread, to bound memory; if this lasts, NATS reports a slow consumer."""
+        subscription = self._subs.get(sid)
+        while subscription is not None and (  # noqa: ASYNC110
+            subscription.pending_msgs > limits.UNREAD_MESSAGES or subscription.pending_bytes > limits.UNREAD_BYTES
+        ):
+            await asyncio.sleep(0.001)
+
+    async def _read_loop(self) -> None:
+        # Half a message of the connection before this one may be left in the parser.
+        self._ps.reset()
+        await super()._read_loop()
+        # After an unexpected error, nats-py stays connected and reads no more.
+        if self.is_connected:
+            logger.error("NATS: reading has ended unexpectedly; connecting again")
+            await self.force_reconnect()
+
+    async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:
+        # nats-py writes a ping straight to the socket, past the commands in its buffer. A flush, and the drain of a
+        # subscription, would end before the server has seen these commands.
+        if not self.is_connected:
+            await super()._send_ping(future)
+            return
+        self._pongs.append(asyncio.get_running_loop().create_future() if future is None else future)
+        await self._send_command(b"PING\r\n")
+        await self._flush_pending()
+
+
+class _Parser(Parser):
+    """nats-py's parser with another way to read messages: nothing that is written into one ends the reading, and the
+    messages of subscriptions with a handler take a shorter path; those of a flood a very short one."""
+
+    nc: NatsConnection
+
+    def reset(self) -> None:
+        super().reset()
+        self._enough = 0  # the buffer is not read before it has this many bytes
+
+    async def parse(self, data: bytes = b"") -> None:
+        handlers = self.nc._handlers
+        if not handlers or self.state != AWAITING_CONTROL_LINE:
+            self._enough = 0
+            await super().parse(data)
+            return
+        if self.buf:
+            self.buf += data
+            if len(self.buf) < self._enough:
+                return
+            data = bytes(self.buf)
+            self.buf.clear()
+        at = 0
+        refused: dict[tuple[bytes, bytes], list[bytes]] = {}
+        while at < len(data):
+            if (found := _MESSAGE(data, at)) is None:
+                end = data.find(b"\r\n", at) + 2
+                if end < 2:
+                    self._keep(data[at:], 0)
+                    return
+                await super().parse(data[at:end])
+                refused.clear()
+                at = end
+                if self.state != AWAITING_CONTROL_LINE:  # a message in a form that no nats-server writes
+                    await super().parse(data[at:])
+                    return
+                continue
+            _, subject, sid, reply, headers, size = found.groups(b"")
+            begin = found.end()
+            end = begin + int(size)
+            if end + 2 > len(data):
+                self._keep(data[at:], end + 2 - at)
+                return
+            at = end + 2
+            # Most messages of a flood end here, after 1.3 µs each. At 3 µs nats-server cut the connection off as a slow
+            # consumer, and other senders' requests were lost (tests/plugins/test_service.py floods a service).
+            if refused and (replies := refused.get((sid, subject))) is not None:
+                replies.append(reply)
+                continue
+            body = begin + int(headers) if headers else begin
+            if (handler := handlers.get(int(sid))) is None:
+                await self.nc._process_msg(int(sid), subject, reply, data[body:end], data[begin:body])
+                refused.clear()
+                continue
+            try:
+                handled = handler(subject.decode(), reply.decode(), data[body:end])
+            except UnicodeDecodeError as error:
+                _log_unreadable(error)
+                continue
+            if handled is None:
+                continue
+            if isinstance(handled, list):
+                refused[sid, subject] = handled
+            else:
+                await handled
+                refused.clear()
+
+    def _keep(self, begun: bytes, enough: int) -> None:
+        """Keep half a message: the rest of it arrives with the next reads."""
+        self.buf += begun
+        self._enough = enough
+
+
+# Groups: whether it has headers, subject, subscription, reply subject, size of the headers, size of headers and data.
+# The server lets everything into a subject except what separates it from the next word.
+_MESSAGE: Final = re.compile(
+    rb"(?:MSG|(H)MSG) ([^ \t\r\n]++) ([0-9]++) (?:([^ \t\r\n]++) )?(?(1)([0-9]++) )([0-9]++)\r\n"
+).match
+
+
+def _log_unreadable(error: Exception) -> None:
+    # A subject that is not UTF-8, or a broken header: such a message can be neither carried out nor answered.
+    logger.debug("NATS: a message that can't be read was left out: %s", type(error).__name__)
+
+
+class _Nothing:
+    """Nothing to wait for, at a fraction of a coroutine's cost."""
+
+    def __await__(self) -> Iterator[Any]:
+        return iter(())
+
+
+_NOTHING: Final = cast("Coroutine[Any, Any, None]", _Nothing())
+
+
+async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -> None:
+    """Publish to subjects that arrived from NATS: joined into one command, it takes a fraction of the time.
+
+    Raises:
+        MaxPayloadError: Some were too large for a message; the others are on their way.
+    """
+    if not connection.is_connected:
+        await _publish_each(connection, messages)
+        return
+    largest = connection.max_payload
+    commands = [
+        b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(data), data)
+        for subject, data in messages
+        if len(data) <= largest
+    ]
+    await connection._send_command(b"".join(commands))
+    await connection._flush_pending()
+    if len(commands) < len(messages):
+        raise MaxPayloadError
+
+
+async def publish_to_all(connection: Nats, subjects: Sequence[bytes], data: bytes) -> None:
+    """Publish the same data to subjects that arrived from NATS, at least one."""
+    if not connection.is_connected:
+        await _publish_each(connection, [(subject.decode(errors="replace"), data) for subject in subjects])
+        return
+    rest = b" %d\r\n%b\r\n" % (len(data), data)
+    await connection._send_command(b"PUB " + (rest + b"PUB ").join(subjects) + rest)
+    await connection._flush_pending()
+
+
+async def _publish_each(connection: Nats, messages: Iterable[tuple[str, bytes]]) -> None:
+    """While the server is away, nats-py keeps as much as it may until then, and refuses the rest one by one."""
+    failure = None
+    for subject, data in messages:
+        try:
+            await connection.publish(subject, data)
+        except Exception as error:
+            failure = error
+    if failure is not None:
+        raise failure

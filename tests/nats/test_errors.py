@@ -1,0 +1,37 @@
+"""Errors as they travel over NATS."""
+
+import json
+
+import pytest
+
+import keyloft
+from keyloft.nats.errors import WIRE_ERRORS, refusal, refused, wire_code
+
+
+@pytest.mark.parametrize("code", WIRE_ERRORS)
+def test_a_code_goes_there_and_back(code: str) -> None:
+    kind = WIRE_ERRORS[code]
+    error = keyloft.ValueTooLarge(7, 5) if kind is keyloft.ValueTooLarge else kind("because")
+    back = refused(json.loads(refusal(error)))
+    assert type(back) is kind
+    assert back.code == code
+
+
+def test_other_errors_travel_as_the_nearest_kind() -> None:
+    assert wire_code(keyloft.DiskFull("full")) == "DATABASE_ERROR"
+    assert wire_code(keyloft.Stalled("slow")) == "DATABASE_ERROR"
+    assert wire_code(keyloft.InvalidKey("empty")) == "VALIDATION_ERROR"
+    assert wire_code(keyloft.InvalidValueType("a set")) == "VALIDATION_ERROR"
+    assert wire_code(keyloft.Closed()) == "INTERNAL_ERROR"
+    assert wire_code(ZeroDivisionError()) == "INTERNAL_ERROR"
+
+
+def test_what_a_database_or_a_bug_says_stays_here() -> None:
+    for error in (keyloft.DiskFull("/secret/path"), ZeroDivisionError("/secret/path")):
+        assert b"secret" not in refusal(error)
+    assert b"may still be" in refusal(keyloft.Stalled("it may still be carried out"))
+
+
+def test_an_unknown_code_is_an_error_all_the_same() -> None:
+    assert type(refused({"error_code": "LATER", "message": "x"})) is keyloft.KeyloftError
+    assert isinstance(refused({}), keyloft.KeyloftError)
