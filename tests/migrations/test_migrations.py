@@ -22,8 +22,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import keyloft
 from keyloft import CannotOpen, DatabaseError, SchemaTooOld, WrongLoop, migrations
 from keyloft.core.maintenance import EVERYTHING
+from keyloft.core.schema import REVISION, REVISION_TABLE
 from keyloft.engines import open_maintenance
-from keyloft.engines.sqlite import tables as sqlite_tables
 from keyloft.plugins.models import Base
 from tools.postgres import fresh_database, query
 
@@ -184,7 +184,7 @@ async def test_a_migrated_server_has_the_schema_of_an_opened_one(postgres_server
 
 def test_the_last_revision_is_the_one_that_opening_stamps(file: Path) -> None:
     migrations.upgrade(file)
-    assert rows(file, f"SELECT version_num FROM {sqlite_tables.VERSION_TABLE}") == [(sqlite_tables.REVISION,)]
+    assert rows(file, f"SELECT version_num FROM {REVISION_TABLE}") == [(REVISION,)]
 
 
 def test_the_model_makes_the_table_of_the_migration_on_sqlite(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def carry_out(url: str, sql: str) -> None:
 
 def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Path) -> None:
     plan = migrations.plan(url)
-    assert (plan.current, plan.target, plan.is_down) == (None, sqlite_tables.REVISION, False)
+    assert (plan.current, plan.target, plan.is_down) == (None, REVISION, False)
     assert [step.revision for step in plan.steps] == ["0001", "0002", "0003"]
     assert plan.steps[1].name.startswith("The plugins' table")
     assert "CREATE TABLE plugin_kv_storage" in plan.sql
@@ -398,7 +398,7 @@ def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Pat
     migrations.upgrade(url)
     rows_at(url, PLUGIN_ROW)
     before = whole(url)
-    assert migrations.plan(url) == migrations.Plan(sqlite_tables.REVISION, sqlite_tables.REVISION, (), "", False)
+    assert migrations.plan(url) == migrations.Plan(REVISION, REVISION, (), "", False)
     back = migrations.plan(url, "-1", down=True)
     assert (back.current, back.target, [step.revision for step in back.steps]) == ("0003", "0002", ["0003"])
     assert "DROP TABLE IF EXISTS plugin_kv_storage" in back.sql

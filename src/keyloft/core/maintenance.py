@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from keyloft.core.records import Key, Record, Space
+from keyloft.core.schema import NEVER
 from keyloft.errors import Busy, KeyloftError, Undecodable
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -249,3 +250,8 @@ def plugin_text(row: Record) -> str:
     except UnicodeDecodeError:
         plugin, key = row.key
         raise Undecodable(f"the value of plugin {plugin} under {key!a} is not text: run `keyloft check`") from None
+
+
+def movable_time(moment: int | None) -> int | None:
+    """A time that any database can hold: one written by hand may lie before 1970, or round up to the year 10000."""
+    return None if moment is None or moment >= NEVER else min(max(moment, 0), LAST_MOMENT)

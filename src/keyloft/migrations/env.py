@@ -16,12 +16,12 @@ from sqlalchemy import URL, Connection, create_engine, event, pool
 from sqlalchemy.exc import DBAPIError
 
 from keyloft import limits
+from keyloft.core.schema import REVISION_TABLE
 from keyloft.core.urls import without_password
 from keyloft.errors import CannotOpen
 
-VERSION_TABLE: Final = "keyloft_version"
 # An empty table of ours would be neither a fresh database nor a migrated one.
-_DROP_VERSIONS: Final = f"DROP TABLE IF EXISTS {VERSION_TABLE}"
+_DROP_VERSIONS: Final = f"DROP TABLE IF EXISTS {REVISION_TABLE}"
 _ATTEMPTS: Final = 5
 # What PostgreSQL says to the slower of two that migrate the same database: unique violation, duplicate or undefined
 # table or object, serialization failure, deadlock.
@@ -164,7 +164,7 @@ def _failed(where: str, reason: BaseException | None) -> CommandError:
 
 
 def _run(connection: Connection) -> None:
-    context.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=True)
+    context.configure(connection=connection, version_table=REVISION_TABLE, transactional_ddl=True)
     with context.begin_transaction():
         context.run_migrations()
         if not context.get_context().get_current_heads() and not _only_looks():
@@ -175,7 +175,7 @@ def _write_script(dialect: str) -> None:
     left: list[set[str]] = []
     context.configure(
         dialect_name=dialect,
-        version_table=VERSION_TABLE,
+        version_table=REVISION_TABLE,
         transactional_ddl=True,
         literal_binds=True,
         on_version_apply=lambda *, heads, **_: left.append(heads),

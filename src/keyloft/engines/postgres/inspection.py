@@ -3,17 +3,17 @@
 import time
 from typing import Final
 
+from keyloft.core import schema
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.postgres.server import Connection, Failure, PostgresServer
 from keyloft.engines.postgres.tables import milliseconds
-from keyloft.engines.sqlite import tables
 
 _ALL: Final = "SELECT, INSERT, UPDATE, DELETE"
 _RIGHTS: Final = {
-    "plugin_kv_storage": _ALL,
-    "keyloft_tuples": _ALL,
-    "keyloft_semantic": _ALL,
-    "keyloft_clock": "SELECT, UPDATE",
+    schema.PLUGIN_TABLE: _ALL,
+    schema.TUPLE_TABLE: _ALL,
+    schema.SEMANTIC_TABLE: _ALL,
+    schema.VERSION_COUNTER_TABLE: "SELECT, UPDATE",
 }
 """By table, what a service needs."""
 
@@ -56,12 +56,12 @@ async def _look(server: PostgresServer, connection: Connection) -> Inspection:
     elif revision is None and not may_create:
         granted = f"GRANT USAGE, CREATE ON SCHEMA {schema} TO it, or let its owner run `keyloft migrate`"
         obstacles.append((f"this user may not make tables in the schema {schema}", granted))
-    elif revision == tables.REVISION:
+    elif revision == schema.REVISION:
         obstacles += await _missing_rights(connection)
     return Inspection(
         software=f"PostgreSQL {version.split(' ')[0]}",
         revision=revision,
-        wanted=tables.REVISION,
+        wanted=schema.REVISION,
         # Somewhere between the two it looked at its clock: all that is certain is what lies outside.
         ahead=round(now - after if now > after else min(0.0, now - before), 3),
         obstacles=tuple(obstacles),

@@ -21,16 +21,17 @@ from keyloft.core.maintenance import (
     Snapshot,
     check_unchanged,
     merge,
+    movable_time,
     plugin_text,
     version_after_load,
 )
 from keyloft.core.records import Key, Record, Space
+from keyloft.core.schema import REVISION, VERSION_COUNTER_TABLE, Row
 from keyloft.core.values import JSON
 from keyloft.engines.postgres.connections import PAUSE_SECONDS, Link, Transaction
 from keyloft.engines.postgres.server import Failure, PostgresServer
 from keyloft.engines.postgres.tables import LAYOUTS, LOCK_CLOCK, READ_CLOCK, WRITE_CLOCK_AND_COMMIT, moment
 from keyloft.engines.sqlite.maintenance import SqliteMaintenance
-from keyloft.engines.sqlite.tables import REVISION, Row, within_reach
 
 T = TypeVar("T")
 
@@ -258,7 +259,7 @@ class PostgresMaintenance:
     async def damage(self, progress: Progress) -> list[str]:
         """PostgreSQL looks after its own pages; what it can be asked is whether our tables and indexes are there."""
         names = [table.name for table in _TABLES.values()]
-        wanted = [*names, "keyloft_clock", *[f"{name}_expires" for name in names[:2]]]
+        wanted = [*names, VERSION_COUNTER_TABLE, *[f"{name}_expires" for name in names[:2]]]
         wanted += ["idx_plugin_kv_expires", "idx_plugin_kv_prefix"]
         rows = await self._fetch("SELECT name FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NULL", wanted)
         invalid = await self._fetch(
@@ -375,7 +376,7 @@ async def _stored(transaction: Transaction, space: Space, rows: Sequence[Record]
     there = layout.found([row[2:] for row in found if row[2] is not None])
     if space is not Space.PLUGINS:
         return dict(there)
-    return {key: replace(row, expires_at=within_reach(row.expires_at)) for key, row in there.items()}
+    return {key: replace(row, expires_at=movable_time(row.expires_at)) for key, row in there.items()}
 
 
 async def _put(transaction: Transaction, space: Space, rows: Sequence[Record]) -> None:

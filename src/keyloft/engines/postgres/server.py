@@ -10,9 +10,9 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from keyloft.core import schema
 from keyloft.core.urls import without_password
 from keyloft.engines.postgres import tables
-from keyloft.engines.sqlite import tables as sqlite_tables
 from keyloft.errors import (
     Busy,
     CannotOpen,
@@ -256,7 +256,7 @@ class PostgresServer:
                 if tries == _TRIES:
                     raise CannotOpen(
                         f"{self.name}: {self._told(error)}, "
-                        f"but {sqlite_tables.VERSION_TABLE} does not say that it is ours: "
+                        f"but {schema.REVISION_TABLE} does not say that it is ours: "
                         "rename what is in the way, or give Keyloft a database or a schema of its own"
                     ) from error
                 await asyncio.sleep(_FIRST_PAUSE_SECONDS)
@@ -276,24 +276,24 @@ class PostgresServer:
         self._check_stamp(stamp)
 
     def _check_stamp(self, stamp: str) -> None:
-        if stamp < sqlite_tables.REVISION:
+        if stamp < schema.REVISION:
             raise SchemaTooOld(
-                f"{self.name} has schema {stamp}, this version of Keyloft has {sqlite_tables.REVISION}: run "
+                f"{self.name} has schema {stamp}, this version of Keyloft has {schema.REVISION}: run "
                 f"`keyloft migrate --database {shlex.quote(self._url_to_show)}`{self._left_out()}; the database was "
                 "left as it is"
             )
-        if stamp > sqlite_tables.REVISION:
+        if stamp > schema.REVISION:
             raise SchemaTooNew(
                 f"{self.name} has schema {stamp}, which this version of Keyloft does not know (it has "
-                f"{sqlite_tables.REVISION}): upgrade keyloft; the database was left as it is"
+                f"{schema.REVISION}): upgrade keyloft; the database was left as it is"
             )
 
     async def stamp(self, connection: Connection) -> str | None:
         """The revision of the schema; None in a database that is not ours yet."""
         async with connection.transaction():
-            if await connection.fetchval(f"SELECT to_regclass('{sqlite_tables.VERSION_TABLE}')") is None:
+            if await connection.fetchval(f"SELECT to_regclass('{schema.REVISION_TABLE}')") is None:
                 return None
-            stamp: str | None = await connection.fetchval(f"SELECT version_num FROM {sqlite_tables.VERSION_TABLE}")
+            stamp: str | None = await connection.fetchval(f"SELECT version_num FROM {schema.REVISION_TABLE}")
             return stamp
 
     def clock_of(self, rows: Sequence[Any]) -> Any:

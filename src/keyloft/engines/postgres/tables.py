@@ -10,9 +10,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from keyloft.core import schema
 from keyloft.core.records import Key, Page, Record, Scan, Space
+from keyloft.core.schema import Row
 from keyloft.core.values import JSON
-from keyloft.engines.sqlite.tables import REVISION, VERSION_TABLE, Row
 
 
 class PostgresLayout(Struct, frozen=True):
@@ -70,13 +71,16 @@ def milliseconds(moment: str) -> str:
 
 
 def _clock_and(time: str) -> str:
-    return f"SELECT version, coalesce($1::bigint, {milliseconds(time)}) AS now FROM keyloft_clock WHERE id = 1"
+    return (
+        f"SELECT version, coalesce($1::bigint, {milliseconds(time)}) AS now "
+        f"FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1"
+    )
 
 
 def _tick(count: str) -> str:
     # RETURNING is worked out when the row is ours, be it after a wait: `clock_timestamp` is the time of our turn.
     return (
-        f"UPDATE keyloft_clock SET version = version + {count}::bigint WHERE id = 1 "
+        f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = version + {count}::bigint WHERE id = 1 "
         f"RETURNING version - {count}::bigint AS base, coalesce($1::bigint, {milliseconds('clock_timestamp()')}) AS now"
     )
 
@@ -165,12 +169,12 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
 
 def _plugin_layout() -> PostgresLayout:
     """The plugins' table, made to be read by people. A row that somebody inserted by hand is as good as ours."""
-    table = "plugin_kv_storage"
+    table = schema.PLUGIN_TABLE
     # Of what somebody wrote by hand: rounded up to a whole millisecond; 'infinity' never comes.
     due = (
         "CASE WHEN expires_at IS NULL THEN NULL WHEN isfinite(expires_at) "
         "THEN ceil(extract(epoch FROM expires_at) * 1000)::bigint "
-        f"WHEN expires_at > now() THEN {2**62} ELSE 0 END"
+        f"WHEN expires_at > now() THEN {schema.NEVER} ELSE 0 END"
     )
     now = f"(SELECT coalesce({moment('$1::bigint')}, now()))"
     alive = f"(expires_at IS NULL OR expires_at > {now})"
@@ -274,13 +278,13 @@ def moment(time: str) -> str:
 
 
 LAYOUTS: Final[Mapping[Space, PostgresLayout]] = {
-    Space.TUPLES: bytes_layout("keyloft_tuples"),
-    Space.SEMANTIC: bytes_layout("keyloft_semantic", lists_times=True),
+    Space.TUPLES: bytes_layout(schema.TUPLE_TABLE),
+    Space.SEMANTIC: bytes_layout(schema.SEMANTIC_TABLE, lists_times=True),
     Space.PLUGINS: _plugin_layout(),
 }
 
 PLUGIN_USAGE: Final = (
-    "SELECT plugin_name, count(*), sum(octet_length(value_json))::bigint FROM plugin_kv_storage "
+    f"SELECT plugin_name, count(*), sum(octet_length(value_json))::bigint FROM {schema.PLUGIN_TABLE} "
     f"WHERE expires_at IS NULL OR expires_at > (SELECT coalesce({moment('$1::bigint')}, now())) "
     "GROUP BY plugin_name ORDER BY plugin_name"
 )
@@ -289,18 +293,19 @@ PLUGIN_USAGE: Final = (
 READ_CLOCK: Final = _clock_and("clock_timestamp()")
 """now; selects the clock and the time"""
 
-LOCK_CLOCK: Final = "SELECT version FROM keyloft_clock WHERE id = 1 FOR UPDATE"
+LOCK_CLOCK: Final = f"SELECT version FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1 FOR UPDATE"
 WRITE_CLOCK_AND_COMMIT: Final = (
-    "UPDATE keyloft_clock SET version = {clock} WHERE id = 1; "
+    f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = {{clock}} WHERE id = 1; "
     f"SELECT pg_notify('{CHANNEL}', '{{name}} {{clock}}'); COMMIT"
 )
 
 CREATE: Final[tuple[str, ...]] = (
-    f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL, "
-    f"CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))",
-    "CREATE TABLE keyloft_clock (id BIGINT NOT NULL PRIMARY KEY CHECK (id = 1), version BIGINT NOT NULL)",
-    "INSERT INTO keyloft_clock (id, version) VALUES (1, 0)",
+    f"CREATE TABLE {schema.REVISION_TABLE} (version_num VARCHAR(32) NOT NULL, "
+    f"CONSTRAINT {schema.REVISION_TABLE}_pkc PRIMARY KEY (version_num))",
+    f"CREATE TABLE {schema.VERSION_COUNTER_TABLE} "
+    "(id BIGINT NOT NULL PRIMARY KEY CHECK (id = 1), version BIGINT NOT NULL)",
+    f"INSERT INTO {schema.VERSION_COUNTER_TABLE} (id, version) VALUES (1, 0)",
     *(statement for layout in LAYOUTS.values() for statement in layout.create),
-    f"INSERT INTO {VERSION_TABLE} (version_num) VALUES ('{REVISION}')",
+    f"INSERT INTO {schema.REVISION_TABLE} (version_num) VALUES ('{schema.REVISION}')",
 )
 """What makes an empty database ours."""

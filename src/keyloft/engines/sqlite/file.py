@@ -14,6 +14,7 @@ from urllib.parse import quote
 import apsw
 
 from keyloft import limits
+from keyloft.core import schema
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.sqlite import tables
 from keyloft.errors import (
@@ -182,11 +183,11 @@ class SqliteFile:
             connection.set_busy_timeout(int(_GLANCE_SECONDS * 1000))
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             revision = self._stamp(connection)
-            if revision == tables.REVISION:
+            if revision == schema.REVISION:
                 for layout in tables.LAYOUTS.values():
                     connection.execute(f"SELECT {layout.value} FROM {layout.table} LIMIT 1").fetchall()
                 connection.execute(tables.READ_CLOCK).fetchall()
-            return Inspection(software=f"SQLite {LIBRARY_VERSION}", revision=revision, wanted=tables.REVISION)
+            return Inspection(software=f"SQLite {LIBRARY_VERSION}", revision=revision, wanted=schema.REVISION)
         finally:
             connection.close()
 
@@ -234,23 +235,23 @@ class SqliteFile:
     def _stamp(self, connection: apsw.Connection) -> str | None:
         """The revision of the schema; None in a database that is not ours yet."""
         found = connection.execute(
-            "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1", (tables.VERSION_TABLE,)
+            "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1", (schema.REVISION_TABLE,)
         ).fetchall()
         if not found:
             return None
-        rows = connection.execute(f"SELECT version_num FROM {tables.VERSION_TABLE}").fetchall()
+        rows = connection.execute(f"SELECT version_num FROM {schema.REVISION_TABLE}").fetchall()
         return str(rows[0][0]) if rows else None
 
     def _check_stamp(self, stamp: str) -> None:
-        if stamp < tables.REVISION:
+        if stamp < schema.REVISION:
             raise SchemaTooOld(
-                f"{self.path} has schema {stamp}, this version of Keyloft has {tables.REVISION}: run "
+                f"{self.path} has schema {stamp}, this version of Keyloft has {schema.REVISION}: run "
                 f"`keyloft migrate --database {self.path}`; the file was left as it is"
             )
-        if stamp > tables.REVISION:
+        if stamp > schema.REVISION:
             raise SchemaTooNew(
                 f"{self.path} has schema {stamp}, which this version of Keyloft does not know (it has "
-                f"{tables.REVISION}): upgrade keyloft; the file was left as it is"
+                f"{schema.REVISION}): upgrade keyloft; the file was left as it is"
             )
 
     def _why_not(self) -> str:

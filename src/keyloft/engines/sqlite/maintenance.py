@@ -25,9 +25,11 @@ from keyloft.core.maintenance import (
     Snapshot,
     check_unchanged,
     merge,
+    movable_time,
     version_after_load,
 )
 from keyloft.core.records import Key, Record, Space
+from keyloft.core.schema import REVISION, Row
 from keyloft.core.values import JSON, LOST
 from keyloft.engines.sqlite.file import SqliteFile, wait_patiently
 from keyloft.engines.sqlite.reads import point
@@ -35,12 +37,9 @@ from keyloft.engines.sqlite.tables import (
     CREATE,
     LAYOUTS,
     READ_CLOCK,
-    REVISION,
     WRITE_CLOCK,
     Layout,
-    Row,
     milliseconds,
-    within_reach,
 )
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.sqlite.writes import put
@@ -91,7 +90,7 @@ def _plugin_row(
 
 def _due(text: object) -> int | None:
     """When an entry expires; of what somebody wrote by hand, what never comes is never."""
-    return within_reach(milliseconds(text))
+    return movable_time(milliseconds(text))
 
 
 _TIMES: Final = ("expires_at", "created_at", "updated_at")
@@ -427,7 +426,7 @@ def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -
     cursor = connection.cursor()
     for key in keys:
         if (there := point(cursor, space, key)) is not None:
-            found[key] = replace(there, expires_at=within_reach(there.expires_at)) if space is Space.PLUGINS else there
+            found[key] = replace(there, expires_at=movable_time(there.expires_at)) if space is Space.PLUGINS else there
     return found
 
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 import apsw
 
 from keyloft.core.records import Ask, Count, Expired, Get, Key, Latest, Now, Page, Record, Scan, Space, Usage, Used
+from keyloft.core.schema import Row
 from keyloft.core.values import LOST
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.tables import GETS_AT_ONCE, LAYOUTS, PLUGIN_USAGE, READ_CLOCK, Row, time_text
+from keyloft.engines.sqlite.tables import GETS_AT_ONCE, LAYOUTS, PLUGIN_USAGE, READ_CLOCK, time_text
 from keyloft.engines.sqlite.worker import Worker
 
 _WORTH_ONE_STATEMENT: Final = 5

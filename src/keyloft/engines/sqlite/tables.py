@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.core.maintenance import LAST_MOMENT, plugin_text
+from keyloft.core import schema
+from keyloft.core.maintenance import plugin_text
 from keyloft.core.records import Key, Page, PluginKey, Record, Scan, Space
+from keyloft.core.schema import Row
 from keyloft.core.values import JSON, LOST
-
-Row: TypeAlias = tuple[Any, ...]
 
 
 class Aside(Struct, frozen=True):
@@ -199,7 +199,7 @@ def _plugin_layout() -> Layout:
 
     A row that somebody inserted by hand is as good as ours: it has version 0.
     """
-    table = "plugin_kv_storage"
+    table = schema.PLUGIN_TABLE
     value = "CAST(value_json AS BLOB)"
     told = f"{value}, version, expires_at"
     columns = f"plugin_name, key, {told}"
@@ -281,7 +281,6 @@ def _plugin_layout() -> Layout:
 
 _EPOCH: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-NEVER: Final = 2**62
 
 
 @lru_cache(maxsize=256)  # a group has one time, and expiries come in few lengths
@@ -305,40 +304,32 @@ def milliseconds(text: object) -> int | None:
         if moment.tzinfo is not None:
             moment = moment.astimezone(UTC).replace(tzinfo=None)
     except (ValueError, OverflowError):
-        return NEVER
+        return schema.NEVER
     return -((_EPOCH - moment) // _MILLISECOND)
 
 
-def within_reach(moment: int | None) -> int | None:
-    """A moment that can be moved to any database: one by hand may be before 1970, or round up to the year 10000."""
-    return None if moment is None or moment >= NEVER else min(max(moment, 0), LAST_MOMENT)
-
-
 LAYOUTS: Final[Mapping[Space, Layout]] = {
-    Space.TUPLES: bytes_layout("keyloft_tuples"),
-    Space.SEMANTIC: bytes_layout("keyloft_semantic", lists_times=True),
+    Space.TUPLES: bytes_layout(schema.TUPLE_TABLE),
+    Space.SEMANTIC: bytes_layout(schema.SEMANTIC_TABLE, lists_times=True),
     Space.PLUGINS: _plugin_layout(),
 }
 
 PLUGIN_USAGE: Final = (
-    "SELECT plugin_name, count(*), sum(octet_length(value_json)) FROM plugin_kv_storage "
+    f"SELECT plugin_name, count(*), sum(octet_length(value_json)) FROM {schema.PLUGIN_TABLE} "
     "WHERE expires_at IS NULL OR expires_at > ?1 GROUP BY plugin_name ORDER BY plugin_name"
 )
 """now"""
 
-REVISION: Final = "0003"
-"""The schema that this version reads and writes. A later revision is a larger string."""
-
-VERSION_TABLE: Final = "keyloft_version"
-READ_CLOCK: Final = "SELECT version FROM keyloft_clock"
-WRITE_CLOCK: Final = "UPDATE keyloft_clock SET version = ?1"
+READ_CLOCK: Final = f"SELECT version FROM {schema.VERSION_COUNTER_TABLE}"
+WRITE_CLOCK: Final = f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = ?1"
 
 CREATE: Final[tuple[str, ...]] = (
-    f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL, "
-    f"CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))",
-    "CREATE TABLE keyloft_clock (id INTEGER NOT NULL PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL)",
-    "INSERT INTO keyloft_clock (id, version) VALUES (1, 0)",
+    f"CREATE TABLE {schema.REVISION_TABLE} (version_num VARCHAR(32) NOT NULL, "
+    f"CONSTRAINT {schema.REVISION_TABLE}_pkc PRIMARY KEY (version_num))",
+    f"CREATE TABLE {schema.VERSION_COUNTER_TABLE} "
+    "(id INTEGER NOT NULL PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL)",
+    f"INSERT INTO {schema.VERSION_COUNTER_TABLE} (id, version) VALUES (1, 0)",
     *(statement for layout in LAYOUTS.values() for statement in layout.create),
-    f"INSERT INTO {VERSION_TABLE} (version_num) VALUES ('{REVISION}')",
+    f"INSERT INTO {schema.REVISION_TABLE} (version_num) VALUES ('{schema.REVISION}')",
 )
 """What makes an empty database ours."""

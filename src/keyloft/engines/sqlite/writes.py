@@ -11,11 +11,12 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.clock import Clock
 from keyloft.core.records import Address, Batch, Key, Record
+from keyloft.core.schema import Row
 from keyloft.engines.commit.outcomes import Outcome, failed, joined
 from keyloft.engines.commit.settle import PutRow, RemoveRow, SetExpiry, Settled, Write, deciding, settle
 from keyloft.engines.sqlite.file import SqliteFile, wait_patiently
 from keyloft.engines.sqlite.reads import number, point
-from keyloft.engines.sqlite.tables import LAYOUTS, READ_CLOCK, WRITE_CLOCK, Aside, Layout, Row
+from keyloft.engines.sqlite.tables import LAYOUTS, READ_CLOCK, WRITE_CLOCK, Aside, Layout
 from keyloft.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
