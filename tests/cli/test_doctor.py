@@ -24,8 +24,8 @@ from keyloft.core.records import Latest
 from keyloft.engines import Inspection
 from keyloft.nats.connection import Login, connect
 from keyloft.plugins import BotDatabase, DatabaseService
-from keyloft.server.http import Answer, HttpServer
-from keyloft.server.isolation import ADMIN, SERVICE, Isolation, User, isolate
+from keyloft.server.http import HttpServer, Response
+from keyloft.server.isolation import ADMIN, SERVICE, Isolation, NatsUser, isolate
 from keyloft.server.nats_process import NatsServer
 from tests.cli.test_tuples import LONGEST_SECONDS, at_a_terminal
 from tests.support.nats import private_server
@@ -413,7 +413,7 @@ def test_missing_rights_are_found(postgres_url: str, doctor: Doctor) -> None:
 
 
 @asynccontextmanager
-async def serving(server: NatsServer, user: User | None = None) -> AsyncIterator[BotDatabase]:
+async def serving(server: NatsServer, user: NatsUser | None = None) -> AsyncIterator[BotDatabase]:
     """A service, and its database."""
     login = Login() if user is None else Login(user=user.name, password=user.password)
     db = BotDatabase(":memory:")
@@ -467,7 +467,7 @@ def isolation(surroundings: Path) -> Isolation:
     return made
 
 
-def login_of(user: User, server: NatsServer) -> tuple[str, ...]:
+def login_of(user: NatsUser, server: NatsServer) -> tuple[str, ...]:
     return "--nats", server.url, "--nats-user", user.name, "--nats-password", user.password
 
 
@@ -495,7 +495,7 @@ async def test_a_server_with_our_configuration_keeps_plugins_apart(doctor: Docto
 
 async def test_a_refused_login_is_found(doctor: Doctor, isolation: Isolation) -> None:
     async with private_server(Path("nats.conf")) as server:
-        wrong = User("trivia", "wrong-password", "")
+        wrong = NatsUser("trivia", "wrong-password", "")
         code, found = await asyncio.to_thread(doctor, *login_of(wrong, server))
         assert (code, found["nats"][0]["state"]) == (1, "problem")
         assert "wrong-password" not in json.dumps(found)
@@ -568,9 +568,9 @@ async def test_a_port_that_is_taken_is_told_with_the_setting(doctor: Doctor) -> 
 
 
 async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
-    answer = Answer(b"ok\n")
+    answer = Response(b"ok\n")
 
-    async def health() -> Answer:
+    async def health() -> Response:
         return answer
 
     server = HttpServer({"/healthz": health})

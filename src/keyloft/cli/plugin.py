@@ -16,8 +16,8 @@ from keyloft.core.urls import without_password
 from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, Unanswered
 from keyloft.nats import payloads
 from keyloft.plugins import rules
-from keyloft.server.complaints import complain
 from keyloft.server.config import DEFAULT_NATS_PORT, NATS_SETTINGS, Flags, load
+from keyloft.server.error_output import print_error
 
 if TYPE_CHECKING:
     from keyloft.nats.connection import Login
@@ -65,7 +65,7 @@ def get(
     """
     value = _ask(plugin, subjects, timeout, flags, lambda client: client.kv.get(key, default=_ABSENT))
     if value is _ABSENT:
-        complain(f"{plugin} has no key {key!r}")
+        print_error(f"{plugin} has no key {key!r}")
         return 1
     show_json(value, as_json=as_json)
     return 0
@@ -253,7 +253,7 @@ def _ask(
         return asyncio.run(asking())
     except KeyloftError as error:
         # A program that calls us can go by the code, which is the same whoever refused the request.
-        complain(f"{error.code}: {error}")
+        print_error(f"{error.code}: {error}")
         raise typer.Exit(1) from None
 
 

@@ -14,7 +14,7 @@ import typer
 
 from keyloft.core.values import decode_json, encode_json
 from keyloft.errors import InvalidArgument, Undecodable
-from keyloft.server.complaints import complain, exit_code, explained
+from keyloft.server.error_output import describe, exit_code, print_error
 
 P = ParamSpec("P")
 
@@ -38,7 +38,7 @@ def told(command: Callable[P, int | None]) -> Callable[P, None]:
         except Exception as error:
             if os.environ.get("KEYLOFT_DEBUG"):
                 raise
-            complain(explained(error))
+            print_error(describe(error))
             code = exit_code(error)
         raise typer.Exit(code)
 
@@ -46,7 +46,7 @@ def told(command: Callable[P, int | None]) -> Callable[P, None]:
 
 
 def _no_reader() -> int:
-    """Whoever read the output has seen enough; Python would complain about it once more at the end."""
+    """Whoever read the output has seen enough; Python would report it once more at the end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -63,7 +63,7 @@ def remark(text: str) -> None:
 
 def fail(text: str) -> NoReturn:
     """End a command that did not do what it was asked for."""
-    complain(text)
+    print_error(text)
     raise typer.Exit(1)
 
 

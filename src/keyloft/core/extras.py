@@ -1,4 +1,4 @@
-"""Names that come with an extra: loaded when they are asked for, with a word to whoever lacks it."""
+"""Names that need an extra: their modules are imported at the first use, and a missing extra is named."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def loader(package: str, elsewhere: Mapping[str, tuple[str, str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose names may be elsewhere.
+    """The `__getattr__` of a package that imports some of its names at their first use.
 
     Args:
-        package: Its name.
-        elsewhere: By name: the module that has it, and the extra that brings what the module needs.
+        package: The package's name.
+        elsewhere: By name: the module that has it, and the extra that installs what the module needs.
     """
 
     def load(name: str) -> Any:
@@ -21,8 +21,8 @@ def loader(package: str, elsewhere: Mapping[str, tuple[str, str]]) -> Callable[[
             return getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
             raise ImportError(
-                f"{name} needs the package {error.name}, which comes with an extra: "
-                f'pip install "keyloft[{extra}]", or in a clone pip install ".[{extra}]"'
+                f"{name} needs the package {error.name}, which is not installed: "
+                f'in a clone of Keyloft, pip install ".[{extra}]" installs it'
             ) from error
 
     return load

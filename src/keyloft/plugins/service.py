@@ -66,7 +66,7 @@ class _Plugin:
         """The keys with a write under way, and the number of the last one."""
 
 
-class _Request(Struct, gc=False):
+class _PluginRequest(Struct, gc=False):
     """A message that was taken in."""
 
     plugin: _Plugin
@@ -76,10 +76,10 @@ class _Request(Struct, gc=False):
     came: float
 
 
-_Write: TypeAlias = tuple[_Request, Set | Delete, int]
+_Write: TypeAlias = tuple[_PluginRequest, Set | Delete, int]
 """What was asked for, what it writes, and its number among all writes."""
 
-_Read: TypeAlias = tuple[_Request, Scan | None]
+_Read: TypeAlias = tuple[_PluginRequest, Scan | None]
 """A list and what it scans, or a get."""
 
 
@@ -147,9 +147,9 @@ class DatabaseService:
         self._is_shedding = False
         self._busy: dict[tuple[_Plugin, str], list[bytes]] = {}
         self._something_to_refuse = asyncio.Event()
-        self._lists: dict[_Plugin, deque[tuple[_Request, Scan]]] = {}
+        self._lists: dict[_Plugin, deque[tuple[_PluginRequest, Scan]]] = {}
         self._something_to_list = asyncio.Event()
-        self._gets: list[_Request] = []
+        self._gets: list[_PluginRequest] = []
         self._something_to_answer = asyncio.Event()
         self._writes: deque[_Write] = deque()
         self._something_to_write = asyncio.Event()
@@ -209,17 +209,17 @@ class DatabaseService:
             if reply.startswith(self._reserved):
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
             if operation == "get":
-                request = _Request(plugin, operation, reply, wire.key(data), came)
+                request = _PluginRequest(plugin, operation, reply, wire.key(data), came)
                 if request.key in plugin.writing:
                     self._park(plugin.writing[request.key], request, None)
                 else:
                     self._gets.append(request)
                     self._something_to_answer.set()
             elif operation == "list":
-                self._take_list(_Request(plugin, operation, reply, "", came), wire.listing(plugin.name, data))
+                self._take_list(_PluginRequest(plugin, operation, reply, "", came), wire.listing(plugin.name, data))
             else:
                 mutation = wire.MUTATIONS[operation](plugin.name, data)
-                self._take_write(_Request(plugin, operation, reply, mutation.key[1], came), mutation)
+                self._take_write(_PluginRequest(plugin, operation, reply, mutation.key[1], came), mutation)
         except Exception as error:
             if plugin is self._nobody and plugin.taken >= self._per_plugin:
                 return self._shed(plugin, operation, reply)
@@ -261,23 +261,23 @@ class DatabaseService:
         while self._is_behind():  # noqa: ASYNC110
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    def _take_list(self, request: _Request, scan: Scan) -> None:
+    def _take_list(self, request: _PluginRequest, scan: Scan) -> None:
         if request.plugin.writing:
             self._park(max(request.plugin.writing.values()), request, scan)
         else:
             self._enlist(request, scan)
 
-    def _enlist(self, request: _Request, scan: Scan) -> None:
+    def _enlist(self, request: _PluginRequest, scan: Scan) -> None:
         self._lists.setdefault(request.plugin, deque()).append((request, scan))
         self._something_to_list.set()
 
-    def _take_write(self, request: _Request, mutation: Set | Delete) -> None:
+    def _take_write(self, request: _PluginRequest, mutation: Set | Delete) -> None:
         self._number += 1
         request.plugin.writing[request.key] = self._number
         self._writes.append((request, mutation, self._number))
         self._something_to_write.set()
 
-    def _park(self, write: int, request: _Request, scan: Scan | None) -> None:
+    def _park(self, write: int, request: _PluginRequest, scan: Scan | None) -> None:
         """Let a request wait until a write has come to an end."""
         self._parked.setdefault(write, []).append((request, scan))
 
@@ -349,7 +349,7 @@ class DatabaseService:
                     self._is_shedding = False
                     await asyncio.sleep(_PAUSE_SECONDS)  # as with mistakes, see _TOLD_AT_ONCE
 
-    async def _answer_gets(self, gets: list[_Request]) -> None:
+    async def _answer_gets(self, gets: list[_PluginRequest]) -> None:
         try:
             # The first of them may have waited for its turn.
             async with asyncio.timeout(self._deadline - (perf_counter() - gets[0].came)):
@@ -382,7 +382,7 @@ class DatabaseService:
                 await self._answer_list(request, scan)
             self._something_to_list.clear()
 
-    async def _answer_list(self, request: _Request, scan: Scan) -> None:
+    async def _answer_list(self, request: _PluginRequest, scan: Scan) -> None:
         try:
             # It may have waited for its turn, too.
             async with asyncio.timeout(self._deadline - (perf_counter() - request.came)):
@@ -499,16 +499,16 @@ class DatabaseService:
 
     # Answering
 
-    def _count(self, request: _Request, now: float) -> bool:
+    def _count(self, request: _PluginRequest, now: float) -> bool:
         """A request is carried out: count it; returns whether the log is to hear of it."""
         seconds = now - request.came
         request.plugin.meter.durations[request.operation].add(seconds)
         return seconds > limits.SLOW_SECONDS or logger.isEnabledFor(logging.DEBUG)
 
-    def _tell_of(self, request: _Request, now: float, **details: int | None) -> None:
+    def _tell_of(self, request: _PluginRequest, now: float, **details: int | None) -> None:
         self._log.operation(request.operation, request.plugin.name, request.key, now - request.came, **details)
 
-    async def _fail(self, requests: list[_Request], error: Exception) -> None:
+    async def _fail(self, requests: list[_PluginRequest], error: Exception) -> None:
         """Requests came to nothing, all for one reason."""
         if not requests:
             return

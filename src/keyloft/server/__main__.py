@@ -9,8 +9,8 @@ signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 from keyloft.server import app  # noqa: E402
-from keyloft.server.complaints import complain, exit_code, explained  # noqa: E402
 from keyloft.server.config import check_service, from_arguments, load  # noqa: E402
+from keyloft.server.error_output import describe, exit_code, print_error  # noqa: E402
 
 
 def main() -> int:
@@ -23,7 +23,7 @@ def main() -> int:
     except Exception as error:
         if os.environ.get("KEYLOFT_DEBUG"):
             raise
-        complain(explained(error))
+        print_error(describe(error))
         return exit_code(error)
     return 0
 

@@ -44,9 +44,10 @@ from keyloft.semantic.monitoring import Signals
 from keyloft.semantic.service import SemanticService
 from keyloft.semantic.store import SemanticStore
 from keyloft.server.config import DEFAULT_NATS_PORT, Config
-from keyloft.server.http import Answer, HttpServer, shown
+from keyloft.server.http import HttpServer, Response, shown
+from keyloft.server.logging import set_up_logging
+from keyloft.server.metrics import Metrics
 from keyloft.server.nats_process import NatsServer
-from keyloft.server.telemetry import Metrics, set_up_logging
 from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
@@ -180,20 +181,20 @@ class App:
         stack.push_async_callback(server.stop)
         return shown(host, port)
 
-    async def _show_metrics(self) -> Answer:
+    async def _show_metrics(self) -> Response:
         if not self._is_open:
-            return Answer(b"the database is not open yet\n", HTTPStatus.SERVICE_UNAVAILABLE)
+            return Response(b"the database is not open yet\n", HTTPStatus.SERVICE_UNAVAILABLE)
         try:
-            return Answer(await self._metrics.render(), content_type=self._metrics.content_type)
+            return Response(await self._metrics.render(), content_type=self._metrics.content_type)
         except ImportError:
-            told = b'metrics need prometheus-client: pip install "keyloft[server]"\n'
-            return Answer(told, HTTPStatus.SERVICE_UNAVAILABLE)
+            missing = b'metrics need prometheus-client: in a clone of Keyloft, pip install ".[server]" installs it\n'
+            return Response(missing, HTTPStatus.SERVICE_UNAVAILABLE)
 
-    async def _show_health(self) -> Answer:
+    async def _show_health(self) -> Response:
         wrong = await self._what_is_wrong()
         if wrong is None:
-            return Answer(b"ok\n")
-        return Answer(f"{wrong}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+            return Response(b"ok\n")
+        return Response(f"{wrong}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _what_is_wrong(self) -> str | None:
         if not self._is_open:

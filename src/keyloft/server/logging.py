@@ -1,0 +1,57 @@
+"""The log of a service: lines of text for people, or of JSON for machines."""
+
+import logging
+import sys
+import time
+from typing import Any, Final
+
+import msgspec
+
+_USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def set_up_logging(level: str, form: str) -> None:
+    """Write the log to standard error: Keyloft's lines from this level on, other libraries' from WARNING on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("keyloft").setLevel(level.upper())
+
+
+class TextLines(logging.Formatter):
+    """Lines for people: `2025-11-22 10:30:45 DEBUG [keyloft.plugins.service] …`, in local time."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s [%(name)s] %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        # What a plugin sends may get into a message, and must not look like a line of its own.
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
+class JsonLines(logging.Formatter):
+    """Lines for machines: one JSON object each, with the fields of the record (operation, plugin, key, …)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        milliseconds = int(record.created * 1000)
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+        line: dict[str, Any] = {
+            "time": f"{moment}.{milliseconds % 1000:03}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in vars(record).items():
+            if name not in _USUAL and name not in line:
+                line[name] = value
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return _to_json(line)
+
+
+def _to_json(line: dict[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(line, enc_hook=str).decode()
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # A lone surrogate, for example.
+        return msgspec.json.encode({name: ascii(value) for name, value in line.items()}).decode()
