@@ -19,7 +19,7 @@ def described(folder: Path) -> dict[str, str]:
         "measured": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpu": f"{os.cpu_count()} x {_cpu_model()}",
         "memory": f"{_memory_gibibytes():.0f} GiB",
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
         "disk": _file_system(folder),
         "python": platform.python_version(),

@@ -1,6 +1,7 @@
-"""Writes the measured parts of docs/benchmarks.md and README.md from bench/results, and draws the charts.
+"""Writes docs/benchmarks/all.md and the measured parts of docs/benchmarks.md and README.md, and draws the charts.
 
-A measured part stands between `<!-- measured NAME -->` and `<!-- /measured -->`; the rest of a page is written by hand.
+A measured part stands between `<!-- measured NAME -->` and `<!-- /measured -->`; the rest of such a page is written by
+hand. docs/benchmarks/all.md is written as a whole. All figures are those of bench/results.
 """
 
 import re
@@ -16,7 +17,17 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 CHARTS = "docs/benchmarks"
 PAGES = ("docs/benchmarks.md", "README.md")
+ALL_FIGURES = "docs/benchmarks/all.md"
 NOT_YET = "*Not measured yet.*"
+BENCHMARKS = {
+    "peers": "Peers",
+    "embedded": "Embedded store",
+    "nats": "Plugin service over NATS",
+    "postgres": "PostgreSQL",
+    "semantic": "Semantic store",
+    "move": "Export, import, copy, backup and restore",
+}
+"""The headings of docs/benchmarks/all.md, by benchmark."""
 
 _PART = re.compile(r"(<!-- measured (\S+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 
@@ -49,6 +60,8 @@ def write(report_line: Callable[[str], object], root: Path = ROOT, results: Path
     for name, chart in drawn.items():
         (root / CHARTS / f"{name}.svg").write_text(chart)
         report_line(f"drew {CHARTS}/{name}.svg\n")
+    (root / ALL_FIGURES).write_text(all_figures(found))
+    report_line(f"wrote {ALL_FIGURES}\n")
     for page in PAGES:
         path = root / page
         path.write_text(filled(path.read_text(), parts(found, drawn, page)))
@@ -66,24 +79,17 @@ def filled(page: str, measured: Mapping[str, str]) -> str:
 
 def parts(found: Mapping[str, Results], drawn: Mapping[str, str], page: str) -> dict[str, str]:
     """The measured parts by name."""
-    made: dict[str, str] = {}
-    for name in ("embedded", "nats", "postgres", "semantic", "move", "peers"):
-        results = found.get(name)
-        made[name] = _everything(results) if results else NOT_YET
-        made[f"{name}-bars"] = tables.bars(results.rows.values()) if results else NOT_YET
     peers = found["peers"].rows if "peers" in found else {}
     arms = list(
         dict.fromkeys(name for row in peers.values() for name in (*[arm.name for arm in row.arms], *row.absent))
     )
+    made = {"peers-bars": tables.bars(peers.values()) if peers else NOT_YET}
     made["peers-reads"] = tables.matrix(peers, READS, arms) if peers else NOT_YET
     made["peers-writes"] = tables.matrix(peers, WRITES, arms) if peers else NOT_YET
     made["peers-services"] = tables.matrix(peers, SERVED, arms) if peers else NOT_YET
-    made["peers-kept"] = _kept(peers) if peers else NOT_YET
-    compared = [peers[name] for name in READS + WRITES + SERVED if name in peers]
-    made["peers-losses"] = tables.losses(compared) if peers else NOT_YET
     made["growth"] = _growth(peers) or NOT_YET
     made["short"] = tables.best(peers, SHORT, KNOWN) if peers else NOT_YET
-    made["machine"] = _machine(found["peers"]) if peers else NOT_YET
+    made["machine-short"] = _machine(found["peers"].machine) if peers else NOT_YET
     for name in ("short", "embedded", "services", "growth", "size", "load-set", "load-get"):
         folder = CHARTS if page == "README.md" else Path(CHARTS).name
         made[f"chart-{name}"] = f"![{_alt(name)}]({folder}/{name}.svg)" if name in drawn else NOT_YET
@@ -102,15 +108,32 @@ def _alt(name: str) -> str:
     }[name]
 
 
-def _everything(results: Results) -> str:
-    about = "; ".join(f"{name} {text}" for name, text in results.machine.items())
-    notes = "\n".join(f"- {note}" for note in [*results.notes, about])
-    rows = "\n\n".join(tables.of_row(row) for row in results.rows.values())
-    return f"<details><summary>All figures</summary>\n\n{notes}\n\n{rows}\n\n</details>"
+def all_figures(found: Mapping[str, Results]) -> str:
+    """The page with every figure that was measured."""
+    parts = [
+        "# All figures",
+        "Every figure that `scripts/bench` measured, benchmark by benchmark. `scripts/bench report` writes this page; "
+        "[the summary](../benchmarks.md) says how it was measured, and what the figures mean.",
+    ]
+    for name, heading in BENCHMARKS.items():
+        parts.append(f"## {heading}")
+        if name not in found:
+            parts.append(NOT_YET)
+            continue
+        results = found[name]
+        parts.append("\n".join(f"- {note}" for note in results.notes))
+        parts.append(tables.table(["", ""], [[what, text] for what, text in results.machine.items()], texts=(0, 1)))
+        if name == "peers":
+            compared = [results.rows[row] for row in READS + WRITES + SERVED if row in results.rows]
+            parts += ["### Acknowledged writes if power fails", _kept(results.rows)]
+            parts += ["### Rows in which a peer is faster, or a limit more than twice as fast", tables.losses(compared)]
+        parts += [tables.of_row(row) for row in results.rows.values()]
+    return "\n\n".join(parts) + "\n"
 
 
-def _machine(results: Results) -> str:
-    return tables.table(["", ""], [[name, text] for name, text in results.machine.items()], texts=(0, 1))
+def _machine(machine: Mapping[str, str]) -> str:
+    shown = [f"{name} {machine[name]}" for name in ("cpu", "memory", "system", "disk", "python") if name in machine]
+    return f"Measured on {machine.get('measured', 'an unknown date')}: {', '.join(shown)}."
 
 
 def _kept(rows: Mapping[str, Row]) -> str:

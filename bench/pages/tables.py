@@ -21,7 +21,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]], texts: Collection
 
 def of_row(row: Row) -> str:
     """All results of one row."""
-    parts = [f"**{row.title}**"]
+    parts = [f"### {row.title}"]
     if row.arms:
         parts.append(_of_arms(row))
     if row.figures:
@@ -97,7 +97,7 @@ def losses(rows: Iterable[Row]) -> str:
                 lines.append(
                     [row.title, reached.name, f"{number(times.median)} × {spread(times.rounds)}", reached.kept]
                 )
-    return table(["", "who", "reaches, of Keyloft", "if power fails"], lines, texts=(0, 1, 3))
+    return table(["", "store", "times Keyloft's rate", "if power fails"], lines, texts=(0, 1, 3))
 
 
 def best(rows: Mapping[str, Row], names: Collection[str], known: Mapping[str, str]) -> str:
@@ -128,7 +128,7 @@ def best(rows: Mapping[str, Row], names: Collection[str], known: Mapping[str, st
                 f"{other.name}: {_keyloft_to(base, other)}" if other and other is not fastest else "",
             ]
         )
-    return table(["", "Keyloft", "the fastest peer", "Keyloft : it", "and"], lines, texts=(0, 2, 4))
+    return table(["", "Keyloft", "fastest peer", "Keyloft : peer", "best known peer"], lines, texts=(0, 2, 4))
 
 
 def keeps_less(reached: Reached, base: Reached) -> bool:

@@ -231,3 +231,17 @@ def test_the_pages_show_what_the_results_say(tmp_path: Path) -> None:
     assert (tmp_path / "docs/benchmarks/short.svg").exists()
     assert "](docs/benchmarks/short.svg)" in (tmp_path / "README.md").read_text()
     assert "](benchmarks/short.svg)" in (tmp_path / "docs/benchmarks.md").read_text()
+    assert "### durable set\n" in (tmp_path / documents.ALL_FIGURES).read_text()
+
+
+def test_the_pages_are_rendered_from_the_committed_results(tmp_path: Path) -> None:
+    for page in documents.PAGES:
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).write_text((documents.ROOT / page).read_text())
+    documents.write(lambda line: None, tmp_path)
+    for page in (*documents.PAGES, documents.ALL_FIGURES):
+        assert (tmp_path / page).read_text() == (documents.ROOT / page).read_text(), "run scripts/bench report"
+
+
+def test_the_summary_stays_short() -> None:
+    assert len((documents.ROOT / "docs/benchmarks.md").read_text().split()) <= 3000
