@@ -16,7 +16,7 @@ from bench.harness.benchmark import Benchmark
 from bench.harness.contest import same
 from bench.harness.figures import Figure, Row, within
 from bench.harness.postgres_server import serving
-from keyloft.cli import lines
+from keyloft.admin import export_format as lines
 from keyloft.core.keys import encode
 from keyloft.core.records import Record, Space
 from tools.postgres import fresh_database

@@ -26,6 +26,7 @@
     ├── LockLost                         LOCK_LOST          a lock was lost while its holder was at work
     ├── Escalated                        ESCALATED          trying again did not help; the intent is a dead letter
     ├── IncompatibleLibrary              INCOMPATIBLE_LIBRARY  a library has changed in a way that Keyloft can't use
+    ├── TransferFailed                   TRANSFER_FAILED    an import or a copy ended before its end, or did not arrive
     ├── NatsServerFailed                 NATS_SERVER_FAILED our own nats-server does not run
     ├── Unanswered (ConnectionError)     UNANSWERED         a request over the bus got no answer
     │   ├── NoService                    NO_SERVICE         nobody serves this subject
@@ -271,6 +272,19 @@ class IncompatibleLibrary(KeyloftError):
     """An installed library lacks something that Keyloft uses; the message names it, and the versions that work."""
 
     code = "INCOMPATIBLE_LIBRARY"
+
+
+class TransferFailed(KeyloftError):
+    """An import or a copy ended early, or what arrived is not what was sent; `result` says what was stored."""
+
+    code = "TRANSFER_FAILED"
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, Any]]:
+        return type(self), (str(self), self.result)
 
 
 class NatsServerFailed(KeyloftError):

@@ -19,7 +19,9 @@ import apsw
 import pytest
 
 import keyloft
-from keyloft.cli import examine_data, findings, main
+from keyloft.cli import main
+from keyloft.cli.doctor import database as examine_data
+from keyloft.cli.doctor import findings
 from keyloft.core.records import Latest
 from keyloft.engines import Inspection
 from keyloft.nats.connection import Login, connect
@@ -299,7 +301,7 @@ def test_what_can_not_be_written_is_found() -> None:
             (folder / part).chmod(mode)
         folder.chmod(0o755)
         script = (
-            "import os, sys; from pathlib import Path; from keyloft.cli.examine_data import file_of\n"
+            "import os, sys; from pathlib import Path; from keyloft.cli.doctor.database import file_of\n"
             "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "for name in sys.argv[1:]: print(file_of(Path(name)))"
         )
@@ -587,6 +589,6 @@ async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
 
 
 def test_the_users_of_a_configuration_are_known(isolation: Isolation) -> None:
-    from keyloft.cli.examine_bus import read_logins
+    from keyloft.cli.doctor.nats import read_logins
 
     assert read_logins("nats.conf").keys() == {SERVICE, ADMIN, "trivia", "quote-db", "TENANT-acme"}

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import keyloft
 from keyloft import U64, Store
-from keyloft.cli import lines
-from keyloft.cli.compare import compare
-from keyloft.cli.moving import Selection
+from keyloft.admin import export_format as lines
+from keyloft.admin.comparison import compare
+from keyloft.admin.selection import Selection
 from keyloft.clock import SystemClock
 from keyloft.core import keys
 from keyloft.core.maintenance import EVERYTHING, Existing, Loaded, Maintenance

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyloft import InvalidKey
-from keyloft.cli import keytext, main
+from keyloft.cli import main
+from keyloft.core import key_text
 from keyloft.core.keys import TupleKey
 from tests.support.everything import run_sql
 from tests.support.postgres import database_url
@@ -102,7 +103,7 @@ parts = st.one_of(
 
 @given(st.lists(parts, min_size=1, max_size=4).map(tuple))
 def test_a_key_comes_back_from_its_text_with_its_types(key: TupleKey) -> None:
-    assert repr(keytext.read(keytext.written(key))) == repr(key)
+    assert repr(key_text.read(key_text.written(key))) == repr(key)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +115,14 @@ def test_a_key_comes_back_from_its_text_with_its_types(key: TupleKey) -> None:
     ],
 )
 def test_keys_are_written_like_this(key: TupleKey, text: str) -> None:
-    assert keytext.written(key) == text
-    assert keytext.read(text) == key
+    assert key_text.written(key) == text
+    assert key_text.read(text) == key
 
 
 @pytest.mark.parametrize("text", ["", "a//b", "/a", "=zz", "=x0", "50%", "%ff", "=" + "9" * 5000])
 def test_what_is_no_key_is_refused(text: str) -> None:
     with pytest.raises(InvalidKey):
-        keytext.read(text)
+        key_text.read(text)
 
 
 # Commands

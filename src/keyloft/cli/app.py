@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 import keyloft
-from keyloft.cli import change, check, doctor, keep, look, move, plugin, schema, service, stats, workflows
+from keyloft.cli import backup, check, compact, migrate, nats_config, plugin, semantic, serve, stats, transfer, tuples
+from keyloft.cli.doctor import command as doctor
 from keyloft.cli.terminal import say
 
 app = typer.Typer(
@@ -38,5 +39,5 @@ def about(
     """
 
 
-for room in (service, look, stats, change, plugin, workflows, move, keep, check, schema, doctor):
-    room.add_to(app)
+for group in (serve, nats_config, tuples, stats, plugin, semantic, transfer, backup, compact, check, migrate, doctor):
+    group.add_to(app)

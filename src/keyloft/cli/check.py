@@ -7,12 +7,11 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from msgspec import Struct
 
-from keyloft.cli import keytext
-from keyloft.cli.options import AsJson, with_settings
+from keyloft.cli.database import check_there, finished, maintenance_of, named_database
+from keyloft.cli.options import AsJson, add_commands
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import check_there, finished, maintenance_of, named_database
-from keyloft.cli.terminal import is_for_people, remark, say, show_json, told
-from keyloft.core import keys, values
+from keyloft.cli.terminal import is_for_people, remark, say, show_json
+from keyloft.core import key_text, keys, values
 from keyloft.core.maintenance import Maintenance, Range, Snapshot
 from keyloft.core.records import Record, Space
 from keyloft.core.urls import without_password
@@ -34,7 +33,7 @@ _LONGEST_KEY = 300
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("check")(told(with_settings("database")(check)))
+    add_commands(app, ["database"], {"check": check})
 
 
 def check(
@@ -210,10 +209,10 @@ def _key(space: Space, key: Any) -> str:
         shown = shown[2:-1]
         if space is Space.TUPLES:
             with contextlib.suppress(Undecodable):
-                shown = keytext.written(keys.decode(key))
+                shown = key_text.written(keys.decode(key))
         elif is_entry(key) and "\\" not in shown:
             with contextlib.suppress(ValueError):
                 shown = key_of_row(key)
     elif isinstance(key, tuple) and all([isinstance(part, str) for part in key]):
-        shown = keytext.written(key)
+        shown = key_text.written(key)
     return shown if len(shown) <= _LONGEST_KEY else f"{shown[:_LONGEST_KEY]}…"

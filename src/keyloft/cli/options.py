@@ -2,11 +2,13 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 import typer.core
+
+from keyloft.cli.terminal import told
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, also at a terminal.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
@@ -17,8 +19,16 @@ Value: TypeAlias = Annotated[
 ]
 
 
-class TakesNumbers(typer.core.TyperCommand):
-    """A command whose arguments may be negative numbers, which look like options."""
+def add_commands(
+    group: typer.Typer, settings: Iterable[str], commands: Mapping[str, Callable[..., int | None]]
+) -> None:
+    """Add commands by their names, with flags for settings."""
+    for name, command in commands.items():
+        group.command(name, cls=Command)(told(with_settings(*settings)(command)))
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose arguments may be negative numbers, which resemble options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.ignore_unknown_options = any([_NEGATIVE.match(arg) for arg in args])

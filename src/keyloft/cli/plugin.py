@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from keyloft.cli.options import AsJson, AsText, TakesNumbers, Value, Yes, with_settings
-from keyloft.cli.terminal import confirm, given_value, remark, show_json, told
+from keyloft.cli.options import AsJson, AsText, Value, Yes, add_commands
+from keyloft.cli.terminal import confirm, given_value, remark, show_json
 from keyloft.core.urls import without_password
 from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, Unanswered
 from keyloft.nats import payloads
@@ -38,15 +38,11 @@ Timeout: TypeAlias = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     plugin = typer.Typer(no_args_is_help=True, help="Read and write what a plugin stores, over NATS.")
-    for name, command in (
-        ("get", get),
-        ("set", put),
-        ("delete", delete),
-        ("list", listing),
-        ("purge", purge),
-        ("import-json", import_json),
-    ):
-        plugin.command(name, cls=TakesNumbers)(told(with_settings(*NATS_SETTINGS)(command)))
+    add_commands(
+        plugin,
+        NATS_SETTINGS,
+        {"get": get, "set": put, "delete": delete, "list": listing, "purge": purge, "import-json": import_json},
+    )
     app.add_typer(plugin, name="plugin")
 
 

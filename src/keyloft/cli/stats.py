@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 from msgspec import Struct
 
-from keyloft.cli.options import AsJson, with_settings
+from keyloft.cli.database import named_database, with_maintenance
+from keyloft.cli.options import AsJson, add_commands
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import named_database, with_maintenance
-from keyloft.cli.terminal import is_for_people, say, show_json, sized, table, told
+from keyloft.cli.terminal import is_for_people, say, show_json, sized, table
 from keyloft.core.maintenance import Facts, Maintenance, Progress, Range, Size, Snapshot
 from keyloft.core.records import Space
 from keyloft.core.urls import without_password
@@ -23,7 +23,7 @@ _LONGEST_SECONDS = 1000 * 366 * 86_400
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("stats")(told(with_settings("database")(stats)))
+    add_commands(app, ["database"], {"stats": stats})
 
 
 def stats(

@@ -10,13 +10,13 @@ from typing import IO, Annotated, Any, TypeAlias
 
 import typer
 
-from keyloft.cli import lines
-from keyloft.cli.compare import compare
-from keyloft.cli.files import mode_of, sync
-from keyloft.cli.moving import Place, Selection, Slices, count, rows_of
-from keyloft.cli.options import AsJson, with_settings
+from keyloft.admin import export_format as lines
+from keyloft.admin.comparison import compare
+from keyloft.admin.files import mode_of, sync
+from keyloft.admin.selection import Place, Selection, Slices, count, rows_of
+from keyloft.cli.database import file_of, maintenance_of, named_database, quiet, with_maintenance
+from keyloft.cli.options import AsJson, add_commands
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import file_of, maintenance_of, named_database, quiet, with_maintenance
 from keyloft.cli.terminal import fail, is_for_people, remark, show_json, told
 from keyloft.clock import SystemClock
 from keyloft.core.maintenance import Existing, Loaded, Maintenance, Snapshot
@@ -37,8 +37,7 @@ Replace: TypeAlias = Annotated[bool, typer.Option("--replace", help="Replace ent
 
 
 def add_to(app: typer.Typer) -> None:
-    for name, command in (("export", export), ("import", importing)):
-        app.command(name)(told(with_settings("database")(command)))
+    add_commands(app, ["database"], {"export": export, "import": importing})
     app.command("copy")(told(copy))
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 import keyloft
-from keyloft.cli.findings import Finding, aside
+from keyloft.cli.doctor.findings import Finding, aside
 from keyloft.engines import SQLITE_VERSION
 from keyloft.errors import NatsServerFailed
 from keyloft.server.config import OFF, SETTINGS, Config

@@ -1,39 +1,19 @@
-"""The commands that run and prepare the service: `serve` and `nats-config`."""
+"""The command `nats-config`: writes a NATS configuration that keeps plugins and tenants apart."""
 
-import os
-import signal
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from keyloft.cli.options import with_settings
-from keyloft.cli.terminal import remark, say, told
+from keyloft.cli.options import add_commands
+from keyloft.cli.terminal import remark, say
 from keyloft.errors import InvalidArgument
-from keyloft.server.config import SETTINGS, Flags, check_service, load, to_arguments
+from keyloft.server.config import Flags, load
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("serve")(told(with_settings(*SETTINGS)(serve)))
-    app.command("nats-config")(told(with_settings("prefixes", "semantic_prefix")(nats_config)))
-
-
-def serve(*, flags: Flags) -> NoReturn:
-    """Run the storage services for plugins and workflows, until Ctrl-C or SIGTERM.
-
-    A setting comes from its flag, else from the environment, else from the file of --config, else it has its default.
-    In that file --log-level is called log_level.
-
-    Example: keyloft serve --database app.db
-    """
-    check_service(load(flags))
-    # The service becomes this process, so that it does not carry what only a command line needs.
-    sys.stdout.flush()
-    # A signal that comes in between waits until the other side can hear it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    warnings = [f"-W{option}" for option in sys.warnoptions]
-    os.execv(sys.executable, [sys.executable, *warnings, "-m", "keyloft.server", *to_arguments(flags)])
+    add_commands(app, ["prefixes", "semantic_prefix"], {"nats-config": nats_config})
 
 
 def nats_config(

@@ -23,8 +23,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from keyloft import limits
-from keyloft.cli import keytext
-from keyloft.core import keys
+from keyloft.core import key_text, keys
 from keyloft.core.maintenance import LAST_MOMENT, UNVERSIONED
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.values import BYTES, COUNTER, JSON, Encoding, decode_json, pack_counter, unpack_counter
@@ -102,7 +101,7 @@ def _write_key(line: Line, space: Space, key: Key) -> None:
             try:
                 parts = keys.decode(key)
                 if keys.encode(parts) == key:
-                    line.key = keytext.written(parts)
+                    line.key = key_text.written(parts)
                     return
             except (Undecodable, InvalidKey):
                 pass
@@ -192,7 +191,7 @@ def _key(told: Line, space: Space) -> Key:
                 return told.plugin, told.key
             case Space.SEMANTIC:
                 return unquote_to_bytes(told.key)
-        return keys.encode(keytext.read(told.key))
+        return keys.encode(key_text.read(told.key))
     except (InvalidKey, ValueError) as error:
         raise InvalidArgument(f"its key is none: {error}") from None
 

@@ -3,20 +3,21 @@
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 import typer
 
 from keyloft import Store
-from keyloft.cli.options import AsJson, AsText, TakesNumbers, Value, Yes, with_settings
-from keyloft.cli.stores import with_store
-from keyloft.cli.terminal import fail, given_value, is_for_people, remark, say, show_json, table, to_json, told
+from keyloft.cli.database import with_store
+from keyloft.cli.options import AsJson, AsText, Value, Yes, add_commands
+from keyloft.cli.terminal import fail, given_value, is_for_people, remark, say, show_json, table, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import DeadLetter, Envelope, Semantics, SemanticStore
 from keyloft.server.config import Flags, load
 
 T = TypeVar("T")
+_SETTINGS: Final = ("database", "purposes", "audit_key")
 
 Key: TypeAlias = Annotated[
     str, typer.Argument(metavar="KEY", help="As in tenant/acme/project/web/docs/onedrive/delta.")
@@ -38,18 +39,8 @@ ExpectedVersion: TypeAlias = Annotated[
 def add_to(app: typer.Typer) -> None:
     semantic = typer.Typer(no_args_is_help=True, help="Look at and change the state of workflows, in a database.")
     letters = typer.Typer(no_args_is_help=True, help="Writes that were given up: look at them, retry or drop them.")
-    commands: list[tuple[typer.Typer, str, Callable[..., int | None]]] = [
-        (semantic, "get", get),
-        (semantic, "put", put),
-        (semantic, "list", listing),
-        (semantic, "audit", audit),
-        (semantic, "locks", locks),
-        (letters, "list", list_letters),
-        (letters, "retry", retry_letter),
-        (letters, "drop", drop_letter),
-    ]
-    for group, name, command in commands:
-        group.command(name, cls=TakesNumbers)(told(with_settings("database", "purposes", "audit_key")(command)))
+    add_commands(semantic, _SETTINGS, {"get": get, "put": put, "list": listing, "audit": audit, "locks": locks})
+    add_commands(letters, _SETTINGS, {"list": list_letters, "retry": retry_letter, "drop": drop_letter})
     semantic.add_typer(letters, name="dead-letters")
     app.add_typer(semantic, name="semantic")
 
@@ -317,7 +308,7 @@ async def _letter(store: SemanticStore, project: str, name: str) -> DeadLetter:
 
 
 def _with_semantic(flags: Flags, work: Callable[[SemanticStore], Awaitable[T]], *, make: bool = False) -> T:
-    settings = load(flags, only=["database", "purposes", "audit_key"])
+    settings = load(flags, only=_SETTINGS)
 
     async def working(kv: Store) -> T:
         async with SemanticStore(

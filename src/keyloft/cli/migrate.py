@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from keyloft.cli.options import AsJson, Yes, with_settings
-from keyloft.cli.terminal import is_for_people, remark, say, show_json, told
+from keyloft.cli.options import AsJson, Yes, add_commands
+from keyloft.cli.terminal import is_for_people, remark, say, show_json
 from keyloft.core.urls import without_password
 from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError
 from keyloft.server.config import Flags, load
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("migrate")(told(with_settings("database")(migrate)))
+    add_commands(app, ["database"], {"migrate": migrate})
 
 
 def migrate(

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from keyloft.cli import stores
-from keyloft.cli.findings import Finding, State, aside
+from keyloft.cli import database as named
+from keyloft.cli.doctor.findings import Finding, State, aside
 from keyloft.core.urls import without_password
 from keyloft.engines import Inspection, inspect_database
 from keyloft.errors import CannotOpen, DatabaseError, InvalidInput, NotADatabase, Unreachable
@@ -28,7 +28,7 @@ _REMOTE: Final = frozenset(
 )
 
 
-async def database(url: str) -> list[Finding]:
+async def examine(url: str) -> list[Finding]:
     """Whether the database can be used, and what time it has."""
     shown = without_password(url)
     look, failure = None, None
@@ -57,7 +57,7 @@ async def database(url: str) -> list[Finding]:
 
 def _file(url: str) -> Path | None:
     """The file of an SQLite database, from the root on."""
-    path = stores.file_of(url)
+    path = named.file_of(url)
     return None if path is None else path.absolute()
 
 

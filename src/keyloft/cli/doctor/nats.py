@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.cli.findings import Finding, bounded
+from keyloft.cli.doctor.findings import Finding, bounded
 from keyloft.cli.plugin import check_somebody_listens
 from keyloft.core.urls import without_password
 from keyloft.errors import (
@@ -75,7 +75,7 @@ class User:
         return self.plugin is not None or (self.name or "").startswith(_TENANT)
 
 
-async def bus(config: Config, plugin: str | None, logins: Mapping[str, str]) -> list[Finding]:
+async def examine(config: Config, plugin: str | None, logins: Mapping[str, str]) -> list[Finding]:
     """What becomes of a client.
 
     Args:

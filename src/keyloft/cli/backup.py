@@ -1,4 +1,4 @@
-"""The commands that save a database, bring it back, and give back its room: `backup`, `restore`, `compact`."""
+"""The commands that save a database, bring it back: `backup`, `restore`."""
 
 import os
 from collections.abc import AsyncIterator
@@ -8,14 +8,14 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from keyloft.cli.compare import Digest, digest
-from keyloft.cli.files import mode_of, put_in_place
-from keyloft.cli.moving import Selection, count
-from keyloft.cli.options import AsJson, Yes, with_settings
+from keyloft.admin.comparison import Digest, digest
+from keyloft.admin.files import mode_of, put_in_place
+from keyloft.admin.selection import Selection, count
+from keyloft.cli.database import check_there, file_of, finished, maintenance_of, named_database
+from keyloft.cli.options import AsJson, Yes, add_commands
 from keyloft.cli.progress import progress
-from keyloft.cli.stores import check_there, file_of, finished, maintenance_of, named_database, with_maintenance
-from keyloft.cli.terminal import confirm, is_for_people, remark, say, show_json, sized, told
-from keyloft.core.maintenance import Facts, Maintenance, Snapshot
+from keyloft.cli.terminal import confirm, is_for_people, remark, say, show_json, sized
+from keyloft.core.maintenance import Maintenance, Snapshot
 from keyloft.core.urls import without_password
 from keyloft.errors import Busy, CannotOpen, DatabaseError, DiskFull, InvalidArgument, NotADatabase
 from keyloft.server.config import Flags
@@ -25,8 +25,7 @@ Backup: TypeAlias = Annotated[str, typer.Argument(metavar="FILE", help="What `ke
 
 
 def add_to(app: typer.Typer) -> None:
-    for name, command in (("backup", backup), ("restore", restore), ("compact", compact)):
-        app.command(name)(told(with_settings("database")(command)))
+    add_commands(app, ["database"], {"backup": backup, "restore": restore})
 
 
 def backup(
@@ -105,31 +104,6 @@ def restore(
     else:
         verified = ", the same as in the backup" if made["verified"] else " of the backup, and what others wrote since"
         say(f"{made['database']} holds {made['rows']:,} rows{verified}, up to version {made['clock']}")
-    return 0
-
-
-def compact(*, as_json: AsJson = False, flags: Flags) -> int:
-    """Give back the room of what was removed.
-
-    An SQLite file is written anew: it needs as much free space again meanwhile, and whoever writes waits. PostgreSQL
-    frees the room for new rows, and keeps most of it.
-
-    Example: keyloft compact --database app.db
-    """
-    url = named_database(flags)
-
-    async def work(maintenance: Maintenance) -> tuple[Facts, Facts]:
-        before = await maintenance.facts()
-        with progress("compacting"):
-            await maintenance.compact()
-        return before, await maintenance.facts()
-
-    before, after = with_maintenance(url, work)
-    if as_json or not is_for_people():
-        sizes = {"before": _sizes(before), "after": _sizes(after)}
-        show_json({"database": without_password(url), **sizes}, as_json=True)
-    else:
-        say(f"{without_password(url)} took {_taken(before)}, and takes {_taken(after)}")
     return 0
 
 
@@ -250,12 +224,3 @@ def _path(file: str) -> Path:
 
 def _is_same(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
-
-
-def _sizes(facts: Facts) -> dict[str, Any]:
-    return {"database_bytes": facts.database_bytes, "log_bytes": facts.wal_bytes}
-
-
-def _taken(facts: Facts) -> str:
-    log = f" and {sized(facts.wal_bytes)} of log" if facts.wal_bytes else ""
-    return f"{sized(facts.database_bytes)}{log}"

@@ -6,14 +6,12 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.cli import keytext
-from keyloft.cli.lines import shown_key
-from keyloft.cli.terminal import fail
-from keyloft.core import keys
+from keyloft.admin.export_format import shown_key
+from keyloft.core import key_text, keys
 from keyloft.core.maintenance import EVERYTHING, AlreadyThere, Existing, Loaded, Maintenance, Range, Snapshot
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.values import LOST
-from keyloft.errors import Undecodable
+from keyloft.errors import TransferFailed, Undecodable
 from keyloft.plugins import rules
 from keyloft.semantic.keys import rows_of_project
 
@@ -38,7 +36,7 @@ class Selection(Struct, frozen=True):
         """By what somebody says on the command line; nothing means everything."""
         parts: list[Range] = []
         if prefix is not None:
-            start, end = keys.below(keys.encode_prefix(keytext.read_prefix(prefix)))
+            start, end = keys.below(keys.encode_prefix(key_text.read_prefix(prefix)))
             parts.append(Range(Space.TUPLES, start, end))
         if project is not None:
             parts += [Range(Space.SEMANTIC, *rows) for rows in rows_of_project(project)]
@@ -124,7 +122,8 @@ class Slices:
         try:
             self.loaded.add(await self._target.load(rows, clock, self._existing))
         except AlreadyThere as error:
-            fail(
-                f"{shown_key(error.space, error.key)} is there already, with another value or expiry: --keep leaves "
-                "such entries as they are, --replace replaces them"
-            )
+            raise TransferFailed(
+                f"{shown_key(error.space, error.key)} is stored already, with another value or expiry: existing="
+                '"keep" (--keep) leaves such entries as they are, existing="replace" (--replace) replaces them',
+                self.loaded,
+            ) from None

@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 import typer
 
-from keyloft.cli import findings
-from keyloft.cli.findings import Finding, bounded
-from keyloft.cli.options import AsJson, with_settings
-from keyloft.cli.terminal import is_for_people, say, show_json, told
+from keyloft.cli.doctor import findings
+from keyloft.cli.doctor.findings import Finding, bounded
+from keyloft.cli.options import AsJson, add_commands
+from keyloft.cli.terminal import is_for_people, say, show_json
 from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
 from keyloft.server.config import NATS_SETTINGS, Config, Flags, check_service, load
@@ -22,7 +22,7 @@ _BUS_SECONDS: Final = 40.0
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("doctor")(told(with_settings(*_SETTINGS)(doctor)))
+    add_commands(app, _SETTINGS, {"doctor": doctor})
 
 
 def doctor(
@@ -46,11 +46,11 @@ def doctor(
 
     Example: keyloft doctor --database app.db
     """
-    from keyloft.cli import examine_bus
+    from keyloft.cli.doctor import nats
 
     if plugin is not None:
         rules.plugin_name(plugin)
-    logins = {} if nats_config is None else examine_bus.read_logins(nats_config)
+    logins = {} if nats_config is None else nats.read_logins(nats_config)
     # What is worth telling is found; what drivers leave behind when a check is given up is not.
     for name in ("keyloft", "asyncio"):
         logging.getLogger(name).addHandler(logging.NullHandler())
@@ -71,22 +71,22 @@ def doctor(
 
 
 async def _examined(flags: Flags, plugin: str | None, logins: Mapping[str, str]) -> AsyncIterator[Sequence[Finding]]:
-    from keyloft.cli import examine_bus, examine_data, examine_host
+    from keyloft.cli.doctor import database, host, nats
 
-    yield examine_host.versions()
+    yield host.versions()
     try:
         config = load(flags, only=_SETTINGS)
     except InvalidArgument as error:
         yield [Finding("settings", "problem", str(error), "correct it; `keyloft serve --help` explains each")]
         return
     yield [_settings(config)]
-    yield examine_host.packages(config)
-    yield await bounded("database", examine_data.database(config.database), _SECONDS)
-    yield await bounded("disk", examine_data.disk(config.database), _SECONDS)
-    bus = await bounded("nats", examine_bus.bus(config, plugin, logins), _BUS_SECONDS)
-    yield bus
-    is_served = any(finding.name == "service" and finding.state == "ok" for finding in bus)
-    yield await bounded("ports", examine_host.ports(config, is_served=is_served), _SECONDS)
+    yield host.packages(config)
+    yield await bounded("database", database.examine(config.database), _SECONDS)
+    yield await bounded("disk", database.disk(config.database), _SECONDS)
+    found = await bounded("nats", nats.examine(config, plugin, logins), _BUS_SECONDS)
+    yield found
+    is_served = any(finding.name == "service" and finding.state == "ok" for finding in found)
+    yield await bounded("ports", host.ports(config, is_served=is_served), _SECONDS)
 
 
 def _settings(config: Config) -> Finding:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import keyloft
 from keyloft import Entry, Store, limits
-from keyloft.cli import keytext
 from keyloft.cli.terminal import to_json
+from keyloft.core import key_text
 from keyloft.core.maintenance import Maintenance
 from keyloft.core.urls import sqlite_path
 from keyloft.core.values import U64
@@ -109,7 +109,7 @@ def file_of(url: str) -> Path | None:
 
 def shown(entry: Entry) -> dict[str, Any]:
     """An entry as JSON has it: bytes in base64, and a counter marked as one."""
-    record: dict[str, Any] = {"key": keytext.written(entry.key)}
+    record: dict[str, Any] = {"key": key_text.written(entry.key)}
     record |= shown_value(entry.value)
     record["versionstamp"] = entry.versionstamp
     if entry.expires_at is not None:
@@ -130,4 +130,4 @@ def in_a_line(entry: Entry) -> str:
     """An entry for people."""
     [(kind, value)] = shown_value(entry.value).items()
     text = to_json(value)
-    return f"{keytext.written(entry.key)} = {text if kind == 'value' else f'{kind} {text}'}"
+    return f"{key_text.written(entry.key)} = {text if kind == 'value' else f'{kind} {text}'}"

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from keyloft.cli.lines import shown_key
-from keyloft.cli.moving import Selection, count, rows_of
+from keyloft.admin.export_format import shown_key
+from keyloft.admin.selection import Selection, count, rows_of
 from keyloft.core.maintenance import EVERYTHING, Progress, Range, Snapshot, content
 from keyloft.core.records import Record, Space
 

@@ -1,0 +1,1 @@
+"""What operators do with a whole database, for Python programs: save it, move it, check it, count it."""

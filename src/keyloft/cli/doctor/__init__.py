@@ -1,0 +1,1 @@
+"""The command `doctor`, and what it examines: the host, the database and NATS."""
