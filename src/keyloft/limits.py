@@ -208,6 +208,9 @@ UNREAD_BYTES: Final = 64 * 1024 * 1024
 UNREAD_CHECK_EVERY: Final = 64
 """Both bounds are checked once in so many messages."""
 
+CONNECT_SECONDS: Final = 3.0
+"""The longest that a client waits for a connection to NATS."""
+
 # Tuned: the semantic store
 
 # Tuned: operators' commands

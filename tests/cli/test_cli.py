@@ -183,7 +183,7 @@ class TestPlugin:
             (("set", "trivia", "k", "1", "--ttl", "0"), "VALIDATION_ERROR: ttl must be"),
             (("set", "trivia", "k", "x" * 70_000), "VALUE_TOO_LARGE: "),
             (("list", "trivia", "--limit", "0"), "VALIDATION_ERROR: limit"),
-            (("get", "trivia", "k", "--subjects", "nobody.there"), "NO_SERVICE: nobody serves nobody.there"),
+            (("get", "trivia", "k", "--subjects", "nobody.there"), "NO_SERVICE: no service answers nobody.there"),
         ],
     )
     def test_an_error_is_told_with_its_code(self, plugin: Keyloft, arguments: tuple[str, ...], told: str) -> None:

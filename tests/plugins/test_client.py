@@ -72,9 +72,17 @@ class TestCalls:
         other = DatabaseClient(connection, "trivia", prefix="rosey.db.kv")
         await client.kv.set("k", 1)
         assert await other.kv.get("k") == 1
-        await other.close()
+        await other.aclose()
         assert connection.is_connected
         await connection.close()
+
+    async def test_its_repr_names_the_plugin_the_server_and_the_state_but_no_password(self, nats_url: str) -> None:
+        url = nats_url.replace("nats://", "nats://me:secret@")
+        async with await DatabaseClient.connect(url, plugin_name="trivia") as client:
+            assert repr(client) == f"<DatabaseClient of the plugin trivia at {nats_url}, connected>"
+            assert "the plugin trivia" in repr(client.kv)
+        assert repr(client) == f"<DatabaseClient of the plugin trivia at {nats_url}, closed>"
+        await client.close()  # the older name; a second call does nothing
 
     async def test_bad_input_is_refused_before_it_is_sent(self, client: DatabaseClient) -> None:
         calls: list[tuple[Any, type[Exception]]] = [
@@ -140,7 +148,7 @@ class TestNoAnswer:
         await other.subscribe("stranger.>", cb=answer)
         await settled(other)
         async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="stranger") as client:
-            with pytest.raises(keyloft.Unanswered, match="somebody else"):
+            with pytest.raises(keyloft.Unanswered, match="another program answers"):
                 await client.kv.get("k")
         await other.close()
 
@@ -200,7 +208,9 @@ class TestPermissions:
             ) as rogue:
                 began = time.monotonic()
                 for call in (rogue.kv.get("secret"), rogue.kv.set("secret", 1), rogue.kv.delete("secret")):
-                    with pytest.raises(keyloft.NotPermitted, match=r"db\.kv\.quote-db\."):
+                    with pytest.raises(
+                        keyloft.NotPermitted, match=r"user trivia may not publish to db\.kv\.quote-db\."
+                    ):
                         await call
                 with pytest.raises(keyloft.NotPermitted):
                     await rogue.kv.list()
@@ -208,7 +218,7 @@ class TestPermissions:
             async with await DatabaseClient.connect(
                 server.url, plugin_name="trivia", login=login, inbox_prefix="_INBOX_quote-db"
             ) as eavesdropper:
-                with pytest.raises(keyloft.NotPermitted, match="receive replies"):
+                with pytest.raises(keyloft.NotPermitted, match=r"user trivia may not subscribe to _INBOX_quote-db\.>"):
                     await eavesdropper.kv.get("score")
             # Nobody's replies reach another plugin's subjects: the service itself refuses to be a messenger.
             raw = await nats.connect(server.url, **trivia.options())

@@ -1,96 +1,127 @@
-"""Requests to a service on NATS, and what can become of them: an answer, a refusal, or nobody there.
-
-NATS tells of a request that it does not let through by the way, to the connection's error callback. A `Caller` brings
-that together with whoever waits for the answer.
-"""
+"""The client side of a service on NATS: a request, and its outcome: a reply, a refusal, or no answer."""
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from nats.aio.client import Client as Nats
 from nats.errors import ConnectionClosedError, ConnectionDrainingError, NoRespondersError, OutboundBufferLimitError
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from keyloft import limits
+from keyloft.core.lazy import LazyList
+from keyloft.core.urls import without_password
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
 from keyloft.nats.connection import Login, connect
 
-_CONNECT_SECONDS: Final = 3.0
 _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 _to_json = msgspec.json.Encoder().encode
+T = TypeVar("T")
 
 
-class Caller:
-    """Asks a service over a connection to NATS."""
+class ServiceClient:
+    """What the clients of all services share: the connection, and requests over it."""
 
     def __init__(
-        self, nats: Nats, *, subjects: str, log_in_as: str, timeout: float, refused: Callable[[Any], KeyloftError]
+        self,
+        nats: Nats,
+        *,
+        owner: str,
+        subjects: str,
+        log_in_as: str,
+        timeout: float,
+        refused: Callable[[Any], KeyloftError],
     ) -> None:
         """Args:
-        nats: A connected client, which stays the caller's to close.
-        subjects: What is served, to be told when nobody does.
-        log_in_as: Whom to log in as, to be told when NATS refuses.
-        timeout: How many seconds a request waits for its answer.
-        refused: The error that a reply tells of.
+        nats: A connected client of nats-py; the caller closes it.
+        owner: Whose data this is, for `repr`.
+        subjects: The subjects of the service, for error messages.
+        log_in_as: The user that may send these requests, for error messages.
+        timeout: How many seconds a request waits for its reply.
+        refused: Makes the exception for a reply that reports an error.
         """
         if not isinstance(nats, Nats):
-            raise InvalidArgument("nats is a connected client of nats-py; with a URL, use connect(…)")
+            raise InvalidArgument("nats: expected a connected client of nats-py; with a URL, use connect(…)")
         self.nats = nats
+        """The connection."""
+        self._owner = owner
         self._subjects = subjects
         self._log_in_as = log_in_as
         self._timeout = timeout
         self._refused = refused
-        self._is_ours = False
-        self._waiting: dict[str, set[asyncio.Future[NotPermitted]]] = {}
+        self._user = "this login"
+        self._inbox = ""
+        self._owns_connection = False
+        self._waiting: dict[asyncio.Future[NotPermitted], str] = {}
+        """The requests without a reply, each with its subject."""
 
-    async def connect(
+    def __repr__(self) -> str:
+        state = "closed" if self.nats.is_closed else "connected" if self.nats.is_connected else "not connected"
+        addresses = [without_password(url.geturl()) for url in self.nats.servers]
+        return f"<{type(self).__name__} of {self._owner} at {', '.join(addresses) or 'no server'}, {state}>"
+
+    async def _connect(
         self, url: str | list[str], *, name: str, login: Login | None, inbox: str, options: dict[str, Any]
-    ) -> None:
-        """Make a connection of its own, on which a refusal by NATS is heard.
+    ) -> Self:
+        """Make a connection for this client alone; on such a connection, NATS's refusals are received.
 
         Raises:
             Unanswered: NATS can't be reached, or refuses this user.
         """
-        # Replies come to subjects that nobody else may listen to: `keyloft nats-config` grants just these.
-        options.setdefault("inbox_prefix", inbox)
+        # Replies arrive at subjects that no other user may subscribe to: `keyloft nats-config` grants just these.
+        self._inbox = options.setdefault("inbox_prefix", inbox)
+        urls = [url] if isinstance(url, str) else url
         try:
+            if user := (login and login.user) or unquote(urlsplit(urls[0]).username or ""):
+                self._user = f"user {user}"
             self.nats = await asyncio.wait_for(
-                connect(url, name=name, login=login, on_error=self._nats_said, **options),
-                min(self._timeout, _CONNECT_SECONDS),
+                connect(url, name=name, login=login, on_error=self._on_error, **options),
+                min(self._timeout, limits.CONNECT_SECONDS),
             )
         except TimeoutError:
-            where = url if isinstance(url, str) else ", ".join(url)
             raise Unanswered(
-                f"no NATS answers at {where.rpartition('@')[2]}: is it running, and is the address right? "
-                "`keyloft serve` starts one with the service"
+                f"no NATS server answers at {', '.join(map(without_password, urls))}: "
+                "is it running, and is the address right? `keyloft serve` starts one with the service"
             ) from None
         except KeyloftError:
             raise
         except Exception as error:
-            raise Unanswered(f"NATS can't be used: {error or type(error).__name__}") from error
-        self._is_ours = True
+            raise Unanswered(f"the connection to NATS failed: {error or type(error).__name__}") from error
+        self._owns_connection = True
+        return self
 
-    async def close(self) -> None:
-        """End the connection, if it is its own."""
-        if self._is_ours and not self.nats.is_closed:
+    async def aclose(self) -> None:
+        """End the connection, if `connect` made it. A second call does nothing."""
+        if self._owns_connection and not self.nats.is_closed:
             await self.nats.close()
 
-    async def request(self, subject: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask the service and wait for its reply.
+    close = aclose
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _request(self, subject: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and wait for its reply.
 
         Raises:
-            KeyloftError: It refused; the kind of the error tells why.
-            NoService: Nobody serves this subject on this NATS.
-            NotPermitted: NATS lets this user not send this request, or not receive its reply.
-            TimedOut: No reply came in time.
+            KeyloftError: The service refused it; the class of the error has the reason.
+            NoService: No service is running on this NATS.
+            NotPermitted: NATS does not let this user send this request, or receive its reply.
+            TimedOut: No reply arrived in time.
         """
         data = _to_json(fields)
         refused: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(subject.lower(), set())  # as nats-py tells of it
-        waiting.add(refused)
+        self._waiting[refused] = subject
         asking = asyncio.ensure_future(self.nats.request(subject, data, timeout=self._timeout))
         either: list[asyncio.Future[Any]] = [asking, refused]
         try:
@@ -99,9 +130,9 @@ class Caller:
                 raise refused.result()
             return self._read((await asking).data)
         except NoRespondersError:
-            raise NoService(f"nobody serves {self._subjects} on this NATS: start one with `keyloft serve`") from None
+            raise NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one") from None
         except NatsTimeoutError:
-            state = "the connection to NATS is lost" if not self.nats.is_connected else "the service is slow or gone"
+            state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"
             raise TimedOut(
                 f"no answer to {subject} within {self._timeout:g} s ({state}); it may have been carried out, or not"
             ) from None
@@ -109,32 +140,58 @@ class Caller:
             raise Unanswered(f"not connected to NATS: {error}") from error
         finally:
             asking.cancel()
-            waiting.discard(refused)
-            if not waiting:
-                self._waiting.pop(subject.lower(), None)
+            del self._waiting[refused]
 
     def _read(self, data: bytes) -> dict[str, Any]:
         try:
             reply = decode_json(data)
         except Undecodable as error:
-            raise Unanswered("the reply is not JSON: somebody else answers on this subject") from error
+            raise Unanswered("the reply is not JSON: another program answers on this subject") from error
         if not isinstance(reply, dict) or "success" not in reply:
-            raise Unanswered("the reply is none of Keyloft's: somebody else answers on this subject")
+            raise Unanswered("the reply has no field success: another program answers on this subject")
         if not reply["success"]:
             raise self._refused(reply)
         return reply
 
-    def _nats_said(self, error: Exception) -> None:
-        """NATS tells of a refused request by the way, with its subject: it belongs to whoever waits for that."""
+    def _on_error(self, error: Exception) -> None:
+        """Find the requests that NATS has refused: it reports a refusal to the connection, not to the request."""
         if (found := _PERMISSION.search(str(error))) is None:
             return
-        action, subject = found.groups()
-        if action.lower() == "publish":
-            told = f"NATS does not let this user send to {subject}: log in as {self._log_in_as}"
-            waiting = self._waiting.get(subject.lower(), set())
-        else:
-            told = f"NATS does not let this user receive replies at {subject}: log in as {self._log_in_as}"
-            waiting = set().union(*self._waiting.values())
-        for future in waiting:
+        action, refused_subject = found.groups()
+        for future, subject in self._waiting.items():
+            if action.lower() != "publish":
+                reason = f"subscribe to {self._inbox}.>, where its replies arrive"
+            elif refused_subject.lower() == subject.lower():  # nats-py reports it in lower case
+                reason = f"publish to {subject}"
+            else:
+                continue
             if not future.done():
-                future.set_result(NotPermitted(told))
+                future.set_result(
+                    NotPermitted(
+                        f"NATS refused this request: {self._user} may not {reason}. Log in as {self._log_in_as}"
+                    )
+                )
+
+
+class RemoteList(LazyList[T]):
+    """A list that a service shows in pages. Subclasses read a page."""
+
+    def __init__(self, limit: int | None) -> None:
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise InvalidArgument("limit: expected a whole number of at least 1; leave it out for no limit")
+        self._limit = limit
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        left, after = self._limit, None
+        while left is None or left > 0:
+            wanted = limits.LISTED_KEYS if left is None else min(left, limits.LISTED_KEYS)
+            items, after = await self._page(wanted, after)
+            for item in items:
+                yield item
+            if after is None:
+                return
+            left = None if left is None else left - len(items)
+
+    async def _page(self, limit: int, after: str | None) -> tuple[list[T], str | None]:
+        """Up to so many items behind a key, and the key that the next page begins after: None for the last page."""
+        raise NotImplementedError

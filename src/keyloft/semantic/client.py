@@ -1,7 +1,6 @@
 """A workflow's view of its state over NATS: the calls of `SemanticStore`, for one tenant and project."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from types import TracebackType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Raw
@@ -9,16 +8,15 @@ from msgspec.structs import replace
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
-from keyloft.core.lazy import LazyList
 from keyloft.errors import InvalidArgument
-from keyloft.nats.client import Caller
+from keyloft.nats.client import RemoteList, ServiceClient
 from keyloft.nats.connection import Login
 from keyloft.semantic import keys, planning, wire
 from keyloft.semantic.envelope import Envelope, ExpectedVersion, Semantics, request_name
 from keyloft.semantic.planning import Change, Delete, Put
 
 
-class SemanticClient:
+class SemanticClient(ServiceClient):
     """The state of one project, over NATS. Keys are paths within the project, as in `docs/onedrive/delta`.
 
     Example:
@@ -39,8 +37,8 @@ class SemanticClient:
         timeout: float = limits.PATIENCE_SECONDS,
     ) -> None:
         """Args:
-        nats: A connected client, which stays the caller's to close. `connect` makes one, and learns more from it:
-            that NATS refused a request is told to a connection's error callback only.
+        nats: A connected client of nats-py; the caller closes it. With `connect`, a request that NATS refuses raises
+            `NotPermitted` at once; here it times out, since NATS reports refusals to the connection alone.
         tenant: Whose state.
         project: Of which project.
         prefix: The subject before `.<tenant>.<project>.<operation>`, as the service has it.
@@ -48,8 +46,9 @@ class SemanticClient:
         """
         self._spot = wire.Spot(keys.tenant_id(tenant), keys.project_id(project))
         self._prefix = prefix
-        self._caller = Caller(
+        super().__init__(
             nats,
+            owner=f"the project {tenant}/{project}",
             subjects=f"{prefix}.<tenant>.<project>.<operation>",
             log_in_as=f"the tenant {tenant}, whose user is {keys.tenant_user(tenant)}",
             timeout=timeout,
@@ -68,7 +67,7 @@ class SemanticClient:
         timeout: float = limits.PATIENCE_SECONDS,  # noqa: ASYNC109 (later requests have it, too)
         **options: Any,
     ) -> "SemanticClient":
-        """Connect to NATS as a tenant. `close` ends the connection.
+        """Connect to NATS as a tenant. `aclose` ends the connection.
 
         Args:
             url: Where NATS is; several for a cluster. A user and password can be part of it.
@@ -76,43 +75,25 @@ class SemanticClient:
             project: Of which project.
             login: Credentials, where they are not part of the URL.
             prefix: The subject before `.<tenant>.<project>.<operation>`, as the service has it.
-            timeout: How many seconds a request waits for its answer. To connect takes 3 at the most.
+            timeout: How many seconds a request waits for its answer. Connecting takes 3 seconds at most.
             options: Passed on to `nats.connect`.
 
         Raises:
             Unanswered: NATS can't be reached, or refuses this user.
         """
         client = cls(Nats(), tenant, project, prefix=prefix, timeout=timeout)
-        await client._caller.connect(
+        return await client._connect(
             url,
             name=f"keyloft tenant {tenant}",
             login=login,
             inbox=f"_INBOX_{keys.tenant_user(tenant)}",
             options=options,
         )
-        return client
-
-    @property
-    def nats(self) -> Nats:
-        """The connection."""
-        return self._caller.nats
-
-    async def close(self) -> None:
-        """End the connection, if `connect` made it."""
-        await self._caller.close()
-
-    async def __aenter__(self) -> "SemanticClient":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def get(self, path: str) -> Envelope | None:
         """The entry at a path, or None."""
         self._spot.key(path)
-        reply = await self._request("get", {"key": path})
+        reply = await self._send("get", {"key": path})
         return wire.envelope_of(reply["entry"])
 
     async def put(
@@ -136,7 +117,7 @@ class SemanticClient:
         """
         asked = Put(self._spot.key(path), value, expected_version, writer, semantics, spec_ref, fence)
         fields = _fields(planning.putting(asked)) | {"requestId": request_name(request_id)}
-        entry = wire.envelope_of((await self._request("put", fields))["entry"])
+        entry = wire.envelope_of((await self._send("put", fields))["entry"])
         assert entry is not None
         return entry
 
@@ -153,7 +134,7 @@ class SemanticClient:
         """Remove an entry, if it is what is expected; returns what was removed."""
         asked = Delete(self._spot.key(path), expected_version, writer, spec_ref, fence)
         fields = _fields(planning.deleting(asked)) | {"requestId": request_name(request_id)}
-        return wire.envelope_of((await self._request("delete", fields))["entry"])
+        return wire.envelope_of((await self._send("delete", fields))["entry"])
 
     async def batch(
         self, operations: Iterable[Put | Delete], *, request_id: str | None = None
@@ -164,50 +145,37 @@ class SemanticClient:
             whole = replace(operation, key=self._spot.key(operation.key))
             change = planning.putting(whole) if isinstance(whole, Put) else planning.deleting(whole)
             asked.append(_fields(change) | {"operation": change.action})
-        reply = await self._request("batch", {"operations": asked, "requestId": request_name(request_id)})
+        reply = await self._send("batch", {"operations": asked, "requestId": request_name(request_id)})
         return [wire.envelope_of(entry) for entry in reply["entries"]]
 
     def list(self, prefix: str = "", *, values: bool = False, limit: int | None = None) -> "RemoteEnvelopes":
         """The entries whose paths begin with a text, however many there are: await them, or use `async for`."""
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
         if prefix.startswith("tenant/"):
             raise InvalidArgument("prefix: it is of the path within the project, without tenant and project")
         keys.below(self._spot.prefix + prefix)
-        return RemoteEnvelopes(self._request, self._spot, prefix, values, limit)
+        return RemoteEnvelopes(self._send, self._spot, prefix, values, limit)
 
-    async def _request(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
-        return await self._caller.request(
-            f"{self._prefix}.{self._spot.tenant}.{self._spot.project}.{operation}", fields
-        )
+    async def _send(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
+        return await self._request(f"{self._prefix}.{self._spot.tenant}.{self._spot.project}.{operation}", fields)
 
 
-class RemoteEnvelopes(LazyList[Envelope]):
+class RemoteEnvelopes(RemoteList[Envelope]):
     """Entries on request: iterate them with `async for`, or `await` them all."""
 
     what = "entries"
 
-    def __init__(self, request: Any, spot: wire.Spot, prefix: str, values: bool, limit: int | None) -> None:
-        self._request = request
+    def __init__(self, send: Any, spot: wire.Spot, prefix: str, values: bool, limit: int | None) -> None:
+        super().__init__(limit)
+        self._send = send
         self._spot = spot
         self._prefix = prefix
         self._values = values
-        self._limit = limit
 
-    async def __aiter__(self) -> AsyncIterator[Envelope]:
-        left, after = self._limit, None
-        while left is None or left > 0:
-            wanted = limits.LISTED_KEYS if left is None else min(left, limits.LISTED_KEYS)
-            fields = {"prefix": self._prefix, "values": self._values, "limit": wanted, "after": after}
-            reply = await self._request("list", fields)
-            found = [wire.envelope_of(entry) for entry in reply["entries"]]
-            for entry in found:
-                assert entry is not None
-                yield entry
-                after = entry.key.removeprefix(self._spot.prefix)
-            if not reply["truncated"]:
-                return
-            left = None if left is None else left - len(found)
+    async def _page(self, limit: int, after: str | None) -> tuple[list[Envelope], str | None]:
+        fields = {"prefix": self._prefix, "values": self._values, "limit": limit, "after": after}
+        reply = await self._send("list", fields)
+        found = [entry for entry in map(wire.envelope_of, reply["entries"]) if entry is not None]
+        return found, found[-1].key.removeprefix(self._spot.prefix) if reply["truncated"] else None
 
 
 def _fields(change: Change) -> dict[str, Any]:
