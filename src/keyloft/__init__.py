@@ -8,17 +8,19 @@
 `KeyloftError` with a `code`.
 """
 
+import importlib
 import math
 import os
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from keyloft import limits
 from keyloft.clock import Clock, ManualClock
 from keyloft.core.values import U64
 from keyloft.engines import open_engine
 from keyloft.errors import (
+    AlreadyExists,
     Busy,
     CannotOpen,
     Closed,
@@ -64,12 +66,13 @@ from keyloft.errors import (
 )
 from keyloft.tuples.atomic import Atomic, CommitResult
 from keyloft.tuples.entries import Entry
-from keyloft.tuples.store import Listing, Store, Watching
+from keyloft.tuples.store import EntryList, Listing, Store, Watching
 
 __version__ = "0.1.0"
 
 __all__ = [
     "U64",
+    "AlreadyExists",
     "Atomic",
     "Busy",
     "CannotOpen",
@@ -80,6 +83,7 @@ __all__ = [
     "DatabaseError",
     "DiskFull",
     "Entry",
+    "EntryList",
     "Escalated",
     "IncompatibleLibrary",
     "InvalidArgument",
@@ -125,6 +129,20 @@ __all__ = [
 ]
 
 
+_PACKAGES = ("plugins", "semantic")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public package when it is first used: `keyloft.semantic`."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"keyloft.{name}")
+    raise AttributeError(f"module 'keyloft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_PACKAGES, "__version__"])
+
+
 def open(
     url: str | os.PathLike[str] | None = None,
     *,
@@ -138,46 +156,49 @@ def open(
 
     Args:
         url: A path, `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user:password@host/database`;
-            nothing or `:memory:` for one in memory.
+            None or `:memory:` for a store in memory. `sqlite:///app.db?mode=ro` opens a file read-only.
         durability: "full": a write that returned survives a power cut. "relaxed": it survives the end of the process,
-            and is about twice as fast one by one, but the last writes before a power cut may be gone.
-        max_value_bytes: The largest value that is taken, as stored.
+            and a lone write takes less than half the time, but the last writes before a power cut may be lost.
+        max_value_bytes: The largest value that is accepted, in bytes as stored.
         sweep_every: Seconds between two removals of expired entries; None leaves them to `sweep()`.
-        patience: How many seconds a call waits for a database server that is away or silent before it fails.
-        clock: Another clock, for tests of whatever expires.
+        patience: Seconds that a call waits for a database server that does not answer before it fails.
+        clock: Another clock, for tests of expiry.
 
     Raises:
         DatabaseError: The database can't be opened; the message says why.
     """
 
-    async def opened() -> Store:
+    async def open_store() -> Store:
         _check_options(max_value_bytes, sweep_every, patience)
         engine = await open_engine(url, clock, durability=durability, patience=patience)
         return Store(engine, max_value_bytes=max_value_bytes, sweep_every=sweep_every)
 
-    return Opening(opened)
+    return Opening(open_store)
 
 
 class Opening:
-    """A store about to be opened: await it, or enter it with `async with`."""
+    """A store that is not open yet: await it, or enter it with `async with`."""
 
-    def __init__(self, opened: Callable[[], Coroutine[object, None, Store]]) -> None:
-        self._opened = opened
+    def __init__(self, open_store: Callable[[], Coroutine[object, None, Store]]) -> None:
+        self._open_store = open_store
         self._store: Store | None = None
         self._in_use = False
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"no {name} yet: the store opens with `async with keyloft.open(…) as kv` or with `await`")
+        raise AttributeError(
+            f"the store is not open yet, so it has no {name}: write `async with keyloft.open(…) as kv:`, or "
+            "`kv = await keyloft.open(…)`"
+        )
 
     def __await__(self) -> Generator[object, None, Store]:
-        return self._opened().__await__()
+        return self._open_store().__await__()
 
     async def __aenter__(self) -> Store:
         if self._in_use:
-            raise InvalidArgument("this opening is in use: call keyloft.open again for a second store")
+            raise InvalidArgument("keyloft.open(…) was entered already: call it again for a second store")
         self._in_use = True
         try:
-            self._store = await self._opened()
+            self._store = await self._open_store()
         except BaseException:
             self._in_use = False
             raise
@@ -194,8 +215,8 @@ class Opening:
 
 def _check_options(max_value_bytes: int, sweep_every: float | None, patience: float) -> None:
     if type(max_value_bytes) is not int or not 1 <= max_value_bytes <= limits.LARGEST_VALUE_BYTES:
-        raise InvalidArgument(f"max_value_bytes is an int from 1 to {limits.LARGEST_VALUE_BYTES:,}")
+        raise InvalidArgument(f"max_value_bytes: expected an int from 1 to {limits.LARGEST_VALUE_BYTES:,}")
     if sweep_every is not None and not (type(sweep_every) in (int, float) and sweep_every > 0):
-        raise InvalidArgument("sweep_every is a number of seconds above 0, or None")
+        raise InvalidArgument("sweep_every: expected a number of seconds above 0, or None")
     if not (type(patience) in (int, float) and 0 < patience < math.inf):
-        raise InvalidArgument("patience is a number of seconds above 0")
+        raise InvalidArgument("patience: expected a number of seconds above 0")

@@ -1,4 +1,4 @@
-"""What time it is, in milliseconds since 1970; tests bring their own."""
+"""Wall time in milliseconds since 1970: the system's clock, and a manual one for tests."""
 
 import asyncio
 import heapq
@@ -8,23 +8,22 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
-# A wall clock can jump while a timer runs on the monotonic one: look again at least this often.
-_LONGEST_TIMER_SECONDS = 30.0
+from keyloft import limits
 
 
 class Timer(Protocol):
-    """A call that is still to come."""
+    """A scheduled call."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Tells the time and wakes at a given one."""
+    """The current time, and calls at a given time."""
 
     def now(self) -> int: ...
 
     def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
-        """Call back once `moment` may have come; the callback looks at `now()` itself."""
+        """Call back once `moment` may have been reached; the callback checks `now()` itself."""
 
 
 class SystemClock:
@@ -36,12 +35,12 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
-        delay = min(max(0.0, (moment - self.now()) / 1000), _LONGEST_TIMER_SECONDS)
+        delay = min(max(0.0, (moment - self.now()) / 1000), limits.LONGEST_TIMER_SECONDS)
         return asyncio.get_running_loop().call_later(delay, callback)
 
 
 class ManualClock:
-    """A clock that stands still until it is told to advance, for tests of whatever expires.
+    """A clock that stands still until `advance` is called, for tests of expiry.
 
     Example:
         clock = ManualClock()
@@ -60,7 +59,7 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float | timedelta) -> None:
-        """Move on and call back whatever became due."""
+        """Move the time forward and make the calls that became due."""
         elapsed = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
         self._now += round(elapsed * 1000)
         while self._timers and self._timers[0][0] <= self._now:

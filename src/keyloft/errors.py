@@ -1,56 +1,56 @@
 """Every error that Keyloft raises, each with a stable code.
 
-    KeyloftError
-    ├── InvalidInput (ValueError)        refused before anything was written
-    │   ├── InvalidArgument              VALIDATION_ERROR   an option is out of range, or two contradict each other
+    KeyloftError                         INTERNAL_ERROR     a defect of Keyloft
+    ├── InvalidInput (ValueError)        VALIDATION_ERROR   refused before anything was written
+    │   ├── InvalidArgument              VALIDATION_ERROR   an argument is out of range, or contradicts another
     │   │   └── InvalidCursor            INVALID_CURSOR     a cursor of another list, or no cursor at all
     │   ├── InvalidJson                  INVALID_JSON       a request is not JSON
-    │   ├── MissingField                 MISSING_FIELD      a request lacks a field that it needs
+    │   ├── MissingField                 MISSING_FIELD      a request lacks a required field
     │   ├── InvalidPluginName            INVALID_PLUGIN_NAME
-    │   ├── InvalidSubject               INVALID_SUBJECT    a request went to a subject that means nothing
+    │   ├── InvalidSubject               INVALID_SUBJECT    a request was sent to a subject without a meaning
     │   ├── InvalidKey                   INVALID_KEY
     │   │   ├── InvalidKeyType           INVALID_KEY        (also a TypeError)
     │   │   └── KeyTooLarge              KEY_TOO_LARGE
-    │   └── InvalidValue                 INVALID_VALUE      would not come back equal
-    │       ├── InvalidValueType         INVALID_VALUE      (also a TypeError)
-    │       └── ValueTooLarge            VALUE_TOO_LARGE
+    │   ├── InvalidValue                 INVALID_VALUE      would not come back equal
+    │   │   ├── InvalidValueType         INVALID_VALUE      (also a TypeError)
+    │   │   └── ValueTooLarge            VALUE_TOO_LARGE
+    │   └── NotForward                   NOT_FORWARD        a checkpoint only moves forward
     ├── NotACounter (TypeError)          NOT_A_COUNTER      sum, min or max met a value that is not a U64
-    ├── Undecodable                      UNDECODABLE        what is stored is no key or value of ours
+    ├── Undecodable                      UNDECODABLE        stored bytes are not a key or value of Keyloft
     ├── Closed                           CLOSED             used after aclose()
     ├── WrongLoop (RuntimeError)         WRONG_LOOP         used from another event loop or thread
-    ├── VersionConflict                  VERSION_CONFLICT   what is stored is not what was expected; nothing was written
+    ├── AlreadyExists                    ALREADY_EXISTS     an import or copy met another entry at the same key
+    ├── VersionConflict                  VERSION_CONFLICT   the stored version is not the expected one
     ├── StaleFence                       STALE_FENCE        the lock of this fencing token is no longer held
     ├── NothingToRestore (LookupError)   NOTHING_TO_RESTORE nothing was deleted here, or too long ago
-    ├── NotForward (ValueError)          NOT_FORWARD        a checkpoint was to be moved back
-    ├── LockHeld (TimeoutError)          LOCK_HELD          somebody else held a lock for as long as was waited
-    ├── LockLost                         LOCK_LOST          a lock was lost while its holder was at work
-    ├── Escalated                        ESCALATED          trying again did not help; the intent is a dead letter
-    ├── IncompatibleLibrary              INCOMPATIBLE_LIBRARY  a library has changed in a way that Keyloft can't use
-    ├── TransferFailed                   TRANSFER_FAILED    an import or a copy ended before its end, or did not arrive
-    ├── NatsServerFailed                 NATS_SERVER_FAILED our own nats-server does not run
-    ├── Unanswered (ConnectionError)     UNANSWERED         a request over the bus got no answer
-    │   ├── NoService                    NO_SERVICE         nobody serves this subject
-    │   ├── NotPermitted                 NOT_PERMITTED      the bus refused the request
-    │   └── TimedOut (TimeoutError)      TIMED_OUT          it may have been carried out, or not
-    └── DatabaseError                    DATABASE_ERROR     the storage below failed
-        ├── CannotOpen                   CANNOT_OPEN
+    ├── LockHeld (TimeoutError)          LOCK_HELD          another holder kept the lock for the whole wait
+    ├── LockLost                         LOCK_LOST          the lock was lost while its holder was working
+    ├── Escalated                        ESCALATED          retries did not help; the intent is a dead letter
+    ├── IncompatibleLibrary              INCOMPATIBLE_LIBRARY  an installed library lacks what Keyloft uses
+    ├── TransferFailed                   TRANSFER_FAILED    an import or a copy stopped before its end, or did not arrive
+    ├── NatsServerFailed                 NATS_SERVER_FAILED the nats-server that Keyloft starts does not run
+    ├── Unanswered (ConnectionError)     UNANSWERED         a request over NATS got no reply
+    │   ├── NoService                    NO_SERVICE         no service listens on this subject
+    │   ├── NotPermitted                 NOT_PERMITTED      NATS refused the request
+    │   └── TimedOut (TimeoutError)      TIMED_OUT          the request may have been carried out, or not
+    └── DatabaseError                    DATABASE_ERROR     the database failed
+        ├── CannotOpen                   CANNOT_OPEN        (also raised by migrations, as CannotMigrate)
         ├── NotADatabase                 NOT_A_DATABASE
         ├── SchemaTooNew                 SCHEMA_TOO_NEW
-        ├── SchemaTooOld                 SCHEMA_TOO_OLD     to be migrated
+        ├── SchemaTooOld                 SCHEMA_TOO_OLD     run `keyloft migrate`
         ├── ReadOnly                     READ_ONLY
         ├── DiskFull                     DISK_FULL
-        ├── Unreachable                  UNREACHABLE        its server does not answer: nothing was written, retry
-        ├── CommitUnknown                COMMIT_UNKNOWN     it was lost during a commit, which was made or not
-        ├── Stalled                      STALLED            it has not answered in time
+        ├── Unreachable                  UNREACHABLE        its server does not answer; nothing was written, retry
+        ├── CommitUnknown                COMMIT_UNKNOWN     the connection was lost during a commit
+        ├── Stalled                      STALLED            the database did not answer in time
         └── Busy                         BUSY               retry later
 
-Messages name keys, sizes, files, limits and, to say where in a value something is wrong, its dicts' field names; never
-a value.
+Messages name arguments, keys, sizes, files, limits and, to locate a problem inside a value, field names; never a value.
 """
 
 from typing import Any, ClassVar, Final, Self
 
-CLOSED: Final = "this store is closed: open it again to go on"
+CLOSED: Final = "this store is closed: open it again"
 
 
 class KeyloftError(Exception):
@@ -60,13 +60,13 @@ class KeyloftError(Exception):
 
 
 class InvalidInput(KeyloftError, ValueError):
-    """Something that was passed in can't be used; nothing was written."""
+    """An argument can't be used; nothing was written."""
 
     code = "VALIDATION_ERROR"
 
 
 class InvalidArgument(InvalidInput):
-    """An option is out of range, or contradicts another."""
+    """An argument is out of range, or contradicts another."""
 
 
 class InvalidCursor(InvalidArgument):
@@ -82,7 +82,7 @@ class InvalidJson(InvalidInput):
 
 
 class MissingField(InvalidInput):
-    """A request lacks a field that it needs."""
+    """A request lacks a required field."""
 
     code = "MISSING_FIELD"
 
@@ -94,7 +94,7 @@ class InvalidPluginName(InvalidInput):
 
 
 class InvalidSubject(InvalidInput):
-    """A request went to a subject that means nothing."""
+    """A request was sent to a subject without a meaning."""
 
     code = "INVALID_SUBJECT"
 
@@ -106,7 +106,7 @@ class InvalidKey(InvalidInput):
 
 
 class InvalidKeyType(InvalidKey, TypeError):
-    """The key, or one of its parts, is of a type that keys don't have."""
+    """The key, or one of its parts, has a type that keys can't have."""
 
 
 class KeyTooLarge(InvalidKey):
@@ -131,9 +131,9 @@ class ValueTooLarge(InvalidValue):
     code = "VALUE_TOO_LARGE"
 
     def __init__(self, size: int | None, limit: int | None, message: str | None = None) -> None:
-        """A service tells of both numbers in its message only."""
+        """`size` and `limit` are None where a service reported both in its message only."""
         if message is None and limit is not None:
-            message = f"the value's size ({size} bytes as stored) exceeds {_short(limit)} ({limit} bytes)"
+            message = f"value size exceeds the {_unit(limit)} limit: {size:,} bytes as stored, {limit:,} allowed"
         super().__init__(message)
         self.size = size
         self.limit = limit
@@ -142,11 +142,11 @@ class ValueTooLarge(InvalidValue):
         return type(self), (self.size, self.limit, str(self))
 
 
-def _short(size: int) -> str:
-    for unit, power in (("MB", 2**20), ("KB", 2**10)):
+def _unit(size: int) -> str:
+    for unit, power in ((" MiB", 2**20), ("KB", 2**10)):  # the plugins' API spells 64 KiB «64KB»
         if size % power == 0:
-            return f"{size // power}{unit} limit"
-    return "the limit"
+            return f"{size // power}{unit}"
+    return f"{size:,}-byte"
 
 
 class NotACounter(KeyloftError, TypeError):
@@ -156,8 +156,8 @@ class NotACounter(KeyloftError, TypeError):
 
     def __init__(self, key: Any) -> None:
         super().__init__(
-            f"the value at {key!r} is no counter, and nothing of this batch was written: "
-            "a counter begins as a U64, by set(key, U64(…)) or by the first sum"
+            f"the value at {key!r} is not a U64 counter; nothing of this batch was written: "
+            "create the counter with set(key, U64(…)), or by the first sum"
         )
         self.key = key
 
@@ -166,7 +166,7 @@ class NotACounter(KeyloftError, TypeError):
 
 
 class Undecodable(KeyloftError):
-    """Stored bytes are no key or value that Keyloft wrote."""
+    """Stored bytes are not a key or value that Keyloft wrote."""
 
     code = "UNDECODABLE"
 
@@ -186,24 +186,40 @@ class WrongLoop(KeyloftError, RuntimeError):
     code = "WRONG_LOOP"
 
     def __init__(
-        self, message: str = "this store belongs to another event loop: open it in the one that uses it"
+        self,
+        message: str = "this store was opened in another event loop: open a store in this one, or hand the coroutine "
+        "to the store's own loop with asyncio.run_coroutine_threadsafe(kv.get(…), loop)",
     ) -> None:
         super().__init__(message)
 
 
-class _Refused(Exception):
-    """What a refused write tells."""
+class AlreadyExists(KeyloftError):
+    """An import or a copy met another entry at the same key, and was not asked to keep or replace it."""
+
+    code = "ALREADY_EXISTS"
+
+    def __init__(self, space: Any, key: Any) -> None:
+        super().__init__("another entry is stored at that key")
+        self.space = space
+        self.key = key
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, Any]]:
+        return type(self), (self.space, self.key)
+
+
+class _RefusedWrite(Exception):
+    """What a refused write carries."""
 
     def __init__(
         self, message: str, *, current: Any = None, conflicts: tuple[Any, ...] = (), correlation_id: str | None = None
     ) -> None:
-        """A write of one key tells what is stored there now; a batch tells of every key that was in its way.
+        """A write of one key carries the entry stored now; a batch carries every key whose check failed.
 
         Args:
-            message: What was expected, and what is there.
-            current: The `Envelope` that is stored now, or None. Of a batch, the first one's.
-            conflicts: A `FailedWrite` for each key.
-            correlation_id: As the log and the audit trail name this conflict.
+            message: What was expected, and what is stored.
+            current: The `Envelope` that is stored now, or None. For a batch, that of the first failed key.
+            conflicts: A `FailedWrite` for each failed key.
+            correlation_id: The id of this conflict in the log and the audit trail.
         """
         super().__init__(message)
         self.current = current
@@ -211,56 +227,56 @@ class _Refused(Exception):
         self.correlation_id = correlation_id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), str(self), self.current, self.conflicts, self.correlation_id)
+        return _rebuild, (type(self), str(self), self.current, self.conflicts, self.correlation_id)
 
 
-class VersionConflict(_Refused, KeyloftError):
-    """What is stored is not what a write expected; nothing was written. `current` tells what is there instead."""
+class VersionConflict(_RefusedWrite, KeyloftError):
+    """The stored version is not the expected one; nothing was written. `current` is what is stored."""
 
     code = "VERSION_CONFLICT"
 
 
-class StaleFence(_Refused, KeyloftError):
-    """The lock that gave out this fencing token is no longer held by whoever got it; nothing was written."""
+class StaleFence(_RefusedWrite, KeyloftError):
+    """The lock of this fencing token is no longer held by its holder; nothing was written."""
 
     code = "STALE_FENCE"
 
 
-def _again(kind: Any, message: str, current: Any, conflicts: tuple[Any, ...], correlation_id: str | None) -> Any:
+def _rebuild(kind: Any, message: str, current: Any, conflicts: tuple[Any, ...], correlation_id: str | None) -> Any:
     return kind(message, current=current, conflicts=conflicts, correlation_id=correlation_id)
 
 
 class NothingToRestore(KeyloftError, LookupError):
-    """Nothing was deleted at this key, nothing has expired there, or it is too long ago."""
+    """Nothing was deleted or has expired at this key, or too long ago."""
 
     code = "NOTHING_TO_RESTORE"
 
 
 class NotForward(InvalidInput):
-    """A checkpoint only moves forward, and this is where it is, or behind it."""
+    """A checkpoint only moves forward, and the given position is its current one or lies before it."""
 
     code = "NOT_FORWARD"
 
 
 class LockHeld(KeyloftError, TimeoutError):
-    """Somebody else held the lock for as long as was waited."""
+    """Another holder kept the lock for the whole time that was waited."""
 
     code = "LOCK_HELD"
 
 
 class LockLost(KeyloftError):
-    """The lock expired or was taken away while its holder was at work; the holder's later writes are refused."""
+    """The lock expired or was released by an operator while its holder worked; writes with its fence are refused."""
 
     code = "LOCK_LOST"
 
 
 class Escalated(KeyloftError):
-    """A write was tried as often as it makes sense; its cause says what stood in the way each time."""
+    """A write failed at every attempt; `__cause__` is the last failure."""
 
     code = "ESCALATED"
 
     def __init__(self, message: str, dead_letter: str | None = None) -> None:
-        """`dead_letter` is where the intent is kept; None where there was none to keep, or it could not be stored."""
+        """`dead_letter` is the id of the stored intent; None if there was none, or it could not be stored."""
         super().__init__(message)
         self.dead_letter = dead_letter
 
@@ -288,37 +304,37 @@ class TransferFailed(KeyloftError):
 
 
 class NatsServerFailed(KeyloftError):
-    """The nats-server that Keyloft runs itself could not be started, or did not do what it was told."""
+    """The nats-server that Keyloft starts itself could not be started, or stopped."""
 
     code = "NATS_SERVER_FAILED"
 
 
 class Unanswered(KeyloftError, ConnectionError):
-    """A request over the bus got no answer."""
+    """A request over NATS got no reply."""
 
     code = "UNANSWERED"
 
 
 class NoService(Unanswered):
-    """Nobody serves the subject of the request."""
+    """No service listens on the subject of the request."""
 
     code = "NO_SERVICE"
 
 
 class NotPermitted(Unanswered):
-    """The bus refused the request, or to deliver its answer."""
+    """NATS refused the request, or the delivery of its reply."""
 
     code = "NOT_PERMITTED"
 
 
 class TimedOut(Unanswered, TimeoutError):
-    """No answer came in time; the request may have been carried out, or not."""
+    """No reply arrived in time; the request may have been carried out, or not."""
 
     code = "TIMED_OUT"
 
 
 class DatabaseError(KeyloftError):
-    """The database below failed; what was acknowledged before is safe."""
+    """The database failed; what was acknowledged before is safe."""
 
     code = "DATABASE_ERROR"
 
@@ -342,7 +358,7 @@ class SchemaTooNew(DatabaseError):
 
 
 class SchemaTooOld(DatabaseError):
-    """An earlier version of Keyloft wrote this database: it is to be migrated."""
+    """An earlier version of Keyloft wrote this database: run `keyloft migrate`."""
 
     code = "SCHEMA_TOO_OLD"
 
@@ -360,24 +376,24 @@ class DiskFull(DatabaseError):
 
 
 class Unreachable(DatabaseError):
-    """The database's server can't be reached; nothing was written, and what was asked can be asked again."""
+    """The database server can't be reached; nothing was written, and the call can be repeated."""
 
     code = "UNREACHABLE"
 
 
 class CommitUnknown(DatabaseError):
-    """The database was lost while it committed: the whole batch was made, or nothing of it. Read to find out."""
+    """The connection was lost during a commit: all of the batch was written, or nothing. Read to find out."""
 
     code = "COMMIT_UNKNOWN"
 
 
 class Stalled(DatabaseError):
-    """The database has not answered in time; the message says whether the request may still be carried out."""
+    """The database did not answer in time; the message says whether the request may still be carried out."""
 
     code = "STALLED"
 
 
 class Busy(DatabaseError):
-    """Somebody else held the database for too long; the write was not made and can be retried."""
+    """Another writer held the database for too long; nothing was written, and the call can be repeated."""
 
     code = "BUSY"

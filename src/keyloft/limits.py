@@ -181,6 +181,9 @@ OUTAGE_SECONDS: Final = 300.0
 
 # Tuned: core and tuples
 
+LONGEST_TIMER_SECONDS: Final = 30.0
+"""A timer runs by the monotonic clock, and the wall clock can jump: it is compared again at least this often."""
+
 # Tuned: the SQLite engine
 
 # Tuned: the PostgreSQL engine

@@ -77,7 +77,7 @@ def test_long_integers_are_written_and_parsed_like_short_ones(bits: int, offset:
 
 
 def test_an_integer_over_the_limit_is_refused_before_it_is_written_out() -> None:
-    with pytest.raises(ValueTooLarge, match="30103000 bytes"):
+    with pytest.raises(ValueTooLarge, match="30,103,000 bytes"):
         values.encode(1 << 100_000_000, MEBIBYTE)
 
 
@@ -262,7 +262,7 @@ def test_refused_types_are_type_errors_too() -> None:
 def test_the_limit_counts_stored_bytes(value: object) -> None:
     size = len(values.encode(value, 100)[0])
     assert size == 100
-    with pytest.raises(ValueTooLarge, match=r"100 bytes as stored\) exceeds the limit \(99 bytes") as raised:
+    with pytest.raises(ValueTooLarge, match="99-byte limit: 100 bytes as stored, 99 allowed") as raised:
         values.encode(value, 99)
     assert (raised.value.size, raised.value.limit, raised.value.code) == (100, 99, "VALUE_TOO_LARGE")
 

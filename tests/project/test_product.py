@@ -20,16 +20,21 @@ ROOT = Path(__file__).parents[2]
 def test_the_public_names_are_these() -> None:
     assert sorted(keyloft.__all__) == sorted(
         """
-        Atomic Busy CannotOpen Clock Closed CommitResult CommitUnknown DatabaseError DiskFull Entry Escalated
-            IncompatibleLibrary
-        InvalidArgument InvalidCursor InvalidInput InvalidJson InvalidKey InvalidKeyType InvalidPluginName
-        InvalidSubject InvalidValue InvalidValueType KeyTooLarge KeyloftError Listing LockHeld LockLost
+        AlreadyExists Atomic Busy CannotOpen Clock Closed CommitResult CommitUnknown DatabaseError DiskFull Entry
+        EntryList Escalated IncompatibleLibrary InvalidArgument InvalidCursor InvalidInput InvalidJson InvalidKey InvalidKeyType
+        InvalidPluginName InvalidSubject InvalidValue InvalidValueType KeyTooLarge KeyloftError Listing LockHeld LockLost
         ManualClock MissingField NatsServerFailed NoService NotACounter NotADatabase NotForward NotPermitted
         NothingToRestore Opening ReadOnly SchemaTooNew SchemaTooOld StaleFence Stalled Store TimedOut U64
         Unanswered Undecodable Unreachable ValueTooLarge VersionConflict Watching WrongLoop open
         """.split()
     )
     assert all(hasattr(keyloft, name) for name in keyloft.__all__)
+
+
+def test_dir_shows_public_names_only() -> None:
+    shown = dir(keyloft)
+    assert set(shown) - {"plugins", "semantic", "__version__"} == set(keyloft.__all__)
+    assert all(hasattr(keyloft, name) for name in shown)
 
 
 def test_the_public_names_of_plugins_are_these() -> None:

@@ -18,6 +18,7 @@ class Network:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.location = f"a network before {engine.location}"
         self.loses_answers = 0
         """So many further commits are made without an answer."""
         self.is_down = False
@@ -42,6 +43,10 @@ class Network:
 
     def watch(self, *asks: Get | Scan) -> Watch:
         return self._engine.watch(*asks)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._engine.is_closed
 
     async def aclose(self) -> None:
         await self._engine.aclose()

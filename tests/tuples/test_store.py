@@ -161,7 +161,19 @@ class TestList:
         assert [entry.value async for entry in third] == [4, 5, 6]
         at_the_end = kv.list(cursor=third.cursor)
         assert [entry async for entry in at_the_end] == []
-        assert at_the_end.cursor is None
+        assert at_the_end.cursor == third.cursor
+
+    async def test_an_awaited_list_has_a_cursor(self, kv: Store) -> None:
+        first = await kv.list(limit=3)
+        assert [entry.value for entry in first] == [0, 1, 2]
+        rest = await kv.list(cursor=first.cursor)
+        assert [entry.value for entry in rest] == [3, 4, 5, 6]
+        nothing = await kv.keys(cursor=rest.cursor)
+        assert (nothing, nothing.cursor) == ([], rest.cursor)
+
+    async def test_a_list_that_was_not_read_is_neither_true_nor_false(self, kv: Store) -> None:
+        with pytest.raises(TypeError, match="await it"):
+            bool(kv.list())
 
     async def test_a_cursor_of_keys_resumes_a_reverse_list_within_a_prefix(self, kv: Store) -> None:
         first = kv.keys(("a",), reverse=True, limit=1)
@@ -179,7 +191,7 @@ class TestList:
     async def test_a_cursor_fits_its_own_selector_only(self, kv: Store, other: dict[str, Any]) -> None:
         page = kv.list(limit=1)
         [_] = [entry async for entry in page]
-        with pytest.raises(InvalidCursor, match="another list"):
+        with pytest.raises(InvalidCursor, match="other arguments"):
             kv.list(cursor=page.cursor, **other)
 
     @pytest.mark.parametrize("cursor", ["", "x", "§", "AAAAAAAAAAA=", 7, b"x"])
@@ -276,8 +288,12 @@ class TestBadInput:
             (lambda kv: kv.set(("k", None), 1), InvalidKey, "part 2 of the key is None"),
             (lambda kv: kv.set(("k", "\ud800"), 1), InvalidKey, "surrogate"),
             (lambda kv: kv.set(("k" * 2048,), 1), InvalidKey, "2,050 bytes .* 2,048"),
-            (lambda kv: kv.set(("k",), "x" * 2**20), ValueTooLarge, "1048578 bytes .*1048576 bytes"),
-            (lambda kv: kv.set(("k",), b"x" * (2**20 + 1)), ValueTooLarge, "1048577 bytes"),
+            (
+                lambda kv: kv.set(("k",), "x" * 2**20),
+                ValueTooLarge,
+                "1 MiB limit: 1,048,578 bytes .* 1,048,576 allowed; max_value_bytes",
+            ),
+            (lambda kv: kv.set(("k",), b"x" * (2**20 + 1)), ValueTooLarge, "1,048,577 bytes"),
             (lambda kv: kv.set(("k",), {"a": [math.nan]}), InvalidValue, r"the value\['a'\]\[0\] is nan"),
             (lambda kv: kv.set(("k",), {1, 2}), InvalidValue, "type set"),
             (lambda kv: kv.set(("k",), 1, expire_in=0), InvalidArgument, "more than 0"),
@@ -287,21 +303,21 @@ class TestBadInput:
             (lambda kv: kv.set(("k",), 1, expire_in=10**400), InvalidArgument, "at most"),
             (lambda kv: kv.set(("k",), 1, expire_in=timedelta(0)), InvalidArgument, "more than 0"),
             (lambda kv: kv.set(("k",), 1, expire_in=timedelta.max), InvalidArgument, "at most"),
-            (lambda kv: kv.set(("k",), 1, expire_in="30"), InvalidArgument, "not str"),
-            (lambda kv: kv.set(("k",), 1, expire_in=True), InvalidArgument, "not bool"),
+            (lambda kv: kv.set(("k",), 1, expire_in="30"), InvalidArgument, "got str"),
+            (lambda kv: kv.set(("k",), 1, expire_in=True), InvalidArgument, "got bool"),
             (lambda kv: kv.touch(("k",), expire_in=0), InvalidArgument, "more than 0"),
             (lambda kv: kv.set_many({("k",): 1, ("l",): {1}}), InvalidValue, "type set"),
             (lambda kv: kv.set_many({("k",): 1, (): 2}), InvalidKey, "at least one part"),
             (lambda kv: kv.get_many([("k",), "l"]), InvalidKey, "bare str"),
-            (lambda kv: kv.get_many(("users", "alice")), InvalidKey, "several keys"),
-            (lambda kv: kv.delete_many(("users", "alice")), InvalidKey, "several keys"),
+            (lambda kv: kv.get_many(("users", "alice")), InvalidKey, "list of keys"),
+            (lambda kv: kv.delete_many(("users", "alice")), InvalidKey, "list of keys"),
             (lambda kv: anext(kv.list(reverse="yes")), InvalidArgument, "True or False"),
             (lambda kv: kv.delete(()), InvalidKey, "at least one part"),
             (lambda kv: kv.count("k"), InvalidKey, "bare str"),
-            (lambda kv: kv.count(start=("b",), end=("a",)), InvalidArgument, "start comes after end"),
-            (lambda kv: kv.count(("a",), start=("b", 1)), InvalidArgument, "start lies outside the prefix"),
-            (lambda kv: kv.count(("a",), start=("a",)), InvalidArgument, "start lies outside the prefix"),
-            (lambda kv: kv.count(("a",), end=("ab",)), InvalidArgument, "end lies outside the prefix"),
+            (lambda kv: kv.count(start=("b",), end=("a",)), InvalidArgument, "start: comes after end"),
+            (lambda kv: kv.count(("a",), start=("b", 1)), InvalidArgument, "start: outside the prefix"),
+            (lambda kv: kv.count(("a",), start=("a",)), InvalidArgument, "start: outside the prefix"),
+            (lambda kv: kv.count(("a",), end=("ab",)), InvalidArgument, "end: outside the prefix"),
             (lambda kv: kv.count(start=()), InvalidKey, "at least one part"),
             (lambda kv: anext(kv.list(limit=0)), InvalidArgument, "at least 1"),
             (lambda kv: anext(kv.list(limit=-5)), InvalidArgument, "at least 1"),
@@ -310,16 +326,24 @@ class TestBadInput:
             (lambda kv: anext(kv.watch()), InvalidArgument, "keys or a prefix"),
             (lambda kv: anext(kv.watch(("a",), prefix=("b",))), InvalidArgument, "keys or a prefix"),
             (lambda kv: anext(kv.watch("a")), InvalidKey, "bare str"),
-            (lambda kv: kv.atomic().set(("k",), 1).sum(("n",), 1.5).commit(), InvalidValue, "not float"),
-            (lambda kv: kv.atomic().set(("k",), 1).sum(("n",), True).commit(), InvalidValue, "not bool"),
-            (lambda kv: kv.atomic().set(("k",), 1).sum(("n",), 2**64).commit(), InvalidArgument, "sum takes an int"),
+            (
+                lambda kv: kv.atomic().set(("k",), 1).sum(("n",), 1.5).commit(),
+                InvalidValue,
+                "operand of sum: expected an int, got float",
+            ),
+            (lambda kv: kv.atomic().set(("k",), 1).sum(("n",), True).commit(), InvalidValue, "got bool"),
+            (
+                lambda kv: kv.atomic().set(("k",), 1).sum(("n",), 2**64).commit(),
+                InvalidArgument,
+                "operand of sum: expected an int from",
+            ),
             (
                 lambda kv: kv.atomic().set(("k",), 1).max(("n",), -1).commit(),
                 InvalidArgument,
-                "max takes an int from 0",
+                "operand of max: expected an int from 0",
             ),
             (lambda kv: kv.atomic().check(("k",)).set(("k",), 1).commit(), InvalidArgument, "a key and a versionstamp"),
-            (lambda kv: kv.atomic().check(("k",), "1").set(("k",), 1).commit(), InvalidArgument, "not str"),
+            (lambda kv: kv.atomic().check(("k",), "1").set(("k",), 1).commit(), InvalidArgument, "got str"),
             (lambda kv: kv.atomic().check(Entry(("k",)), 1).commit(), InvalidArgument, "an entry alone"),
             (lambda kv: kv.atomic().check((), None).commit(), InvalidKey, "at least one part"),
         ],
@@ -388,7 +412,7 @@ class TestAtomic:
 
     async def test_a_sum_on_something_else_fails_the_whole_batch(self, kv: Store) -> None:
         await kv.set_many({("int",): 5, ("kept",): 1})
-        with pytest.raises(NotACounter, match=r"\('int',\) is no counter") as raised:
+        with pytest.raises(NotACounter, match=r"\('int',\) is not a U64 counter") as raised:
             await kv.atomic().set(("new",), 1).delete(("kept",)).sum(("int",), 1).commit()
         assert raised.value.code == "NOT_A_COUNTER"
         assert await everything(kv) == {("int",): 5, ("kept",): 1}

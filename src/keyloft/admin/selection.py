@@ -8,10 +8,10 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.admin.export_format import shown_key
 from keyloft.core import key_text, keys
-from keyloft.core.maintenance import EVERYTHING, AlreadyThere, Existing, Loaded, Maintenance, Range, Snapshot
+from keyloft.core.maintenance import EVERYTHING, Existing, Loaded, Maintenance, Range, Snapshot
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.values import LOST
-from keyloft.errors import TransferFailed, Undecodable
+from keyloft.errors import AlreadyExists, TransferFailed, Undecodable
 from keyloft.plugins import rules
 from keyloft.semantic.keys import rows_of_project
 
@@ -121,7 +121,7 @@ class Slices:
         clock = max(self.clock, *[row.version for _, row in rows])
         try:
             self.loaded.add(await self._target.load(rows, clock, self._existing))
-        except AlreadyThere as error:
+        except AlreadyExists as error:
             raise TransferFailed(
                 f"{shown_key(error.space, error.key)} is stored already, with another value or expiry: existing="
                 '"keep" (--keep) leaves such entries as they are, existing="replace" (--replace) replaces them',

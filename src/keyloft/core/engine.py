@@ -57,6 +57,13 @@ class Reader(Protocol):
 class Engine(Reader, Protocol):
     """An ordered, versioned, durable store of records."""
 
+    @property
+    def location(self) -> str:
+        """Where the data is, for people: a file, a server and its database, or memory; never a password."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
     async def commit(self, batch: Batch) -> Committed | Conflict:
         """Make the whole batch or nothing of it; once this returns Committed, it is durable.
 

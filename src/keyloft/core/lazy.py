@@ -1,29 +1,27 @@
-"""Things that are fetched when somebody asks for them: all by `await`, or one by one with `async for`."""
+"""Lists that are read when they are awaited or iterated: the base of every list that an interface returns."""
 
 from collections.abc import AsyncIterator, Generator
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class LazyList(Generic[T]):
-    """Subclasses say what they are, and fetch it in `__aiter__`."""
+    """A list to await as a whole, or to iterate with `async for`. Subclasses name their items and yield them."""
 
-    what: ClassVar[str]
+    what: str
 
     def __repr__(self) -> str:
-        return f"<{self.what} on request: await them, or go through them with async for>"
+        return f"<{type(self).__name__} of {self.what}: await it, or iterate it with async for>"
 
     def __bool__(self) -> bool:
-        raise TypeError(
-            f"these {self.what} are still to be fetched: await them first, or go through them with async for"
-        )
+        raise TypeError(f"this list of {self.what} has not been read yet: await it, or iterate it with async for")
 
     def __await__(self) -> Generator[Any, None, list[T]]:
         return self._all().__await__()
 
     async def _all(self) -> list[T]:
-        return [one async for one in self]
+        return [item async for item in self]
 
     def __aiter__(self) -> AsyncIterator[T]:
         raise NotImplementedError

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.schema import NEVER
-from keyloft.errors import Busy, KeyloftError, Undecodable
+from keyloft.errors import AlreadyExists, Busy, Undecodable
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with how much is done and how much there is to do; the second number may grow on the way."""
@@ -88,17 +88,6 @@ class Existing(StrEnum):
     REPLACE = "replace"
 
 
-class AlreadyThere(KeyloftError):
-    """Another entry is stored under the key of an entry to load."""
-
-    code = "ALREADY_THERE"
-
-    def __init__(self, space: Space, key: Key) -> None:
-        super().__init__("another entry is stored under that key")
-        self.space = space
-        self.key = key
-
-
 class Loaded(Struct):
     """How many of the loaded rows met what."""
 
@@ -138,7 +127,7 @@ class Maintenance(Protocol):
             existing: What happens where another entry is stored.
 
         Raises:
-            AlreadyThere: `existing` is REFUSE, and another entry is stored under a row's key.
+            AlreadyExists: `existing` is REFUSE, and another entry is stored under a row's key.
         """
 
     async def become(self, source: Snapshot, progress: Progress, *, expected_version: int | None = None) -> int:
@@ -201,7 +190,7 @@ def merge(
         version: The version of a row that replaces another entry.
 
     Raises:
-        AlreadyThere: `existing` is REFUSE, and another entry is stored under a row's key.
+        AlreadyExists: `existing` is REFUSE, and another entry is stored under a row's key.
     """
     written: dict[Key, Record] = {}
     loaded = Loaded()
@@ -218,7 +207,7 @@ def merge(
             loaded.replaced += 1
             written[row.key] = replace(row, version=version)
         else:
-            raise AlreadyThere(space, row.key)
+            raise AlreadyExists(space, row.key)
     return list(written.values()), loaded
 
 

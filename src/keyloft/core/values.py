@@ -64,14 +64,17 @@ def encode(value: object, limit: int) -> tuple[bytes, Encoding]:
         InvalidValue: It would not come back equal.
         ValueTooLarge: Its stored form has more than `limit` bytes.
     """
-    if type(value) is bytes:
-        data, encoding = value, BYTES
-    elif type(value) is U64:
-        data, encoding = pack_counter(value), COUNTER
-    else:
-        data, encoding = encode_json(value, limit), JSON
-    if len(data) > limit:
-        raise ValueTooLarge(len(data), limit)
+    try:
+        if type(value) is bytes:
+            data, encoding = value, BYTES
+        elif type(value) is U64:
+            data, encoding = pack_counter(value), COUNTER
+        else:
+            data, encoding = encode_json(value, limit), JSON
+        if len(data) > limit:
+            raise ValueTooLarge(len(data), limit)
+    except ValueTooLarge as error:
+        raise ValueTooLarge(error.size, limit, f"{error}; max_value_bytes in keyloft.open sets the limit") from None
     return data, encoding
 
 

@@ -43,7 +43,8 @@ class MemoryEngine:
         self._tables = {space: _SortedRecords() for space in Space}
         self._version = 0
         self._notifier = Notifier(self, clock)
-        self._closed = False
+        self.location = "memory"
+        self.is_closed = False
         self._iteration = LoopIteration()
 
     async def read(self, *asks: Ask) -> list[Any]:
@@ -72,7 +73,7 @@ class MemoryEngine:
         return self._notifier.watch(asks, lambda: self._version)
 
     async def aclose(self) -> None:
-        self._closed = True
+        self.is_closed = True
         self._notifier.close()
 
     async def _now(self) -> int:
@@ -85,7 +86,7 @@ class MemoryEngine:
         return self._clock.now()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.is_closed:
             raise Closed
 
     def _answer(self, ask: Ask, now: int) -> Record | Page | list[Record] | list[Used] | int | None:

@@ -1,4 +1,4 @@
-"""Several writes as one: all of them are made if all checks hold, and none of them otherwise."""
+"""Atomic writes: all of them are committed if all checks hold, none of them otherwise."""
 
 from datetime import timedelta
 from typing import Any, overload
@@ -17,7 +17,7 @@ _MISSING: Any = object()
 
 
 class CommitResult(Struct, frozen=True):
-    """What came of an atomic: its versionstamp if it was made, else the entries that stood in its way."""
+    """The result of an atomic: its versionstamp if it was committed, else the entries at the failed checks."""
 
     versionstamp: int | None
     conflicts: tuple[Entry, ...] = ()
@@ -31,13 +31,13 @@ class CommitResult(Struct, frozen=True):
 
 
 class Atomic:
-    """Collects checks and writes; `commit` makes all of them or none.
+    """Collects checks and writes; `commit` writes all of it or nothing.
 
     Example:
         entry = await kv.get(("stock", "apples"))
         done = await kv.atomic().check(entry).set(entry.key, entry.value - 1).sum(("sold",), 1).commit()
         if not done.ok:
-            print("somebody was faster:", done.conflicts)
+            print("changed meanwhile:", done.conflicts)
     """
 
     def __init__(self, engine: Engine, max_value_bytes: int) -> None:
@@ -58,9 +58,11 @@ class Atomic:
         elif not isinstance(at, Entry) and versionstamp is not _MISSING:
             key = at
         else:
-            raise InvalidArgument("check takes an entry alone, or a key and a versionstamp (None: absent)")
+            raise InvalidArgument(
+                "check: pass an entry alone, or a key and a versionstamp (None: nothing may be stored there)"
+            )
         if versionstamp is not None and type(versionstamp) is not int:
-            raise InvalidArgument(f"a versionstamp is an int or None, not {type(versionstamp).__name__}")
+            raise InvalidArgument(f"versionstamp: expected an int or None, got {type(versionstamp).__name__}")
         self._checks.append(Check(Space.TUPLES, keys.encode(key), versionstamp))
         return self
 
@@ -94,9 +96,9 @@ class Atomic:
         return self._add(Max(Space.TUPLES, keys.encode(key), _operand("max", operand), milliseconds(expire_in)))
 
     async def commit(self) -> CommitResult:
-        """Make it all, or nothing: then `ok` is False, and `conflicts` are the entries at the failed checks.
+        """Write all of it, or nothing: then `ok` is False, and `conflicts` are the entries at the failed checks.
 
-        Committing again makes it all again.
+        A second call commits the same checks and writes again.
 
         Raises:
             NotACounter: A sum, min or max met a value that is not a U64; nothing was written.
@@ -119,7 +121,7 @@ class Atomic:
 
 def _operand(operation: str, operand: int, lowest: int = 0) -> int:
     if isinstance(operand, bool) or not isinstance(operand, int):
-        raise InvalidValueType(f"{operation} takes an int, not {type(operand).__name__}")
+        raise InvalidValueType(f"operand of {operation}: expected an int, got {type(operand).__name__}")
     if not lowest <= operand <= limits.U64_MAX:
-        raise InvalidArgument(f"{operation} takes an int from {lowest} to {limits.U64_MAX}")
+        raise InvalidArgument(f"operand of {operation}: expected an int from {lowest} to {limits.U64_MAX}")
     return int(operand)

@@ -1,11 +1,12 @@
-"""Entries as callers see them, made of the records that engines store."""
+"""Entries: decodes the records that engines store into what callers get."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from operator import length_hint
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from keyloft import limits
 from keyloft.core import keys, values
@@ -19,7 +20,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """What is stored at a key: its value, version and expiry; or, where nothing is stored, the key alone."""
+    """What is stored at a key: its value, version and expiry; or, where nothing is stored, the key alone.
+
+    `dataclasses.asdict`, `dataclasses.replace`, FastAPI and pydantic treat it as a dataclass.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     key: TupleKey
     value: Any = None
@@ -33,6 +39,24 @@ class Entry(Struct, frozen=True, gc=False):
 
     def __bool__(self) -> bool:
         return self.exists
+
+    def asdict(self) -> dict[str, Any]:
+        """The fields as `json.dumps` takes them: the expiry in RFC 3339, bytes in base64."""
+        fields: dict[str, Any] = to_builtins(self, enc_hook=int)
+        return fields
+
+
+@dataclasses.dataclass
+class _DataclassFields:
+    key: TupleKey
+    value: Any = None
+    versionstamp: int | None = None
+    expires_at: datetime | None = None
+
+
+# A Struct is created in an eighth of the time that a frozen dataclass takes (`scripts/bench embedded`, row «list»);
+# these fields are all that `dataclasses` and pydantic look for.
+Entry.__dataclass_fields__ = _DataclassFields.__dataclass_fields__
 
 
 def entry_of(key: TupleKey, record: Record | None) -> Entry:
@@ -49,10 +73,10 @@ def entry_of(key: TupleKey, record: Record | None) -> Entry:
 
 
 def entries_of(page: Page) -> Iterator[Entry]:
-    """The entries of a page of records; a damaged one raises in its place, and the others are given all the same."""
+    """The entries of a page of records; a damaged one raises in its position, and the iteration can continue."""
     try:
         found = keys.decode_many(page.keys)
-        # Most pages are JSON that never expires: they are made without a call per entry.
+        # Most pages hold only JSON without an expiry: one map call decodes them (`scripts/bench embedded`, row «list»).
         if not any(page.encodings) and not any(page.expiries):
             return iter(list(map(Entry, found, values.decode_json_many(page.values), page.versions)))
         return iter(list(map(entry_of, found, page)))
@@ -61,7 +85,7 @@ def entries_of(page: Page) -> Iterator[Entry]:
 
 
 def keys_of(page: Page) -> Iterator[TupleKey]:
-    """The keys of a page of records; a damaged one raises in its place."""
+    """The keys of a page of records; a damaged one raises in its position."""
     try:
         return iter(keys.decode_many(page.keys))
     except Undecodable:
@@ -69,24 +93,24 @@ def keys_of(page: Page) -> Iterator[TupleKey]:
 
 
 class _OneByOne(Iterator[T]):
-    """Shows records one at a time, and goes on after an error; like the iterator of a list, it knows what is left."""
+    """Decodes records one at a time, and continues after an error; `length_hint` counts those left, as for a list."""
 
-    def __init__(self, page: Page, show: Callable[[Record], T]) -> None:
+    def __init__(self, page: Page, decode: Callable[[Record], T]) -> None:
         self._left = iter(list(page))
-        self._show = show
+        self._decode = decode
 
     def __next__(self) -> T:
-        return self._show(next(self._left))
+        return self._decode(next(self._left))
 
     def __length_hint__(self) -> int:
         return length_hint(self._left)
 
 
 def milliseconds(expire_in: float | timedelta | None) -> int | None:
-    """An `expire_in` as a caller gives it, in whole milliseconds, rounded up.
+    """The `expire_in` of a caller in whole milliseconds, rounded up.
 
     Raises:
-        InvalidArgument: It is not a positive time, or longer than a thousand years.
+        InvalidArgument: It is not positive, or longer than a thousand years.
     """
     if expire_in is None:
         return None
@@ -95,11 +119,11 @@ def milliseconds(expire_in: float | timedelta | None) -> int | None:
     elif isinstance(expire_in, (int, float)) and not isinstance(expire_in, bool):
         seconds = float(expire_in) if abs(expire_in) <= limits.LONGEST_EXPIRY_SECONDS else float("inf")
     else:
-        raise InvalidArgument(f"expire_in is a number of seconds or a timedelta, not {type(expire_in).__name__}")
+        raise InvalidArgument(f"expire_in: expected seconds or a timedelta, got {type(expire_in).__name__}")
     if not 0 < seconds <= limits.LONGEST_EXPIRY_SECONDS:
         raise InvalidArgument(
-            f"expire_in is more than 0 and at most {limits.LONGEST_EXPIRY_SECONDS:,} seconds; "
-            "None stands for an entry that never expires"
+            f"expire_in: expected more than 0 and at most {limits.LONGEST_EXPIRY_SECONDS:,} seconds; "
+            "leave it out for an entry that never expires"
         )
     # Rounded first: 0.1 s is not 100.00000000000001 ms.
     return max(1, -int(-round(seconds * 1000, 6) // 1))

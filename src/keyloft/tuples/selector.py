@@ -1,4 +1,4 @@
-"""Which keys a list, a count or a range delete is about: prefix, start, end, direction and cursor."""
+"""Which keys a list, a count or a range delete selects: prefix, start, end, direction and cursor."""
 
 import base64
 import binascii
@@ -20,8 +20,9 @@ class Selector(Struct, frozen=True):
     start: bytes
     end: bytes
     reverse: bool = False
-    passed: bytes | None = None
-    """The key up to which an earlier list got."""
+    cursor: str | None = None
+    last_key: bytes | None = None
+    """The key that the cursor stands for: the list continues after it."""
 
     @classmethod
     def of(
@@ -33,14 +34,14 @@ class Selector(Struct, frozen=True):
         reverse: bool = False,
         cursor: str | None = None,
     ) -> "Selector":
-        """Make a selector of what a caller passed.
+        """Check and encode the arguments of a caller.
 
         Raises:
-            InvalidArgument: The parts contradict each other.
+            InvalidArgument: The arguments contradict each other.
             InvalidCursor: The cursor belongs to another selector.
         """
         if type(reverse) is not bool:
-            raise InvalidArgument(f"reverse is True or False, not {type(reverse).__name__}")
+            raise InvalidArgument(f"reverse: expected True or False, got {type(reverse).__name__}")
         within = keys.encode_prefix(prefix if prefix is not None else ())
         low, high = keys.below(within)
         if start is not None:
@@ -48,20 +49,22 @@ class Selector(Struct, frozen=True):
         if end is not None:
             high = _bound("end", end, within)
         if low > high:
-            raise InvalidArgument("start comes after end; it is the first key of the range, whatever the direction")
+            raise InvalidArgument(
+                "start: comes after end; start is the lowest key of the range, also with reverse=True"
+            )
         selector = cls(low, high, reverse)
-        return selector if cursor is None else cls(low, high, reverse, selector._read(cursor))
+        return selector if cursor is None else cls(low, high, reverse, cursor, selector._read(cursor))
 
     def scan(self, space: Space, limit: int = EVERYTHING, *, keys_only: bool = False) -> Scan:
-        """What to ask an engine for."""
-        if self.passed is None:
+        """The read request for an engine."""
+        if self.last_key is None:
             return Scan(space, self.start, self.end, limit, self.reverse, keys_only)
         if self.reverse:
-            return Scan(space, self.start, self.passed, limit, self.reverse, keys_only)
-        return Scan(space, self.passed, self.end, limit, self.reverse, keys_only, after=True)
+            return Scan(space, self.start, self.last_key, limit, self.reverse, keys_only)
+        return Scan(space, self.last_key, self.end, limit, self.reverse, keys_only, after=True)
 
     def cursor_after(self, key: bytes) -> str:
-        """Where to go on after `key`, as a text that fits this selector only."""
+        """A text from which a list with the same arguments continues after `key`."""
         return base64.urlsafe_b64encode(self._digest() + key).decode()
 
     def _read(self, cursor: str) -> bytes:
@@ -70,11 +73,13 @@ class Selector(Struct, frozen=True):
         except (binascii.Error, ValueError, AttributeError):
             raw = b""
         if len(raw) <= _DIGEST_BYTES:
-            raise InvalidCursor("this is no cursor: pass the .cursor of an earlier list, or None to begin at the start")
+            raise InvalidCursor(
+                "cursor: not one of Keyloft's; pass the .cursor of an earlier list, or None to begin at the start"
+            )
         digest, key = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
         if digest != self._digest() or not self.start <= key < self.end:
             raise InvalidCursor(
-                "this cursor belongs to another list: prefix, start, end and reverse must be the same; limit may differ"
+                "cursor: belongs to a list with other arguments; prefix, start, end and reverse must be the same"
             )
         return key
 
@@ -87,6 +92,6 @@ def _bound(name: str, key: KeyLike, within: bytes) -> bytes:
     encoded = keys.encode(key)
     if not encoded.startswith(within) or encoded == within:
         raise InvalidArgument(
-            f"{name} lies outside the prefix: it is a whole key, which begins with the prefix and goes on"
+            f"{name}: outside the prefix; expected a whole key that begins with the prefix and has more parts"
         )
     return encoded

@@ -1,16 +1,17 @@
 """The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from operator import length_hint
 from types import TracebackType
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from keyloft import limits
 from keyloft.core import keys, values
 from keyloft.core.engine import Engine, Watch
 from keyloft.core.keys import KeyLike, TupleKey
+from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import (
     EVERYTHING,
@@ -53,6 +54,9 @@ class Store:
         self._sweeper: asyncio.Task[None] | None = None
         if sweep_every is not None:
             self._sweeper = asyncio.create_task(sweep_regularly(engine, _TUPLES, sweep_every))
+
+    def __repr__(self) -> str:
+        return f"<Store on {self.engine.location}, {'closed' if self.engine.is_closed else 'open'}>"
 
     async def __aenter__(self) -> "Store":
         return self
@@ -130,10 +134,12 @@ class Store:
     ) -> "Listing[Entry]":
         """The entries below a prefix, or from `start` up to but not including `end`, or both, in the order of keys.
 
-        Long lists are read page by page; each page is consistent in itself.
+        Await it for a list, or iterate it: a long one is read page by page, each page consistent in itself.
 
         Example:
-            async for entry in kv.list(prefix=("users",), limit=10):
+            users = await kv.list(prefix=("users",), limit=10)
+            more = await kv.list(prefix=("users",), limit=10, cursor=users.cursor)
+            async for entry in kv.list(prefix=("users",)):
                 print(entry.key, entry.value)
         """
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
@@ -183,11 +189,11 @@ class Store:
         return Atomic(self.engine, self._max_value_bytes)
 
     def watch(self, *watched: KeyLike, prefix: KeyLike | None = None) -> "Watching":
-        """Changes as they happen, made by this process or by another.
+        """Changes as they are committed, by this process or by another.
 
-        On keys: first their entries now, then again all of them, in the order given, whenever one changed. On a prefix:
-        the entries that changed since the watch was made. What was deleted or has expired comes with `exists` False.
-        A slow reader misses intermediate states, never the last one. The iteration ends when the store closes.
+        On keys: first their current entries, then all of them again, in the order given, whenever one changed. On a
+        prefix: the entries that changed since the watch was made. An entry that was deleted or has expired has `exists`
+        False. A slow reader misses intermediate states, never the last one. The iteration ends when the store closes.
 
         Example:
             async for [config, flags] in kv.watch(("config",), ("flags",)):
@@ -216,57 +222,77 @@ class Store:
         return done
 
 
-class Listing(Generic[T]):
-    """A list in progress: iterate it with `async for`; `cursor` resumes it later, with another limit if need be."""
+class EntryList(list[T]):
+    """A list that was read, with the cursor that continues after its last item."""
+
+    def __init__(self, items: Iterable[T], cursor: str | None) -> None:
+        super().__init__(items)
+        self.cursor = cursor
+        """Pass it to the next `list` or `keys`. Where nothing was found, the cursor that was given."""
+
+
+class Listing(LazyList[T]):
+    """A list to read: await it, or iterate it with `async for`; `cursor` continues it later."""
 
     def __init__(
         self,
         engine: Engine,
         selector: Selector,
         limit: int,
-        show: Callable[[Page], Iterator[T]],
+        decode_page: Callable[[Page], Iterator[T]],
         size: PageSize,
         *,
         keys_only: bool = False,
     ) -> None:
+        self._engine = engine
         self._selector = selector
         self._pages = Pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only), size)
-        self._show = show
+        self._decode_page = decode_page
+        self.what = "keys" if keys_only else "entries"
         self._page = Page()
         self._items: Iterator[T] = iter(())
-        self._turning = asyncio.Lock()
+        self._reading = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Listing of {self.what} in {self._engine.location}: await it, or iterate it with async for>"
 
     @property
     def cursor(self) -> str | None:
-        """Where to go on after the last entry that this iteration gave; None if it gave none."""
-        given = len(self._page) - length_hint(self._items)
-        return self._selector.cursor_after(self._page.keys[given - 1]) if given else None
+        """Continues after the last item that was read; before the first one, the cursor that this list was given."""
+        read = len(self._page) - length_hint(self._items)
+        return self._selector.cursor_after(self._page.keys[read - 1]) if read else self._selector.cursor
+
+    def __await__(self) -> Generator[Any, None, EntryList[T]]:
+        return self._read_all().__await__()
+
+    async def _read_all(self) -> EntryList[T]:
+        return EntryList([item async for item in self], self.cursor)
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        # All state is in the list itself: a loop that was left or cancelled can be taken up by another.
+        # All state is in the list itself: after a loop that ended early or was cancelled, the next one continues.
         while True:
             for item in self._items:
                 yield item
             try:
-                await self._find_more()
+                await self._read_page()
             except StopAsyncIteration:
                 return
 
     async def __anext__(self) -> T:
         while not length_hint(self._items):
-            await self._find_more()
+            await self._read_page()
         return next(self._items)
 
-    async def _find_more(self) -> None:
-        """LoopIteration the page, unless another loop over this list was faster."""
-        async with self._turning:
+    async def _read_page(self) -> None:
+        """Read the next page, unless another loop over this list has just read it."""
+        async with self._reading:
             if not length_hint(self._items):
                 page = await anext(self._pages)
-                self._page, self._items = page, self._show(page)
+                self._page, self._items = page, self._decode_page(page)
 
 
 class Watching:
-    """A watch in progress: iterate it with `async for`; closing it, or the store, ends the iteration."""
+    """An open watch: iterate it with `async for`; closing it, or the store, ends the iteration."""
 
     def __init__(self, watch: Watch, *, whole: bool) -> None:
         self._watch = watch
@@ -292,7 +318,7 @@ class Watching:
                 entries.append(entry_of(keys.decode(change.key), change.record))
             except Undecodable:
                 if not self._whole:
-                    # A damaged entry raises in its place, after those before it, and those behind it still come.
+                    # A damaged entry raises in its order: entries before it are returned first, those after it next.
                     self._left = changes[at:] if entries else changes[at + 1 :]
                 if self._whole or not entries:
                     raise
@@ -306,7 +332,7 @@ class Watching:
 def _encode_each(many: Iterable[KeyLike]) -> list[bytes]:
     several = [*many]
     if several and not isinstance(several[0], (tuple, list)):
-        raise InvalidKeyType("this takes several keys, as in get_many([key, other]); each of them is a tuple")
+        raise InvalidKeyType("expected a list of keys, each a tuple, as in get_many([key, other_key])")
     return [keys.encode(key) for key in several]
 
 
@@ -314,5 +340,5 @@ def _limit(limit: int | None) -> int:
     if limit is None:
         return EVERYTHING
     if type(limit) is not int or limit < 1:
-        raise InvalidArgument("limit is an int of at least 1; leave it out for no limit")
+        raise InvalidArgument("limit: expected an int of at least 1; leave it out for no limit")
     return limit

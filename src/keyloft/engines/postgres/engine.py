@@ -119,6 +119,14 @@ class PostgresEngine:
         self._notices.start()
         return watch
 
+    @property
+    def location(self) -> str:
+        return self._server.name
+
+    @property
+    def is_closed(self) -> bool:
+        return self._lifetime.refusal is not None
+
     async def aclose(self) -> None:
         await self._lifetime.aclose()
 

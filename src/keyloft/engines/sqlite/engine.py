@@ -124,6 +124,14 @@ class SqliteEngine:
             self._poller = asyncio.create_task(self._poll())
         return watch
 
+    @property
+    def location(self) -> str:
+        return self._file.path
+
+    @property
+    def is_closed(self) -> bool:
+        return self._lifetime.refusal is not None
+
     async def aclose(self) -> None:
         await self._lifetime.aclose()
 
