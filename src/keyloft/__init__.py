@@ -57,6 +57,7 @@ from keyloft.errors import (
     StaleFence,
     Stalled,
     TimedOut,
+    TransferFailed,
     Unanswered,
     Undecodable,
     Unreachable,
@@ -118,6 +119,7 @@ __all__ = [
     "Stalled",
     "Store",
     "TimedOut",
+    "TransferFailed",
     "Unanswered",
     "Undecodable",
     "Unreachable",
@@ -129,7 +131,7 @@ __all__ = [
 ]
 
 
-_PACKAGES = ("plugins", "semantic")
+_PACKAGES = ("admin", "plugins", "semantic")
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@
     ├── LockLost                         LOCK_LOST          the lock was lost while its holder was working
     ├── Escalated                        ESCALATED          retries did not help; the intent is a dead letter
     ├── IncompatibleLibrary              INCOMPATIBLE_LIBRARY  an installed library lacks what Keyloft uses
-    ├── TransferFailed                   TRANSFER_FAILED    an import or a copy stopped before its end, or did not arrive
+    ├── TransferFailed                   TRANSFER_FAILED    an import or a copy is incomplete
     ├── NatsServerFailed                 NATS_SERVER_FAILED the nats-server that Keyloft starts does not run
     ├── Unanswered (ConnectionError)     UNANSWERED         a request over NATS got no reply
     │   ├── NoService                    NO_SERVICE         no service listens on this subject

@@ -1,7 +1,10 @@
 """The product around the code: its public names, its README, its error codes."""
 
 import asyncio
+import contextlib
+import importlib
 import pickle
+import pkgutil
 import re
 import subprocess
 import sys
@@ -25,7 +28,8 @@ def test_the_public_names_are_these() -> None:
         InvalidKey InvalidKeyType InvalidPluginName InvalidSubject InvalidValue InvalidValueType KeyTooLarge
         KeyloftError Listing LockHeld LockLost ManualClock MissingField NatsServerFailed NoService NotACounter
         NotADatabase NotForward NotPermitted NothingToRestore Opening ReadOnly SchemaTooNew SchemaTooOld
-        StaleFence Stalled Store TimedOut U64 Unanswered Undecodable Unreachable ValueTooLarge VersionConflict
+        StaleFence Stalled Store TimedOut TransferFailed U64 Unanswered Undecodable Unreachable ValueTooLarge
+        VersionConflict
         Watching WrongLoop open
         """.split()
     )
@@ -34,7 +38,7 @@ def test_the_public_names_are_these() -> None:
 
 def test_dir_shows_public_names_only() -> None:
     shown = dir(keyloft)
-    assert set(shown) - {"plugins", "semantic", "__version__"} == set(keyloft.__all__)
+    assert set(shown) - {"admin", "plugins", "semantic", "__version__"} == set(keyloft.__all__)
     assert all(hasattr(keyloft, name) for name in shown)
 
 
@@ -91,17 +95,35 @@ def test_a_missing_extra_is_named() -> None:
     assert [re.findall(r"\.\[(\w+)\]", line) for line in lines] == [["nats"], ["nats"], ["nats"], ["sql"]]
 
 
-def test_every_error_is_public_and_drawn_in_the_tree() -> None:
+def test_every_error_is_public_and_drawn_in_the_tree_below_its_parent() -> None:
     kinds = [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, keyloft.KeyloftError)
     ]
     assert {kind.__name__ for kind in kinds} <= set(keyloft.__all__)
+    drawn: dict[str, str | None] = {}
+    branch: list[str] = []
+    for stem, name in re.findall(r"^    ([│├└─ ]*)(\w+)[ (].*$", errors.__doc__ or "", re.MULTILINE):
+        branch[len(stem) // 4 :] = [name]
+        drawn[name] = branch[-2] if len(branch) > 1 else None
     for kind in kinds:
-        assert errors.__doc__ is not None
-        assert re.search(rf"\b{kind.__name__}\b", errors.__doc__)
-    for kind in kinds:
-        if not kind.__subclasses__():
-            assert re.search(rf"\b{kind.__name__}\b.*\b{kind.code}\b", errors.__doc__ or "")
+        parents = [base.__name__ for base in kind.__bases__ if issubclass(base, keyloft.KeyloftError)]
+        assert drawn[kind.__name__] == (parents[0] if parents else None)
+        assert re.search(rf"\b{kind.__name__}\b.*\b{kind.code}\b", errors.__doc__ or "")
+    assert set(drawn) == {kind.__name__ for kind in kinds}
+
+
+def test_errors_live_in_one_module() -> None:
+    """But for CannotMigrate, which has to be an error of Alembic, too."""
+    for module in pkgutil.walk_packages(keyloft.__path__, "keyloft."):
+        if ".versions" not in module.name and module.name not in ("keyloft.__main__", "keyloft.server.__main__"):
+            with contextlib.suppress(AttributeError):  # migrations/env.py runs inside Alembic only
+                importlib.import_module(module.name)
+    elsewhere = {kind for kind in _all_below(keyloft.KeyloftError) if kind.__module__ != "keyloft.errors"}
+    assert {kind.__name__ for kind in elsewhere} <= {"CannotMigrate"}
+
+
+def _all_below(kind: type) -> set[type]:
+    return {found for below in kind.__subclasses__() for found in ({below} | _all_below(below))}
 
 
 @pytest.mark.parametrize(
