@@ -122,7 +122,7 @@ def test_errors_live_in_one_module() -> None:
     assert {kind.__name__ for kind in elsewhere} <= {"CannotMigrate"}
 
 
-def _all_below(kind: type) -> set[type]:
+def _all_below(kind: type[Exception]) -> set[type[Exception]]:
     return {found for below in kind.__subclasses__() for found in ({below} | _all_below(below))}
 
 
