@@ -254,7 +254,7 @@ def saved(url: str, place: Path, call: Keyloft) -> Path:
     if "://" in url:
         for table in ("keyloft_tuples", "keyloft_semantic", "plugin_kv_storage"):
             run_sql(url, f"DELETE FROM {table}")
-        run_sql(url, "UPDATE keyloft_clock SET version = 0")
+        run_sql(url, "UPDATE keyloft_version_counter SET version = 0")
     else:
         Path(url).unlink()
     return place / "nightly.db"
@@ -514,7 +514,7 @@ class TestRestoreOfFiles:
     ) -> None:
         filled(url)
         monkeypatch.setattr(limits, "BUSY_SECONDS", 0.05)
-        for hold in ("BEGIN IMMEDIATE", "BEGIN; SELECT * FROM keyloft_clock"):
+        for hold in ("BEGIN IMMEDIATE", "BEGIN; SELECT * FROM keyloft_version_counter"):
             other = apsw.Connection(url)
             other.execute(hold).fetchall()
             code, said, told = call("compact")

@@ -128,7 +128,7 @@ POINTER = b"k/acme/web/flags/zzz\x00" + (3).to_bytes(8) + b"\x00\x00"
         (row("semantic", POINTER, b"", 1, due=FUTURE), "semantic", "orphan", ascii(POINTER)[2:-1]),
         (row("semantic", b"f/acme/web/" + bytes(8), b"locks/x", 1), "semantic", "orphan", r"f/acme/web/" + r"\x00" * 8),
         ("DROP INDEX idx_plugin_kv_prefix", "database", "damage", None),
-        ("DELETE FROM keyloft_clock", "database", "damage", None),
+        ("DELETE FROM keyloft_version_counter", "database", "damage", None),
     ],
 )
 def test_what_is_wrong_is_found_and_no_value_is_told(

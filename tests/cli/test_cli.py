@@ -326,24 +326,24 @@ class TestMigrate:
         down = process("migrate", "--to", "-1", "--yes", KEYLOFT_DATABASE_URL=str(database))
         assert (down.returncode, down.stderr) == (0, f"{database} went back (-1)\n")
         process("migrate", "--database", str(database))
-        named = process("migrate", "--to", "0001", KEYLOFT_DATABASE_URL=str(database))
+        named = process("migrate", "--to", "0004", KEYLOFT_DATABASE_URL=str(database))
         assert (named.returncode, "--yes" in named.stderr) == (2, True), (
             "an earlier one, by its name, is a way back, too"
         )
-        shown = json.loads(process("migrate", "--to", "0001", "--dry-run", "--database", str(database)).stdout)
-        assert (shown["from"], shown["to"]) == ("0003", "0001")
+        shown = json.loads(process("migrate", "--to", "0004", "--dry-run", "--database", str(database)).stdout)
+        assert (shown["from"], shown["to"]) == ("0005", "0004")
 
     def test_what_would_be_done_is_shown_and_not_done(self, tmp_path: Path, postgres_url: str) -> None:
         for database in (str(tmp_path / "app.db"), postgres_url):
             shown = process("migrate", "--dry-run", "--database", database)
             assert (shown.returncode, shown.stderr) == (0, "")
             plan = json.loads(shown.stdout)
-            assert (plan["from"], plan["to"]) == (None, "0003")
-            assert [step["revision"] for step in plan["steps"]] == ["0001", "0002", "0003"]
-            assert "CREATE TABLE keyloft_clock" in plan["sql"]
+            assert (plan["from"], plan["to"]) == (None, "0005")
+            assert [step["revision"] for step in plan["steps"]] == ["0004", "0005"]
+            assert "CREATE TABLE keyloft_version_counter" in plan["sql"]
             assert process("migrate", "--database", database).returncode == 0
             back = json.loads(process("migrate", "--dry-run", "--to", "-1", "--database", database).stdout)
-            assert (back["from"], back["to"]) == ("0003", "0002")
+            assert (back["from"], back["to"]) == ("0005", "0004")
             assert json.loads(process("migrate", "--dry-run", "--database", database).stdout)["steps"] == []
         assert process("migrate", "--dry-run", "--database", str(tmp_path / "no" / "app.db")).returncode == 0
         assert not (tmp_path / "no").exists()

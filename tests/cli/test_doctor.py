@@ -404,7 +404,7 @@ def test_missing_rights_are_found(postgres_url: str, doctor: Doctor) -> None:
         code, found = doctor("--database", as_role)
         assert code == 1
         told = "\n".join(finding["advice"] for finding in found["rights"])
-        assert "GRANT SELECT, UPDATE ON keyloft_clock" in told
+        assert "GRANT SELECT, UPDATE ON keyloft_version_counter" in told
         assert "GRANT SELECT, INSERT, UPDATE, DELETE ON plugin_kv_storage" in told
     finally:
         query(postgres_url, f"DROP OWNED BY {role}")

@@ -114,7 +114,7 @@ def stamp(path: Path, revision: str) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("revision", ["0004", "9999"])
+@pytest.mark.parametrize("revision", ["0006", "9999"])
 async def test_database_of_a_newer_keyloft_is_refused_and_left_as_it_is(revision: str, tmp_path: Path) -> None:
     path = tmp_path / "newer.db"
     await made(path)

@@ -77,7 +77,7 @@ async def test_password_changed_while_the_store_is_open(mortal_postgres: MortalS
             assert _WRONG not in str(caught.value)
         await kv.aclose()
     finally:
-        tables = "keyloft_version, keyloft_clock, keyloft_tuples, keyloft_semantic, plugin_kv_storage"
+        tables = "keyloft_version, keyloft_version_counter, keyloft_tuples, keyloft_semantic, plugin_kv_storage"
         query(mortal_postgres.url, f"DROP TABLE IF EXISTS {tables}")
         query(mortal_postgres.url, "DROP ROLE changing")
 
@@ -108,7 +108,7 @@ async def test_role_without_rights_on_the_tables(postgres_url: str) -> None:
         assert "permission denied for table keyloft_version" in str(error)
         assert "GRANT SELECT, INSERT, UPDATE, DELETE" in str(error)
         query(postgres_url, f"GRANT SELECT ON keyloft_version TO {_ROLE}")
-        assert "permission denied for table keyloft_clock" in str(await refusal(url))
+        assert "permission denied for table keyloft_version_counter" in str(await refusal(url))
 
 
 async def test_role_that_may_read_but_not_write(postgres_url: str) -> None:
@@ -273,7 +273,7 @@ async def test_deadlocks_are_retried(postgres_url: str) -> None:
             while not await rival.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
                 await asyncio.sleep(0.005)
             try:
-                await rival.execute("SELECT * FROM keyloft_clock FOR UPDATE")
+                await rival.execute("SELECT * FROM keyloft_version_counter FOR UPDATE")
             except asyncpg.DeadlockDetectedError:
                 pass
             else:
@@ -290,7 +290,7 @@ async def test_locked_tables_are_waited_for(postgres_url: str) -> None:
     async with keyloft.open(postgres_url) as kv:
         await writes_for_a_while(kv, 1)
         rival = await asyncpg.connect(postgres_url)
-        await rival.execute("BEGIN; LOCK TABLE keyloft_tuples, keyloft_clock IN ACCESS EXCLUSIVE MODE")
+        await rival.execute("BEGIN; LOCK TABLE keyloft_tuples, keyloft_version_counter IN ACCESS EXCLUSIVE MODE")
         writing = asyncio.create_task(writes_for_a_while(kv, 3))
         while await rival.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") < 3:
             await asyncio.sleep(0.005)

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from operator import attrgetter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import keyloft
 from keyloft import CannotOpen, DatabaseError, SchemaTooOld, WrongLoop, migrations
-from keyloft.core.maintenance import EVERYTHING
 from keyloft.core.schema import REVISION, REVISION_TABLE
-from keyloft.engines import open_maintenance
 from keyloft.plugins.models import Base
 from tools.postgres import fresh_database, query
 
 ROOT = Path(__file__).parents[2]
 PLUGIN_ROW = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', 'score', '7')"
-TABLES = ["keyloft_clock", "keyloft_semantic", "keyloft_tuples", "keyloft_version", "plugin_kv_storage"]
+TABLES = ["keyloft_semantic", "keyloft_tuples", "keyloft_version", "keyloft_version_counter", "plugin_kv_storage"]
 SQLITE_TABLES = sorted([*TABLES, "keyloft_semantic_large", "keyloft_tuples_large"])
 
 # Starts at a word of ours, so that several come as close to each other as can be.
@@ -103,7 +101,7 @@ def schema(file: Path) -> dict[str, Any]:
                     table,
                 ),
             }
-        for table in ("keyloft_clock", "keyloft_version"):
+        for table in ("keyloft_version_counter", "keyloft_version"):
             if table in known:
                 known[table]["rows"] = ask(f"SELECT * FROM {table}")
         return known
@@ -162,10 +160,10 @@ async def test_a_migrated_file_has_the_schema_of_an_opened_one(tmp_path: Path) -
     await asyncio.to_thread(migrations.upgrade, f"sqlite:///{migrated}")
     assert schema(migrated) == schema(opened)
     assert sorted(schema(opened)) == SQLITE_TABLES
-    assert rows(migrated, "SELECT * FROM keyloft_clock") == [(1, 0)]
+    assert rows(migrated, "SELECT * FROM keyloft_version_counter") == [(1, 0)]
     for file in (opened, migrated):
         with pytest.raises(apsw.ConstraintError):
-            rows(file, "INSERT INTO keyloft_clock VALUES (2, 0)")
+            rows(file, "INSERT INTO keyloft_version_counter VALUES (2, 0)")
 
 
 async def test_a_migrated_server_has_the_schema_of_an_opened_one(postgres_server: str) -> None:
@@ -175,16 +173,24 @@ async def test_a_migrated_server_has_the_schema_of_an_opened_one(postgres_server
         await asyncio.to_thread(migrations.upgrade, migrated)
         assert postgres_schema(migrated) == postgres_schema(opened)
         assert tables(opened) == TABLES
-        for table in ("keyloft_clock", "keyloft_version"):
+        for table in ("keyloft_version_counter", "keyloft_version"):
             assert query(migrated, f"SELECT * FROM {table}") == query(opened, f"SELECT * FROM {table}")
         for url in (opened, migrated):
             with pytest.raises(asyncpg.CheckViolationError):
-                query(url, "INSERT INTO keyloft_clock VALUES (2, 0)")
+                query(url, "INSERT INTO keyloft_version_counter VALUES (2, 0)")
 
 
 def test_the_last_revision_is_the_one_that_opening_stamps(file: Path) -> None:
     migrations.upgrade(file)
     assert rows(file, f"SELECT version_num FROM {REVISION_TABLE}") == [(REVISION,)]
+
+
+def test_alembic_finds_no_difference_between_the_model_and_the_tables(url: str) -> None:
+    migrations.upgrade(url)
+    done = alembic(url, "check")
+    assert (done.returncode, done.stdout) == (0, "No new upgrade operations detected.\n"), done.stderr
+    rows_at(url, "DROP INDEX idx_plugin_kv_prefix")
+    assert "idx_plugin_kv_prefix" in alembic(url, "check").stderr
 
 
 def test_the_model_makes_the_table_of_the_migration_on_sqlite(tmp_path: Path) -> None:
@@ -232,10 +238,13 @@ async def test_a_step_down_drops_the_plugin_table_and_keeps_the_rest(file: Path)
     await opened_and_filled(file)
     rows(file, PLUGIN_ROW)
     before = schema(file), rows(file, held)
-    await asyncio.to_thread(migrations.downgrade, str(file), "-1")
+    with pytest.raises(DatabaseError, match=r"plugin_kv_storage has rows.*--drop.*-x drop=yes"):
+        await asyncio.to_thread(migrations.downgrade, str(file), "-1")
+    assert (schema(file), rows(file, held)) == before
+    await asyncio.to_thread(partial(migrations.downgrade, str(file), "-1", drop=True))
     assert tables(f"sqlite:///{file}") == TABLES[:-1]
     assert rows(file, held) == before[1]
-    with pytest.raises(SchemaTooOld, match=r"schema 0002.*keyloft migrate --database .*app\.db"):
+    with pytest.raises(SchemaTooOld, match=r"schema 0004.*keyloft migrate --database .*app\.db"):
         await keyloft.open(file)
     await asyncio.to_thread(migrations.upgrade, str(file))
     assert (schema(file), rows(file, held)) == before
@@ -246,17 +255,23 @@ async def test_a_step_down_drops_the_plugin_table_and_keeps_the_rest(file: Path)
 
 async def test_a_step_down_on_a_server_drops_the_plugin_table_and_keeps_the_rest(postgres_url: str) -> None:
     def stored() -> list[list[tuple[Any, ...]]]:
-        return [query(postgres_url, f"SELECT * FROM {table} ORDER BY 1") for table in TABLES[:3]]
+        kept = ("keyloft_semantic", "keyloft_tuples", "keyloft_version_counter")
+        return [query(postgres_url, f"SELECT * FROM {table} ORDER BY 1") for table in kept]
 
     await opened_and_filled(postgres_url)
     query(postgres_url, PLUGIN_ROW)
     before = postgres_schema(postgres_url), stored()
-    done = await asyncio.to_thread(alembic, postgres_url, "downgrade", "-1")
+    refused = await asyncio.to_thread(alembic, postgres_url, "downgrade", "-1")
+    assert refused.returncode != 0
+    assert "plugin_kv_storage has rows" in refused.stdout + refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert postgres_schema(postgres_url) == before[0]
+    done = await asyncio.to_thread(alembic, postgres_url, "-x", "drop=yes", "downgrade", "-1")
     assert done.returncode == 0, done.stderr
     assert tables(postgres_url) == TABLES[:-1]
     kept = [row for row in before[0] if "plugin_kv" not in f"{row[0]} {row[1]}"]
     assert (postgres_schema(postgres_url), stored()) == (kept, before[1])
-    with pytest.raises(SchemaTooOld, match=r"schema 0002.*keyloft migrate --database 'postgresql://"):
+    with pytest.raises(SchemaTooOld, match=r"schema 0004.*keyloft migrate --database 'postgresql://"):
         await keyloft.open(postgres_url)
     await asyncio.to_thread(migrations.upgrade, postgres_url)
     assert (postgres_schema(postgres_url), stored()) == before
@@ -278,100 +293,28 @@ def test_up_down_and_up_again(url: str) -> None:
     migrations.upgrade(url)
     assert tables(url) == TABLES
     rows_at(url, PLUGIN_ROW)
-    rows_at(url, "UPDATE keyloft_clock SET version = 5")
-    migrations.downgrade(url, "-1")
+    rows_at(url, "UPDATE keyloft_version_counter SET version = 5")
+    migrations.downgrade(url, "-1", drop=True)
     assert tables(url) == TABLES[:-1]
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0002",)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0004",)]
     migrations.upgrade(url)
     assert tables(url) == TABLES
     assert rows_at(url, "SELECT * FROM plugin_kv_storage") == []
-    assert rows_at(url, "SELECT * FROM keyloft_clock") == [(1, 5)]
+    assert rows_at(url, "SELECT * FROM keyloft_version_counter") == [(1, 5)]
     migrations.downgrade(url, "base")
     assert tables(url) == []
-    migrations.upgrade(url, "0001")
+    migrations.upgrade(url, "0004")
     assert tables(url) == TABLES[:-1]
     migrations.upgrade(url, "+1")
     assert tables(url) == TABLES
-    migrations.upgrade(url, "+1")
-    assert tables(url) == TABLES
-
-
-def stored_rows(url: str) -> list[Any]:
-    """All rows of a database of today, large values included."""
-
-    async def read() -> list[Any]:
-        maintenance = await open_maintenance(url)
-        try:
-            async with maintenance.snapshot() as snapshot:
-                return [row for part in EVERYTHING async for found in snapshot.rows(part) for row in found]
-        finally:
-            await maintenance.aclose()
-
-    return asyncio.run(read())
-
-
-_SPREAD = """
-    INSERT INTO {table} (key, encoding, version, expires_at, created_at, updated_at, value)
-    WITH RECURSIVE n (i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 400)
-    SELECT CAST(printf('k%04d', i * 7919 % 1000) AS BLOB), i % 3, i, CASE WHEN i % 5 = 0 THEN 2000000000000 + i END, i,
-    i + 1, CAST(printf('%.*c', i * 10, '1') AS BLOB) FROM n
-"""
-
-
-def test_rows_are_put_in_order_and_large_values_aside(file: Path) -> None:
-    migrations.upgrade(file, "0002")
-    rows(file, PLUGIN_ROW)
-    made = {}
-    for table in ("keyloft_tuples", "keyloft_semantic"):
-        rows(file, _SPREAD.format(table=table))
-        made[table] = rows(file, f"SELECT * FROM {table} ORDER BY key")
-    old = schema(file)
-    with pytest.raises(SchemaTooOld, match="keyloft migrate"):
-        asyncio.run(opened_and_filled(file))
-    migrations.upgrade(file)
-    assert len(rows(file, "SELECT * FROM plugin_kv_storage")) == 1
-    for table in made:
-        assert rows(file, f"SELECT count(*), min(length(value)) FROM {table}_large") == [(350, 510)]
-        assert rows(file, f"SELECT count(*), max(length(value)) FROM {table} WHERE large IS NULL") == [(50, 500)]
-    columns = attrgetter("key", "encoding", "version", "expires_at", "created_at", "updated_at", "value")
-    found = [columns(row) for row in stored_rows(str(file)) if type(row.key) is bytes]
-    assert found == [*made["keyloft_tuples"], *made["keyloft_semantic"]]
-    migrations.downgrade(file, "0002")
-    assert {table: rows(file, f"SELECT * FROM {table} ORDER BY key") for table in made} == made
-    assert schema(file) == {table: known for table, known in old.items() if table != "plugin_kv_storage"}
-    migrations.upgrade(file)
-    assert schema(file)["plugin_kv_storage"] == old["plugin_kv_storage"]
-
-
-def test_a_lost_value_is_no_obstacle_on_the_way_down(file: Path) -> None:
-    asyncio.run(opened_and_filled(file))
-    rows(file, "UPDATE keyloft_tuples SET value = NULL, large = 7, encoding = 1 WHERE expires_at IS NULL")
-    migrations.downgrade(file, "0002")
-    assert rows(file, "SELECT encoding, value FROM keyloft_tuples ORDER BY key")[0] == (-1, b"")
-    migrations.upgrade(file)
-    migrations.downgrade(file, "base")
-    assert tables(f"sqlite:///{file}") == []
-
-
-def test_the_plan_for_an_older_database_can_be_carried_out(url: str) -> None:
-    migrations.upgrade(url)
-    today = whole(url)
-    migrations.downgrade(url, "base")
-    migrations.upgrade(url, "0002")
-    rows_at(url, PLUGIN_ROW)
-    plan = migrations.plan(url)
-    assert [step.revision for step in plan.steps] == ["0003"]
-    carry_out(url, plan.sql)
-    assert whole(url) == today
-    assert len(rows_at(url, "SELECT * FROM plugin_kv_storage")) == 1
 
 
 def test_a_table_of_that_name_that_is_not_ours_is_not_taken_over(url: str) -> None:
-    migrations.upgrade(url, "0001")
+    migrations.upgrade(url, "0004")
     rows_at(url, "CREATE TABLE plugin_kv_storage (plugin_name TEXT, key TEXT)")
     with pytest.raises(DatabaseError, match=r"plugin_kv_storage.*already exists"):
         migrations.upgrade(url)
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0001",)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0004",)]
 
 
 def whole(url: str) -> Any:
@@ -388,7 +331,7 @@ def carry_out(url: str, sql: str) -> None:
 def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Path) -> None:
     plan = migrations.plan(url)
     assert (plan.current, plan.target, plan.is_down) == (None, REVISION, False)
-    assert [step.revision for step in plan.steps] == ["0001", "0002", "0003"]
+    assert [step.revision for step in plan.steps] == ["0004", "0005"]
     assert plan.steps[1].name.startswith("The plugins' table")
     assert "CREATE TABLE plugin_kv_storage" in plan.sql
     assert not file.exists()
@@ -400,10 +343,10 @@ def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Pat
     before = whole(url)
     assert migrations.plan(url) == migrations.Plan(REVISION, REVISION, (), "", False)
     back = migrations.plan(url, "-1", down=True)
-    assert (back.current, back.target, [step.revision for step in back.steps]) == ("0003", "0002", ["0003"])
-    assert "DROP TABLE IF EXISTS plugin_kv_storage" in back.sql
+    assert (back.current, back.target, [step.revision for step in back.steps]) == ("0005", "0004", ["0005"])
+    assert "DROP TABLE plugin_kv_storage" in back.sql
     away = migrations.plan(url, "base", down=True)
-    assert (away.target, [step.revision for step in away.steps]) == (None, ["0003", "0002", "0001"])
+    assert (away.target, [step.revision for step in away.steps]) == (None, ["0005", "0004"])
     assert whole(url) == before
     assert len(rows_at(url, "SELECT * FROM plugin_kv_storage")) == 1
     with pytest.raises(DatabaseError, match="nowhere"):
@@ -482,8 +425,8 @@ def at_the_same_moment(url: str, *scripts: str) -> None:
 def test_processes_that_migrate_at_the_same_moment_all_succeed(url: str, processes: int) -> None:
     at_the_same_moment(url, *[CHILD] * processes)
     assert tables(url) == TABLES
-    assert rows_at(url, "SELECT * FROM keyloft_clock") == [(1, 0)]
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0003",)]
+    assert rows_at(url, "SELECT * FROM keyloft_version_counter") == [(1, 0)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0005",)]
 
 
 @pytest.mark.parametrize("processes", [2, 5])
@@ -494,7 +437,7 @@ def test_processes_that_open_an_empty_server_at_the_same_moment_can_all_write(
         with fresh_database(postgres_server) as url:
             at_the_same_moment(url, *[OPENING_CHILD] * processes)
             assert tables(url) == TABLES
-            assert query(url, "SELECT * FROM keyloft_clock") == [(1, processes)]
+            assert query(url, "SELECT * FROM keyloft_version_counter") == [(1, processes)]
             assert query(url, "SELECT count(*), count(DISTINCT version) FROM keyloft_tuples") == [(processes,) * 2]
 
 
@@ -533,7 +476,7 @@ def test_the_command_line_migrates_up_and_down(url: str) -> None:
         done = alembic(url, *arguments.split())
         assert done.returncode == 0, done.stderr
         shown += done.stdout.splitlines()
-    assert shown == ["0003 (head)", "0002", "0003 (head)"]
+    assert shown == ["0005 (head)", "0004", "0005 (head)"]
     assert tables(url) == TABLES
 
 
@@ -639,7 +582,7 @@ async def test_a_migration_does_not_block_an_event_loop(file: Path) -> None:
 @pytest.mark.parametrize("missing", ["alembic", "asyncpg"])
 def test_what_is_not_installed_is_named(missing: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(CannotOpen, match=r'pip install "keyloft\[sql'):
+    with pytest.raises(CannotOpen, match=r'pip install "\.\[sql'):
         migrations.upgrade("postgresql://localhost/x")
 
 
@@ -689,7 +632,7 @@ def test_the_schema_on_postgresql(postgres_url: str) -> None:
             "updated_at": ("bigint", True, None, None),
             "value": ("bytea", True, None, None),
         }
-    assert columns(known, "keyloft_clock") == {
+    assert columns(known, "keyloft_version_counter") == {
         "id": ("bigint", True, None, None),
         "version": ("bigint", True, None, None),
     }
@@ -704,8 +647,8 @@ def test_the_schema_on_postgresql(postgres_url: str) -> None:
             f"CREATE INDEX {index} ON public.{table} USING btree (expires_at) WHERE (expires_at IS NOT NULL)"
         )
     assert definitions["idx_plugin_kv_prefix"].endswith("(plugin_name, key)")
-    assert query(postgres_url, "SELECT * FROM keyloft_clock") == [(1, 0)]
-    assert query(postgres_url, "SELECT * FROM keyloft_version") == [("0003",)]
+    assert query(postgres_url, "SELECT * FROM keyloft_version_counter") == [(1, 0)]
+    assert query(postgres_url, "SELECT * FROM keyloft_version") == [("0005",)]
 
 
 def test_a_row_inserted_by_hand_into_postgresql_is_whole(postgres_url: str) -> None:

@@ -33,6 +33,9 @@ def migrate(
             "the earlier schema can't hold.",
         ),
     ] = "head",
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Going back: drop the plugins' table also if it has rows.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, with its SQL, and change nothing.")
     ] = False,
@@ -60,7 +63,10 @@ def migrate(
             f"going back deletes what the earlier schema can't hold, in {without_password(database)}: "
             "stop what uses it, make a copy, then say --yes"
         )
-    _explained(lambda: (migrations.downgrade if goes_back else migrations.upgrade)(database, to))
+    if goes_back:
+        _explained(lambda: migrations.downgrade(database, to, drop=drop))
+    else:
+        _explained(lambda: migrations.upgrade(database, to))
     arrived = "the schema of this version" if to == "head" else f"schema {to}"
     what = f"went back ({to})" if goes_back else f"has {arrived}"
     remark(f"{without_password(database)} {what}")

@@ -10,11 +10,14 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from msgspec import Struct
 
 from keyloft.errors import CannotOpen, DatabaseError, WrongLoop
+
+if TYPE_CHECKING:
+    from keyloft.migrations.earlier import Succession
 
 # Alembic keeps what it is working on in globals.
 _ONE_AT_A_TIME: Final = threading.Lock()
@@ -35,19 +38,20 @@ def upgrade(url: str | os.PathLike[str], revision: str = "head") -> None:
     _migrate(url, lambda command, config: command.upgrade(config, revision))
 
 
-def downgrade(url: str | os.PathLike[str], revision: str) -> None:
+def downgrade(url: str | os.PathLike[str], revision: str, *, drop: bool = False) -> None:
     """Take a database back to an earlier revision; what only the later ones can hold is deleted.
 
     Args:
         url: A path, or a URL as `keyloft.open` takes it.
         revision: `-1` for one step, `base` for a database without Keyloft.
+        drop: Drop the plugins' table also if it has rows.
 
     Raises:
         CannotOpen: Alembic is not installed, or the URL names nothing that can be migrated.
-        DatabaseError: The migration failed, and nothing of it was kept.
+        DatabaseError: The migration failed, and nothing of it was kept; or the plugins' table has rows.
         WrongLoop: It would block an event loop; from a coroutine, use `asyncio.to_thread`.
     """
-    _migrate(url, lambda command, config: command.downgrade(config, revision))
+    _migrate(url, lambda command, config: command.downgrade(config, revision), drop=drop)
 
 
 class Step(Struct, frozen=True):
@@ -78,23 +82,31 @@ def current_revision(url: str | os.PathLike[str]) -> str | None:
         DatabaseError: The database can't be read.
         WrongLoop: It would block an event loop.
     """
-    current: str | None = None
+    return _inspect(url)[0]
 
-    def look(heads: tuple[str, ...], context: Any) -> list[Any]:
-        nonlocal current
-        current = heads[0] if heads else None
+
+def _inspect(url: str | os.PathLike[str]) -> tuple[str | None, "Succession | None"]:
+    """The revision, and what is to be done if it is one from before the revisions were squashed."""
+    found: tuple[str | None, Succession | None] = (None, None)
+
+    def read(heads: tuple[str, ...], context: Any) -> list[Any]:
+        from keyloft.migrations import earlier
+
+        nonlocal found
+        if heads:
+            found = heads[0], earlier.succession(context.connection) if heads[0] in earlier.STAMPS else None
         return []
 
-    def read(command: Any, config: Any) -> None:
+    def run(command: Any, config: Any) -> None:
         from alembic.runtime.environment import EnvironmentContext
         from alembic.script import ScriptDirectory
 
         script = ScriptDirectory.from_config(config)
-        with EnvironmentContext(config, script, fn=look, dont_mutate=True):
+        with EnvironmentContext(config, script, fn=read, dont_mutate=True):
             script.run_env()
 
-    _migrate(url, read, only_look=True)
-    return current
+    _migrate(url, run, read_only=True)
+    return found
 
 
 def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = False) -> Plan:
@@ -105,7 +117,8 @@ def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = Fa
         DatabaseError: There is no such revision, or the database can't be read.
         WrongLoop: It would block an event loop.
     """
-    current = current_revision(url)
+    current, succession = _inspect(url)
+    start = succession.stamp if succession else current
     written = io.StringIO()
     names: dict[str, str] = {}
 
@@ -113,17 +126,19 @@ def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = Fa
         from alembic.script import ScriptDirectory
 
         names.update({one.revision: one.doc for one in ScriptDirectory.from_config(config).walk_revisions()})
-        if current is None and down:
+        if start is None and down:
             return
-        wanted = revision if current is None else f"{current}:{revision}"
+        wanted = revision if start is None else f"{start}:{revision}"
         (command.downgrade if down else command.upgrade)(config, wanted, sql=True)
 
-    _migrate(url, write, output=written)
+    _migrate(url, write, output=written, first=succession.statements if succession else ())
     sql = written.getvalue().strip()
     moves = _RUNNING.findall(sql)
-    target = (moves[-1][1] or None) if moves else current
-    steps = tuple([Step(at, names[at]) for at in [before if down else after for before, after in moves]])
-    return Plan(current, target, steps, sql if steps else "", down)
+    target = (moves[-1][1] or None) if moves else start
+    steps = [Step(at, names[at]) for at in [before if down else after for before, after in moves]]
+    if succession:
+        steps.insert(0, Step(succession.stamp, f"What a database with the earlier revision {current} lacks"))
+    return Plan(current, target, tuple(steps), sql if steps else "", down)
 
 
 # As Alembic comments each step of a script.
@@ -134,8 +149,8 @@ def _migrate(
     url: str | os.PathLike[str],
     work: Callable[[Any, Any], None],
     *,
-    only_look: bool = False,
     output: TextIO | None = None,
+    **attributes: object,
 ) -> None:
     if _in_an_event_loop():
         raise WrongLoop("a migration would block this event loop: use `await asyncio.to_thread(upgrade, url)`")
@@ -144,8 +159,8 @@ def _migrate(
         from alembic.config import Config
         from alembic.util import CommandError
     except ImportError as error:
-        raise CannotOpen('migrations need Alembic: pip install "keyloft[sql]"') from error
-    config = Config(attributes={"url": os.fspath(url), "only_look": only_look}, output_buffer=output)
+        raise CannotOpen('migrations need Alembic: pip install ".[sql]" in a clone of Keyloft') from error
+    config = Config(attributes={"url": os.fspath(url), **attributes}, output_buffer=output)
     config.set_main_option("script_location", "keyloft:migrations")
     config.set_main_option("path_separator", "os")
     try:

@@ -19,6 +19,8 @@ from keyloft import limits
 from keyloft.core.schema import REVISION_TABLE
 from keyloft.core.urls import without_password
 from keyloft.errors import CannotOpen
+from keyloft.migrations import earlier
+from keyloft.plugins.models import Base
 
 # An empty table of ours would be neither a fresh database nor a migrated one.
 _DROP_VERSIONS: Final = f"DROP TABLE IF EXISTS {REVISION_TABLE}"
@@ -41,15 +43,15 @@ def migrate() -> None:
         _write_script(dialect)
     elif dialect == "sqlite":
         file = Path(target).expanduser().absolute()
-        if file.exists() or not _only_looks():
+        if file.exists() or not _is_read_only():
             _migrate_sqlite(file)
     else:
         _migrate_postgres(target)
 
 
-def _only_looks() -> bool:
-    """Whether somebody only wants to know which revision the database has."""
-    return bool(context.config.attributes.get("only_look"))
+def _is_read_only() -> bool:
+    """Whether the caller only wants to know which revision the database has."""
+    return bool(context.config.attributes.get("read_only"))
 
 
 def _url() -> str:
@@ -126,7 +128,9 @@ def _migrate_postgres(dsn: str) -> None:
         import asyncpg  # type: ignore[import-untyped,unused-ignore]
         from sqlalchemy.ext.asyncio import create_async_engine
     except ImportError as error:
-        raise CannotMigrate('migrations on PostgreSQL need a driver: pip install "keyloft[sql,postgres]"') from error
+        raise CannotMigrate(
+            'migrations on PostgreSQL need a driver: pip install ".[sql,postgres]" in a clone of Keyloft'
+        ) from error
 
     async def attempt() -> None:
         # asyncpg reads the URL itself, as it does for the engine: sslmode, several hosts, socket folders.
@@ -164,11 +168,31 @@ def _failed(where: str, reason: BaseException | None) -> CommandError:
 
 
 def _run(connection: Connection) -> None:
-    context.configure(connection=connection, version_table=REVISION_TABLE, transactional_ddl=True)
+    context.configure(
+        connection=connection,
+        version_table=REVISION_TABLE,
+        transactional_ddl=True,
+        # For `alembic check`: the model is the plugins' table, and Alembic has no opinion on the others.
+        target_metadata=Base.metadata,
+        include_name=lambda name, kind, _: kind != "table" or name in Base.metadata.tables,
+    )
     with context.begin_transaction():
+        if not _is_read_only():
+            _bring_along(connection)
         context.run_migrations()
-        if not context.get_context().get_current_heads() and not _only_looks():
+        if not context.get_context().get_current_heads() and not _is_read_only():
             connection.exec_driver_sql(_DROP_VERSIONS)
+
+
+def _bring_along(connection: Connection) -> None:
+    """Replace a stamp from before the revisions were squashed, and do what that takes."""
+    migration = context.get_context()
+    stamps = [stamp for stamp in migration.get_current_heads() if stamp in earlier.STAMPS]
+    if stamps and "destination_rev" not in migration.opts:  # a command that only reads
+        raise CommandError(f"the database has revision {stamps[0]} of an earlier version: run `alembic upgrade head`")
+    if stamps:
+        for statement in earlier.succession(connection).statements:
+            connection.exec_driver_sql(statement)
 
 
 def _write_script(dialect: str) -> None:
@@ -181,6 +205,8 @@ def _write_script(dialect: str) -> None:
         on_version_apply=lambda *, heads, **_: left.append(heads),
     )
     with context.begin_transaction():
+        for statement in context.config.attributes.get("first", ()):
+            context.execute(statement)
         context.run_migrations()
         if left and not left[-1]:
             context.execute(_DROP_VERSIONS)

@@ -234,7 +234,7 @@ class TestPlans:
 
 
 def test_the_clock_is_one_row(world: World) -> None:
-    assert [tuple(row) for row in world.rows("SELECT id FROM keyloft_clock")] == [(1,)]
+    assert [tuple(row) for row in world.rows("SELECT id FROM keyloft_version_counter")] == [(1,)]
     for statement in (READ_CLOCK.replace("$1", "NULL"), LOCK_CLOCK):
         [shown] = world.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
-        assert looked_at(json.loads(shown[0])[0]["Plan"], "keyloft_clock") == 1
+        assert looked_at(json.loads(shown[0])[0]["Plan"], "keyloft_version_counter") == 1

@@ -45,9 +45,9 @@ async def test_a_table_of_somebody_else_is_named(postgres_url: str, table: str) 
 
 async def test_a_lost_clock_is_named(postgres_url: str) -> None:
     async with keyloft.open(postgres_url, sweep_every=None) as kv:
-        query(postgres_url, "DELETE FROM keyloft_clock")
+        query(postgres_url, "DELETE FROM keyloft_version_counter")
         for call in (lambda: kv.set(("k",), 1), lambda: kv.delete(("k",)), lambda: anext(kv.watch(prefix=("a",)))):
-            with pytest.raises(DatabaseError, match="keyloft_clock"):
+            with pytest.raises(DatabaseError, match="keyloft_version_counter"):
                 await call()
-    with pytest.raises(DatabaseError, match="keyloft_clock"):
+    with pytest.raises(DatabaseError, match="keyloft_version_counter"):
         await keyloft.open(postgres_url)

@@ -95,5 +95,5 @@ class TestPlans:
 
 def test_the_clock_is_one_row(connection: apsw.Connection) -> None:
     for statement in (READ_CLOCK, WRITE_CLOCK):
-        assert plan(connection, statement) == "SCAN keyloft_clock"
-    assert connection.execute("SELECT count(*) FROM keyloft_clock").fetchall() == [(1,)]
+        assert plan(connection, statement) == "SCAN keyloft_version_counter"
+    assert connection.execute("SELECT count(*) FROM keyloft_version_counter").fetchall() == [(1,)]

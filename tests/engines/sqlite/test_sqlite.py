@@ -126,7 +126,7 @@ async def test_a_log_that_somebody_reads_is_not_moved_at_each_commit(
     await moved_in(10)
     reader = apsw.Connection(str(tmp_path / "app.db"))
     reader.execute("BEGIN")
-    reader.execute("SELECT 1 FROM keyloft_clock").fetchall()
+    reader.execute("SELECT 1 FROM keyloft_version_counter").fetchall()
     assert 1 <= await moved_in(200) <= 200 * 3 // 50
     reader.execute("ROLLBACK")
     tries = connection.moved
@@ -165,7 +165,7 @@ async def test_a_log_that_could_not_be_moved_is_moved_later_without_a_further_co
     await write(engine, put(b"k", b"before"))
     reader = apsw.Connection(str(tmp_path / "app.db"))
     reader.execute("BEGIN")
-    reader.execute("SELECT 1 FROM keyloft_clock").fetchall()
+    reader.execute("SELECT 1 FROM keyloft_version_counter").fetchall()
     for number in range(100):
         await write(engine, put(b"k", b"%d" % number))
 

@@ -262,7 +262,7 @@ class PostgresServer:
                 await asyncio.sleep(_FIRST_PAUSE_SECONDS)
         self._check_stamp(stamp)
         async with connection.transaction():
-            return int(await connection.fetchval("SELECT coalesce(to_regclass('keyloft_clock')::oid, 0)"))
+            return int(await connection.fetchval("SELECT coalesce(to_regclass('keyloft_version_counter')::oid, 0)"))
 
     async def check_schema(self, connection: Connection) -> None:
         """See whether the database is ours, without writing anything.
@@ -304,8 +304,8 @@ class PostgresServer:
         """
         if not rows:
             raise DatabaseError(
-                f"{self.name}: the row of keyloft_clock is gone; restore it: its version is at least the largest one "
-                "in Keyloft's tables"
+                f"{self.name}: the row of keyloft_version_counter is gone; restore it: its version is at least the "
+                "largest one in Keyloft's tables"
             )
         return rows[0]
 

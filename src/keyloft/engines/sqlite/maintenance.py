@@ -405,8 +405,8 @@ def _clock(connection: apsw.Connection, file: SqliteFile) -> int:
     rows: list[Row] = connection.execute(READ_CLOCK).fetchall()
     if not rows:
         raise DatabaseError(
-            f"{file.path}: the row of keyloft_clock is gone; restore it: its version is at least the largest one in "
-            "Keyloft's tables"
+            f"{file.path}: the row of keyloft_version_counter is gone; restore it: its version is at least the "
+            "largest one in Keyloft's tables"
         )
     clock: int = rows[0][0]
     return clock

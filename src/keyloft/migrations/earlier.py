@@ -1,0 +1,75 @@
+"""Brings databases along that have a stamp from before the revisions were squashed.
+
+The stamps 0002 and 0003 had more than one meaning, so the tables decide what is to be done, not the stamp.
+"""
+
+from typing import Final
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from keyloft.migrations import tables
+
+STAMPS: Final = ("0001", "0002", "0003")
+_COLUMNS: Final = "key, encoding, version, expires_at, created_at, updated_at"
+# A format of the past: the limit of today may change.
+_IS_LARGE: Final = "length(key) + length(value) > 512"
+
+
+class Succession(Struct, frozen=True):
+    """How a database gets from an earlier stamp to a revision of today."""
+
+    stamp: str
+    statements: tuple[str, ...]
+
+
+def succession(connection: sa.Connection) -> Succession:
+    """What to do with a database that has an earlier stamp. Nothing is changed."""
+    dialect = connection.dialect.name
+    inspector = sa.inspect(connection)
+    stamp = "0005" if inspector.has_table(tables.PLUGINS) else "0004"
+    statements = ["ALTER TABLE keyloft_clock RENAME TO keyloft_version_counter"]
+    if dialect == "sqlite":
+        for table in tables.ROWS:
+            if "large" not in _columns(inspector, table):
+                statements += _put_in_order(table)
+            elif "key" not in _columns(inspector, f"{table}_large"):
+                statements += _name_keys(table)
+    else:
+        named = "SELECT conname FROM pg_constraint WHERE conrelid = 'keyloft_clock'::regclass ORDER BY conname"
+        for name in connection.exec_driver_sql(named).scalars():
+            new = name.replace("keyloft_clock", "keyloft_version_counter")
+            statements.append(f'ALTER TABLE keyloft_version_counter RENAME CONSTRAINT "{name}" TO "{new}"')
+    return Succession(stamp, (*statements, f"UPDATE keyloft_version SET version_num = '{stamp}'"))
+
+
+def _columns(inspector: sa.Inspector, table: str) -> set[str]:
+    return {column["name"] for column in inspector.get_columns(table)}
+
+
+def _put_in_order(table: str) -> list[str]:
+    """Lay rows in the order of their keys, and large values into a table of their own."""
+    create, index, create_large = tables.rows(table, "sqlite")
+    return [
+        f"DROP INDEX {table}_expires",
+        f"ALTER TABLE {table} RENAME TO {table}_earlier",
+        create_large,
+        f"INSERT INTO {table}_large (id, key, value) SELECT rowid, key, value FROM {table}_earlier WHERE {_IS_LARGE}",
+        create,
+        f"INSERT INTO {table} ({_COLUMNS}, large, value) SELECT {_COLUMNS}, CASE WHEN {_IS_LARGE} THEN rowid END, "
+        f"CASE WHEN {_IS_LARGE} THEN NULL ELSE value END FROM {table}_earlier ORDER BY key",
+        f"DROP TABLE {table}_earlier",
+        index,
+    ]
+
+
+def _name_keys(table: str) -> list[str]:
+    """Add its key to each large value."""
+    *_, create_large = tables.rows(table, "sqlite")
+    return [
+        f"ALTER TABLE {table}_large RENAME TO {table}_large_earlier",
+        create_large,
+        f"INSERT INTO {table}_large (id, key, value) SELECT earlier.id, {table}.key, earlier.value FROM {table} "
+        f"JOIN {table}_large_earlier AS earlier ON earlier.id = {table}.large",
+        f"DROP TABLE {table}_large_earlier",
+    ]

@@ -1,0 +1,31 @@
+"""The version counter, and the tables of the tuple store and the semantic store
+
+Revision ID: 0004
+Revises: nothing
+"""
+
+from alembic import op
+
+from keyloft.migrations import tables
+
+revision: str = "0004"
+down_revision: str | None = None
+branch_labels: str | None = None
+depends_on: str | None = None
+
+
+def upgrade() -> None:
+    dialect = op.get_context().dialect.name
+    for statement in tables.version_counter(dialect):
+        op.execute(statement)
+    for table in tables.ROWS:
+        for statement in tables.rows(table, dialect):
+            op.execute(statement)
+
+
+def downgrade() -> None:
+    for table in (*tables.ROWS, "keyloft_version_counter"):
+        op.drop_table(table)
+    if op.get_context().dialect.name == "sqlite":
+        for table in tables.ROWS:
+            op.drop_table(f"{table}_large")
