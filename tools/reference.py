@@ -1,4 +1,4 @@
-"""Writes the parts of the documents that come from the code: docs/api/REFERENCE.md, and the table of settings."""
+"""Generates parts of the documents from the code: docs/api/REFERENCE.md, and the table of settings."""
 
 import importlib
 import inspect
@@ -14,8 +14,8 @@ HEAD: Final = """\
 # Reference
 
 The public names, with their signatures and docstrings. This page is written by `scripts/reference`: change the
-docstrings, not the page. What things are for is in the [README](../../README.md) and in
-the guides for [authors of plugins](../guides/PLUGIN_KV_STORAGE.md) and [of workflows](../guides/SEMANTIC_STORE.md).
+docstrings, not the page. How to use them is in the guides for [the tuple store](../guides/TUPLE_STORE.md),
+[plugins](../guides/PLUGIN_KV_STORAGE.md) and [workflows](../guides/SEMANTIC_STORE.md).
 
 `Key` stands for `Sequence[str | bytes | int | float | bool]`: a tuple, in most cases."""
 
@@ -24,7 +24,7 @@ _BEHIND: Final = {
     "Flags": ("live()", "LiveFlags"),
     "SemanticStore": ("dead_letters", "DeadLetters"),
 }
-"""What is reached through an attribute of a public class, without a public name of its own."""
+"""Classes that are reached through an attribute of a public class, and have no public name."""
 
 _KEY: Final = ("Sequence[str | bytes | int | float | bool]", "Key")
 _WIDTH: Final = 100
@@ -79,7 +79,7 @@ def _class(name: str, kind: type) -> Iterator[str]:
     yield f"### {name}"
     yield from _docstring(kind)
     own = vars(kind)
-    # Most objects come from a call; where one is to be made by hand, the constructor says with what.
+    # Most objects are returned by a call; the others have a documented constructor.
     if "__init__" in own and own["__init__"].__doc__:
         yield _signature(own["__init__"], skip=1)
         yield from _docstring(own["__init__"])
@@ -128,7 +128,7 @@ def _signature(function: Any, *, skip: int) -> str:
 
 
 class _Shown(str):
-    """An annotation that `inspect` shows as it is, without quotes."""
+    """An annotation that `inspect` shows without quotes."""
 
     __slots__ = ()
 
@@ -139,18 +139,18 @@ class _Shown(str):
 def _annotation(annotation: Any) -> str:
     shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     shown = re.sub(r"ForwardRef\('([^']+)'\)", r"\1", shown)
-    # The names of modules, and the mark of a type variable, are of no use to a reader.
+    # A reader does not need module names, nor the mark of a type variable.
     return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Za-z_])|~", "", shown).replace(*_KEY)
 
 
 def _split(parameters: str) -> Iterator[str]:
-    """The parameters, one by one: not every comma stands between two."""
+    """The parameters one by one; commas inside brackets don't separate them."""
     depth = begun = 0
-    for place, character in enumerate(f"{parameters},"):
+    for index, character in enumerate(f"{parameters},"):
         depth += (character in "([{") - (character in ")]}")
         if character == "," and not depth:
-            yield parameters[begun:place].strip()
-            begun = place + 1
+            yield parameters[begun:index].strip()
+            begun = index + 1
 
 
 def _docstring(documented: Any) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _docstring(documented: Any) -> Iterator[str]:
 
 
 def _body(lines: list[str], section: str) -> Iterator[str]:
-    """Take the indented lines away. Those of a docstring that begins with «Args:» are in the first column."""
+    """Remove and yield a section's lines. In a docstring that begins with «Args:» they are not indented."""
     taken = []
     while lines and (
         not lines[0].strip() or lines[0].startswith(" ") or (section == "Args" and _ITEM.match(lines[0]) is not None)
