@@ -67,7 +67,9 @@ from keyloft.errors import (
 )
 from keyloft.tuples.atomic import Atomic, CommitResult
 from keyloft.tuples.entries import Entry
-from keyloft.tuples.store import EntryList, Listing, Store, Watching
+from keyloft.tuples.listing import EntryList, Listing
+from keyloft.tuples.store import Store
+from keyloft.tuples.watching import Watching
 
 __version__ = "0.1.0"
 

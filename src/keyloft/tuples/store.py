@@ -1,39 +1,25 @@
 """The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from operator import length_hint
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from keyloft import limits
 from keyloft.core import keys, values
-from keyloft.core.engine import Engine, Watch
+from keyloft.core.engine import Engine
 from keyloft.core.keys import KeyLike, TupleKey
-from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
-from keyloft.core.records import (
-    EVERYTHING,
-    Batch,
-    Change,
-    Committed,
-    Count,
-    Delete,
-    Get,
-    Mutation,
-    Page,
-    Set,
-    Space,
-    Touch,
-)
+from keyloft.core.records import Batch, Committed, Count, Delete, Get, Mutation, Set, Space, Touch
 from keyloft.core.sweeper import sweep, sweep_regularly
-from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue, Undecodable
+from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue
 from keyloft.tuples.atomic import Atomic
 from keyloft.tuples.entries import Entry, entries_of, entry_of, keys_of, milliseconds
+from keyloft.tuples.listing import Listing
 from keyloft.tuples.selector import Selector
+from keyloft.tuples.watching import Watching
 
-T = TypeVar("T")
 K = TypeVar("K", bound=TupleKey)
 
 _TUPLES = Space.TUPLES
@@ -143,7 +129,7 @@ class Store:
                 print(entry.key, entry.value)
         """
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, _limit(limit), entries_of, self._page_size)
+        return Listing(self.engine, selector, limit, entries_of, self._page_size)
 
     def keys(
         self,
@@ -157,7 +143,7 @@ class Store:
     ) -> "Listing[TupleKey]":
         """Like `list`, but the keys alone; no value is read."""
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, _limit(limit), keys_of, self._key_page_size, keys_only=True)
+        return Listing(self.engine, selector, limit, keys_of, self._key_page_size, keys_only=True)
 
     async def count(
         self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
@@ -222,123 +208,8 @@ class Store:
         return done
 
 
-class EntryList(list[T]):
-    """A list that was read, with the cursor that continues after its last item."""
-
-    def __init__(self, items: Iterable[T], cursor: str | None) -> None:
-        super().__init__(items)
-        self.cursor = cursor
-        """Pass it to the next `list` or `keys`. Where nothing was found, the cursor that was given."""
-
-
-class Listing(LazyList[T]):
-    """A list to read: await it, or iterate it with `async for`; `cursor` continues it later."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        selector: Selector,
-        limit: int,
-        decode_page: Callable[[Page], Iterator[T]],
-        size: PageSize,
-        *,
-        keys_only: bool = False,
-    ) -> None:
-        self._engine = engine
-        self._selector = selector
-        self._pages = Pages(engine, selector.scan(_TUPLES, limit, keys_only=keys_only), size)
-        self._decode_page = decode_page
-        self.what = "keys" if keys_only else "entries"
-        self._page = Page()
-        self._items: Iterator[T] = iter(())
-        self._reading = asyncio.Lock()
-
-    def __repr__(self) -> str:
-        return f"<Listing of {self.what} in {self._engine.location}: await it, or iterate it with async for>"
-
-    @property
-    def cursor(self) -> str | None:
-        """Continues after the last item that was read; before the first one, the cursor that this list was given."""
-        read = len(self._page) - length_hint(self._items)
-        return self._selector.cursor_after(self._page.keys[read - 1]) if read else self._selector.cursor
-
-    def __await__(self) -> Generator[Any, None, EntryList[T]]:
-        return self._read_all().__await__()
-
-    async def _read_all(self) -> EntryList[T]:
-        return EntryList([item async for item in self], self.cursor)
-
-    async def __aiter__(self) -> AsyncIterator[T]:
-        # All state is in the list itself: after a loop that ended early or was cancelled, the next one continues.
-        while True:
-            for item in self._items:
-                yield item
-            try:
-                await self._read_page()
-            except StopAsyncIteration:
-                return
-
-    async def __anext__(self) -> T:
-        while not length_hint(self._items):
-            await self._read_page()
-        return next(self._items)
-
-    async def _read_page(self) -> None:
-        """Read the next page, unless another loop over this list has just read it."""
-        async with self._reading:
-            if not length_hint(self._items):
-                page = await anext(self._pages)
-                self._page, self._items = page, self._decode_page(page)
-
-
-class Watching:
-    """An open watch: iterate it with `async for`; closing it, or the store, ends the iteration."""
-
-    def __init__(self, watch: Watch, *, whole: bool) -> None:
-        self._watch = watch
-        self._whole = whole
-        self._left: Sequence[Change] = ()
-
-    async def __aenter__(self) -> "Watching":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __aiter__(self) -> "Watching":
-        return self
-
-    async def __anext__(self) -> Entries:
-        changes, self._left = self._left or await self._watch.__anext__(), ()
-        entries: Entries = []
-        for at, change in enumerate(changes):
-            try:
-                entries.append(entry_of(keys.decode(change.key), change.record))
-            except Undecodable:
-                if not self._whole:
-                    # A damaged entry raises in its order: entries before it are returned first, those after it next.
-                    self._left = changes[at:] if entries else changes[at + 1 :]
-                if self._whole or not entries:
-                    raise
-                break
-        return entries
-
-    async def aclose(self) -> None:
-        await self._watch.aclose()
-
-
 def _encode_each(many: Iterable[KeyLike]) -> list[bytes]:
     several = [*many]
     if several and not isinstance(several[0], (tuple, list)):
         raise InvalidKeyType("expected a list of keys, each a tuple, as in get_many([key, other_key])")
     return [keys.encode(key) for key in several]
-
-
-def _limit(limit: int | None) -> int:
-    if limit is None:
-        return EVERYTHING
-    if type(limit) is not int or limit < 1:
-        raise InvalidArgument("limit: expected an int of at least 1; leave it out for no limit")
-    return limit
