@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from keyloft import ManualClock
 
-pytest_plugins = ["pytester", "tests.support.nats", "tests.support.postgres"]
+pytest_plugins = ["pytester", "tests.support.processes", "tests.support.nats", "tests.support.postgres"]
 
 # A busy machine is no reason to fail: how fast something is belongs in the benchmarks.
 settings.register_profile("keyloft", deadline=None)

@@ -171,29 +171,3 @@ def run_twice(block: str, tmp_path: Path) -> None:
 
 def test_the_readme_has_code() -> None:
     assert len(README_BLOCKS) >= 3
-
-
-async def test_the_guard_notices_a_blocked_loop(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
-    pytester.makepyfile(
-        """
-        import time
-
-        async def test_blocks():
-            time.sleep(0.8)
-
-        async def test_does_not():
-            pass
-        """
-    )
-    result = await asyncio.to_thread(
-        pytester.runpytest_subprocess,
-        "-o",
-        "asyncio_mode=auto",
-        "-o",
-        "asyncio_default_fixture_loop_scope=function",
-        "-o",
-        f"pythonpath={ROOT}",
-    )
-    result.assert_outcomes(passed=2, errors=1)
-    result.stdout.fnmatch_lines(["*the event loop was blocked for * s by*"])
