@@ -528,14 +528,14 @@ def test_a_server_that_is_not_there_is_no_traceback_on_the_command_line(tmp_path
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("mysql://localhost/bot", "no migrations for mysql://"),
+        ("mysql://localhost/bot", "no engine for mysql://"),
         ("", "no database is named"),
-        (":memory:", "no migrations for :memory:"),
-        ("sqlite://", "names no file"),
+        (":memory:", "in memory"),
+        ("sqlite://", "in memory"),
         ("sqlite:///", "names no file"),
-        ("sqlite:///:memory:", "names no file"),
+        ("sqlite:///:memory:", "in memory"),
         ("sqlite://app.db", "three slashes"),
-        ("sqlite:///app.db?mode=ro", "options after"),
+        ("sqlite:///app.db?mode=ro", "leave .mode=ro out"),
     ],
 )
 def test_what_can_not_be_migrated_is_named(

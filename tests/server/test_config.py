@@ -140,9 +140,3 @@ def test_the_page_can_be_turned_off_or_on_ipv6() -> None:
 def test_passwords_are_not_shown() -> None:
     [address] = load({"nats": "me:secret@host:4222"}, {}).nats
     assert without_password(address) == "nats://host:4222"
-    assert without_password("nats://me:secret@host:4222") == "nats://host:4222"
-    assert without_password("nats://host:4222") == "nats://host:4222"
-    assert without_password("postgresql://me:secret@/app?host=/run&password=secret&sslmode=require") == (
-        "postgresql:///app?host=/run&password=…&sslmode=require"
-    )
-    assert without_password("postgresql://me:secret@host?user=other") == "postgresql://host?user=other"

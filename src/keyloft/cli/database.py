@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from keyloft import Entry, Store, limits
 from keyloft.cli.terminal import to_json
 from keyloft.core import key_text
 from keyloft.core.maintenance import Maintenance
-from keyloft.core.urls import sqlite_path
+from keyloft.core.urls import DatabaseUrl
 from keyloft.core.values import U64
 from keyloft.engines import open_maintenance
 from keyloft.errors import CannotOpen
@@ -103,8 +102,7 @@ def check_there(url: str) -> None:
 
 def file_of(url: str) -> Path | None:
     """The SQLite file that a path or URL names; None for anything else."""
-    path = sqlite_path(url)
-    return None if path is None else Path(os.path.expanduser(path))  # noqa: PTH111 (~nobody is no error)
+    return DatabaseUrl.parse(url).file
 
 
 def shown(entry: Entry) -> dict[str, Any]:

@@ -1,25 +1,237 @@
-"""URLs of databases and buses, as they may be shown to anybody."""
+"""Database URLs: the one parser that engines, migrations, service, commands and doctor share.
 
+    None, :memory:, memory://                      in memory
+    app.db, ~/app.db, /srv/app.db, Path("app.db")  an SQLite file
+    sqlite:///app.db, sqlite:////srv/app.db        the same: three slashes and a relative path, four and an absolute one
+    sqlite:///app.db?mode=ro                       the same, opened read-only
+    sqlite://, sqlite:///:memory:                  SQLite in memory
+    postgresql://user:password@host:port/database  PostgreSQL, with hosts and options as libpq has them
+
+Schemes may be written in capitals, and name a driver as in `postgresql+asyncpg://`, which is ignored.
+
+A text that can't be parsed may hold a password anywhere: no message quotes more of it than its scheme.
+"""
+
+import os
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import parse_qsl, urlsplit
 
-_QUERY_PASSWORD = re.compile(r"([?&](?:ssl)?password=)[^&]*")
+from msgspec import Struct
+
+from keyloft.errors import CannotOpen, InvalidArgument
+
+AnyUrl: TypeAlias = "str | os.PathLike[str] | DatabaseUrl | None"
+
+_USE: Final = "write a path, sqlite:///path, postgresql://user:password@host/database or :memory:"
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9.-]*)(?:\+[a-z0-9_.+-]*)?:(//)?", re.IGNORECASE)
+_NATS: Final = ("nats", "tls", "ws", "wss")
+_KNOWN: Final = ("sqlite", "file", "postgresql", "postgres", "memory")
+# A login before a host, or libpq's name=value; a text that begins like a path is one.
+_LOGIN: Final = re.compile(r"(?!/[^/]|\.{1,2}/|~)(?:[^@]*:[^@]*@|.*\b(?:password|dbname|host)\s*=)", re.I | re.S)
+_SECRET_OPTION: Final = re.compile(r"([^=&]*(?:pass|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
+_MASKED: Final = r"\g<1>…"
 
 
-def without_password(url: str) -> str:
-    """A URL that can be logged: without whoever logs in there, and without a password among its options."""
-    scheme, slashes, rest = url.partition("://")
-    if not slashes:
-        return url
-    end = min([at for at in (rest.find("/"), rest.find("?")) if at >= 0], default=len(rest))
-    options = _QUERY_PASSWORD.sub(r"\g<1>…", rest[end:])
-    return f"{scheme}{slashes}{rest[:end].rpartition('@')[2]}{options}"
+class DatabaseUrl(Struct, frozen=True, kw_only=True):
+    """What a path or URL names. It is safe to print: neither `shown` nor the repr holds a user or a password."""
+
+    engine: Literal["memory", "sqlite", "postgres"]
+    shown: str
+    """The path or URL as it was written, without user and password."""
+    path: str = ":memory:"
+    """The SQLite file, absolute: a later change of the working directory does not lead elsewhere."""
+    read_only: bool = False
+    postgres: "PostgresAddress | None" = None
+
+    @classmethod
+    def parse(cls, url: AnyUrl) -> "DatabaseUrl":
+        """Parse a path or URL; what is parsed already is returned as it is.
+
+        Raises:
+            InvalidArgument: It is not a path or URL; the message says how to write it.
+            CannotOpen: No engine is known for its scheme, or the home folder that it names does not exist.
+        """
+        if isinstance(url, DatabaseUrl):
+            return url
+        text = ":memory:" if url is None else os.fspath(url) if isinstance(url, str | os.PathLike) else ""
+        if not isinstance(text, str) or not text or "\x00" in text or not _is_encodable(text):
+            raise InvalidArgument("a database is named by a path or a URL; leave it out for one in memory")
+        if text == ":memory:":
+            return cls(engine="memory", shown=text)
+        found = _SCHEME.match(text)
+        if found is not None and (found[2] or found[1].lower() in _KNOWN):
+            return _parse_url(found[1].lower(), text[: found.end()], text[found.end() :])
+        _check_path(text)
+        return cls(engine="sqlite", shown=text, path=_absolute(text))
+
+    @property
+    def file(self) -> Path | None:
+        """The SQLite file; None for memory and PostgreSQL."""
+        return Path(self.path) if self.engine == "sqlite" and self.path != ":memory:" else None
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self.engine != "postgres" and self.file is None
+
+    def __repr__(self) -> str:
+        return f"DatabaseUrl({self.shown!r})"
 
 
-def sqlite_path(database: str) -> str | None:
-    """The file that a path or URL of SQLite names; None for anything else, memory included."""
-    scheme, slashes, rest = database.partition("://")
-    if not slashes:
-        return None if database == ":memory:" else database
-    if scheme.partition("+")[0].lower() != "sqlite" or rest in ("", "/:memory:", "/"):
-        return None
-    return rest.removeprefix("/")
+class PostgresAddress(Struct, frozen=True, kw_only=True):
+    """Where a PostgreSQL database is, and who logs in there."""
+
+    dsn: str
+    """What asyncpg connects to, with the password."""
+    shown: str
+    """The URL with the user and without the password, for commands that an operator can copy from a message."""
+    name: str
+    """Hosts and database, for messages."""
+    hosts: tuple[Mapping[str, Any], ...]
+    """Host and port of each, as asyncpg takes them, if there are several; else one without either: the DSN has them."""
+    options: Mapping[str, str]
+    secrets: tuple[str, ...]
+    """The passwords, which a driver's message might quote."""
+
+    def __repr__(self) -> str:
+        return f"PostgresAddress({self.name!r})"
+
+
+def without_password(address: str) -> str:
+    """A database URL, or an address of NATS, as it may be printed: without user, password and token."""
+    scheme, slashes, rest = address.partition("://")
+    if slashes and scheme.lower() in _NATS:
+        return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
+    return DatabaseUrl.parse(address).shown
+
+
+def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:
+    """Parse what follows `before`: a scheme, and its slashes if there are any."""
+    if scheme == "file":
+        path, _, options = rest.partition("?")
+        right = "sqlite:///app.db" if "@" in rest else f"sqlite:///{path}{'?mode=ro' if options == 'mode=ro' else ''}"
+        raise InvalidArgument(f"file: is not a scheme of Keyloft; write the path alone, or {right}")
+    if not before.endswith("//"):
+        raise InvalidArgument(
+            f"{before}… is neither a path nor a URL: two slashes follow the scheme of a URL, as in sqlite:///app.db or "
+            "postgresql://host/app; a path has no scheme"
+        )
+    match scheme:
+        case "sqlite":
+            return _parse_sqlite(before, rest)
+        case "postgresql" | "postgres":
+            return _parse_postgres(rest)
+        case "memory":
+            return DatabaseUrl(engine="memory", shown="memory://")
+    raise CannotOpen(f"no engine for {scheme}://…; {_USE}")
+
+
+def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
+    path, _, query = rest.partition("?")
+    options = query.split("&") if query else []
+    for option in options:
+        if option != "mode=ro":
+            name = option.partition("=")[0]
+            named = f"there is no option {name}" if name.isidentifier() and name != "mode" else "this option is unknown"
+            raise InvalidArgument(
+                f"{before}…?…: {named}; an SQLite URL takes mode=ro, which opens the file read-only, and nothing else"
+            )
+    if path in ("", "/:memory:"):
+        if options:
+            raise InvalidArgument("mode=ro needs a file, as in sqlite:///app.db?mode=ro")
+        return DatabaseUrl(engine="sqlite", shown=before + rest)
+    if path == "/":
+        raise InvalidArgument("sqlite:/// names no file; write sqlite:///app.db, or sqlite:// for one in memory")
+    if not path.startswith("/"):
+        right = "app.db" if "@" in rest else rest
+        raise InvalidArgument(
+            f"{before}…: three slashes precede a relative path, as in sqlite:///{right}, and four an absolute one"
+        )
+    path = path[1:]
+    if path.startswith("file:"):
+        raise InvalidArgument("the path follows sqlite:/// without file:, as in sqlite:///app.db?mode=ro")
+    _check_path(path)
+    return DatabaseUrl(engine="sqlite", shown=before + rest, path=_absolute(path), read_only=bool(options))
+
+
+def _check_path(path: str) -> None:
+    """Refuse a URL of PostgreSQL with a mistake in its scheme: as a path, it would show its password everywhere."""
+    if "://" in path or _LOGIN.match(path):
+        raise InvalidArgument(
+            f"this database URL does not begin with a scheme: {_USE}; a file with such a name is written ./name"
+        )
+
+
+def _parse_postgres(rest: str) -> DatabaseUrl:
+    dsn = f"postgresql://{rest}"
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        raise InvalidArgument("a PostgreSQL URL is written postgresql://user:password@host/database") from None
+    try:
+        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    except ValueError:
+        raise InvalidArgument("after ? in a PostgreSQL URL stands name=value&name=value") from None
+    login, _, place = parts.netloc.rpartition("@")
+    # An option with a bare @ may be the rest of a password that contains a question mark.
+    texts = (
+        login,
+        parts.path,
+        *[text for text in parts.query.split("&") if not text.startswith(("user=", "password="))],
+    )
+    if parts.fragment or any("@" in text for text in texts):
+        raise InvalidArgument(_ESCAPE)
+    hosts = _hosts_of_options(options) if "host" in options else [_host(host) for host in place.split(",") if host]
+    user, _, password = login.partition(":")
+    where = place + parts.path + (f"?{_SECRET_OPTION.sub(_MASKED, parts.query)}" if parts.query else "")
+    address = PostgresAddress(
+        dsn=dsn,
+        shown=f"postgresql://{user}@{where}" if user else f"postgresql://{where}",
+        name=f"PostgreSQL at {options.get('host') or place or 'the local socket'}{parts.path}",
+        hosts=tuple(hosts) if len(hosts) > 1 else ({},),
+        options=options,
+        secrets=tuple([secret for secret in (password, options.get("password")) if secret]),
+    )
+    return DatabaseUrl(engine="postgres", shown=f"postgresql://{where}", postgres=address)
+
+
+_ESCAPE: Final = (
+    "in a PostgreSQL URL, every character of a user, password or database that is neither a letter nor a digit is "
+    "percent-encoded: @ is %40, / is %2F, : is %3A, # is %23, ? is %3F"
+)
+
+
+def _hosts_of_options(options: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Several hosts that are named after the ?, with as many ports, one, or none."""
+    hosts, ports = options["host"].split(","), options.get("port", "").split(",")
+    if len(hosts) == 1 or len(ports) not in (1, len(hosts)):
+        return []  # asyncpg reads it, or refuses it
+    places = zip(hosts, ports if len(ports) == len(hosts) else ports * len(hosts), strict=True)
+    return [_host(f"{host}:{port}" if port else host) for host, port in places]
+
+
+def _host(host: str) -> dict[str, Any]:
+    name, colon, port = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        return {"host": host.strip("[]")}
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        # Not quoted: it may be the beginning of a password.
+        raise InvalidArgument(f"a host is followed by a colon and its port, from 1 to 65535, or by nothing; {_ESCAPE}")
+    return {"host": name.strip("[]"), "port": int(port)}
+
+
+def _absolute(path: str) -> str:
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError:
+        raise CannotOpen(f"{path} can't be opened: there is no such user on this machine") from None
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True

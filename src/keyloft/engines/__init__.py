@@ -1,13 +1,10 @@
 """What stores the data: `open_engine` for the interfaces, `open_maintenance` and `inspect_database` for operators."""
 
-import os
-from pathlib import Path
-from typing import Literal
-
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.core.engine import Engine
 from keyloft.core.maintenance import Maintenance
+from keyloft.core.urls import AnyUrl, DatabaseUrl
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
@@ -20,7 +17,7 @@ __all__ = ["SQLITE_VERSION", "Inspection", "inspect_database", "open_engine", "o
 
 
 async def open_engine(
-    url: str | os.PathLike[str] | None,
+    url: AnyUrl,
     clock: Clock | None = None,
     *,
     durability: str = "full",
@@ -42,19 +39,19 @@ async def open_engine(
     """
     if durability not in ("full", "relaxed"):
         raise InvalidArgument('durability is "full" or "relaxed"')
-    local_clock = clock or SystemClock()
-    match _named(url):
-        case "memory", _:
-            return MemoryEngine(local_clock)
-        case "sqlite", path:
-            return await SqliteEngine.open(path, local_clock, durability=durability, cache_mib=cache_mib)
-        case _, dsn:
-            from keyloft.engines.postgres.engine import PostgresEngine  # its driver is not installed everywhere
+    database = DatabaseUrl.parse(url)
+    if database.postgres is not None:
+        from keyloft.engines.postgres.engine import PostgresEngine  # its driver is not installed everywhere
 
-            return await PostgresEngine.open(dsn, clock, durability=durability, patience=patience)
+        return await PostgresEngine.open(database.postgres, clock, durability=durability, patience=patience)
+    if database.engine == "memory":
+        return MemoryEngine(clock or SystemClock())
+    if database.read_only:
+        raise CannotOpen(f"{database.shown} can't be opened: the SQLite engine can't open a file read-only yet")
+    return await SqliteEngine.open(database.path, clock or SystemClock(), durability=durability, cache_mib=cache_mib)
 
 
-async def open_maintenance(url: str | os.PathLike[str], *, make: bool = False) -> Maintenance:
+async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
     """Open a database as a whole, for whoever runs it.
 
     Args:
@@ -65,22 +62,19 @@ async def open_maintenance(url: str | os.PathLike[str], *, make: bool = False) -
         CannotOpen: There is no such database, or it is in memory.
         DatabaseError: It can't be opened.
     """
-    match _named(url):
-        case "memory", _:
-            raise CannotOpen("a database in memory is nobody's but its process's: name a file, or a PostgreSQL server")
-        case "sqlite", path:
-            from keyloft.engines.sqlite.maintenance import SqliteMaintenance
+    database = DatabaseUrl.parse(url)
+    if database.postgres is not None:
+        from keyloft.engines.postgres.maintenance import PostgresMaintenance
 
-            return await SqliteMaintenance.open(path, make=make)
-        case _, dsn:
-            from keyloft.engines.postgres.maintenance import PostgresMaintenance
+        return await PostgresMaintenance.open(database.postgres, make=make)
+    if database.is_in_memory:
+        raise CannotOpen("another process can't read a database in memory: name a file, or a PostgreSQL server")
+    from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 
-            return await PostgresMaintenance.open(dsn, make=make)
+    return await SqliteMaintenance.open(database.path, make=make)
 
 
-async def inspect_database(
-    url: str | os.PathLike[str] | None, *, patience: float = limits.SERVER_SECONDS
-) -> Inspection | None:
+async def inspect_database(url: AnyUrl, *, patience: float = limits.SERVER_SECONDS) -> Inspection | None:
     """Look at a database without making or changing anything; None for one in memory.
 
     Raises:
@@ -88,70 +82,15 @@ async def inspect_database(
         CannotOpen: No engine goes by that name, or there is no such file.
         DatabaseError: It can't be read; the message says why.
     """
-    match _named(url):
-        case "sqlite", path if path != ":memory:":
-            worker = Worker(f"keyloft look at {path}")
-            try:
-                return await worker.call(SqliteFile(path, "full").look)
-            finally:
-                worker.stop()
-        case "postgres", dsn:
-            from keyloft.engines.postgres import inspection
+    database = DatabaseUrl.parse(url)
+    if database.postgres is not None:
+        from keyloft.engines.postgres import inspection
 
-            return await inspection.look(dsn, patience)
-    return None
-
-
-def _named(url: str | os.PathLike[str] | None) -> tuple[Literal["memory", "sqlite", "postgres"], str]:
-    """What a URL or path names: the engine, and what it opens."""
-    target = ":memory:" if url is None else os.fspath(url) if isinstance(url, (str, os.PathLike)) else ""
-    if not isinstance(target, str) or not target or "\x00" in target or not _is_text(target):
-        raise InvalidArgument("a database is named by a path or a URL; leave it out for one in memory")
-    if target == ":memory:":
-        return "memory", target
-    if target.lower().startswith(("sqlite:", "file:", "postgresql:", "postgres:", "memory:")) and "://" not in target:
-        raise InvalidArgument(
-            f"{target.partition(':')[0]}:…: a URL has slashes after its scheme, as in sqlite:///app.db or "
-            "postgresql://host/app; a path has no scheme"
-        )
-    if "://" not in target:
-        return "sqlite", _absolute(target)
-    scheme, _, rest = target.partition("://")
-    match scheme.partition("+")[0].lower():
-        case "sqlite":
-            return "sqlite", _sqlite_path(rest, target)
-        case "postgresql" | "postgres":
-            return "postgres", f"postgresql://{rest}"
-        case "memory":
-            return "memory", target
-    raise CannotOpen(f"no engine for {scheme}://…; use a path, sqlite:///path, postgresql://… or :memory:")
-
-
-def _sqlite_path(rest: str, url: str) -> str:
-    """SQLAlchemy's slash rules: three slashes and a relative path, four for an absolute one, nothing for memory."""
-    path, _, query = rest.partition("?")
-    if query:
-        raise InvalidArgument(f"{url}: options after ? are not known to Keyloft")
-    if path in ("", "/:memory:"):
-        return ":memory:"
-    if path == "/":
-        raise InvalidArgument("sqlite:/// names no file; sqlite:// is a database in memory")
-    if not path.startswith("/"):
-        raise InvalidArgument(f"{url}: a relative path takes three slashes, as in sqlite:///{path}")
-    return _absolute(path[1:])
-
-
-def _absolute(path: str) -> str:
-    """Fixed at opening, so that a later change of the working directory does not lead elsewhere."""
+        return await inspection.look(database.postgres, patience)
+    if database.is_in_memory:
+        return None
+    worker = Worker(f"keyloft inspection of {database.path}")
     try:
-        return str(Path(path).expanduser().absolute())
-    except RuntimeError as error:
-        raise CannotOpen(f"{path} can't be opened: there is no such user on this machine") from error
-
-
-def _is_text(target: str) -> bool:
-    try:
-        os.fsencode(target)
-    except UnicodeEncodeError:
-        return False
-    return True
+        return await worker.call(SqliteFile(database.path, "full").look)
+    finally:
+        worker.stop()

@@ -160,7 +160,7 @@ def _migrate(
         from alembic.util import CommandError
     except ImportError as error:
         raise CannotOpen('migrations need Alembic: pip install ".[sql]" in a clone of Keyloft') from error
-    config = Config(attributes={"url": os.fspath(url), **attributes}, output_buffer=output)
+    config = Config(attributes={"url": url, **attributes}, output_buffer=output)
     config.set_main_option("script_location", "keyloft:migrations")
     config.set_main_option("path_separator", "os")
     try:

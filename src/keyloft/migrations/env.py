@@ -17,8 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from keyloft import limits
 from keyloft.core.schema import REVISION_TABLE
-from keyloft.core.urls import without_password
-from keyloft.errors import CannotOpen
+from keyloft.core.urls import DatabaseUrl, PostgresAddress
+from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.migrations import earlier
 from keyloft.plugins.models import Base
 
@@ -38,15 +38,13 @@ def migrate() -> None:
     """Run what Alembic was asked for on the database that was named."""
     if context.config.config_file_name is not None:
         logging.config.fileConfig(context.config.config_file_name, disable_existing_loggers=False)
-    dialect, target = _database(_url())
+    database = _database()
     if context.is_offline_mode():
-        _write_script(dialect)
-    elif dialect == "sqlite":
-        file = Path(target).expanduser().absolute()
-        if file.exists() or not _is_read_only():
-            _migrate_sqlite(file)
-    else:
-        _migrate_postgres(target)
+        _write_script("sqlite" if database.postgres is None else "postgresql")
+    elif database.postgres is not None:
+        _migrate_postgres(database.postgres)
+    elif (file := Path(database.path)).exists() or not _is_read_only():
+        _migrate_sqlite(file)
 
 
 def _is_read_only() -> bool:
@@ -54,7 +52,7 @@ def _is_read_only() -> bool:
     return bool(context.config.attributes.get("read_only"))
 
 
-def _url() -> str:
+def _database() -> DatabaseUrl:
     if "url" in context.config.attributes:
         url = context.config.attributes["url"]
     else:
@@ -63,32 +61,15 @@ def _url() -> str:
         raise CannotMigrate(
             "no database is named: set DATABASE_URL, to sqlite:///app.db or postgresql://user@host/database"
         )
-    return str(url)
-
-
-def _database(url: str) -> tuple[str, str]:
-    """The dialect, and what its driver connects to, whatever driver the URL names."""
-    scheme, slashes, rest = url.partition("://")
-    if not slashes and url.lower().startswith(("sqlite:", "postgresql:", "postgres:")):
-        raise CannotMigrate(f"{url.partition(':')[0]}:…: a URL has slashes after its scheme, as in sqlite:///app.db")
-    if not slashes and url != ":memory:":
-        return "sqlite", url
-    match scheme.partition("+")[0].lower():
-        case "sqlite":
-            return "sqlite", _sqlite_path(url)
-        case "postgresql" | "postgres":
-            return "postgresql", f"postgresql://{rest}"
-    raise CannotMigrate(f"no migrations for {scheme}{slashes}…; use a path, sqlite:///path or postgresql://…")
-
-
-def _sqlite_path(url: str) -> str:
-    """SQLAlchemy's slash rules: three slashes and a relative path, four for an absolute one."""
-    path, _, options = url.partition("://")[2].partition("?")
-    if options:
-        raise CannotMigrate(f"{url}: options after ? are not known to Keyloft")
-    if not path.startswith("/") or path in ("/", "/:memory:"):
-        raise CannotMigrate(f"{url} names no file; a relative path takes three slashes, as in sqlite:///app.db")
-    return path[1:]
+    try:
+        database = DatabaseUrl.parse(url)
+    except (CannotOpen, InvalidArgument) as error:
+        raise CannotMigrate(str(error)) from None
+    if database.is_in_memory:
+        raise CannotMigrate(f"{database.shown} is in memory, where nothing can be migrated: name a file or a server")
+    if database.read_only:
+        raise CannotMigrate(f"{database.shown} is opened read-only and can't be migrated: leave ?mode=ro out")
+    return database
 
 
 def _migrate_sqlite(file: Path) -> None:
@@ -123,7 +104,7 @@ def _is_open_here(file: Path) -> bool:
     return False
 
 
-def _migrate_postgres(dsn: str) -> None:
+def _migrate_postgres(address: PostgresAddress) -> None:
     try:
         import asyncpg  # type: ignore[import-untyped,unused-ignore]
         from sqlalchemy.ext.asyncio import create_async_engine
@@ -139,14 +120,13 @@ def _migrate_postgres(dsn: str) -> None:
             encoding = await connection.fetchval("SHOW server_encoding")
             if encoding != "UTF8":
                 await connection.close()
-                raise CannotMigrate(
-                    f"{without_password(dsn)} is encoded as {encoding}: make a database with ENCODING 'UTF8'"
-                )
+                raise CannotMigrate(f"{address.name} is encoded as {encoding}: make a database with ENCODING 'UTF8'")
             return connection
 
         async def reach() -> Any:
             # Of several hosts, the one that can be written.
-            return await asyncpg.connect(dsn, target_session_attrs="read-write" if "," in dsn else None)
+            writable = "read-write" if len(address.hosts) > 1 else None
+            return await asyncpg.connect(address.dsn, target_session_attrs=writable)
 
         engine = create_async_engine("postgresql+asyncpg://", poolclass=pool.NullPool, async_creator=connect)
         async with engine.connect() as connection:
@@ -158,9 +138,9 @@ def _migrate_postgres(dsn: str) -> None:
             return
         except DBAPIError as error:
             if not remaining or getattr(error.orig, "sqlstate", None) not in _SOMEBODY_WAS_FASTER:
-                raise _failed(without_password(dsn), error.orig) from error
+                raise _failed(address.name, error.orig) from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            raise _failed(without_password(dsn), error) from error
+            raise _failed(address.name, error) from error
 
 
 def _failed(where: str, reason: BaseException | None) -> CommandError:

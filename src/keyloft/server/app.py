@@ -21,7 +21,7 @@ from nats.aio.client import Client as Nats
 
 import keyloft
 from keyloft.core.records import Batch, Check, Get, Space
-from keyloft.core.urls import without_password
+from keyloft.core.urls import DatabaseUrl, without_password
 from keyloft.errors import (
     CannotOpen,
     DatabaseError,
@@ -439,11 +439,5 @@ def _command() -> str:
 
 
 def _place(database: str) -> str:
-    if database in (":memory:", "sqlite://", "sqlite:///:memory:") or database.startswith("memory:"):
-        return "in memory: it is gone when the service ends"
-    scheme, slashes, rest = database.partition("://")
-    if not slashes:
-        return str(Path(database).expanduser().absolute())
-    if scheme.startswith("sqlite"):
-        return str(Path(rest.removeprefix("/")).expanduser().absolute())
-    return without_password(database)
+    url = DatabaseUrl.parse(database)
+    return "in memory: it is gone when the service ends" if url.is_in_memory else str(url.file or url.shown)

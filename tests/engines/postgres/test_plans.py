@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import pytest
 
 from keyloft.core.records import Space
+from keyloft.core.urls import DatabaseUrl
 from keyloft.engines.postgres.server import PostgresServer
 from keyloft.engines.postgres.tables import CREATE, LAYOUTS, LOCK_CLOCK, READ_CLOCK, PostgresLayout
 from tools.postgres import fresh_database
@@ -105,7 +106,9 @@ class World:
 
     def __init__(self, url: str) -> None:
         self._runner = asyncio.Runner()
-        self._connection = self._run(PostgresServer(url, durability="full", patience=10).connect())
+        address = DatabaseUrl.parse(url).postgres
+        assert address is not None
+        self._connection = self._run(PostgresServer(address, durability="full", patience=10).connect())
         for statement in CREATE:
             self.execute(statement)
         for layout in LAYOUTS.values():

@@ -8,7 +8,7 @@ import pytest
 import keyloft
 from keyloft import DatabaseError, ManualClock, Unreachable
 from keyloft.core.engine import Engine
-from keyloft.engines.postgres.engine import PostgresEngine
+from keyloft.engines import open_engine
 from tests.engines.contract import EngineContract
 from tools.postgres import query
 
@@ -16,7 +16,7 @@ from tools.postgres import query
 class TestPostgres(EngineContract):
     @pytest.fixture
     async def engine(self, clock: ManualClock, postgres_url: str) -> AsyncIterator[Engine]:
-        engine = await PostgresEngine.open(postgres_url, clock)
+        engine = await open_engine(postgres_url, clock)
         yield engine
         await engine.aclose()
 

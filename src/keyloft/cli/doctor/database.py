@@ -7,9 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from keyloft.cli import database as named
 from keyloft.cli.doctor.findings import Finding, State, aside
-from keyloft.core.urls import without_password
+from keyloft.core.urls import DatabaseUrl
 from keyloft.engines import Inspection, inspect_database
 from keyloft.errors import CannotOpen, DatabaseError, InvalidInput, NotADatabase, Unreachable
 
@@ -30,16 +29,17 @@ _REMOTE: Final = frozenset(
 
 async def examine(url: str) -> list[Finding]:
     """Whether the database can be used, and what time it has."""
-    shown = without_password(url)
     look, failure = None, None
     try:
-        look = await inspect_database(url, patience=_PATIENCE_SECONDS)
-    except InvalidInput as error:
+        named = DatabaseUrl.parse(url)
+    except (InvalidInput, DatabaseError) as error:
         return [_failed(error)]
+    try:
+        look = await inspect_database(named, patience=_PATIENCE_SECONDS)
     except DatabaseError as error:
         failure = error
-    place, migrate, found = shown, "`keyloft migrate`, with the same settings", None
-    if (file := _file(url)) is not None:
+    place, migrate, found = named.shown, "`keyloft migrate`, with the same settings", None
+    if (file := named.file) is not None:
         place, migrate = str(file), f"`keyloft migrate --database {_quoted(file)}`"
         found = await aside(lambda: file_of(file))
         if found.state == "problem" or (failure is not None and not await aside(file.exists)):
@@ -47,18 +47,12 @@ async def examine(url: str) -> list[Finding]:
     if failure is not None:
         return [_failed(failure)]
     if look is None:
-        told, advice = f"{shown} is in memory: its data ends with its process", "--database FILE keeps it"
+        told, advice = f"{named.shown} is in memory: its data ends with its process", "--database FILE keeps it"
         return [Finding("database", "warning", told, advice)]
     opened = Finding("database", "ok", f"{place} opens and answers ({look.software})")
     if found is not None and found.state == "warning":
         opened = found
     return [opened, schema(look, migrate), *_obstacles(look), clock(look)]
-
-
-def _file(url: str) -> Path | None:
-    """The file of an SQLite database, from the root on."""
-    path = named.file_of(url)
-    return None if path is None else path.absolute()
 
 
 def _failed(error: Exception) -> Finding:
@@ -180,7 +174,11 @@ def clock(look: Inspection) -> Finding:
 
 async def disk(url: str) -> list[Finding]:
     """Whether there is space for the database to grow."""
-    if (file := _file(url)) is None:
+    try:
+        file = DatabaseUrl.parse(url).file
+    except (InvalidInput, DatabaseError):
+        file = None  # `examine` reports it
+    if file is None:
         return [Finding("disk", "skipped", "the data is in no file of this machine, as far as can be told")]
     return [await aside(lambda: _disk_below(file))]
 

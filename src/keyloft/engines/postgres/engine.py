@@ -11,6 +11,7 @@ from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.core.engine import Watch
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Latest, Scan, Space
+from keyloft.core.urls import PostgresAddress
 from keyloft.engines.commit.groups import Groups
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.lifetime import Lifetime
@@ -48,7 +49,7 @@ class PostgresEngine:
     @classmethod
     async def open(
         cls,
-        url: str,
+        address: PostgresAddress,
         clock: Clock | None = None,
         *,
         durability: str = "full",
@@ -57,7 +58,7 @@ class PostgresEngine:
         """Connect to a database, and make its tables if there are none.
 
         Args:
-            url: `postgresql://user:password@host/database`, and whatever else asyncpg understands.
+            address: Where it is.
             clock: Another clock than the server's, for tests.
             durability: "relaxed" lets the server answer before a commit is on disk.
             patience: How many seconds a call waits for a server that is away or silent.
@@ -65,7 +66,7 @@ class PostgresEngine:
         Raises:
             DatabaseError: The database can't be used; the message says why.
         """
-        server = PostgresServer(url, durability=durability, patience=patience)
+        server = PostgresServer(address, durability=durability, patience=patience)
         link = Link(server)
 
         async def set_up(link: Link) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import time
 from typing import Final
 
 from keyloft.core import schema
+from keyloft.core.urls import PostgresAddress
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.postgres.server import Connection, Failure, PostgresServer
 from keyloft.engines.postgres.tables import milliseconds
@@ -24,13 +25,13 @@ _PLACE: Final = (
 )
 
 
-async def look(url: str, patience: float) -> Inspection:
+async def look(address: PostgresAddress, patience: float) -> Inspection:
     """Connect, look, and leave.
 
     Raises:
         DatabaseError: It can't be connected to, or does not answer; the message says why.
     """
-    server = PostgresServer(url, durability="full", patience=patience)
+    server = PostgresServer(address, durability="full", patience=patience)
     connection = await server.connect_once()
     try:
         return await _look(server, connection)

@@ -27,6 +27,7 @@ from keyloft.core.maintenance import (
 )
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.schema import REVISION, VERSION_COUNTER_TABLE, Row
+from keyloft.core.urls import PostgresAddress
 from keyloft.core.values import JSON
 from keyloft.engines.postgres.connections import PAUSE_SECONDS, Link, Transaction
 from keyloft.engines.postgres.server import Failure, PostgresServer
@@ -170,18 +171,20 @@ class PostgresMaintenance:
     """A database of PostgreSQL as a whole."""
 
     @classmethod
-    async def open(cls, url: str, *, make: bool, patience: float = limits.SERVER_SECONDS) -> "PostgresMaintenance":
+    async def open(
+        cls, address: PostgresAddress, *, make: bool, patience: float = limits.SERVER_SECONDS
+    ) -> "PostgresMaintenance":
         """Connect to a database.
 
         Args:
-            url: Where it is.
+            address: Where it is.
             make: Make its tables if need be.
             patience: How many seconds to wait for a server that is away.
 
         Raises:
             DatabaseError: The database can't be used; the message says why.
         """
-        server = PostgresServer(url, durability="full", patience=patience)
+        server = PostgresServer(address, durability="full", patience=patience)
         maintenance = cls(server)
         try:
             async with asyncio.timeout(patience):

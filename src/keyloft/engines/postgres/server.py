@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from keyloft.core import schema
-from keyloft.core.urls import without_password
+from keyloft.core.urls import PostgresAddress
 from keyloft.engines.postgres import tables
 from keyloft.errors import (
     Busy,
     CannotOpen,
     DatabaseError,
     DiskFull,
-    InvalidArgument,
     NotADatabase,
     ReadOnly,
     SchemaTooNew,
@@ -74,33 +73,14 @@ _CHANGED: Final = ("0A000",)
 class PostgresServer:
     """Where the database is, and how connections to it are made."""
 
-    def __init__(self, url: str, *, durability: str, patience: float) -> None:
-        try:
-            parts = urllib.parse.urlsplit(url)
-        except ValueError:
-            raise InvalidArgument("this is no URL: PostgreSQL's is postgresql://user:password@host/database") from None
-        try:
-            query = dict(urllib.parse.parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-        except ValueError:
-            raise InvalidArgument("what stands after ? in a PostgreSQL URL is name=value&name=value") from None
-        self._dsn = urllib.parse.urlunsplit(parts._replace(scheme="postgresql"))
-        login, at, place = parts.netloc.rpartition("@")
-        if "@" in login or "@" in parts.path or parts.fragment:
-            raise InvalidArgument(
-                "in a PostgreSQL URL, what is neither a letter nor a digit in a name or a password is percent-encoded: "
-                "@ is %40, / is %2F, : is %3A, # is %23"
-            )
-        hosts = query.get("host") or place
-        addresses = _addresses(query) if "host" in query else [_address(host) for host in place.split(",") if host]
-        self._hosts: list[dict[str, Any]] = addresses if len(addresses) > 1 else [{}]
-        self.name = f"PostgreSQL at {hosts or 'the local socket'}{parts.path}"
-        user = login.partition(":")[0] + at
-        self._url_to_show = without_password(self._dsn).replace("://", f"://{user}", 1)
-        self._secrets = [secret for secret in (login.partition(":")[2], query.get("password")) if secret]
-        self._settings = {} if "application_name" in query else {"application_name": "keyloft"}
-        chosen = query.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
-        # Of several, the one that can be written; a single one is what it is, and may at least be read.
-        self._session_attributes = "read-write" if "," in hosts and not chosen else None
+    def __init__(self, address: PostgresAddress, *, durability: str, patience: float) -> None:
+        self._address = address
+        self.name = address.name
+        self._hosts = list(address.hosts)
+        self._settings = {} if "application_name" in address.options else {"application_name": "keyloft"}
+        chosen = address.options.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
+        # Of several hosts, the one that can be written; a single one that is read-only can at least be read.
+        self._session_attributes = "read-write" if len(self._hosts) > 1 and not chosen else None
         self._durability = durability
         self.patience = patience
         self.lock_seconds = min(patience / 4, _LONGEST_LOCK_SECONDS)
@@ -162,12 +142,12 @@ class PostgresServer:
         assert error is not None
         raise error
 
-    async def _connect_to(self, host: dict[str, Any]) -> Connection:
+    async def _connect_to(self, host: Mapping[str, Any]) -> Connection:
         connection: Connection = None
         try:
             async with asyncio.timeout(min(_ATTEMPT_SECONDS, self.patience / (len(self._hosts) + 1))):
                 connection = await asyncpg.connect(
-                    self._dsn,
+                    self._address.dsn,
                     **host,
                     target_session_attrs=self._session_attributes,
                     server_settings=self._settings,
@@ -279,7 +259,7 @@ class PostgresServer:
         if stamp < schema.REVISION:
             raise SchemaTooOld(
                 f"{self.name} has schema {stamp}, this version of Keyloft has {schema.REVISION}: run "
-                f"`keyloft migrate --database {shlex.quote(self._url_to_show)}`{self._left_out()}; the database was "
+                f"`keyloft migrate --database {shlex.quote(self._address.shown)}`{self._left_out()}; the database was "
                 "left as it is"
             )
         if stamp > schema.REVISION:
@@ -345,7 +325,7 @@ class PostgresServer:
                 return CannotOpen(f"{self.name}: {told}: {_right_for(told)}")
             case "42P01" | "3F000":
                 return DatabaseError(
-                    f"{self.name}: {told}: run `keyloft migrate --database {shlex.quote(self._url_to_show)}`; "
+                    f"{self.name}: {told}: run `keyloft migrate --database {shlex.quote(self._address.shown)}`; "
                     "if it is in another schema, set search_path"
                 )
         if state in _AGAIN:
@@ -382,14 +362,14 @@ class PostgresServer:
         return self.explain(error)
 
     def _left_out(self) -> str:
-        return " (with the password, which is left out here)" if self._secrets else ""
+        return " (with the password, which is left out here)" if self._address.secrets else ""
 
     def _told(self, error: BaseException) -> str:
         """What an error says, without what nobody else should read: it may quote the URL."""
         # Not str(error): PostgreSQL's details quote keys and values.
         told = str(error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error)
         if isinstance(error, ValueError):
-            for secret in self._secrets:
+            for secret in self._address.secrets:
                 told = told.replace(secret, "…").replace(urllib.parse.unquote(secret), "…")
         return told or type(error).__name__
 
@@ -408,21 +388,3 @@ async def _closed(connection: Connection) -> None:
         await connection.close(timeout=_CLOSE_SECONDS)
     except (*Failure, TimeoutError):
         connection.terminate()
-
-
-def _addresses(query: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Several hosts that are named behind the ?, with as many ports or none."""
-    hosts, ports = query["host"].split(","), query.get("port", "").split(",")
-    if len(hosts) == 1 or len(ports) not in (1, len(hosts)):
-        return []  # asyncpg's to understand, or to refuse
-    places = zip(hosts, ports if len(ports) == len(hosts) else ports * len(hosts), strict=True)
-    return [_address(f"{host}:{port}" if port else host) for host, port in places]
-
-
-def _address(host: str) -> dict[str, Any]:
-    name, colon, port = host.rpartition(":")
-    if not colon or host.endswith("]"):
-        return {"host": host.strip("[]")}
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidArgument(f"{host}: a host is followed by a colon and the number of its port, or by nothing")
-    return {"host": name.strip("[]"), "port": int(port)}

@@ -1,0 +1,274 @@
+"""A spelling of a database URL means the same to engines, migrations, commands and doctor, and hides its password."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from keyloft import CannotOpen, DatabaseError, InvalidArgument, KeyloftError, migrations
+from keyloft.cli.database import check_there, file_of
+from keyloft.cli.doctor import database as doctor
+from keyloft.core.urls import DatabaseUrl, without_password
+from keyloft.engines import open_engine, open_maintenance
+from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.sqlite.engine import SqliteEngine
+
+SECRET = "hunter2"
+CLOSED_PORT = 1
+
+
+class File(Struct, frozen=True):
+    """An SQLite file of the working directory."""
+
+    name: str = "x.db"
+    read_only: bool = False
+
+
+class Memory(Struct, frozen=True):
+    """A database in memory."""
+
+    engine: type
+
+
+class Server(Struct, frozen=True):
+    """A PostgreSQL server that does not answer."""
+
+    shown: str
+
+
+class Refused(Struct, frozen=True):
+    """Not a database URL."""
+
+    error: type[KeyloftError]
+    message: str
+
+
+SPELLINGS: dict[Any, Any] = {
+    None: Memory(MemoryEngine),
+    ":memory:": Memory(MemoryEngine),
+    "memory://": Memory(MemoryEngine),
+    "MEMORY://": Memory(MemoryEngine),
+    "sqlite://": Memory(SqliteEngine),
+    "sqlite:///:memory:": Memory(SqliteEngine),
+    "sqlite+aiosqlite:///:memory:": Memory(SqliteEngine),
+    "x.db": File(),
+    "./x.db": File(),
+    Path("x.db"): File(),
+    "folder/x.db": File("folder/x.db"),
+    "~/x.db": File("home/x.db"),
+    "sqlite:///x.db": File(),
+    "sqlite:///./x.db": File(),
+    "sqlite:///~/x.db": File("home/x.db"),
+    "sqlite:///folder/x.db": File("folder/x.db"),
+    "sqlite:///{here}/x.db": File(),
+    "{here}/x.db": File(),
+    "SQLITE:///x.db": File(),
+    "SQLite+PySQLite:///x.db": File(),
+    "sqlite:///x y%20z.db": File("x y%20z.db"),
+    "a:b.db": File("a:b.db"),
+    "a@b.db": File("a@b.db"),
+    "./me:pass@x.db": File("me:pass@x.db"),
+    "sqlite:///x.db?mode=ro": File(read_only=True),
+    "SQLITE:///{here}/x.db?mode=ro": File(read_only=True),
+    "postgresql://127.0.0.1:1/app": Server("postgresql://127.0.0.1:1/app"),
+    "postgres://me@127.0.0.1:1/app": Server("postgresql://127.0.0.1:1/app"),
+    f"postgresql://me:{SECRET}@127.0.0.1:1/app": Server("postgresql://127.0.0.1:1/app"),
+    f"PostgreSQL+AsyncPG://me:{SECRET}@127.0.0.1:1/app": Server("postgresql://127.0.0.1:1/app"),
+    f"postgresql://me:{SECRET}@127.0.0.1:1,127.0.0.1:2/app": Server("postgresql://127.0.0.1:1,127.0.0.1:2/app"),
+    f"postgresql://me:{SECRET}@/app?host={{here}}": Server("postgresql:///app?host={here}"),
+    f"postgresql://me@127.0.0.1:1/app?password={SECRET}": Server("postgresql://127.0.0.1:1/app?password=…"),
+    f"postgresql:///app?host=127.0.0.1,127.0.0.1&port=1,2&user=me&password={SECRET}": Server(
+        "postgresql:///app?host=127.0.0.1,127.0.0.1&port=1,2&user=me&password=…"
+    ),
+    "": Refused(InvalidArgument, "path or a URL; leave it out"),
+    b"x.db": Refused(InvalidArgument, "path or a URL"),
+    5: Refused(InvalidArgument, "path or a URL"),
+    "a\0b": Refused(InvalidArgument, "path or a URL"),
+    "x\ud800.db": Refused(InvalidArgument, "path or a URL"),
+    "~nosuchuser/x.db": Refused(CannotOpen, "no such user"),
+    "sqlite://x.db": Refused(InvalidArgument, "three slashes .* sqlite:///x.db,"),
+    "sqlite://x.db?mode=ro": Refused(InvalidArgument, r"sqlite:///x.db\?mode=ro,"),
+    f"sqlite://me:{SECRET}@host/x.db": Refused(InvalidArgument, "three slashes"),
+    f"sqlite:///me:{SECRET}@host/x.db": Refused(InvalidArgument, "begin with a scheme"),
+    "sqlite:///": Refused(InvalidArgument, "names no file"),
+    "sqlite:x.db": Refused(InvalidArgument, "as in sqlite:///app.db"),
+    "sqlite:/x.db": Refused(InvalidArgument, "two slashes"),
+    "file:x.db": Refused(InvalidArgument, "or sqlite:///x.db$"),
+    "file:x.db?mode=ro": Refused(InvalidArgument, r"or sqlite:///x.db\?mode=ro$"),
+    "file:///srv/x.db": Refused(InvalidArgument, "or sqlite:////srv/x.db$"),
+    "sqlite:///file:x.db?mode=ro&uri=true": Refused(InvalidArgument, "no option uri; .*mode=ro"),
+    "sqlite:///file:x.db?mode=ro": Refused(InvalidArgument, "without file:"),
+    "sqlite:///x.db?mode=rw": Refused(InvalidArgument, "takes mode=ro"),
+    "sqlite:///x.db?cache=shared": Refused(InvalidArgument, "no option cache; .*mode=ro"),
+    "sqlite://?mode=ro": Refused(InvalidArgument, "needs a file"),
+    "redis://localhost": Refused(CannotOpen, "no engine for redis://…"),
+    f"mysql+driver://me:{SECRET}@host/app": Refused(CannotOpen, "no engine for mysql://…"),
+    f"postgres:/me:{SECRET}@host/app": Refused(InvalidArgument, "^postgres:… .*two slashes"),
+    f"postgresql:me:{SECRET}@host/app": Refused(InvalidArgument, "two slashes"),
+    f"postgresql//me:{SECRET}@host/app": Refused(InvalidArgument, "begin with a scheme"),
+    f"pg:/me:{SECRET}@host/app": Refused(InvalidArgument, "begin with a scheme"),
+    f"//me:{SECRET}@host/app": Refused(InvalidArgument, "begin with a scheme"),
+    f"me:{SECRET}@host/app": Refused(InvalidArgument, "begin with a scheme"),
+    f"me:{SECRET}@postgres://host/app": Refused(InvalidArgument, "begin with a scheme"),
+    f"host=localhost user=me password={SECRET}": Refused(InvalidArgument, "begin with a scheme"),
+    Path(f"postgresql://me:{SECRET}@host/app"): Refused(InvalidArgument, "two slashes"),
+    f"postgresql://me:a@{SECRET}@host/app": Refused(InvalidArgument, "%40"),
+    f"postgresql://me:a/{SECRET}@host/app": Refused(InvalidArgument, "%2F"),
+    f"postgresql://me:a?{SECRET}@host/app": Refused(InvalidArgument, "name=value"),
+    f"postgresql://me:1?a={SECRET}@host/app": Refused(InvalidArgument, "%3F"),
+    f"postgresql://me:{SECRET}#b@host/app": Refused(InvalidArgument, "%23"),
+    f"postgresql://me:{SECRET}?a=b": Refused(InvalidArgument, "its port"),
+    f"postgresql://me:{SECRET}@host:99999/app": Refused(InvalidArgument, "its port"),
+    f"postgresql://me:{SECRET}@[::1/app": Refused(InvalidArgument, "user:password@host"),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+@pytest.fixture(params=[pytest.param(spelling, id=repr(spelling)) for spelling in SPELLINGS])
+def spelling(request: pytest.FixtureRequest, here: Path) -> tuple[Any, Any]:
+    """A URL, and what it means."""
+    url = request.param
+    meaning = SPELLINGS[url]
+    if isinstance(url, str):
+        url = url.replace("{here}", str(here))
+    if isinstance(meaning, Server):
+        meaning = Server(meaning.shown.replace("{here}", str(here)))
+    return url, meaning
+
+
+@pytest.fixture(autouse=True)
+def _no_log_shows_the_password(caplog: pytest.LogCaptureFixture) -> Any:
+    caplog.set_level(logging.DEBUG)
+    yield
+    assert SECRET not in caplog.text
+
+
+def test_parsed(spelling: tuple[Any, Any], here: Path) -> None:
+    url, meaning = spelling
+    match meaning:
+        case Refused(error, message):
+            with pytest.raises(error, match=message) as raised:
+                DatabaseUrl.parse(url)
+            assert SECRET not in repr(raised.value)
+            return
+        case File(name, read_only):
+            parsed = DatabaseUrl.parse(url)
+            assert (parsed.engine, parsed.path, parsed.read_only) == ("sqlite", str(here / name), read_only)
+            assert parsed.file == here / name
+            assert parsed.shown == str(url)
+        case Memory(engine):
+            parsed = DatabaseUrl.parse(url)
+            assert parsed.engine == ("memory" if engine is MemoryEngine else "sqlite")
+            assert parsed.is_in_memory
+        case Server(shown):
+            parsed = DatabaseUrl.parse(url)
+            assert (parsed.engine, parsed.shown, parsed.file) == ("postgres", shown, None)
+            assert parsed.postgres is not None
+            assert SECRET not in f"{parsed.postgres} {parsed.postgres.shown} {parsed.postgres.name}"
+    assert SECRET not in f"{parsed} {parsed!r} {parsed.shown}"
+    assert DatabaseUrl.parse(parsed) is parsed
+
+
+async def test_the_engine_opens_it(spelling: tuple[Any, Any], here: Path) -> None:
+    url, meaning = spelling
+    match meaning:
+        case File(name, read_only):
+            if read_only:
+                with pytest.raises(CannotOpen, match=name):
+                    await open_engine(url)
+                return
+            await (await open_engine(url)).aclose()
+            assert (here / name).exists()
+        case Memory(kind):
+            engine = await open_engine(url)
+            assert isinstance(engine, kind)
+            await engine.aclose()
+        case _:
+            with pytest.raises(_error(meaning)) as raised:
+                await open_engine(url, patience=0.1)
+            assert SECRET not in repr(raised.value)
+
+
+async def test_the_operators_interface_opens_it(spelling: tuple[Any, Any], here: Path) -> None:
+    url, meaning = spelling
+    if isinstance(meaning, File):
+        await (await open_engine(meaning.name)).aclose()
+        await (await open_maintenance(url)).aclose()
+    else:
+        with pytest.raises(_error(meaning)) as raised:
+            await open_maintenance(url)
+        assert SECRET not in repr(raised.value)
+
+
+def test_migrations_take_it(spelling: tuple[Any, Any], here: Path) -> None:
+    url, meaning = spelling
+    if isinstance(meaning, File) and not meaning.read_only:
+        migrations.upgrade(url)
+        assert (here / meaning.name).exists()
+    else:
+        # Alembic's command line shows a CannotOpen of the migrations without a traceback.
+        with pytest.raises(DatabaseError) as raised:
+            migrations.upgrade(url)
+        assert SECRET not in repr(raised.value)
+
+
+def test_commands_check_its_file(spelling: tuple[Any, Any], here: Path) -> None:
+    url, meaning = spelling
+    match meaning:
+        case File(name, _):
+            with pytest.raises(CannotOpen, match="there is no file"):
+                check_there(url)
+            (here / name).touch()
+            check_there(url)
+            assert file_of(url) == here / name
+        case Refused(error, _):
+            with pytest.raises(error) as raised:
+                check_there(url)
+            assert SECRET not in repr(raised.value)
+        case _:
+            check_there(url)
+            assert file_of(url) is None
+
+
+async def test_doctor_examines_it(spelling: tuple[Any, Any], here: Path) -> None:
+    url, meaning = spelling
+    if isinstance(meaning, File):
+        await (await open_engine(here / meaning.name)).aclose()
+    found = [*await doctor.examine(url), *await doctor.disk(url)]
+    assert SECRET not in repr(found)
+    match meaning:
+        case File(name, _):
+            assert found[0].state == "ok"
+            assert str(here / name) in found[0].seen
+        case Memory():
+            assert found[0].state == "warning"
+        case _:
+            assert found[0].state == "problem"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("nats://host:4222", "nats://host:4222"),
+        (f"nats://me:{SECRET}@host:4222", "nats://host:4222"),
+        (f"tls://{SECRET}@host", "tls://host"),
+        (f"postgresql://me:{SECRET}@/app?host=/run&password={SECRET}", "postgresql:///app?host=/run&password=…"),
+        (f"postgresql://host/app?sslpassword={SECRET}&Pwd={SECRET}", "postgresql://host/app?sslpassword=…&Pwd=…"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(address: str, shown: str) -> None:
+    assert without_password(address) == shown
+
+
+def _error(meaning: Any) -> type[KeyloftError]:
+    return meaning.error if isinstance(meaning, Refused) else DatabaseError
