@@ -23,6 +23,7 @@ from keyloft.cli import main
 from keyloft.cli.doctor import database as examine_data
 from keyloft.cli.doctor import findings
 from keyloft.core.records import Latest
+from keyloft.core.schema import REVISION
 from keyloft.engines import Inspection
 from keyloft.nats.connection import Login, connect
 from keyloft.plugins import BotDatabase, DatabaseService
@@ -109,7 +110,7 @@ def test_a_healthy_file_has_no_problem_and_stays_as_it_is(tmp_path: Path) -> Non
     lines = done.stdout.splitlines()
     assert f"ok: keyloft: Keyloft {keyloft.__version__}" in lines
     assert f"ok: database: {file} opens and answers (SQLite {apsw.sqlite_lib_version()})" in lines
-    assert "ok: schema: schema 0003, that of this version" in lines
+    assert f"ok: schema: schema {REVISION}, that of this version" in lines
     assert not [line for line in lines if line.startswith("problem")]
     assert contents(tmp_path) == before
 

@@ -202,7 +202,7 @@ async def test_the_engine_opens_it(spelling: tuple[Any, Any], here: Path) -> Non
 async def test_the_operators_interface_opens_it(spelling: tuple[Any, Any], here: Path) -> None:
     url, meaning = spelling
     if isinstance(meaning, File):
-        await (await open_engine(meaning.name)).aclose()
+        await (await open_engine(here / meaning.name)).aclose()
         await (await open_maintenance(url)).aclose()
     else:
         with pytest.raises(_error(meaning)) as raised:

@@ -39,7 +39,7 @@ async def test_a_cancelled_call_ends_wherever_it_is(postgres_url: str) -> None:
 async def test_a_table_of_somebody_else_is_named(postgres_url: str, table: str) -> None:
     query(postgres_url, f"CREATE TABLE {table} (version_num TEXT)")
     with pytest.raises(DatabaseError, match=table) as raised:
-        await keyloft.open(postgres_url, patience=0.5)
+        await keyloft.open(postgres_url)
     assert not isinstance(raised.value, Unreachable)
 
 

@@ -47,16 +47,16 @@ async def _look(server: PostgresServer, connection: Connection) -> Inspection:
     now = await connection.fetchval(_TIME) / 1000
     after = time.time()
     async with connection.transaction(readonly=True):
-        version, is_read_only, schema, may_create = await connection.fetchrow(_PLACE)
+        version, is_read_only, namespace, may_create = await connection.fetchrow(_PLACE)
     revision = await server.stamp(connection)
     obstacles: list[tuple[str, str]] = []
     if is_read_only:
         obstacles.append(("it is a standby, or set to read-only", "name the primary in the URL"))
-    if revision is None and schema is None:
+    if revision is None and namespace is None:
         obstacles.append(("no schema of the search_path is there", "CREATE SCHEMA, or set search_path to another"))
     elif revision is None and not may_create:
-        granted = f"GRANT USAGE, CREATE ON SCHEMA {schema} TO it, or let its owner run `keyloft migrate`"
-        obstacles.append((f"this user may not make tables in the schema {schema}", granted))
+        granted = f"GRANT USAGE, CREATE ON SCHEMA {namespace} TO it, or let its owner run `keyloft migrate`"
+        obstacles.append((f"this user may not make tables in the schema {namespace}", granted))
     elif revision == schema.REVISION:
         obstacles += await _missing_rights(connection)
     return Inspection(
