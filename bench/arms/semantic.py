@@ -18,7 +18,7 @@ from bench.harness.contest import expected_group, same
 from bench.harness.data import Key, Value, group_of, key_of, shuffled, value_of
 from bench.harness.plans import Reads, Writes, as_tuple
 from bench.harness.race import Arm, Checking, Plan, Planning, Running, T, Timed, timed
-from keyloft.semantic import Envelope, Put, Semantics, SemanticStore
+from keyloft.semantic import Envelope, Intent, Semantics, SemanticStore
 
 PROJECT = "tenant/acme/project/web"
 WRITER = "harvester:sync"
@@ -340,7 +340,12 @@ def putting_ten(
     def run(semantic: SemanticEntries, plan: list[Writes[str]]) -> Awaitable[Timed[Sequence[Envelope | None]]]:
         def put(ten: Writes[str]) -> Awaitable[Sequence[Envelope | None]]:
             there = semantic.there
-            return semantic.store.batch([Put(key, value, there[key][1], WRITER, CURSOR) for key, value in ten])
+            return semantic.store.batch(
+                [
+                    Intent.put(key, value, expected_version=there[key][1], writer=WRITER, semantics=CURSOR)
+                    for key, value in ten
+                ]
+            )
 
         return timed(put, plan, workers)
 

@@ -58,6 +58,9 @@ class KeyloftError(Exception):
 
     code: ClassVar[str] = "INTERNAL_ERROR"
 
+    failed_request: Any = None
+    """The write request of the semantic store that failed, for the dead letter of a retry policy that gives up."""
+
 
 class InvalidInput(KeyloftError, ValueError):
     """An argument can't be used; nothing was written."""

@@ -216,4 +216,43 @@ CONNECT_SECONDS: Final = 3.0
 
 # Tuned: the semantic store
 
+RECENT_ENTRIES: Final = 16_384
+"""Of so many entries a semantic store remembers the last version, so that a put needs no read: at most 8 MiB."""
+
+KNOWN_FENCES: Final = 1024
+"""Of so many fencing tokens a semantic store remembers the lock."""
+
+UNSAVED_DEAD_LETTERS: Final = 1000
+"""So many dead letters wait in memory for a database that fails; the oldest is dropped for one more."""
+
+TRANSIENT_PAUSE_SECONDS: Final = 0.5
+"""The pause before the second attempt after a transient error; each further pause is twice as long."""
+
+LONGEST_TRANSIENT_PAUSE_SECONDS: Final = 8.0
+"""The longest pause between two attempts after transient errors."""
+
+LOCK_RENEWALS_PER_TTL: Final = 3
+"""How often a lock is renewed within its TTL."""
+
+LOCK_RETRY_SECONDS: Final = 0.1
+"""The pause before a lock tries again to acquire or renew after an error of the database."""
+
+LIVE_FLAGS_PAUSE_SECONDS: Final = 1.0
+"""The pause before live flags are read again after an error of the database."""
+
+CONFLICT_WINDOW_STEPS: Final = 12
+"""In so many steps the window of the conflict rate moves on."""
+
+CONFLICT_WINDOW_PARTS: Final = 3
+"""In each of so many parts of the window the conflict rate must be too high, so that one burst raises no alert."""
+
+CONFLICT_FEWEST_WRITES: Final = 10
+"""With fewer writes in the window, the conflict rate raises no alert."""
+
+SEMANTIC_LOG_LINES_PER_SECOND: Final = 20
+"""So many failed requests of the semantic service are logged per second; the rest are counted in one line."""
+
+UNSENT_REFUSALS: Final = 1000
+"""With so many refusals waiting to be sent, the semantic service reads no further request."""
+
 # Tuned: operators' commands

@@ -19,7 +19,7 @@ from keyloft.core import keys
 from keyloft.core.records import Record, Space
 from keyloft.engines import open_engine
 from keyloft.semantic import Semantics, SemanticStore
-from keyloft.semantic.row_checks import Examiner
+from keyloft.semantic.row_checks import RowChecker
 from keyloft.tuples.store import Store
 from tests.cli.test_tuples import Keyloft, at_a_terminal, call, environment, run
 from tests.support.everything import API, WEB, filled, run_sql
@@ -240,11 +240,11 @@ beginnings = st.sampled_from([b"", b"acme/web/", b"acme/web/flags/a", b"acme/web
 
 
 @given(st.lists(st.tuples(kinds, beginnings, st.binary(max_size=12), st.binary(max_size=20)), max_size=20))
-def test_whatever_rows_there_are_the_examiner_gets_through(rows: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
-    examiner = Examiner(0)
+def test_whatever_rows_there_are_the_checker_gets_through(rows: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
+    checker = RowChecker(0)
     for kind, beginning, ending, value in sorted(rows):
         key = kind + beginning + ending
-        examiner.defect(Record(key, value, 0, 1, None))
+        checker.defect(Record(key, value, 0, 1, None))
         for space in (Space.SEMANTIC, Space.TUPLES):
             assert not CONTROL.search(_key(space, key))
 

@@ -14,7 +14,7 @@ import sys
 
 import keyloft
 from keyloft.clock import SystemClock
-from keyloft.semantic import Delete, Envelope, NothingToRestore, Put, Semantics, SemanticStore, VersionConflict
+from keyloft.semantic import Envelope, Intent, NothingToRestore, Semantics, SemanticStore, VersionConflict
 
 CONFIG = Semantics("config")
 BRIEF = Semantics("lock", ttl_seconds=1)
@@ -52,9 +52,14 @@ async def make(store: SemanticStore, writer: int, number: int) -> list[str]:
             return told("delete", await store.delete(key, expected_version="*", writer=who, request_id=f"d{number}"))
         case 5:
             return told("restore", await store.restore(key, writer=who))
-    put, delete = Put(key, number, "*", who, CONFIG), Delete(pair, "*", who)
+    put, delete = (
+        Intent.put(key, number, expected_version="*", writer=who, semantics=CONFIG),
+        Intent.delete(pair, expected_version="*", writer=who),
+    )
     deletes = number % 16 == 7
-    one, other = await store.batch([put, delete if deletes else Put(pair, number, "*", who, BRIEF)])
+    one, other = await store.batch(
+        [put, delete if deletes else Intent.put(pair, number, expected_version="*", writer=who, semantics=BRIEF)]
+    )
     return told("put", one) + told("delete" if deletes else "put", other)
 
 

@@ -52,9 +52,9 @@ def test_the_public_names_of_plugins_are_these() -> None:
 def test_the_public_names_of_semantic_are_these() -> None:
     assert sorted(semantic.__all__) == sorted(
         """
-        Alert AuditRecord Checkpoint DeadLetter Delete Envelope Escalated FailedWrite Flags IndexVersion Lock LockHeld
-        LockLost Login NotForward NothingToRestore Put Retry SemanticClient SemanticService SemanticStore Semantics
-        Signals StaleFence VersionConflict key_of shortened
+        Alert AuditRecord Checkpoint DeadLetter Envelope Escalated FailedWrite Flags IndexVersion Intent Lock LockHeld
+        LockLost Login NotForward NothingToRestore Retry SemanticClient SemanticService SemanticStore Semantics
+        Signals StaleFence VersionConflict WriteRequest key_of shortened
         """.split()
     )
     assert all(hasattr(semantic, name) for name in semantic.__all__)

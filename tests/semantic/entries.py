@@ -7,8 +7,8 @@ from typing import Any
 
 from keyloft import Store
 from keyloft.core.records import Get, Space
-from keyloft.semantic import AuditRecord, Delete, Envelope, Put, Semantics, SemanticStore
-from keyloft.semantic.keys import place
+from keyloft.semantic import AuditRecord, Envelope, Intent, Semantics, SemanticStore
+from keyloft.semantic.keys import parse
 
 PROJECT = "tenant/acme/project/web"
 KEY = f"{PROJECT}/docs/onedrive/delta"
@@ -46,12 +46,12 @@ async def restore(store: SemanticStore, key: str = KEY, **options: Any) -> Envel
     return await store.restore(key, writer=WRITER, **options)
 
 
-def putting(key: str, value: Any = 1, expected: int | str = "*", semantics: Semantics = CURSOR, **more: Any) -> Put:
-    return Put(key, value, expected, WRITER, semantics, **more)
+def putting(key: str, value: Any = 1, expected: int | str = "*", semantics: Semantics = CURSOR, **more: Any) -> Intent:
+    return Intent.put(key, value, expected_version=expected, writer=WRITER, semantics=semantics, **more)
 
 
-def deleting(key: str, expected: int | str = "*", **more: Any) -> Delete:
-    return Delete(key, expected, WRITER, **more)
+def deleting(key: str, expected: int | str = "*", **more: Any) -> Intent:
+    return Intent.delete(key, expected_version=expected, writer=WRITER, **more)
 
 
 async def trail(store: SemanticStore, about: str = KEY, **options: Any) -> list[AuditRecord]:
@@ -73,6 +73,6 @@ async def agreeing_trail(kv: Store, store: SemanticStore, key: str) -> list[Audi
         if record.action != "conflict":
             assert (record.version_before, record.before_hash) == there, record
             there = (record.version_after, record.after_hash)
-    [stored] = await kv.engine.read(Get(Space.SEMANTIC, place(key).entry, include_expired=True))
+    [stored] = await kv.engine.read(Get(Space.SEMANTIC, parse(key).entry, include_expired=True))
     assert there[0] == (None if stored is None else stored.version)
     return records

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from keyloft import InvalidArgument, ManualClock
-from keyloft.semantic import NotForward, Put, Semantics, SemanticStore, StaleFence, VersionConflict
+from keyloft.semantic import Intent, NotForward, Semantics, SemanticStore, StaleFence, VersionConflict
 from tests.semantic.trouble import PROJECT
 
 KEY = f"{PROJECT}/docs/onedrive/delta"
@@ -142,13 +142,23 @@ async def test_a_fence_guards_it(store: SemanticStore) -> None:
 async def test_a_result_and_the_step_past_it_are_made_together(store: SemanticStore) -> None:
     checkpoint = store.checkpoint(KEY, writer="w:sync")
     result = f"{PROJECT}/results/1"
-    await store.batch([Put(result, "done", 0, "w:sync", Semantics("config")), await checkpoint.step(1)])
+    await store.batch(
+        [
+            Intent.put(result, "done", expected_version=0, writer="w:sync", semantics=Semantics("config")),
+            await checkpoint.step(1),
+        ]
+    )
     assert await checkpoint.resume() == 1
     late = store.checkpoint(KEY, writer="late:sync")
     await late.resume()
     await checkpoint.advance(2)
     with pytest.raises(VersionConflict):
-        await store.batch([Put(result, "twice", "*", "late:sync", Semantics("config")), await late.step(2)])
+        await store.batch(
+            [
+                Intent.put(result, "twice", expected_version="*", writer="late:sync", semantics=Semantics("config")),
+                await late.step(2),
+            ]
+        )
     entry = await store.get(result)
     assert entry is not None
     assert entry.value == "done"

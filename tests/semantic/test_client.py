@@ -12,8 +12,7 @@ from nats.aio.msg import Msg
 import keyloft
 from keyloft import limits
 from keyloft.semantic import (
-    Delete,
-    Put,
+    Intent,
     Retry,
     SemanticClient,
     Semantics,
@@ -79,18 +78,30 @@ async def test_what_it_puts_is_what_the_store_holds(client: SemanticClient, stor
 
 async def test_a_conflict_carries_what_is_there(client: SemanticClient) -> None:
     entry = await client.put("k", 1, expected_version=0, writer="w", semantics=CURSOR)
-    with pytest.raises(VersionConflict, match="nothing was expected") as caught:
+    with pytest.raises(VersionConflict, match="expected no entry") as caught:
         await client.put("k", 2, expected_version=0, writer="w", semantics=CURSOR, request_id="r2")
     assert caught.value.current == entry
     assert caught.value.correlation_id == "r2"
     with pytest.raises(VersionConflict) as batched:
-        await client.batch([Put("k", 2, 0, "w", CURSOR), Put("new", 1, 0, "w", CURSOR), Delete("gone", 7, "w")])
+        await client.batch(
+            [
+                Intent.put("k", 2, expected_version=0, writer="w", semantics=CURSOR),
+                Intent.put("new", 1, expected_version=0, writer="w", semantics=CURSOR),
+                Intent.delete("gone", expected_version=7, writer="w"),
+            ]
+        )
     assert [(one.key, one.current) for one in batched.value.conflicts] == [(f"{SPOT}/k", entry), (f"{SPOT}/gone", None)]
     assert await client.get("new") is None
 
 
 async def test_a_batch_is_one_commit(client: SemanticClient) -> None:
-    made = await client.batch([Put("a", 1, 0, "w", CURSOR), Put("b", 2, "*", "w", CURSOR), Delete("c", "*", "w")])
+    made = await client.batch(
+        [
+            Intent.put("a", 1, expected_version=0, writer="w", semantics=CURSOR),
+            Intent.put("b", 2, expected_version="*", writer="w", semantics=CURSOR),
+            Intent.delete("c", expected_version="*", writer="w"),
+        ]
+    )
     assert [entry and entry.value for entry in made] == [1, 2, None]
     assert made[0] is not None
     assert made[1] is not None
@@ -100,7 +111,10 @@ async def test_a_batch_is_one_commit(client: SemanticClient) -> None:
 async def test_a_list_of_any_length_comes_whole(client: SemanticClient, store: SemanticStore) -> None:
     for first in range(0, 2500, 500):
         await store.batch(
-            [Put(f"{SPOT}/many/{number:04}", number, 0, "w", CURSOR) for number in range(first, first + 500)]
+            [
+                Intent.put(f"{SPOT}/many/{number:04}", number, expected_version=0, writer="w", semantics=CURSOR)
+                for number in range(first, first + 500)
+            ]
         )
     assert [entry.value async for entry in client.list("many/", values=True)] == list(range(2500))
     assert [entry.value for entry in await client.list("many/", limit=3)] == [None] * 3
@@ -119,10 +133,14 @@ async def test_replies_that_fit_into_no_message_come_without_values(client: Sema
     for number in range(20):
         await client.put(f"large/{number:02}", "x" * 60_000, expected_version=0, writer="w", semantics=CURSOR)
     with pytest.raises(VersionConflict) as caught:
-        await client.batch([Delete(f"large/{number:02}", 1, "w") for number in range(20)])
+        await client.batch(
+            [Intent.delete(f"large/{number:02}", expected_version=1, writer="w") for number in range(20)]
+        )
     assert len(caught.value.conflicts) == 20
     assert all(failed.current is not None and failed.current.value is None for failed in caught.value.conflicts)
-    removed = await client.batch([Delete(f"large/{number:02}", "*", "w") for number in range(20)])
+    removed = await client.batch(
+        [Intent.delete(f"large/{number:02}", expected_version="*", writer="w") for number in range(20)]
+    )
     assert [entry is not None and entry.value is None for entry in removed] == [True] * 20
     assert await client.list("large/") == []
 
@@ -130,11 +148,21 @@ async def test_replies_that_fit_into_no_message_come_without_values(client: Sema
 async def test_a_batch_of_long_winded_entries_is_answered_too(client: SemanticClient) -> None:
     wordy = Semantics("cursor", consumer_hints=("h" * 128,) * 32)
     for first in range(0, 400, 100):
-        await client.batch([Put(f"wordy/{number:03}", 1, 0, "w", wordy) for number in range(first, first + 100)])
+        await client.batch(
+            [
+                Intent.put(f"wordy/{number:03}", 1, expected_version=0, writer="w", semantics=wordy)
+                for number in range(first, first + 100)
+            ]
+        )
     with pytest.raises(VersionConflict) as caught:
-        await client.batch([Delete(f"wordy/{number:03}", 1, "w") for number in range(400)])
+        await client.batch(
+            [Intent.delete(f"wordy/{number:03}", expected_version=1, writer="w") for number in range(400)]
+        )
     assert len(caught.value.conflicts) == 400
-    removed = await client.batch([Delete(f"wordy/{number:03}", "*", "w") for number in range(400)], request_id="once")
+    removed = await client.batch(
+        [Intent.delete(f"wordy/{number:03}", expected_version="*", writer="w") for number in range(400)],
+        request_id="once",
+    )
     assert [entry is not None and entry.semantics.purpose for entry in removed] == ["cursor"] * 400
     assert await client.list("wordy/") == []
 

@@ -8,10 +8,9 @@ import pytest
 from keyloft import InvalidArgument, Store, Unreachable
 from keyloft.semantic import (
     DeadLetter,
-    Delete,
     Envelope,
     Escalated,
-    Put,
+    Intent,
     Semantics,
     SemanticStore,
     StaleFence,
@@ -105,7 +104,7 @@ async def test_a_retry_that_meets_a_conflict_keeps_its_letter(store: SemanticSto
 async def test_a_retry_under_a_stale_fence_keeps_its_letter(store: SemanticStore) -> None:
     await put(store, 1)
     async with store.lock(f"{PROJECT}/locks/a", writer="w") as lock:
-        fenced = Put(KEY, 2, 1, "w", CURSOR, fence=lock.fence)
+        fenced = Intent.put(KEY, 2, expected_version=1, writer="w", semantics=CURSOR, fence=lock.fence)
         with pytest.raises(Escalated):
             await store.retrying(sleep=at_once).run(lambda: store.batch([fenced]))
     [letter] = await letters(store)
@@ -141,7 +140,10 @@ async def test_two_operators_who_retry_at_once_write_once(store: SemanticStore) 
 
 async def test_a_batch_is_kept_and_retried_as_one(store: SemanticStore) -> None:
     there = await put(store, 1)
-    operations: list[Put | Delete] = [Put(OTHER, 2, 0, "w", CURSOR), Delete(KEY, there.version + 1000, "w")]
+    operations: list[Intent] = [
+        Intent.put(OTHER, 2, expected_version=0, writer="w", semantics=CURSOR),
+        Intent.delete(KEY, expected_version=there.version + 1000, writer="w"),
+    ]
     with pytest.raises(Escalated):
         await store.retrying(sleep=at_once).run(lambda: store.batch(operations, request_id="batch-1"))
     [letter] = await letters(store)
@@ -160,7 +162,9 @@ async def test_a_letter_whose_write_was_made_after_all_is_gone_once_retried(kv: 
 
         async def insist() -> None:
             if how == "batch":
-                await store.batch([Put(KEY, SECRET, "*", "w", CURSOR)], request_id="run-1")
+                await store.batch(
+                    [Intent.put(KEY, SECRET, expected_version="*", writer="w", semantics=CURSOR)], request_id="run-1"
+                )
             else:
                 await store.put(KEY, SECRET, expected_version="*", writer="w", semantics=CURSOR, request_id="run-1")
 

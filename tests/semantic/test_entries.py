@@ -10,7 +10,7 @@ import pytest
 from keyloft import Closed, InvalidArgument, ManualClock, Store, Undecodable
 from keyloft.core.records import Batch, Get, Set, Space
 from keyloft.core.values import Encoding
-from keyloft.semantic import Delete, Envelope, FailedWrite, NothingToRestore, Put, SemanticStore, VersionConflict
+from keyloft.semantic import Envelope, FailedWrite, Intent, NothingToRestore, SemanticStore, VersionConflict
 
 from .entries import (
     CURSOR,
@@ -101,7 +101,7 @@ class TestExpectedVersion:
 
     async def test_a_number_needs_an_entry(self, store: SemanticStore) -> None:
         for asked in (put(store, expected=1), delete(store, expected=1)):
-            with pytest.raises(VersionConflict, match="version 1 was expected, and nothing is there") as refused:
+            with pytest.raises(VersionConflict, match="expected version 1, found no entry") as refused:
                 await asked
             assert refused.value.current is None
 
@@ -240,7 +240,7 @@ class TestBatch:
     async def test_one_conflict_stops_all_and_every_failed_one_is_named(self, store: SemanticStore) -> None:
         first, second = await put(store), await put(store, OTHER)
         third = f"{PROJECT}/third"
-        operations: list[Put | Delete] = [
+        operations: list[Intent] = [
             putting(KEY, "x", first.version),
             putting(OTHER, "x", 0),
             deleting(third, 7),

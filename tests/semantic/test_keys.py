@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from keyloft import InvalidKey
 from keyloft.errors import InvalidInput, KeyTooLarge
 from keyloft.semantic import SemanticStore, key_of, shortened
-from keyloft.semantic.keys import Place, below, key_of_row, place
+from keyloft.semantic.keys import EntryKey, key_of_row, parse, parse_prefix
 
 from .entries import KEY, PROJECT, delete, put, trail
 
@@ -51,20 +51,20 @@ IDS = st.text("abz019_-", min_size=1, max_size=9)
 )
 def test_a_key_that_breaks_a_rule_is_refused_by_name(key: str, rule: str) -> None:
     with pytest.raises(InvalidKey, match=f"^key: .*{re.escape(rule)}"):
-        place(key)
+        parse(key)
 
 
 def test_a_key_has_at_most_128_characters() -> None:
     longest = f"{PROJECT}/".ljust(128, "x")
-    assert place(longest).key == longest
+    assert parse(longest).key == longest
     with pytest.raises(KeyTooLarge, match=r"^key: 129 characters are over the limit of 128; .*shortened"):
-        place(longest + "x")
+        parse(longest + "x")
 
 
 @pytest.mark.parametrize("key", [None, 7, b"tenant/a/project/b/c", ["tenant"], ("tenant", "a")])
 def test_a_key_that_is_no_str_is_a_type_error(key: Any) -> None:
     with pytest.raises(TypeError, match=r"^key: .* not "):
-        place(key)
+        parse(key)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_a_key_that_is_no_str_is_a_type_error(key: Any) -> None:
 )
 def test_a_prefix_without_a_whole_tenant_and_project_is_refused(prefix: str) -> None:
     with pytest.raises(InvalidKey, match=r"^prefix: "):
-        below(prefix)
+        parse_prefix(prefix)
 
 
 @pytest.mark.parametrize("path", ["//", "a//b", "/a", "A", "a b", "a*", "x" * 128, "\x00", "\ud800"])
 def test_a_prefix_with_which_no_path_begins_is_refused(path: str) -> None:
     with pytest.raises(InvalidKey, match=r"^prefix: "):
-        below(f"{PROJECT}/{path}")
+        parse_prefix(f"{PROJECT}/{path}")
 
 
 async def test_every_call_refuses_a_bad_key(store: SemanticStore) -> None:
@@ -96,23 +96,27 @@ def test_a_key_is_put_together_taken_apart_and_found_again_in_its_row(
     tenant: str, project: str, parts: list[str]
 ) -> None:
     key = key_of(tenant, project, *parts)
-    at = place(key)
-    assert (at.tenant, at.project, at.path) == (tenant, project, "/".join(parts))
+    at = parse(key)
+    assert (at.project.tenant, at.project.name, at.path) == (tenant, project, "/".join(parts))
     assert key_of_row(at.entry) == key
-    start, end = below(key).rows
+    start, end = parse_prefix(key).entries
     assert start <= at.entry < end
 
 
 @given(st.lists(st.builds(key_of, IDS, IDS, WORDS, WORDS), min_size=2, max_size=2, unique=True))
 def test_rows_of_different_keys_never_meet(keys: list[str]) -> None:
-    def rows(at: Place) -> set[bytes]:
-        return {at.entry, at.deleted, at.trace, at.request("r")}
+    def rows(at: EntryKey) -> set[bytes]:
+        return {at.entry, at.deleted, at.audit_index, at.conflicts, at.request("r")}
 
-    one, other = map(place, keys)
+    one, other = map(parse, keys)
     assert not rows(one) & rows(other)
-    assert len(rows(one)) == 4
-    same_project = one.inside == other.inside
-    assert (one.log == other.log) == (one.fences == other.fences) == same_project
+    assert len(rows(one)) == 5
+    same_project = one.project == other.project
+    assert (
+        (one.project.audit_log == other.project.audit_log)
+        == (one.project.fences == other.project.fences)
+        == same_project
+    )
 
 
 @pytest.mark.parametrize("parts", [(), ("",), ("a", ""), ("/a",), ("A",)])
@@ -132,7 +136,7 @@ def test_key_of_lets_no_tenant_reach_into_another() -> None:
 def test_shortened_makes_a_part_of_whatever_text(identifier: str) -> None:
     part = shortened(identifier)
     assert len(part) <= 49
-    assert place(f"{PROJECT}/{part}/last_sha").path == f"{part}/last_sha"
+    assert parse(f"{PROJECT}/{part}/last_sha").path == f"{part}/last_sha"
     assert shortened(identifier) == part
 
 

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 import keyloft
 from keyloft import ManualClock
 from keyloft.semantic import (
-    Delete,
     Envelope,
+    Intent,
     NothingToRestore,
-    Put,
     Semantics,
     SemanticStore,
     StaleFence,
@@ -72,10 +71,17 @@ class Wanted(Struct, frozen=True):
     semantics: Semantics | None = None
 
     @property
-    def operation(self) -> Put | Delete:
+    def operation(self) -> Intent:
         if self.semantics is None:
-            return Delete(self.key, self.expected, WRITER, fence=self.fence)
-        return Put(self.key, self.value, self.expected, WRITER, self.semantics, fence=self.fence)
+            return Intent.delete(self.key, expected_version=self.expected, writer=WRITER, fence=self.fence)
+        return Intent.put(
+            self.key,
+            self.value,
+            expected_version=self.expected,
+            writer=WRITER,
+            semantics=self.semantics,
+            fence=self.fence,
+        )
 
 
 class Machine(RuleBasedStateMachine):

@@ -7,7 +7,7 @@ import pytest
 
 import keyloft
 from keyloft import ManualClock, Store, Unreachable
-from keyloft.semantic import Alert, Put, Semantics, SemanticStore, Signals, StaleFence, VersionConflict
+from keyloft.semantic import Alert, Intent, Semantics, SemanticStore, Signals, StaleFence, VersionConflict
 from tests.semantic.trouble import PROJECT, behind_network, until
 
 KEY = f"{PROJECT}/docs/cursor"
@@ -93,7 +93,12 @@ class TestLogLines:
         assert SECRET not in caplog.text
 
     async def test_a_batch_is_told_key_by_key(self, store: SemanticStore, caplog: pytest.LogCaptureFixture) -> None:
-        await store.batch([Put(f"{KEY}/{number}", number, 0, "w", CURSOR) for number in range(3)])
+        await store.batch(
+            [
+                Intent.put(f"{KEY}/{number}", number, expected_version=0, writer="w", semantics=CURSOR)
+                for number in range(3)
+            ]
+        )
         assert [record.__dict__["key"] for record in caplog.records] == [f"{KEY}/{number}" for number in range(3)]
 
     async def test_a_repeated_request_is_not_told_as_another_change(
@@ -169,7 +174,7 @@ class TestConflictRate:
     def test_nothing_is_raised_before_the_window_is_over(self) -> None:
         signals, seconds, alerts = self.signals()
         self.run(signals, seconds, 59, 1, 10)
-        signals.look()
+        signals.check_alerts()
         assert alerts == []
 
     def test_a_tenth_is_not_too_much(self) -> None:
@@ -186,7 +191,7 @@ class TestConflictRate:
         signals, seconds, alerts = self.signals()
         self.run(signals, seconds, 180, 1, 10)
         seconds.now += 120
-        signals.look()
+        signals.check_alerts()
         assert [alert.is_raised for alert in alerts] == [True, False]
 
     def test_a_later_time_of_conflicts_raises_it_again(self) -> None:
@@ -235,7 +240,7 @@ class TestOutage:
             signals.answered()
         signals.failure()
         seconds.now += 200
-        signals.look()
+        signals.check_alerts()
         assert signals.alerts == {}
 
     async def test_the_sweeper_alone_notices_an_outage_and_its_end(self) -> None:
@@ -269,7 +274,7 @@ async def test_a_callback_that_fails_harms_nothing(caplog: pytest.LogCaptureFixt
     signals = Signals(fail, seconds=seconds)
     signals.failure()
     seconds.now += 301
-    signals.look()
+    signals.check_alerts()
     assert "storage_outage" in signals.alerts
     assert "the callback for alerts failed" in caplog.text
     signals.answered()

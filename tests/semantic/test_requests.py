@@ -116,7 +116,7 @@ async def test_a_retry_after_a_lost_answer_changes_nothing(store: SemanticStore,
 async def test_the_same_id_with_another_payload_is_a_conflict(store: SemanticStore, changed: dict[str, Any]) -> None:
     first = await put(store, semantics=living(60), request_id="r")
     changes: dict[str, Any] = {"semantics": living(60), "request_id": "r"} | changed
-    with pytest.raises(VersionConflict, match="this requestId was used for another request") as refused:
+    with pytest.raises(VersionConflict, match="this request id was used for another request") as refused:
         await put(store, **changes)
     assert refused.value.current == first == await store.get(KEY)
     assert [failed.reason for failed in refused.value.conflicts] == ["request_id"]
@@ -125,12 +125,12 @@ async def test_the_same_id_with_another_payload_is_a_conflict(store: SemanticSto
 
 async def test_the_same_id_for_another_kind_of_write_is_a_conflict(store: SemanticStore) -> None:
     await put(store, request_id="r")
-    with pytest.raises(VersionConflict, match="requestId"):
+    with pytest.raises(VersionConflict, match="request id"):
         await delete(store, request_id="r")
-    with pytest.raises(VersionConflict, match="requestId"):
+    with pytest.raises(VersionConflict, match="request id"):
         await restore(store, request_id="r")
     await delete(store)
-    with pytest.raises(VersionConflict, match="requestId"):
+    with pytest.raises(VersionConflict, match="request id"):
         await restore(store, request_id="r")
     assert await store.get(KEY) is None
 
@@ -138,7 +138,7 @@ async def test_the_same_id_for_another_kind_of_write_is_a_conflict(store: Semant
 async def test_a_batch_with_the_id_of_another_batch_is_a_conflict(store: SemanticStore) -> None:
     await store.batch([putting(KEY, 1), putting(OTHER, 1)], request_id="r")
     for other in ([putting(KEY, 2), putting(OTHER, 1)], [putting(OTHER, 1), putting(KEY, 1)], [putting(KEY, 1)]):
-        with pytest.raises(VersionConflict, match="requestId") as refused:
+        with pytest.raises(VersionConflict, match="request id") as refused:
             await store.batch(other, request_id="r")
         assert [failed.key for failed in refused.value.conflicts] == [operation.key for operation in other]
     assert [entry.value for entry in await store.list(PROJECT, values=True)] == [1, 1]

@@ -260,7 +260,7 @@ async def test_a_stale_request_is_not_tried_again(store: SemanticStore) -> None:
 
     await put(1)
     pauses = Pauses()
-    with pytest.raises(VersionConflict, match="requestId"):
+    with pytest.raises(VersionConflict, match="request id"):
         await store.retrying(sleep=pauses).run(lambda: put(2))
     assert pauses.taken == []
 

@@ -4,11 +4,12 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import keyloft
 from keyloft import InvalidArgument, InvalidValue, ValueTooLarge
 from keyloft.errors import InvalidInput
-from keyloft.semantic import Delete, Put, Semantics, SemanticStore, VersionConflict
+from keyloft.semantic import Intent, Semantics, SemanticStore, VersionConflict
 
 from .entries import CURSOR, KEY, OTHER, PROJECT, WRITER, actions, deleting, put, putting
 
@@ -31,19 +32,19 @@ class Name(str):
         ({"producer": "a\nb"}, "semantics.producer"),
         ({"producer": "x" * 129}, "semantics.producer"),
         ({"producer": 7}, "semantics.producer"),
-        ({"consumer_hints": ["a"] * 33}, "semantics.consumerHints"),
-        ({"consumer_hints": [1]}, "semantics.consumerHints"),
-        ({"consumer_hints": "ab"}, "semantics.consumerHints"),
-        ({"consumer_hints": ("a",) * 33}, "semantics.consumerHints"),
-        ({"consumer_hints": ("",)}, "semantics.consumerHints"),
-        ({"consumer_hints": ("\ud800",)}, "semantics.consumerHints"),
-        ({"consumer_hints": (1,)}, "semantics.consumerHints"),
-        ({"ttl_seconds": 0}, "semantics.ttlSeconds"),
-        ({"ttl_seconds": -1}, "semantics.ttlSeconds"),
-        ({"ttl_seconds": 1.5}, "semantics.ttlSeconds"),
-        ({"ttl_seconds": True}, "semantics.ttlSeconds"),
-        ({"ttl_seconds": "60"}, "semantics.ttlSeconds"),
-        ({"ttl_seconds": 2**31}, "semantics.ttlSeconds"),
+        ({"consumer_hints": ["a"] * 33}, "semantics.consumer_hints"),
+        ({"consumer_hints": [1]}, "semantics.consumer_hints"),
+        ({"consumer_hints": "ab"}, "semantics.consumer_hints"),
+        ({"consumer_hints": ("a",) * 33}, "semantics.consumer_hints"),
+        ({"consumer_hints": ("",)}, "semantics.consumer_hints"),
+        ({"consumer_hints": ("\ud800",)}, "semantics.consumer_hints"),
+        ({"consumer_hints": (1,)}, "semantics.consumer_hints"),
+        ({"ttl_seconds": 0}, "semantics.ttl_seconds"),
+        ({"ttl_seconds": -1}, "semantics.ttl_seconds"),
+        ({"ttl_seconds": 1.5}, "semantics.ttl_seconds"),
+        ({"ttl_seconds": True}, "semantics.ttl_seconds"),
+        ({"ttl_seconds": "60"}, "semantics.ttl_seconds"),
+        ({"ttl_seconds": 2**31}, "semantics.ttl_seconds"),
     ],
 )
 def test_semantics_that_break_a_rule_are_refused_by_field(fields: dict[str, Any], named: str) -> None:
@@ -52,7 +53,7 @@ def test_semantics_that_break_a_rule_are_refused_by_field(fields: dict[str, Any]
 
 
 def test_a_lock_must_have_a_ttl() -> None:
-    with pytest.raises(InvalidArgument, match=r"^semantics\.ttlSeconds: a lock must have one"):
+    with pytest.raises(InvalidArgument, match=r"^semantics\.ttl_seconds: a lock must have one"):
         Semantics("lock")
     assert Semantics("lock", ttl_seconds=1).expire_in == 1000
 
@@ -60,27 +61,27 @@ def test_a_lock_must_have_a_ttl() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"expected_version": None}, "expectedVersion"),
-        ({"expected_version": -1}, "expectedVersion"),
-        ({"expected_version": True}, "expectedVersion"),
-        ({"expected_version": 1.0}, "expectedVersion"),
-        ({"expected_version": "1"}, "expectedVersion"),
-        ({"expected_version": ""}, "expectedVersion"),
-        ({"expected_version": 2**63}, "expectedVersion"),
-        ({"expected_version": b"*"}, "expectedVersion"),
-        ({"writer": ""}, "lastWriter"),
-        ({"writer": None}, "lastWriter"),
-        ({"writer": "a\x00b"}, "lastWriter"),
-        ({"writer": "a\u2028b"}, "lastWriter"),
-        ({"writer": "\udfff"}, "lastWriter"),
-        ({"writer": "x" * 129}, "lastWriter"),
-        ({"spec_ref": ""}, "specRef"),
-        ({"spec_ref": "x" * 257}, "specRef"),
-        ({"spec_ref": 7}, "specRef"),
-        ({"request_id": ""}, "requestId"),
-        ({"request_id": "x" * 129}, "requestId"),
-        ({"request_id": "a\x7f"}, "requestId"),
-        ({"request_id": 7}, "requestId"),
+        ({"expected_version": None}, "expected_version"),
+        ({"expected_version": -1}, "expected_version"),
+        ({"expected_version": True}, "expected_version"),
+        ({"expected_version": 1.0}, "expected_version"),
+        ({"expected_version": "1"}, "expected_version"),
+        ({"expected_version": ""}, "expected_version"),
+        ({"expected_version": 2**63}, "expected_version"),
+        ({"expected_version": b"*"}, "expected_version"),
+        ({"writer": ""}, "writer"),
+        ({"writer": None}, "writer"),
+        ({"writer": "a\x00b"}, "writer"),
+        ({"writer": "a\u2028b"}, "writer"),
+        ({"writer": "\udfff"}, "writer"),
+        ({"writer": "x" * 129}, "writer"),
+        ({"spec_ref": ""}, "spec_ref"),
+        ({"spec_ref": "x" * 257}, "spec_ref"),
+        ({"spec_ref": 7}, "spec_ref"),
+        ({"request_id": ""}, "request_id"),
+        ({"request_id": "x" * 129}, "request_id"),
+        ({"request_id": "a\x7f"}, "request_id"),
+        ({"request_id": 7}, "request_id"),
         ({"fence": -1}, "fence"),
         ({"fence": "7"}, "fence"),
         ({"fence": True}, "fence"),
@@ -169,8 +170,8 @@ async def test_a_batch_has_puts_and_deletes_alone(operation: Any) -> None:
 
 
 async def test_a_batch_names_each_key_once_and_at_least_one(store: SemanticStore) -> None:
-    twice: list[Put | Delete] = [putting(KEY), deleting(KEY)]
-    too_many: list[Put | Delete] = [putting(f"{PROJECT}/{number}") for number in range(1001)]
+    twice: list[Intent] = [putting(KEY), deleting(KEY)]
+    too_many: list[Intent] = [putting(f"{PROJECT}/{number}") for number in range(1001)]
     for operations in ([], twice, too_many):
         with pytest.raises(InvalidArgument, match=r"^operations: "):
             await store.batch(operations)
@@ -178,18 +179,27 @@ async def test_a_batch_names_each_key_once_and_at_least_one(store: SemanticStore
 
 
 async def test_a_bad_operation_of_a_batch_is_named_by_its_number(store: SemanticStore) -> None:
-    bad: list[Put | Delete] = [putting(f"{PROJECT}/Bad"), putting(OTHER, math.nan), deleting(OTHER, -1)]
+    bad = [putting(f"{PROJECT}/Bad"), putting(OTHER, semantics=Semantics("unheard_of"))]
     for operation in bad:
         with pytest.raises(InvalidInput, match=r"^operations\[1\]: "):
             await store.batch([putting(KEY), operation])
     assert await store.get(KEY) is None
 
 
+def test_an_intent_that_breaks_a_rule_is_refused_where_it_is_made() -> None:
+    with pytest.raises(InvalidValue, match=r"^value: "):
+        putting(OTHER, math.nan)
+    with pytest.raises(InvalidArgument, match=r"^expected_version: "):
+        deleting(OTHER, -1)
+    with pytest.raises(InvalidArgument, match=r"^writer: "):
+        replace(deleting(OTHER), writer="")
+
+
 @pytest.mark.parametrize("option", ["request_memory", "restore_within", "audit_retention", "sweep_every"])
 @pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan, True, "60", 10**12])
 async def test_a_time_of_the_store_is_a_number_above_0(option: str, seconds: Any) -> None:
     async with keyloft.open() as kv:
-        with pytest.raises(InvalidArgument, match=f"^{option} is a number of seconds"):
+        with pytest.raises(InvalidArgument, match=f"^{option}: it must be a number of seconds"):
             SemanticStore(kv, **{"sweep_every": None} | {option: seconds})
 
 

@@ -236,7 +236,7 @@ class TestRefusals:
             ("batch", {"operations": [{**PUT, "operation": "put"}]}, "VALIDATION_ERROR", "whole batch"),
             ("put", {**PUT, "Fence": 5}, "VALIDATION_ERROR", "is fence meant?"),
             ("put", {**PUT, "request_id": "x"}, "VALIDATION_ERROR", "is requestId meant?"),
-            ("put", {**PUT, "ttlSeconds": 5}, "VALIDATION_ERROR", "belongs into semantics"),
+            ("put", {**PUT, "ttlSeconds": 5}, "VALIDATION_ERROR", "it is a field of semantics"),
             ("list", {"prefx": "docs/"}, "VALIDATION_ERROR", "is prefix meant?"),
             ("list", {"prefix": "tenant/acme/project/web/docs"}, "VALIDATION_ERROR", "subject alone"),
             ("batch", {"operations": [{"operation": "put", "key": "x"}]}, "MISSING_FIELD", "operations[0]"),

@@ -26,7 +26,7 @@ from keyloft.errors import (
 )
 from keyloft.plugins import rules
 from keyloft.semantic.keys import is_entry, key_of_row
-from keyloft.semantic.row_checks import Examiner
+from keyloft.semantic.row_checks import RowChecker
 from keyloft.server.config import Flags
 
 _LONGEST_KEY = 300
@@ -151,11 +151,11 @@ Defects: TypeAlias = Iterator[tuple[str, str]]
 
 def _defects_of(space: Space, snapshot: Snapshot) -> Callable[[Record], Defects]:
     """What says what is wrong with the rows of a space, which come in the order of their keys."""
-    examiner = Examiner(snapshot.now)
+    checker = RowChecker(snapshot.now)
 
     def semantic(row: Record) -> Defects:
-        if defect := examiner.defect(row):
-            yield defect.kind, defect.told
+        if (defect := checker.defect(row)) is not None:
+            yield defect
 
     own = {Space.TUPLES: _tuple_defects, Space.PLUGINS: _plugin_defects, Space.SEMANTIC: semantic}[space]
 

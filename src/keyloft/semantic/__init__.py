@@ -1,12 +1,12 @@
-"""State that says what it means: compare-and-set with a purpose, locks that hold, checkpoints, flags, an audit trail.
+"""State of workflows: compare-and-set on entries that say what they mean, locks, checkpoints, flags, an audit trail.
 
     store = SemanticStore(kv)                     # on an open store
     entry = await store.put(key, value, expected_version=0, writer="agent:directive", semantics=Semantics("cursor"))
     async with store.lock(key, writer="agent:directive") as lock: ...
-    service = SemanticService(nats, store)        # serves it on db.semantic.<tenant>.<project>.<operation>
+    async with SemanticService(nats, store): ...  # serves it on db.semantic.<tenant>.<project>.<operation>
     client = await SemanticClient.connect("nats://…", tenant="acme", project="web")
 
-`Envelope` is what is read; `VersionConflict` tells what is there instead of what was expected.
+Reads return an `Envelope`; `VersionConflict` has the stored entry, if it is not the expected one.
 """
 
 from typing import TYPE_CHECKING
@@ -19,10 +19,10 @@ from keyloft.semantic.dead_letters import DeadLetter
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.flags import Flags
 from keyloft.semantic.index_versions import IndexVersion
+from keyloft.semantic.intents import FailedWrite, Intent, WriteRequest
 from keyloft.semantic.keys import key_of, shortened
 from keyloft.semantic.locks import Lock
 from keyloft.semantic.monitoring import Alert, Signals
-from keyloft.semantic.planning import Delete, FailedWrite, Put
 from keyloft.semantic.retry import Retry
 from keyloft.semantic.store import SemanticStore
 
@@ -36,19 +36,18 @@ __all__ = [
     "AuditRecord",
     "Checkpoint",
     "DeadLetter",
-    "Delete",
     "Envelope",
     "Escalated",
     "FailedWrite",
     "Flags",
     "IndexVersion",
+    "Intent",
     "Lock",
     "LockHeld",
     "LockLost",
     "Login",
     "NotForward",
     "NothingToRestore",
-    "Put",
     "Retry",
     "SemanticClient",
     "SemanticService",
@@ -57,6 +56,7 @@ __all__ = [
     "Signals",
     "StaleFence",
     "VersionConflict",
+    "WriteRequest",
     "key_of",
     "shortened",
 ]

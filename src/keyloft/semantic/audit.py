@@ -9,6 +9,7 @@ was before. That takes a put from 57 to 45 µs (64 at once).
 """
 
 import hmac
+import os
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
@@ -20,9 +21,10 @@ from keyloft.core.engine import Engine
 from keyloft.core.paging import Pages
 from keyloft.core.records import EVERYTHING, Append, Get, Latest, Record, Scan, Space
 from keyloft.core.values import Encoding
-from keyloft.errors import Undecodable
-from keyloft.semantic.envelope import directive_of, moment, read_stored
-from keyloft.semantic.keys import Place, audit_log, rows_below
+from keyloft.errors import InvalidArgument, Undecodable
+from keyloft.semantic.envelope import moment, read_stored
+from keyloft.semantic.keys import EntryKey, Project, rows_below
+from keyloft.semantic.rules import directive_of
 
 Action: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore"]
 
@@ -55,7 +57,7 @@ class AuditRecord(Struct, frozen=True, rename="camel"):
     correlation_id: str | None = None
 
 
-class Fact(Struct, frozen=True, gc=False, omit_defaults=True):
+class Fact(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A record as it is stored; what the commit decides is not yet in it."""
 
     action: Action = msgspec.field(name="a")
@@ -96,11 +98,26 @@ class Hasher:
     def __init__(self, key: bytes) -> None:
         self._keyed = hmac.new(key, digestmod="sha256")
 
-    def of(self, place: Place, value: bytes) -> str:
+    def of(self, place: EntryKey, value: bytes) -> str:
         made = self._keyed.copy()
         # With the key of the entry: equal values of two entries can't be told to be equal.
         made.update(b"%b\x00%b" % (place.entry, value))
         return made.hexdigest()
+
+
+def configured_hasher(key: bytes | str | None) -> Hasher | None:
+    """The hasher of the given audit key, or of the environment's KEYLOFT_AUDIT_KEY; None if there is neither.
+
+    Raises:
+        InvalidArgument: The given key is empty, or no key at all.
+    """
+    if key is None:
+        key = os.environ.get("KEYLOFT_AUDIT_KEY") or None
+    elif not isinstance(key, (str, bytes)):
+        raise InvalidArgument(f"audit_key: bytes or a text, not {type(key).__name__}")
+    elif not key:
+        raise InvalidArgument("audit_key: it must not be empty")
+    return None if key is None else Hasher(key.encode() if isinstance(key, str) else key)
 
 
 def ending(version: int, number: int) -> bytes:
@@ -108,13 +125,13 @@ def ending(version: int, number: int) -> bytes:
     return version.to_bytes(_VERSION_BYTES) + number.to_bytes(2)
 
 
-def appends(place: Place, fact: Fact, number: int, keep: int) -> list[Append]:
+def appends(place: EntryKey, fact: Fact, number: int, keep: int) -> list[Append]:
     """What records a fact, the nth of its commit, for so many milliseconds."""
     suffix = number.to_bytes(2)
-    record = Append(Space.SEMANTIC, place.log, _to_json(fact), Encoding.JSON, keep, suffix)
+    record = Append(Space.SEMANTIC, place.project.audit_log, _to_json(fact), Encoding.JSON, keep, suffix)
     if fact.is_reached:
         return [record]
-    return [record, Append(Space.SEMANTIC, place.trace, b"", Encoding.BYTES, keep, suffix)]
+    return [record, Append(Space.SEMANTIC, place.conflicts, b"", Encoding.BYTES, keep, suffix)]
 
 
 class AuditTrail:
@@ -123,17 +140,16 @@ class AuditTrail:
     def __init__(
         self,
         engine: Engine,
-        tenant: str,
-        project: str,
-        place: Place | None,
+        project: Project,
+        place: EntryKey | None,
         *,
         after: int | None,
         limit: int | None,
         reverse: bool,
     ) -> None:
         self._engine = engine
-        self._project = f"tenant/{tenant}/project/{project}"
-        self._log = audit_log(tenant, project)
+        self._project = project.prefix
+        self._log = project.audit_log
         self._place = place
         self._after = -1 if after is None else after
         self._limit = EVERYTHING if limit is None else limit
@@ -159,12 +175,12 @@ class AuditTrail:
         for shown in found[: -self._limit - 1 : -1]:
             yield shown
 
-    async def _backwards(self, place: Place) -> AsyncIterator[AuditRecord]:
+    async def _backwards(self, place: EntryKey) -> AsyncIterator[AuditRecord]:
         """What happened to a key, the last first: from pointer to pointer, and between them from put to put."""
         entry, latest = await self._engine.read(Get(Space.SEMANTIC, place.entry, include_expired=True), Latest())
         link = None if entry is None else ending(entry.version, read_stored(entry).number)
         # No pointer to what came after this look: the puts before it, which have none, would be missing.
-        start, end = [place.trace + ending(version + 1, 0) for version in (self._after, max(self._after, latest))]
+        start, end = [place.conflicts + ending(version + 1, 0) for version in (self._after, max(self._after, latest))]
         scan = Scan(Space.SEMANTIC, start, end, EVERYTHING, reverse=True, keys_only=True)
         async for page in Pages(self._engine, scan):
             for key in page.keys:
@@ -194,7 +210,7 @@ class AuditTrail:
         is_there = fact.action in ("put", "restore")
         return AuditRecord(
             fact.action,
-            f"{self._project}/{fact.path}",
+            f"{self._project}{fact.path}",
             fact.writer,
             directive_of(fact.writer),
             fact.purpose,

@@ -1,18 +1,18 @@
-"""Checkpoints: how far a workflow has come. They only move forward, and one worker at a time moves them."""
+"""Checkpoints: the position that a workflow has reached. They only move forward, one worker at a time."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from keyloft.errors import InvalidArgument, NotForward
 from keyloft.semantic.envelope import Envelope, Semantics
-from keyloft.semantic.planning import Put
+from keyloft.semantic.intents import Intent, WriteRequest
 
 if TYPE_CHECKING:
     from keyloft.semantic.store import SemanticStore
 
 
 class Checkpoint:
-    """How far a workflow has come.
+    """The position that a workflow has reached.
 
     Example:
         checkpoint = store.checkpoint(key, writer="harvester:sync")
@@ -25,6 +25,7 @@ class Checkpoint:
         self,
         store: "SemanticStore",
         key: str,
+        *,
         writer: str,
         order: Callable[[Any], Any] | None,
         semantics: Semantics,
@@ -38,7 +39,7 @@ class Checkpoint:
         self._current: Envelope | None = None
 
     async def resume(self, default: Any = None) -> Any:
-        """The position that was reached, by whomever; the default where there is none yet."""
+        """The position that any worker has reached; the default where there is none yet."""
         self._current = await self._store.get(self._key)
         self._resumed = True
         return default if self._current is None else self._current.value
@@ -51,48 +52,47 @@ class Checkpoint:
         spec_ref: str | None = None,
         fence: int | None = None,
     ) -> Envelope:
-        """Move on from where `resume`, or the last `advance`, has been.
+        """Move on from the position that `resume`, or the last `advance`, returned.
 
         Raises:
-            VersionConflict: Another worker has moved it meanwhile: resume, and do what is still to be done.
-            NotForward: It is there already, or further.
+            VersionConflict: Another worker has moved the checkpoint meanwhile: resume, then do what is left.
+            NotForward: The checkpoint has reached this position already, or a later one.
         """
-        put = await self.step(position, spec_ref=spec_ref, fence=fence)
-        self._current = await self._store.put(
-            put.key,
-            put.value,
-            expected_version=put.expected_version,
-            writer=put.writer,
-            semantics=put.semantics,
-            request_id=request_id,
-            spec_ref=put.spec_ref,
-            fence=put.fence,
-        )
+        intent = await self.step(position, spec_ref=spec_ref, fence=fence)
+        [self._current] = await self._store.write(WriteRequest(intents=(intent,), request_id=request_id))
+        assert self._current is not None
         return self._current
 
-    async def step(self, position: Any, *, spec_ref: str | None = None, fence: int | None = None) -> Put:
-        """What `advance` would put, for a batch: a result and the step past it are made together, or not at all.
+    async def step(self, position: Any, *, spec_ref: str | None = None, fence: int | None = None) -> Intent:
+        """What `advance` would put, for a batch: a result and the step past it are committed together or not at all.
 
         Example:
-            await store.batch([Put(…), await checkpoint.step(done + 1, fence=lock.fence)])
+            await store.batch([Intent.put(…), await checkpoint.step(done + 1, fence=lock.fence)])
         """
         if not self._resumed:
             await self.resume()
-        if self._current is not None and not self._is_behind(self._current.value, position):
+        if self._current is not None and not self._is_before(self._current.value, position):
             raise NotForward(
-                f"{self._key} only moves forward, and has reached this position, or one beyond it, already "
+                f"position: {self._key} only moves forward, and has reached this position, or a later one, already "
                 f"(version {self._current.version})"
             )
-        version = 0 if self._current is None else self._current.version
-        return Put(self._key, position, version, self._writer, self._semantics, spec_ref, fence)
+        return Intent.put(
+            self._key,
+            position,
+            expected_version=0 if self._current is None else self._current.version,
+            writer=self._writer,
+            semantics=self._semantics,
+            spec_ref=spec_ref,
+            fence=fence,
+        )
 
-    def _is_behind(self, here: Any, there: Any) -> bool:
+    def _is_before(self, here: Any, there: Any) -> bool:
         try:
             if self._order is not None:
                 here, there = self._order(here), self._order(there)
             return bool(here < there)
         except Exception as error:
             raise InvalidArgument(
-                f"{self._key}: these positions can't be compared ({type(error).__name__}): "
-                "checkpoint(…, order=…) says what of them to compare, as in order=lambda position: position['sequence']"
+                f"position: positions of {self._key} can't be compared ({type(error).__name__}): "
+                "checkpoint(…, order=…) says what to compare, as in order=lambda position: position['sequence']"
             ) from error

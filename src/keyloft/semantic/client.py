@@ -1,19 +1,19 @@
 """A workflow's view of its state over NATS: the calls of `SemanticStore`, for one tenant and project."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from msgspec import Raw
-from msgspec.structs import replace
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.errors import InvalidArgument
 from keyloft.nats.client import RemoteList, ServiceClient
 from keyloft.nats.connection import Login
-from keyloft.semantic import keys, planning, wire
-from keyloft.semantic.envelope import Envelope, ExpectedVersion, Semantics, request_name
-from keyloft.semantic.planning import Change, Delete, Put
+from keyloft.semantic import keys, wire
+from keyloft.semantic.envelope import Envelope, Semantics
+from keyloft.semantic.intents import Intent
+from keyloft.semantic.rules import ExpectedVersion, check_request_id
+from keyloft.semantic.store import Written
 
 
 class SemanticClient(ServiceClient):
@@ -44,7 +44,7 @@ class SemanticClient(ServiceClient):
         prefix: The subject before `.<tenant>.<project>.<operation>`, as the service has it.
         timeout: How many seconds a request waits for its answer.
         """
-        self._spot = wire.Spot(keys.tenant_id(tenant), keys.project_id(project))
+        self._project = keys.checked_project(tenant, project)
         self._prefix = prefix
         super().__init__(
             nats,
@@ -92,9 +92,8 @@ class SemanticClient(ServiceClient):
 
     async def get(self, path: str) -> Envelope | None:
         """The entry at a path, or None."""
-        self._spot.key(path)
-        reply = await self._send("get", {"key": path})
-        return wire.envelope_of(reply["entry"])
+        wire.key_within(self._project, path)
+        return wire.envelope_of((await self._send("get", {"key": path}))["entry"])
 
     async def put(
         self,
@@ -108,16 +107,23 @@ class SemanticClient(ServiceClient):
         spec_ref: str | None = None,
         fence: int | None = None,
     ) -> Envelope:
-        """Store a value, if what is there is what is expected; as `SemanticStore.put`.
+        """Store a value, if the stored entry is the expected one; as `SemanticStore.put`.
 
         Raises:
-            VersionConflict: Something else is there; or the request id was used for another request.
-            StaleFence: The lock is no longer held by whoever got this token.
-            TimedOut: It may have been made, or not: the same call with the same request id tells.
+            VersionConflict: Another entry is stored; or the request id was used for another request.
+            StaleFence: The lock is no longer held under this token.
+            TimedOut: The put may be committed or not: repeat the call with the same request id to find out.
         """
-        asked = Put(self._spot.key(path), value, expected_version, writer, semantics, spec_ref, fence)
-        fields = _fields(planning.putting(asked)) | {"requestId": request_name(request_id)}
-        entry = wire.envelope_of((await self._send("put", fields))["entry"])
+        intent = Intent.put(
+            path,
+            value,
+            expected_version=expected_version,
+            writer=writer,
+            semantics=semantics,
+            spec_ref=spec_ref,
+            fence=fence,
+        )
+        entry = await self._write(intent, request_id)
         assert entry is not None
         return entry
 
@@ -131,32 +137,33 @@ class SemanticClient(ServiceClient):
         spec_ref: str | None = None,
         fence: int | None = None,
     ) -> Envelope | None:
-        """Remove an entry, if it is what is expected; returns what was removed."""
-        asked = Delete(self._spot.key(path), expected_version, writer, spec_ref, fence)
-        fields = _fields(planning.deleting(asked)) | {"requestId": request_name(request_id)}
-        return wire.envelope_of((await self._send("delete", fields))["entry"])
+        """Remove an entry, if it is the expected one, and return it."""
+        intent = Intent.delete(path, expected_version=expected_version, writer=writer, spec_ref=spec_ref, fence=fence)
+        return await self._write(intent, request_id)
 
-    async def batch(
-        self, operations: Iterable[Put | Delete], *, request_id: str | None = None
-    ) -> Sequence[Envelope | None]:
+    async def _write(self, intent: Intent, request_id: str | None) -> Envelope | None:
+        fields = self._fields(intent) | {"requestId": check_request_id(request_id)}
+        return wire.envelope_of((await self._send(intent.action, fields))["entry"])
+
+    async def batch(self, operations: Iterable[Intent], *, request_id: str | None = None) -> Written:
         """Make several puts and deletes, all or none; their keys are paths within the project."""
-        asked = []
-        for operation in operations:
-            whole = replace(operation, key=self._spot.key(operation.key))
-            change = planning.putting(whole) if isinstance(whole, Put) else planning.deleting(whole)
-            asked.append(_fields(change) | {"operation": change.action})
-        reply = await self._send("batch", {"operations": asked, "requestId": request_name(request_id)})
+        fields = [self._fields(intent) | {"operation": intent.action} for intent in operations]
+        reply = await self._send("batch", {"operations": fields, "requestId": check_request_id(request_id)})
         return [wire.envelope_of(entry) for entry in reply["entries"]]
 
     def list(self, prefix: str = "", *, values: bool = False, limit: int | None = None) -> "RemoteEnvelopes":
-        """The entries whose paths begin with a text, however many there are: await them, or use `async for`."""
+        """The entries whose paths begin with a text, however many there are: await it, or use `async for`."""
         if prefix.startswith("tenant/"):
             raise InvalidArgument("prefix: it is of the path within the project, without tenant and project")
-        keys.below(self._spot.prefix + prefix)
-        return RemoteEnvelopes(self._send, self._spot, prefix, values, limit)
+        keys.parse_prefix(self._project.prefix + prefix)
+        return RemoteEnvelopes(self, prefix, values, limit)
+
+    def _fields(self, intent: Intent) -> dict[str, Any]:
+        wire.key_within(self._project, intent.key)
+        return wire.fields_of(intent)
 
     async def _send(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
-        return await self._request(f"{self._prefix}.{self._spot.tenant}.{self._spot.project}.{operation}", fields)
+        return await self._request(f"{self._prefix}.{self._project.tenant}.{self._project.name}.{operation}", fields)
 
 
 class RemoteEnvelopes(RemoteList[Envelope]):
@@ -164,29 +171,14 @@ class RemoteEnvelopes(RemoteList[Envelope]):
 
     what = "entries"
 
-    def __init__(self, send: Any, spot: wire.Spot, prefix: str, values: bool, limit: int | None) -> None:
+    def __init__(self, client: SemanticClient, prefix: str, values: bool, limit: int | None) -> None:
         super().__init__(limit)
-        self._send = send
-        self._spot = spot
+        self._client = client
         self._prefix = prefix
         self._values = values
 
     async def _page(self, limit: int, after: str | None) -> tuple[list[Envelope], str | None]:
         fields = {"prefix": self._prefix, "values": self._values, "limit": limit, "after": after}
-        reply = await self._send("list", fields)
+        reply = await self._client._send("list", fields)
         found = [entry for entry in map(wire.envelope_of, reply["entries"]) if entry is not None]
-        return found, found[-1].key.removeprefix(self._spot.prefix) if reply["truncated"] else None
-
-
-def _fields(change: Change) -> dict[str, Any]:
-    """A put or delete, as it travels."""
-    fields: dict[str, Any] = {
-        "key": change.place.path,
-        "expectedVersion": change.expected_version,
-        "lastWriter": change.writer,
-        "specRef": change.spec_ref,
-        "fence": change.fence,
-    }
-    if change.semantics is not None:
-        fields |= {"value": Raw(change.value), "semantics": change.semantics}
-    return fields
+        return found, found[-1].key.split("/", 4)[4] if reply["truncated"] else None

@@ -1,305 +1,245 @@
-"""Makes changes: looks at what is stored, refuses what stands against it, commits the rest with its audit records.
+"""Carries out write requests: reads what is stored, refuses a conflict, or commits what was planned.
 
-A change takes this way: what is stored is read, or guessed from what was last written or read here; whatever stands
-against the change is recorded and told; else a `Plan` says what the commit has to check and to write, and the engine
-makes all of it or nothing. If all was not as it was seen, the change looks again.
+A request takes this path: what is stored is read, or guessed from the last write or read here. What conflicts with it
+is recorded, logged and raised. Otherwise a `CommitPlan` says what to check and to write, and the engine makes all of
+it or nothing. If a check fails, the request starts again with a thorough read.
 """
 
 import asyncio
-import logging
-import os
 import secrets
 import uuid
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
-from contextvars import ContextVar
 from typing import Any, Final, NoReturn
 
-from msgspec import Struct
-
+from keyloft import limits
 from keyloft.core.engine import Engine
-from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Get, Now, Purge, Record, Set, Space
+from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Get, Now, Record, Set, Space
 from keyloft.core.values import Encoding
-from keyloft.errors import (
-    Closed,
-    DatabaseError,
-    InvalidArgument,
-    NothingToRestore,
-    StaleFence,
-    Undecodable,
-    VersionConflict,
-)
-from keyloft.semantic import envelope as rules
-from keyloft.semantic import keys, planning
+from keyloft.errors import Closed, DatabaseError, InvalidArgument, NothingToRestore, StaleFence, VersionConflict
+from keyloft.semantic import keys, replays
 from keyloft.semantic.audit import Hasher
-from keyloft.semantic.envelope import Envelope, Stored, read_stored
-from keyloft.semantic.keys import Place, place
+from keyloft.semantic.envelope import Envelope, StoredEntry, read_stored
+from keyloft.semantic.intents import ConflictReason, FailedWrite, Intent, WriteRequest
+from keyloft.semantic.keys import EntryKey, Project
 from keyloft.semantic.monitoring import Signals
-from keyloft.semantic.planning import Change, FailedWrite, Known, Made, Plan, Reason, Seen
-
-logger = logging.getLogger(__name__)
+from keyloft.semantic.planning import CommitPlan, EntryHead, EntryState, PlannedWrite, Retention
 
 _SEMANTIC: Final = Space.SEMANTIC
-_KEY_BYTES: Final = 32
-_KNOWN_FENCES: Final = 1024
-_LATELY: Final = 16_384
-"""Of how many entries is remembered what was last written or read, without the value: 5.6 MiB at the most."""
+_AUDIT_KEY_BYTES: Final = 32
+
+DEAD_LETTER_GONE: Final = "letter: this dead letter is gone; another caller has retried or dropped it meanwhile"
 
 
-class Retention(Struct, frozen=True):
-    """How long things are kept, in milliseconds."""
+class Committer:
+    """Commits write requests to a database."""
 
-    requests: int
-    deleted: int
-    audit: int
-
-
-class Attempt:
-    """The last write that failed of somebody who may have to give up: it is kept then, as a dead letter."""
-
-    def __init__(self) -> None:
-        self.changes: Sequence[Change] = ()
-        self.request_id: str | None = None
-        self.row: bytes | None = None
-
-
-attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
-"""Who wants to know which write failed, if anybody."""
-
-
-class Writer:
-    """Makes changes in a database."""
-
-    def __init__(self, engine: Engine, signals: Signals, keep: Retention, audit_key: bytes | str | None) -> None:
+    def __init__(self, engine: Engine, signals: Signals, keep: Retention, hasher: Hasher | None) -> None:
+        """Without a hasher, a random key that is kept in the database makes the audit's hashes."""
         self._engine = engine
         self._signals = signals
         self._keep = keep
-        self._hashes = _given_hasher(audit_key)
-        self._lately: OrderedDict[bytes, Known] = OrderedDict()
-        self._known_fences: dict[tuple[bytes, int], Place] = {}
-        self._asides: set[asyncio.Task[None]] = set()
-        self._is_closed = False
+        self._hasher = hasher
+        self._recent: OrderedDict[bytes, EntryHead] = OrderedDict()
+        self._locks_by_fence: dict[tuple[Project, int], EntryKey] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self.is_closed = False
 
-    def see_to(self, job: Coroutine[Any, Any, None]) -> None:
-        """Do something beside, that whoever began it can't wait for."""
+    def in_background(self, job: Coroutine[Any, Any, None]) -> None:
+        """Run a job that its caller can't wait for."""
         task = asyncio.create_task(job)
-        self._asides.add(task)
-        task.add_done_callback(self._asides.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def finish(self) -> None:
-        """Wait for what is done beside."""
-        if self._asides:
-            await asyncio.wait(self._asides)
-
-    def close(self) -> None:
-        """Take no more calls."""
-        self._is_closed = True
+        """Wait for the jobs in the background."""
+        if self._background:
+            await asyncio.wait(self._background)
 
     def check_open(self) -> None:
-        """Raises:
-        Closed: It is not.
-        """
-        if self._is_closed:
+        if self.is_closed:
             raise Closed("this semantic store is closed: make another one to go on")
 
     async def carry_out(
-        self,
-        wanted: Sequence[Change],
-        request_id: str | None,
-        row: bytes | None = None,
-        letter: tuple[bytes, int] | None = None,
-        *,
-        quiet: bool = False,
-    ) -> Sequence[Envelope | None]:
-        """Make changes, all or none; what stands against them is recorded, told and raised.
+        self, request: WriteRequest, *, quiet: bool = False, dead_letter: tuple[bytes, int] | None = None
+    ) -> list[Envelope | None]:
+        """Carry out all intents of a request, or none; a conflict is recorded, logged and raised.
 
         Args:
-            wanted: The changes.
-            request_id: Who asks for the same again gets the first outcome.
-            row: Where the request is remembered, unless that is with the key of the only change.
-            letter: The row of a dead letter, and its version, that is gone once the changes are made.
-            quiet: What stands against them is raised and nothing else, for whoever takes that for an answer.
+            request: Its request id makes a repetition harmless.
+            quiet: A conflict is raised and nothing else, for a caller that expects it.
+            dead_letter: The row of a dead letter, and its version, which the same commit removes.
         """
-        try:
-            return await self._carry_out(wanted, request_id, row, letter, quiet)
-        except Exception:
-            if (trying := attempt.get()) is not None:
-                trying.changes, trying.request_id, trying.row = wanted, request_id, row
-            raise
-
-    async def _carry_out(
-        self,
-        wanted: Sequence[Change],
-        request_id: str | None,
-        row: bytes | None,
-        letter: tuple[bytes, int] | None,
-        quiet: bool,
-    ) -> Sequence[Envelope | None]:
-        if rules.request_name(request_id) is not None and row is None:
-            row = wanted[0].place.request(str(request_id))
-        digest = "" if row is None else planning.digest_of(wanted)
-        hasher = self._hashes or await self._make_hasher()
+        intents, row = request.intents, request.row
+        digest = "" if row is None else request.digest
+        hasher = self._hasher or await self._make_hasher()
         recorder = None if quiet else hasher
-        thoroughly = any([change.action == "restore" for change in wanted])
-        # What was written or read here lately is mostly still there, and the commit finds out.
-        guess = self._guess(wanted)
+        thoroughly = any([intent.action == "restore" for intent in intents])
+        states, remembered = self._guess(intents), None
         while True:
-            seen, record = (guess, None) if guess else await self._look(wanted, row, thoroughly)
-            guess = ()
-            if record is not None:
-                memory = planning.remembered(record)
-                if memory.digest == digest:
-                    if letter is not None:
-                        plan = self._plan(hasher)
-                        plan.drop(*letter)
-                        await self.commit(plan.batch())
-                    return planning.replay(wanted, memory, record, request_id)
-                await self._refuse(wanted, seen, ["request_id"] * len(wanted), request_id, recorder)
-            objections = [sight.objection(change) for change, sight in zip(wanted, seen, strict=True)]
-            if any(objections):
-                await self._refuse(wanted, seen, objections, request_id, recorder)
-            plan = self._plan(hasher)
-            made = [plan.make(change, sight, request_id) for change, sight in zip(wanted, seen, strict=True)]
+            if not states:
+                states, remembered = await self._read_states(intents, row, thoroughly)
+            plan = CommitPlan(hasher, self._keep, request.request_id)
+            if remembered is not None:
+                memory = replays.read_memory(remembered)
+                if memory.digest != digest:
+                    await self._refuse(request, states, ["request_id"] * len(intents), recorder)
+                if dead_letter is not None:
+                    plan.drop(*dead_letter)
+                    await self.commit(plan.batch())
+                return replays.replay(request, memory, remembered)
+            reasons = [state.refusal(intent) for intent, state in zip(intents, states, strict=True)]
+            if any(reasons):
+                await self._refuse(request, states, reasons, recorder)
+            planned = plan.write(intents, states)
             if row is not None:
-                plan.remember(row, planning.memory_of(digest, made), self._keep.requests)
-            if letter is not None:
-                plan.drop(*letter)
+                plan.remember(row, replays.memory_of(digest, planned))
+            if dead_letter is not None:
+                plan.drop(*dead_letter)
             done = await self.commit(plan.batch())
             if isinstance(done, Committed):
-                self._tell(made, request_id, done.version)
-                return [one.outcome(done) for one in made]
-            if letter is not None and any(failed.check.key == letter[0] for failed in done.failed):
-                raise InvalidArgument("this dead letter is gone: somebody has retried or dropped it meanwhile")
-            # Somebody was faster, or something has expired that a plain look does not show.
-            thoroughly = True
+                self._report(planned, request.request_id, done.version)
+                return [write.outcome(done) for write in planned]
+            if dead_letter is not None and any(failed.check.key == dead_letter[0] for failed in done.failed):
+                raise InvalidArgument(DEAD_LETTER_GONE)
+            # Another writer was faster, or an entry has expired, which only a thorough read finds.
+            states, thoroughly = (), True
 
-    def _plan(self, hasher: Hasher) -> Plan:
-        return Plan(hasher, keep_audit=self._keep.audit, keep_deleted=self._keep.deleted)
+    def _guess(self, intents: Sequence[Intent]) -> Sequence[EntryState]:
+        """What was last written or read here is mostly still stored, and the commit checks it.
 
-    def _guess(self, wanted: Sequence[Change]) -> Sequence[Seen]:
-        """What is stored at the keys of changes, as far as we remember; nothing, unless all can be made of that."""
-        seen = []
-        for change in wanted:
-            known = self._lately.get(change.place.entry)
-            if change.action != "put" or change.fence is not None:
+        Returns nothing unless all intents can be planned by it.
+        """
+        states = []
+        for intent in intents:
+            if intent.action != "put" or intent.fence is not None:
                 return ()
-            if change.expected == 0:
-                known = None
-            elif known is None or (change.expected is not None and known.version != change.expected):
-                return ()
-            seen.append(Seen(known))
-        return seen
+            known = None
+            if intent.expected != 0:
+                known = self._recent.get(intent.entry_key.entry)
+                if known is None or (intent.expected is not None and known.version != intent.expected):
+                    return ()
+            states.append(EntryState(known))
+        return states
 
-    def saw(self, at: Place, stored: Stored, version: int) -> None:
-        """Remember what is stored at a key, for its next change."""
-        lately = self._lately
-        if (known := lately.get(at.entry)) is not None and known.version == version:
+    def saw(self, key: EntryKey, stored: StoredEntry, version: int) -> None:
+        """Remember what is stored at a key, for its next write."""
+        recent = self._recent
+        if (known := recent.get(key.entry)) is not None and known.version == version:
             return
-        lately[at.entry] = Known.of(stored, version)
-        if len(lately) > _LATELY:
-            lately.popitem(last=False)
+        recent[key.entry] = EntryHead.of(stored, version)
+        if len(recent) > limits.RECENT_ENTRIES:
+            recent.popitem(last=False)
 
-    async def _look(
-        self, wanted: Sequence[Change], row: bytes | None, thoroughly: bool
-    ) -> tuple[Sequence[Seen], Record | None]:
-        """What is stored at the keys of changes, and what is remembered of their request; all as of one moment."""
-        asks: list[Ask] = [Get(_SEMANTIC, change.place.entry) for change in wanted]
-        locks = [None if change.fence is None else await self._lock_of(change.place, change.fence) for change in wanted]
-        fenced = [number for number, lock in enumerate(locks) if lock is not None]
-        asks += [Get(_SEMANTIC, lock.entry) for lock in locks if lock is not None]
+    async def _read_states(
+        self, intents: Sequence[Intent], row: bytes | None, thoroughly: bool
+    ) -> tuple[Sequence[EntryState], Record | None]:
+        """What is stored at the keys of intents, and the row that remembers their request; all of one moment.
+
+        A thorough read also finds what has expired, and what can be restored.
+        """
+        locks = {
+            (project, intent.fence): await self._lock_of(project, intent.fence)
+            for intent in intents
+            if intent.fence is not None and (project := intent.entry_key.project)
+        }
+        found: dict[Ask, Any] = {Get(_SEMANTIC, lock.entry): None for lock in locks.values() if lock is not None}
+        for intent in intents:
+            key = intent.entry_key
+            found[Get(_SEMANTIC, key.entry)] = None
+            if thoroughly:
+                found[Now()] = found[Get(_SEMANTIC, key.entry, include_expired=True)] = None
+            if intent.action == "restore":
+                found[Get(_SEMANTIC, key.deleted)] = None
         if row is not None:
-            asks.append(Get(_SEMANTIC, row))
-        if thoroughly:
-            asks.append(Now())
-            asks += [Get(_SEMANTIC, change.place.entry, include_expired=True) for change in wanted]
-            asks += [Get(_SEMANTIC, change.place.deleted) for change in wanted if change.action == "restore"]
-        found = iter(await self.read(*asks))
-        seen = [Seen.of(next(found)) for _ in wanted]
-        for number in fenced:
-            seen[number].lock = next(found)
-        record = None if row is None else next(found)
-        if thoroughly:
-            now = next(found)
-            for sight in seen:
-                stored = next(found)
-                if sight.alive is None and stored is not None:
-                    sight.expired, sight.overdue = stored, now - stored.expires_at
-            for change, sight in zip(wanted, seen, strict=True):
-                if change.action == "restore":
-                    sight.deleted = next(found)
-                    if sight.alive is None and record is None and not sight.restorable(self._keep.deleted):
-                        raise NothingToRestore(
-                            f"nothing to restore at {change.place.key}: nothing was deleted or expired there "
-                            f"within the last {self._keep.deleted // 1000} s"
-                        )
-        return seen, record
+            found[Get(_SEMANTIC, row)] = None
+        found = dict(zip(found, await self.read(*found), strict=True))
+        remembered = None if row is None else found[Get(_SEMANTIC, row)]
+        states = []
+        for intent in intents:
+            key = intent.entry_key
+            state = EntryState.of(found[Get(_SEMANTIC, key.entry)])
+            if intent.fence is not None and (lock := locks[key.project, intent.fence]) is not None:
+                state.lock = found[Get(_SEMANTIC, lock.entry)]
+            if thoroughly and state.alive is None:
+                state.expired = found[Get(_SEMANTIC, key.entry, include_expired=True)]
+                if state.expired is not None:
+                    state.overdue = found[Now()] - state.expired.expires_at
+            if intent.action == "restore":
+                state.deleted = found[Get(_SEMANTIC, key.deleted)]
+                if state.alive is None and remembered is None and not state.can_restore(self._keep.deleted):
+                    raise NothingToRestore(
+                        f"nothing to restore at {key.key}: no entry was deleted or has expired there "
+                        f"within the last {self._keep.deleted // 1000} s"
+                    )
+            states.append(state)
+        return states, remembered
 
-    async def _lock_of(self, at: Place, fence: int) -> Place | None:
-        """The lock of a fencing token, held or not; None where there is none in this project."""
-        known = self._known_fences.get((at.inside, fence))
+    async def _lock_of(self, project: Project, fence: int) -> EntryKey | None:
+        """The lock of a fencing token, held or not; None if the project has none."""
+        known = self._locks_by_fence.get((project, fence))
         if known is None:
-            [record] = await self.read(Get(_SEMANTIC, at.fence(fence)))
+            [record] = await self.read(Get(_SEMANTIC, project.fence(fence)))
             if record is None:
                 return None
-            known = place(keys.key_of(at.tenant, at.project, record.value.decode()))
-            if len(self._known_fences) >= _KNOWN_FENCES:
-                self._known_fences.clear()
-            self._known_fences[at.inside, fence] = known
+            known = keys.parse(project.prefix + record.value.decode())
+            if len(self._locks_by_fence) >= limits.KNOWN_FENCES:
+                self._locks_by_fence.clear()
+            self._locks_by_fence[project, fence] = known
         return known
 
     async def _refuse(
         self,
-        wanted: Sequence[Change],
-        seen: Sequence[Seen],
-        objections: Sequence[Reason | None],
-        request_id: str | None,
+        request: WriteRequest,
+        states: Sequence[EntryState],
+        reasons: Sequence[ConflictReason | None],
         hasher: Hasher | None,
     ) -> NoReturn:
-        """Raise what tells that a write was not made; with a hasher, record it before."""
-        correlation_id = request_id or uuid.uuid4().hex
+        """Raise a conflict; with a hasher, record and log it first."""
+        correlation_id = request.request_id or uuid.uuid4().hex
         refused = [
-            (change, sight, reason)
-            for change, sight, reason in zip(wanted, seen, objections, strict=True)
+            (intent, state, reason)
+            for intent, state, reason in zip(request.intents, states, reasons, strict=True)
             if reason is not None
         ]
         if hasher is not None:
-            plan = self._plan(hasher)
-            for change, sight, reason in refused:
-                plan.refuse(change, sight, reason, request_id, correlation_id)
+            plan = CommitPlan(hasher, self._keep, request.request_id)
+            for intent, state, reason in refused:
+                plan.refuse(intent, state, reason, correlation_id)
             await self.commit(plan.batch())
-            for change, sight, reason in refused:
+            for intent, state, reason in refused:
                 self._signals.conflict(
-                    change.action,
-                    change.place.key,
-                    change.writer,
-                    change.semantics or sight.semantics,
-                    request_id,
-                    sight.version,
+                    intent.action,
+                    intent.key,
+                    intent.writer,
+                    intent.semantics or state.semantics,
+                    request.request_id,
+                    state.version,
                     reason=reason,
                     correlation_id=correlation_id,
                 )
-        failed = [FailedWrite(one.place.key, one.expected_version, at.current, why) for one, at, why in refused]
-        told = "; ".join([_told(one) for one in failed[:3]]) + (f" … {len(failed)} in all" if len(failed) > 3 else "")
-        kind = StaleFence if "fence" in objections else VersionConflict
+        failed = [FailedWrite(one.key, one.expected_version, state.current, reason) for one, state, reason in refused]
+        text = "; ".join([_text(one) for one in failed[:3]]) + (f" … {len(failed)} in all" if len(failed) > 3 else "")
+        kind = StaleFence if "fence" in reasons else VersionConflict
         raise kind(
-            f"{told}; nothing was written",
+            f"{text}; nothing was written",
             current=failed[0].current,
             conflicts=tuple(failed),
             correlation_id=correlation_id,
         )
 
-    def _tell(self, made: Sequence[Made], request_id: str | None, version: int) -> None:
-        for one in made:
-            change = one.change
-            if one.stored is not None:
-                self.saw(change.place, one.stored, version)
-            if one.expired is not None:
-                self._tell_expiry(change.place, one.expired)
-            self._signals.success(change.action, change.place.key, change.writer, one.semantics, request_id, version)
+    def _report(self, planned: Sequence[PlannedWrite], request_id: str | None, version: int) -> None:
+        for write in planned:
+            intent = write.intent
+            if write.stored is not None:
+                self.saw(intent.entry_key, write.stored, version)
+            if write.expired is not None:
+                self.report_expiry(intent.key, write.expired)
+            self._signals.success(intent.action, intent.key, intent.writer, write.semantics, request_id, version)
 
-    def _tell_expiry(self, at: Place, record: Record) -> None:
+    def report_expiry(self, key: str, record: Record) -> None:
         was = read_stored(record)
-        self._signals.expiry(at.key, was.writer, was.semantics, was.request_id, record.version)
+        self._signals.expiry(key, was.writer, was.semantics, was.request_id, record.version)
 
     # The database
 
@@ -323,54 +263,29 @@ class Writer:
         self._signals.answered()
         return done
 
+    async def new_plan(self) -> CommitPlan:
+        """A plan for a commit that no request asked for."""
+        return CommitPlan(self._hasher or await self._make_hasher(), self._keep)
+
     async def _make_hasher(self) -> Hasher:
-        """Where no key is configured, one that is kept in the database makes the audit's hashes."""
-        while self._hashes is None:
+        """Read the audit key that is kept in the database; the first caller makes it."""
+        while self._hasher is None:
             [record] = await self.read(Get(_SEMANTIC, keys.AUDIT_KEY))
             if record is not None:
-                self._hashes = Hasher(record.value)
+                self._hasher = Hasher(record.value)
                 break
-            made = Set(_SEMANTIC, keys.AUDIT_KEY, secrets.token_bytes(_KEY_BYTES), Encoding.BYTES)
+            made = Set(_SEMANTIC, keys.AUDIT_KEY, secrets.token_bytes(_AUDIT_KEY_BYTES), Encoding.BYTES)
             await self.commit(Batch((made,), (Check(_SEMANTIC, keys.AUDIT_KEY, None),)))
-        return self._hashes
-
-    async def expire(self, due: Record) -> bool:
-        """Put one entry aside; returns whether it was still the one that was due."""
-        record, now = await self.read(Get(_SEMANTIC, due.key, include_expired=True), Now())
-        if record is None or record.version != due.version or record.is_alive(now):
-            return False
-        plan = self._plan(self._hashes or await self._make_hasher())
-        try:
-            at = place(keys.key_of_row(record.key))
-            plan.expire(at, record, now - record.expires_at)
-        except (Undecodable, ValueError) as error:
-            logger.error("[KV] a damaged entry has expired and is removed: %s", error)
-            await self.commit(Batch((Purge(_SEMANTIC, record.key, record.version),)))
-            return True
-        done = await self.commit(plan.batch())
-        if isinstance(done, Conflict):
-            return False
-        self._tell_expiry(at, record)
-        return True
+        return self._hasher
 
 
-def _told(failed: FailedWrite) -> str:
-    there = "nothing" if failed.current is None else f"version {failed.current.version} by {failed.current.last_writer}"
+def _text(failed: FailedWrite) -> str:
+    current = failed.current
+    stored = "no entry" if current is None else f"version {current.version} by {current.last_writer}"
     match failed.reason:
         case "fence":
-            return f"{failed.key}: no lock of this project is held under this fencing token any more; {there} is there"
+            return f"{failed.key}: no lock of this project is held under this fencing token any more; found {stored}"
         case "request_id":
-            return f"{failed.key}: this requestId was used for another request; {there} is there"
-    wanted = "nothing" if failed.expected_version == 0 else f"version {failed.expected_version}"
-    return f"{failed.key}: {wanted} was expected, and {there} is there"
-
-
-def _given_hasher(key: bytes | str | None) -> Hasher | None:
-    given = key if key is not None else os.environ.get("KEYLOFT_AUDIT_KEY")
-    if not given:
-        if key is not None:
-            raise InvalidArgument("audit_key: it must not be empty")
-        return None
-    if not isinstance(given, (str, bytes)):
-        raise InvalidArgument(f"audit_key: bytes or a text, not {type(given).__name__}")
-    return Hasher(given.encode() if isinstance(given, str) else given)
+            return f"{failed.key}: this request id was used for another request; found {stored}"
+    expected = "no entry" if failed.expected_version == 0 else f"version {failed.expected_version}"
+    return f"{failed.key}: expected {expected}, found {stored}"

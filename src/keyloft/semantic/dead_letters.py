@@ -1,244 +1,176 @@
-"""Dead letters: writes that were given up, kept until a person retries or drops them."""
+"""Dead letters: write requests that were given up, kept until a person retries or drops them."""
 
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
+from msgspec.structs import replace
 
+from keyloft import limits
 from keyloft.core.engine import Engine
+from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages
-from keyloft.core.records import EVERYTHING, Batch, Check, Committed, Get, Record, Scan, Set, Space
-from keyloft.core.records import Delete as Remove
-from keyloft.core.values import Encoding, decode_json
+from keyloft.core.records import EVERYTHING, Batch, Check, Committed, Delete, Get, Record, Scan, Set, Space
+from keyloft.core.values import Encoding
 from keyloft.errors import DatabaseError, InvalidArgument, Undecodable
-from keyloft.semantic import keys
-from keyloft.semantic.commits import Attempt, Writer
-from keyloft.semantic.envelope import ANY, Envelope, ExpectedVersion, Semantics, expected, moment
-from keyloft.semantic.keys import place
-from keyloft.semantic.planning import Change
+from keyloft.semantic.commits import DEAD_LETTER_GONE, Committer
+from keyloft.semantic.envelope import Envelope, moment
+from keyloft.semantic.intents import Intent, WriteRequest
+from keyloft.semantic.keys import Project, parse_prefix, rows_below
+from keyloft.semantic.rules import ExpectedVersion, check_expected_version
 
 logger = logging.getLogger("keyloft.semantic")
 
 _SEMANTIC: Final = Space.SEMANTIC
-_MOST_UNSAVED: Final = 1000
 
 
-class GivenUp(Struct, frozen=True):
-    """One write of a dead letter."""
+class _StoredLetter(Struct, frozen=True, kw_only=True):
+    """The value of a dead letter's row."""
 
-    action: Literal["put", "delete", "restore"]
-    key: str
-    value: Any
-    expected_version: ExpectedVersion
-    writer: str
-    semantics: Semantics | None
-    spec_ref: str | None
-    fence: int | None
-
-    def __repr__(self) -> str:
-        return f"<{self.action} {self.key} by {self.writer}>"  # no value, as with envelopes
+    operations: tuple[Intent, ...]
+    request_id: str | None
+    is_batch: bool
+    error_code: str
+    error: str
+    attempts: int
 
 
-class DeadLetter(Struct, frozen=True):
-    """Writes that were to be made together, and were given up."""
+class DeadLetter(_StoredLetter, frozen=True, kw_only=True):
+    """A write request that was given up: its intents are `operations`."""
 
     id: str
     tenant: str
     project: str
-    operations: tuple[GivenUp, ...]
-    request_id: str | None
-    error_code: str
-    error: str
-    attempts: int
     at: datetime
 
-
-class _Kept(Struct, frozen=True):
-    """A write as it is stored."""
-
-    action: Literal["put", "delete", "restore"]
-    key: str
-    expected: int | None
-    writer: str
-    semantics: Semantics | None
-    value: Raw
-    spec_ref: str | None
-    fence: int | None
-
-    def change(self) -> Change:
-        value = b"" if self.action != "put" else bytes(self.value)
-        return Change(
-            self.action,
-            place(self.key),
-            self.expected,
-            self.writer,
-            self.semantics,
-            value,
-            self.spec_ref,
-            self.fence,
-        )
-
-
-class _Letter(Struct, frozen=True):
-    """A dead letter as it is stored."""
-
-    operations: tuple[_Kept, ...]
-    request_id: str | None
-    error_code: str
-    error: str
-    attempts: int
-    is_batch: bool
+    @property
+    def row(self) -> bytes:
+        return Project(self.tenant, self.project).dead_letters + self.id.encode()
 
 
 _to_json = msgspec.json.Encoder().encode
-_read = msgspec.json.Decoder(_Letter).decode
+_read = msgspec.json.Decoder(_StoredLetter).decode
 
 
 class DeadLetters:
     """The dead letters of a database."""
 
-    def __init__(self, engine: Engine, writer: Writer) -> None:
+    def __init__(self, engine: Engine, committer: Committer) -> None:
         self._engine = engine
-        self._writer = writer
+        self._committer = committer
         self._unsaved: dict[str, Set] = {}
 
-    async def keep(self, given_up: Attempt, error_code: str, error: str, attempts: int) -> str | None:
-        """Keep writes that were given up; returns the letter's id, or None if it has to wait for the database."""
-        operations = tuple(
-            _Kept(
-                change.action,
-                change.place.key,
-                change.expected,
-                change.writer,
-                change.semantics,
-                Raw(change.value or b"null"),
-                change.spec_ref,
-                change.fence,
-            )
-            for change in given_up.changes
+    async def keep(self, request: WriteRequest, error_code: str, error: str, attempts: int) -> str | None:
+        """Keep a request that was given up; returns the dead letter's id, or None if it waits for the database."""
+        letter = _StoredLetter(
+            operations=request.intents,
+            request_id=request.request_id,
+            is_batch=request.is_batch,
+            error_code=error_code,
+            error=error,
+            attempts=attempts,
         )
-        is_batch = given_up.row is not None
-        letter = _to_json(_Letter(operations, given_up.request_id, error_code, error, attempts, is_batch))
-        at = given_up.changes[0].place
-        # An id of its own, not the commit's version: if an answer gets lost, the same letter is saved again.
+        # A random id, not the commit's version: if the answer to a save gets lost, the same row is saved again.
         name = f"{time.time_ns():016x}{secrets.token_hex(4)}"
-        row = keys.dead_letters(at.tenant, at.project) + name.encode()
-        self._unsaved[name] = Set(_SEMANTIC, row, letter, Encoding.JSON)
+        row = request.intents[0].entry_key.project.dead_letters + name.encode()
+        self._unsaved[name] = Set(_SEMANTIC, row, _to_json(letter), Encoding.JSON)
         try:
             await self._save(name)
         except DatabaseError as failure:
             logger.error("[KV] a dead letter waits for the database (%s)", failure.code)
-            if len(self._unsaved) > _MOST_UNSAVED:
+            if len(self._unsaved) > limits.UNSAVED_DEAD_LETTERS:
                 del self._unsaved[next(iter(self._unsaved))]
             return None
         return name
 
     async def save(self) -> None:
-        """Store what has waited for the database.
+        """Store the dead letters that wait for the database.
 
         Raises:
-            DatabaseError: It is still away.
+            DatabaseError: It still fails.
         """
         for name in list(self._unsaved):
             await self._save(name)
 
     async def _save(self, name: str) -> None:
         if (letter := self._unsaved.get(name)) is not None:
-            # A conflict tells that it is there: an earlier answer got lost.
-            await self._writer.commit(Batch((letter,), (Check(_SEMANTIC, letter.key, None),)))
+            # A conflict means that it is stored: an earlier answer got lost.
+            await self._committer.commit(Batch((letter,), (Check(_SEMANTIC, letter.key, None),)))
             self._unsaved.pop(name, None)
 
     @property
     def unsaved(self) -> int:
-        """How many wait for the database."""
+        """How many dead letters wait for the database."""
         return len(self._unsaved)
 
-    async def list(self, project: str) -> AsyncIterator[DeadLetter]:
-        """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first."""
-        within = keys.below(project)
-        start, end = keys.rows_below(keys.dead_letters(within.tenant, within.project))
-        async for page in Pages(self._engine, Scan(_SEMANTIC, start, end, EVERYTHING)):
-            for record in page:
-                yield _shown(record, within.tenant, within.project)
+    def list(self, project: str) -> "DeadLetterList":
+        """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first: await it, or use `async for`."""
+        return DeadLetterList(self._engine, parse_prefix(project).project)
 
     async def retry(
         self, letter: DeadLetter, *, expected_version: ExpectedVersion | None = None
     ) -> Sequence[Envelope | None]:
-        """Try once more what a dead letter is about; once that is made, the letter is gone.
+        """Carry out the request of a dead letter once more; the commit that does so removes the dead letter.
 
         Args:
-            letter: As `list` gave it.
-            expected_version: Instead of what the writes expected when they were given up; "*" for whatever is there.
+            letter: As `list` returned it.
+            expected_version: Replaces what the writes expected when they were given up; "*" for any version or none.
 
         Raises:
-            VersionConflict: It still stands against what is stored; the letter stays.
-            InvalidArgument: Somebody has retried or dropped it meanwhile.
+            VersionConflict: The request still conflicts with what is stored; the dead letter stays.
+            InvalidArgument: Another caller has retried or dropped it meanwhile.
         """
-        row = self._row(letter)
-        [record] = await self._engine.read(Get(_SEMANTIC, row))
+        [record] = await self._engine.read(Get(_SEMANTIC, letter.row))
         if record is None:
-            raise InvalidArgument("this dead letter is gone: somebody has retried or dropped it meanwhile")
-        stored = read_letter(record)
-        changes = [kept.change() for kept in stored.operations]
+            raise InvalidArgument(DEAD_LETTER_GONE)
+        intents = read_letter(record).operations
         if expected_version is not None:
-            version = expected(expected_version)
-            changes = [msgspec.structs.replace(change, expected=version) for change in changes]
-        memory = None
-        if stored.request_id is not None and stored.is_batch:
-            memory = keys.batch_request(letter.tenant, letter.project, stored.request_id)
-        return await self._writer.carry_out(changes, stored.request_id, memory, (row, record.version))
+            expected = check_expected_version(expected_version)
+            intents = tuple([replace(intent, expected=expected) for intent in intents])
+        request = WriteRequest(intents=intents, request_id=letter.request_id, is_batch=letter.is_batch)
+        return await self._committer.carry_out(request, dead_letter=(record.key, record.version))
 
     async def drop(self, letter: DeadLetter) -> bool:
-        """Remove a dead letter; returns whether it was still there."""
-        row = self._row(letter)
-        done = await self._engine.commit(Batch((Remove(_SEMANTIC, row),)))
+        """Remove a dead letter; returns whether it was still stored."""
+        done = await self._engine.commit(Batch((Delete(_SEMANTIC, letter.row),)))
         assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
         return done.found[0]
 
-    def _row(self, letter: DeadLetter) -> bytes:
-        return keys.dead_letters(letter.tenant, letter.project) + letter.id.encode()
+
+class DeadLetterList(LazyList[DeadLetter]):
+    """The dead letters of a project: iterate them with `async for`, or `await` them all."""
+
+    what = "dead letters"
+
+    def __init__(self, engine: Engine, project: Project) -> None:
+        self._engine = engine
+        self._project = project
+
+    async def __aiter__(self) -> AsyncIterator[DeadLetter]:
+        scan = Scan(_SEMANTIC, *rows_below(self._project.dead_letters), EVERYTHING)
+        async for page in Pages(self._engine, scan):
+            for record in page:
+                yield DeadLetter(
+                    **msgspec.structs.asdict(read_letter(record)),
+                    id=record.key.rpartition(b"/")[2].decode(),
+                    tenant=self._project.tenant,
+                    project=self._project.name,
+                    at=moment(record.updated_at),
+                )
 
 
-def read_letter(record: Record) -> _Letter:
-    """What a row holds.
+def read_letter(record: Record) -> _StoredLetter:
+    """What the row of a dead letter holds.
 
     Raises:
-        Undecodable: It is none of ours.
+        Undecodable: It holds something else.
     """
     try:
         return _read(record.value)
     except msgspec.MsgspecError as error:
         raise Undecodable(f"the dead letter {record.key!r} is damaged") from error
-
-
-def _shown(record: Record, tenant: str, project: str) -> DeadLetter:
-    letter = read_letter(record)
-    operations = tuple(
-        GivenUp(
-            kept.action,
-            kept.key,
-            decode_json(bytes(kept.value)) if kept.action == "put" else None,
-            ANY if kept.expected is None else kept.expected,
-            kept.writer,
-            kept.semantics,
-            kept.spec_ref,
-            kept.fence,
-        )
-        for kept in letter.operations
-    )
-    return DeadLetter(
-        record.key.rpartition(b"/")[2].decode(),
-        tenant,
-        project,
-        operations,
-        letter.request_id,
-        letter.error_code,
-        letter.error,
-        letter.attempts,
-        moment(record.updated_at),
-    )

@@ -1,4 +1,4 @@
-"""Feature flags of a project: with defaults, and live where they are needed at every step."""
+"""Feature flags of a project: with defaults, and as a live mapping that can be read without waiting."""
 
 import asyncio
 import logging
@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from keyloft import limits
 from keyloft.errors import Closed, InvalidArgument, KeyloftError
-from keyloft.semantic import keys
-from keyloft.semantic.envelope import ANY, Envelope, ExpectedVersion, Semantics
+from keyloft.semantic.envelope import Envelope, Semantics
+from keyloft.semantic.keys import Project, key_of
+from keyloft.semantic.rules import ANY, ExpectedVersion
 
 if TYPE_CHECKING:
     from keyloft.semantic.store import SemanticStore
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("keyloft.semantic")
 
 _FOLDER: Final = "flags"
-_PAUSE_SECONDS: Final = 1.0
 
 
 class Flags:
@@ -28,13 +29,13 @@ class Flags:
         if await flags.get("new-ui"):
             ...
         async with flags.live() as now:
-            now["new-ui"]                  # no waiting, and never older than the last change that was heard of
+            now["new-ui"]                  # without waiting
     """
 
-    def __init__(self, store: "SemanticStore", tenant: str, project: str, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, store: "SemanticStore", project: Project, defaults: Mapping[str, Any]) -> None:
         self._store = store
-        self._tenant = tenant
         self._project = project
+        self._prefix = f"{project.prefix}{_FOLDER}/"
         self.defaults = dict(defaults)
         for name in self.defaults:
             self._key(name)
@@ -49,7 +50,7 @@ class Flags:
         if entry is not None:
             return entry.value
         if name not in self.defaults:
-            raise InvalidArgument(f"the flag {name} is not set and has no default: flags(…, defaults={{…}})")
+            raise InvalidArgument(f"name: the flag {name} is not set and has no default: flags(…, defaults={{…}})")
         return self.defaults[name]
 
     async def all(self) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class Flags:
         request_id: str | None = None,
         spec_ref: str | None = None,
     ) -> Envelope:
-        """Set a flag, for everybody; with a TTL it falls back to its default after so many seconds."""
+        """Set a flag; with a TTL it falls back to its default after so many seconds."""
         return await self._store.put(
             self._key(name),
             value,
@@ -86,8 +87,8 @@ class Flags:
         return await self._store.delete(self._key(name), expected_version=ANY, writer=writer) is not None
 
     async def watch(self) -> AsyncIterator[dict[str, Any]]:
-        """All flags now, then all of them again whenever one changed."""
-        # Before they are read, so that no change falls between the two.
+        """All flags now, then all of them again after each change."""
+        # The watch begins before the read, so that no change falls between the two.
         async with self._store.changes(self._prefix) as changes:
             values = await self.all()
             yield dict(values)
@@ -103,21 +104,17 @@ class Flags:
                 yield dict(values)
 
     def live(self) -> "LiveFlags":
-        """The flags as a mapping that keeps itself up to date, while it is entered."""
+        """The flags as a mapping that keeps itself up to date: `async with flags.live() as now:`."""
         return LiveFlags(self)
-
-    @property
-    def _prefix(self) -> str:
-        return f"tenant/{self._tenant}/project/{self._project}/{_FOLDER}/"
 
     def _key(self, name: str) -> str:
         if not isinstance(name, str) or "/" in name:
-            raise InvalidArgument("a flag's name is one part of a path: a-z 0-9 . _ -")
-        return keys.key_of(self._tenant, self._project, _FOLDER, name)
+            raise InvalidArgument("name: a flag's name is one part of a path: a-z 0-9 . _ -")
+        return key_of(self._project.tenant, self._project.name, _FOLDER, name)
 
 
 class LiveFlags(Mapping[str, Any]):
-    """Flags that keep themselves up to date, to be read without waiting."""
+    """A mapping of flags that keeps itself up to date and is read without waiting."""
 
     def __init__(self, flags: Flags) -> None:
         self._flags = flags
@@ -128,38 +125,39 @@ class LiveFlags(Mapping[str, Any]):
 
     async def __aenter__(self) -> "LiveFlags":
         self._following = asyncio.create_task(self._follow(), name="keyloft live flags")
-        changing = asyncio.ensure_future(self._changed.wait())
         try:
-            await asyncio.wait([changing, self._following], return_when=asyncio.FIRST_COMPLETED)
+            await self._wait_for_change(self._following)
         except asyncio.CancelledError:
-            self._following.cancel()  # it is not entered, so nobody will leave it
+            self._following.cancel()  # `__aexit__` does not run
             raise
-        finally:
-            changing.cancel()
-        if self._following.done():
-            await self._following
-            raise Closed
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._following is not None
-        self._following.cancel()
-        await asyncio.wait([self._following])
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the updates."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
 
     async def changed(self) -> None:
         """Wait for the next change.
 
         Raises:
-            Closed: There will be none: the store is closed.
+            Closed: The store is closed, so there will be none.
         """
         self._changed.clear()
-        following = self._entered()
+        await self._wait_for_change(self._entered())
+
+    async def _wait_for_change(self, following: asyncio.Task[None]) -> None:
         changing = asyncio.ensure_future(self._changed.wait())
         try:
             await asyncio.wait([changing, following], return_when=asyncio.FIRST_COMPLETED)
-            if following.done() and not changing.done():
+            if not changing.done():
+                await following  # raises the error that ended it, if there was one
                 raise Closed
         finally:
             changing.cancel()
@@ -170,7 +168,7 @@ class LiveFlags(Mapping[str, Any]):
 
     def _entered(self) -> asyncio.Task[None]:
         if self._following is None:
-            raise InvalidArgument("these flags are live once they are entered: `async with flags.live() as now:`")
+            raise InvalidArgument("flags.live() must be entered first: `async with flags.live() as now:`")
         return self._following
 
     def __iter__(self) -> Iterator[str]:
@@ -192,4 +190,4 @@ class LiveFlags(Mapping[str, Any]):
                 if not self._has_begun:
                     raise
                 logger.warning("[KV] live flags can't be kept up to date, trying again: %s", error)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(limits.LIVE_FLAGS_PAUSE_SECONDS)

@@ -1,10 +1,11 @@
-"""Index versions: which version of an index is the active one, and who has to hear of the next."""
+"""Index versions: which version of a search index is active, and a watch that reports the next one."""
 
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from keyloft.errors import InvalidArgument
-from keyloft.semantic.envelope import ANY, Envelope, ExpectedVersion, Semantics
+from keyloft.semantic.envelope import Envelope, Semantics
+from keyloft.semantic.rules import ANY, ExpectedVersion
 
 if TYPE_CHECKING:
     from keyloft.semantic.store import SemanticStore
@@ -40,9 +41,9 @@ class IndexVersion:
         request_id: str | None = None,
         spec_ref: str | None = None,
     ) -> Envelope:
-        """Make a version the active one; everybody who watches hears of it."""
+        """Make a version the active one; every watch reports it."""
         if self._writer is None:
-            raise InvalidArgument("lastWriter: index_version(key, writer=…) says who publishes")
+            raise InvalidArgument("writer: publish needs one; pass it to index_version(key, writer=…)")
         return await self._store.put(
             self._key,
             version,
@@ -54,6 +55,6 @@ class IndexVersion:
         )
 
     async def watch(self) -> AsyncIterator[Any]:
-        """The active version now, then whenever it changed; None while there is none."""
+        """The active version now, then after each change; None while there is none."""
         async for entry in self._store.watch(self._key):
             yield None if entry is None else entry.value

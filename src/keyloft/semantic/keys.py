@@ -1,4 +1,4 @@
-"""Keys of the semantic store: `tenant/<tenant>/project/<project>/<path…>`, and where each kind of row is kept."""
+"""Keys of the semantic store, `tenant/<tenant>/project/<project>/<path…>`, and the rows that belong to them."""
 
 import hashlib
 import re
@@ -14,7 +14,7 @@ from keyloft.errors import InvalidKey, InvalidKeyType, KeyTooLarge
 PREFIX: Final = "db.semantic"
 """The subject before `.<tenant>.<project>.<operation>`, unless configured otherwise."""
 OPERATIONS: Final = ("put", "get", "delete", "list", "batch")
-"""What can be asked for over NATS."""
+"""The operations that are served over NATS."""
 
 _KEY: Final = re.compile(r"tenant/([a-z0-9_-]+)/project/([a-z0-9_-]+)/((?:[a-z0-9._-]+/)*[a-z0-9._-]+)", re.ASCII)
 _ID: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
@@ -27,76 +27,81 @@ _PART_RULE: Final = "lowercase letters, digits, dots, _ and - (a-z 0-9 . _ -)"
 _DIGEST_HEX: Final = 24
 _READABLE: Final = 24
 
+AUDIT_KEY: Final = b"h/audit"
+"""The row of the key of the audit's hashes, unless that key is configured."""
 
-class Place(Struct, frozen=True):
-    """A key, taken apart."""
+_ENTRY: Final = b"e/"
+ROW_KINDS: Final = (b"a/", b"d/", _ENTRY, b"f/", b"i/", b"k/", b"r/", b"x/")
+"""How rows of each kind begin, before the tenant and the project: audit records, deleted entries, entries, fencing
+tokens, the audit index of keys, pointers to audit records of conflicts, requests, dead letters."""
 
-    key: str
+
+class Project(Struct, frozen=True):
+    """A project of a tenant."""
+
     tenant: str
-    project: str
-    path: str
-    entry: bytes
-    """Where the entry is stored."""
+    name: str
 
     @property
-    def inside(self) -> bytes:
-        """The tenant and project, as rows of all kinds name them."""
-        return project_bytes(self.tenant, self.project)
+    def prefix(self) -> str:
+        """How the keys of the project begin."""
+        return f"tenant/{self.tenant}/project/{self.name}/"
+
+    def rows(self, kind: bytes) -> bytes:
+        """How the project's rows of a kind begin."""
+        return b"%b%b/%b/" % (kind, self.tenant.encode(), self.name.encode())
 
     @property
-    def deleted(self) -> bytes:
-        """Where what was deleted or has expired waits to be restored."""
-        return b"d/" + self.entry[2:]
-
-    def request(self, request_id: str) -> bytes:
-        """Where a request about this key is remembered."""
-        return b"r/%b\x00%b" % (self.entry[2:], request_id.encode())
+    def audit_log(self) -> bytes:
+        """How the rows of the project's audit records begin."""
+        return self.rows(b"a/")
 
     @property
-    def log(self) -> bytes:
-        """Where the audit records of its project begin."""
-        return audit_log(self.tenant, self.project)
-
-    @property
-    def trace(self) -> bytes:
-        """Where the pointers to its own audit records begin."""
-        return b"k/%b\x00" % self.entry[2:]
-
-    def fence(self, token: int) -> bytes:
-        """Where a fencing token of its project points to its lock."""
-        return appended_key(self.fences, token)
+    def dead_letters(self) -> bytes:
+        """How the rows of the project's dead letters begin."""
+        return self.rows(b"x/")
 
     @property
     def fences(self) -> bytes:
-        return b"f/%b/" % self.inside
+        """How the rows of the project's fencing tokens begin."""
+        return self.rows(b"f/")
+
+    def fence(self, token: int) -> bytes:
+        """The row that names the lock of a fencing token."""
+        return appended_key(self.fences, token)
+
+    def batch_request(self, request_id: str) -> bytes:
+        """The row that remembers a batch. No path is empty, so no key's request has the same row."""
+        return b"%b\x00%b" % (self.rows(b"r/"), request_id.encode())
 
 
-def project_bytes(tenant: str, project: str) -> bytes:
-    return f"{tenant}/{project}".encode()
+class EntryKey(Struct, frozen=True):
+    """A key, taken apart, and the rows that belong to it."""
 
+    key: str
+    project: Project
+    path: str
+    entry: bytes
+    """The row of the entry."""
 
-def audit_log(tenant: str, project: str) -> bytes:
-    """Where the audit records of a project begin."""
-    return b"a/%b/" % project_bytes(tenant, project)
+    @property
+    def deleted(self) -> bytes:
+        """The row of the entry that was deleted or has expired, until it can no longer be restored."""
+        return b"d/" + self.entry[2:]
 
+    def request(self, request_id: str) -> bytes:
+        """The row that remembers a request about this key."""
+        return b"r/%b\x00%b" % (self.entry[2:], request_id.encode())
 
-def dead_letters(tenant: str, project: str) -> bytes:
-    """Where the dead letters of a project begin."""
-    return b"x/%b/" % project_bytes(tenant, project)
+    @property
+    def audit_index(self) -> bytes:
+        """How the rows begin that list the audit records of the key's changes."""
+        return b"i/%b\x00" % self.entry[2:]
 
-
-def batch_request(tenant: str, project: str, request_id: str) -> bytes:
-    """Where a request about several keys is remembered; no path is empty, so it is nobody else's."""
-    return b"r/%b/\x00%b" % (project_bytes(tenant, project), request_id.encode())
-
-
-AUDIT_KEY: Final = b"h/audit"
-"""Where the key of the audit's hashes is kept, unless it is configured."""
-
-_ENTRY: Final = b"e/"
-KINDS: Final = (b"a/", b"d/", _ENTRY, b"f/", b"k/", b"r/", b"x/")
-"""How the rows of each kind begin, before the tenant and the project: audit records, what was deleted, entries, fences,
-pointers to audit records, requests, dead letters."""
+    @property
+    def conflicts(self) -> bytes:
+        """How the rows begin that point to the audit records of the key's conflicts."""
+        return b"k/%b\x00" % self.entry[2:]
 
 
 def is_entry(row: bytes) -> bool:
@@ -104,27 +109,27 @@ def is_entry(row: bytes) -> bool:
 
 
 def key_of_row(row: bytes) -> str:
-    """The key of the entry that a row holds."""
+    """The key that a row of an entry belongs to."""
     tenant, project, path = row[len(_ENTRY) :].decode().split("/", 2)
     return f"tenant/{tenant}/project/{project}/{path}"
 
 
-@lru_cache(maxsize=16_384)  # about 7 MB at the most; to take a key apart costs a fifth of a get
-def _parsed(key: str) -> Place:
+# At most 7 MB. `scripts/bench semantic`, row «get»: parsing would take a fifth of it.
+@lru_cache(maxsize=16_384)
+def _parsed(key: str) -> EntryKey:
     fits = _KEY.fullmatch(key) if len(key) <= limits.SEMANTIC_KEY_CHARACTERS else None
     if fits is None or max(len(fits[1]), len(fits[2])) > limits.SEMANTIC_ID_CHARACTERS:
-        raise _what_is_wrong(key)
+        raise _broken_rule(key)
     tenant, project, path = fits.groups()
-    return Place(key, tenant, project, path, f"e/{tenant}/{project}/{path}".encode())
+    return EntryKey(key, Project(tenant, project), path, f"e/{tenant}/{project}/{path}".encode())
 
 
-def _what_is_wrong(key: str) -> InvalidKey:
-    """The rule that a key breaks."""
+def _broken_rule(key: str) -> InvalidKey:
     words = key.split("/")
     if len(words) < 5 or words[0] != "tenant" or words[2] != "project":
         return InvalidKey(f"key: {_FORM}, as in tenant/acme/project/web/docs/onedrive/delta; this one is {_shown(key)}")
-    tenant_id(words[1], "key: the tenant")
-    project_id(words[3], "key: the project")
+    check_id(words[1], "key: the tenant")
+    check_id(words[3], "key: the project")
     for part in words[4:]:
         if _PART.fullmatch(part) is None:
             what = "an empty part" if not part else f"the part {_shown(part)}"
@@ -135,7 +140,7 @@ def _what_is_wrong(key: str) -> InvalidKey:
     )
 
 
-def place(key: object) -> Place:
+def parse(key: object) -> EntryKey:
     """Take a key apart.
 
     Raises:
@@ -157,49 +162,46 @@ def key_of(tenant: str, project: str, *parts: str) -> str:
     """
     if not parts or not all(isinstance(part, str) for part in (tenant, project, *parts)):
         raise InvalidKeyType(f"key: {_FORM}: a tenant, a project and at least one part of a path, each a str")
-    tenant_id(tenant)
-    project_id(project)
-    return place(f"tenant/{tenant}/project/{project}/{'/'.join(parts)}").key
+    return parse(f"{checked_project(tenant, project).prefix}{'/'.join(parts)}").key
 
 
-def tenant_id(tenant: object, field: str = "tenant") -> str:
-    """A tenant's id, if it can be one."""
-    return _id(tenant, field)
+def checked_project(tenant: object, project: object) -> Project:
+    """The project of these ids.
+
+    Raises:
+        InvalidKey: An id breaks a rule, which the message names.
+    """
+    return Project(check_id(tenant, "tenant"), check_id(project, "project"))
 
 
-def tenant_user(tenant: str) -> str:
-    """Whom a tenant logs in to NATS as; no plugin can have a name in capitals."""
-    return f"TENANT-{tenant}"
-
-
-def project_id(project: object, field: str = "project") -> str:
-    """A project's id, if it can be one."""
-    return _id(project, field)
-
-
-def _id(name: object, field: str) -> str:
+def check_id(name: object, argument: str) -> str:
+    """The id of a tenant or project, if it keeps to the rules."""
     if not isinstance(name, str) or _ID.fullmatch(name) is None:
         shown = _shown(name) if isinstance(name, str) else type(name).__name__
-        raise InvalidKey(f"{field} must be {_ID_RULE}, and not empty; this is {shown}")
+        raise InvalidKey(f"{argument} must be {_ID_RULE}, and not empty; this is {shown}")
     if len(name) > limits.SEMANTIC_ID_CHARACTERS:
-        raise InvalidKey(f"{field} must be ≤{limits.SEMANTIC_ID_CHARACTERS} characters, not {len(name)}")
+        raise InvalidKey(f"{argument} must be ≤{limits.SEMANTIC_ID_CHARACTERS} characters, not {len(name)}")
     return name
 
 
-class Below(Struct, frozen=True):
-    """What a list or a watch is about: a project, or those of its paths that begin with a text."""
+def tenant_user(tenant: str) -> str:
+    """The NATS user of a tenant. The capitals keep it apart from the users of plugins."""
+    return f"TENANT-{tenant}"
 
-    tenant: str
-    project: str
+
+class KeyPrefix(Struct, frozen=True):
+    """A project, or those of its paths that begin with a text."""
+
+    project: Project
     path: str
 
     @property
-    def rows(self) -> tuple[bytes, bytes]:
-        """The range of its entries."""
-        return rows_below(f"e/{self.tenant}/{self.project}/{self.path}".encode())
+    def entries(self) -> tuple[bytes, bytes]:
+        """The range of the entries' rows."""
+        return rows_below(self.project.rows(_ENTRY) + self.path.encode())
 
 
-def below(prefix: object) -> Below:
+def parse_prefix(prefix: object) -> KeyPrefix:
     """Take a prefix apart: a whole tenant and project, then any text that a path can begin with.
 
     Raises:
@@ -213,39 +215,39 @@ def below(prefix: object) -> Below:
             "prefix: it begins with a tenant and a project, as in tenant/acme/project/web/docs/; "
             f"this is {_shown(prefix)}"
         )
-    tenant, project = tenant_id(words[1], "prefix: the tenant"), project_id(words[3], "prefix: the project")
+    project = Project(check_id(words[1], "prefix: the tenant"), check_id(words[3], "prefix: the project"))
     path = words[4] if len(words) > 4 else ""
     if _BEGINNING.fullmatch(path) is None or len(prefix) > limits.SEMANTIC_KEY_CHARACTERS:
         raise InvalidKey(
             f"prefix: no path begins like this; paths have {_PART_RULE}, slashes between their parts, "
             f"and at most {limits.SEMANTIC_KEY_CHARACTERS} characters in all"
         )
-    return Below(tenant, project, path)
+    return KeyPrefix(project, path)
 
 
 def rows_below(beginning: bytes) -> tuple[bytes, bytes]:
-    """The range of rows that begin like this; what it begins with is text, so there is a byte after its last one."""
+    """The range of rows that begin with these bytes, the last of which is of a text and so below 255."""
     return beginning, beginning[:-1] + bytes([beginning[-1] + 1])
 
 
 def rows_of_project(project: str) -> list[tuple[bytes, bytes]]:
-    """The ranges of all rows of a project, `tenant/<tenant>/project/<project>`: its entries, their trail, and the rest.
+    """The ranges of all rows of a project, `tenant/<tenant>/project/<project>`.
 
     Raises:
-        InvalidKey: It names none.
+        InvalidKey: It names no project, or more than a project.
     """
-    inside = below(project)
-    if inside.path:
-        raise InvalidKey(f"{_shown(project)} is below a project: name tenant/{inside.tenant}/project/{inside.project}")
-    return [rows_below(b"%b%b/" % (kind, project_bytes(inside.tenant, inside.project))) for kind in KINDS]
+    within = parse_prefix(project)
+    if within.path:
+        raise InvalidKey(f"{_shown(project)} is below a project: name {within.project.prefix[:-1]}")
+    return [rows_below(within.project.rows(kind)) for kind in ROW_KINDS]
 
 
 def shortened(identifier: str) -> str:
     """A part of a path that stands for an identifier of any length and any characters.
 
     It keeps the beginning readable and adds a hash, so that different identifiers stay different:
-    `shortened("https://github.com/Acme/Very-Long…")` is `https-github.com-acme-ve.5f1c…`. The same identifier gives the
-    same part, everywhere and for ever. `SemanticStore.shorten` also records which identifier it was.
+    `shortened("https://github.com/Acme/Very-Long…")` is `https-github.com-acme-ve.5f1c…`. The same identifier always
+    gives the same part. `SemanticStore.shorten` also records which identifier it was.
     """
     if not isinstance(identifier, str) or not identifier:
         raise InvalidKeyType("identifier: a str that is not empty")

@@ -1,7 +1,7 @@
-"""Locks that hold: acquired by compare-and-set, renewed while their holder is alive, fenced against a late one.
+"""Locks: acquired by compare-and-set, renewed while their holder is alive, fenced against a holder that is too late.
 
 The version of its acquisition is a lock's fencing token. Renewing changes the expiry alone, so the token stays. A put
-that is given the token is made only if the lock is still held under it, by the same commit that makes the put.
+with the token is committed only if the lock is still held under it; the same commit checks that.
 """
 
 import asyncio
@@ -11,52 +11,46 @@ import socket
 import uuid
 from collections.abc import Awaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final, Self
 
+from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Check, Conflict, Get, Record, Space, Touch
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
-from keyloft.semantic.commits import Writer, attempt
-from keyloft.semantic.envelope import LOCK, Envelope, Semantics, directive_of, envelope_of, read_stored
-from keyloft.semantic.keys import Place
-from keyloft.semantic.planning import Put, putting
-
-if TYPE_CHECKING:
-    from keyloft.semantic.store import SemanticStore
+from keyloft.semantic.commits import Committer
+from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_stored
+from keyloft.semantic.intents import Intent, WriteRequest
+from keyloft.semantic.keys import EntryKey
+from keyloft.semantic.rules import LOCK, directive_of
 
 logger = logging.getLogger("keyloft.semantic")
 
 _SEMANTIC: Final = Space.SEMANTIC
-_RENEWALS_PER_TTL: Final = 3
-_PAUSE_SECONDS: Final = 0.1
 
 
 class Lock:
     """A lock in the store. `async with` acquires it, renews it, and releases it at the end.
 
-    `lost` is an event that is set as soon as it is no longer held although nobody released it.
-
-    If it is lost meanwhile, the body is cancelled at once, and `async with` raises LockLost. Whoever calls `acquire`
-    and `release` instead looks at `is_held`, or waits for `lost`.
+    If the lock is lost meanwhile, the body is cancelled at once, and `async with` raises LockLost. A caller of
+    `acquire` and `release` checks `is_held`, or waits for `lost`.
     """
 
     def __init__(
         self,
-        store: "SemanticStore",
         engine: Engine,
-        making: Writer,
-        place: Place,
+        committer: Committer,
+        key: EntryKey,
+        *,
         writer: str,
         semantics: Semantics,
         wait: float | None,
     ) -> None:
         if wait is not None and (type(wait) not in (int, float) or not wait >= 0):
-            raise InvalidArgument("wait: a number of seconds, 0 for not at all, None for as long as it takes")
+            raise InvalidArgument("wait: a number of seconds; 0 does not wait, None waits until the lock is free")
         assert semantics.ttl_seconds is not None
-        self._store = store
         self._engine = engine
-        self._making = making
-        self._place = place
+        self._committer = committer
+        self._key = key
         self._writer = writer
         self._semantics = semantics
         self._ttl = float(semantics.ttl_seconds)
@@ -70,15 +64,23 @@ class Lock:
         self._is_acquiring = False
         self._reason = ""
         self.lost = asyncio.Event()
-        """Set as soon as the lock is no longer held although nobody released it."""
+        """Set as soon as the lock is no longer held although its holder has not released it."""
+
+    def __repr__(self) -> str:
+        state = "not held"
+        if self.lost.is_set():
+            state = "lost"
+        elif self._entry is not None:
+            state = f"held under fence {self._entry.fence}"
+        return f"<Lock {self.key} of {self._writer}, {state}>"
 
     @property
     def key(self) -> str:
-        return self._place.key
+        return self._key.key
 
     @property
     def is_held(self) -> bool:
-        # By the clock, too: whoever held up the event loop has not heard yet that it is over.
+        # By time, too: while a task blocks the event loop, no timer can report the loss.
         in_time = asyncio.get_running_loop().time() < self._until
         return self._entry is not None and in_time and not self.lost.is_set()
 
@@ -87,18 +89,18 @@ class Lock:
         """The fencing token: later acquisitions have larger ones.
 
         Raises:
-            LockLost: It was not acquired, or is released. That it was lost shows when the token is used.
+            LockLost: The lock was not acquired, or is released. A lost lock keeps its token, which writes refuse.
         """
         if self._entry is None or self._entry.fence is None:
             raise LockLost(f"{self.key} is not held: acquire it first")
         return self._entry.fence
 
-    async def __aenter__(self) -> "Lock":
+    async def __aenter__(self) -> Self:
         await self.acquire()
         self._holder = asyncio.current_task()
         assert self._holder is not None
         self._cancelled_before = self._holder.cancelling()
-        if self.lost.is_set():  # between the two
+        if self.lost.is_set():  # since `acquire` returned
             await self._stop_guarding()
             raise LockLost(self._reason)
         return self
@@ -115,26 +117,26 @@ class Lock:
                 if kind is None:
                     raise
             except DatabaseError as failure:
-                logger.warning("[KV] %s could not be released, and comes free by itself: %s", self.key, failure)
+                logger.warning("[KV] %s could not be released, and becomes free when it expires: %s", self.key, failure)
             return
         await self._stop_guarding()
-        ours = holder.uncancel() <= self._cancelled_before
+        by_lock = holder.uncancel() <= self._cancelled_before
         if kind is None:
             try:
-                await asyncio.sleep(0)  # our cancellation came too late to be noticed inside
+                await asyncio.sleep(0)  # the body ended before the lock's cancellation reached it
             except asyncio.CancelledError:
-                if not ours:
+                if not by_lock:
                     raise
             raise LockLost(self._reason)
-        if kind is asyncio.CancelledError and ours:
+        if kind is asyncio.CancelledError and by_lock:
             raise LockLost(self._reason) from error
 
     async def acquire(self) -> Envelope:
-        """Acquire the lock; waits for it as long as it was made to.
+        """Acquire the lock; waits for it as long as `wait` says.
 
         Raises:
-            LockHeld: Somebody else had it all the time.
-            InvalidArgument: Another task holds it, or waits for it, by this very object.
+            LockHeld: Another holder had it all the time.
+            InvalidArgument: A task holds it, or waits for it, through this object.
         """
         if self._is_acquiring or self._holder is not None or self.is_held:
             raise InvalidArgument(f"{self.key} is held or waited for by this lock already: make another one")
@@ -145,7 +147,7 @@ class Lock:
             self._is_acquiring = False
 
     async def _acquire(self) -> Envelope:
-        await self._stop_guarding()  # what was lost before
+        await self._stop_guarding()  # of an acquisition that was lost
         loop = asyncio.get_running_loop()
         deadline = None if self._wait is None else loop.time() + self._wait
         while True:
@@ -156,13 +158,13 @@ class Lock:
                 entry, began = await self._take()
             except VersionConflict:
                 if deadline is not None and loop.time() >= deadline:
-                    raise LockHeld(f"{self.key} is held by somebody who was faster") from None
+                    raise LockHeld(f"{self.key} is held by another writer, who was faster") from None
                 continue
             self._guard(entry, began)
             return entry
 
     async def release(self) -> None:
-        """Give the lock back.
+        """Release the lock.
 
         Raises:
             LockLost: It was no longer held.
@@ -174,31 +176,31 @@ class Lock:
         if self.lost.is_set():
             await self._stop_guarding()
             raise LockLost(self._reason)
-        releasing = asyncio.ensure_future(self._give_back(entry))
+        releasing = asyncio.ensure_future(self._delete(entry))
         try:
             await asyncio.shield(releasing)
         except asyncio.CancelledError:
-            self._making.see_to(self._quietly(releasing))
+            self._committer.in_background(self._ignoring_failure(releasing))
             raise
         except VersionConflict as error:
-            raise LockLost(f"{self.key} was lost before it was released: {_who(error.current)}") from None
+            raise LockLost(f"{self.key} was lost before it was released: {_taken_by(error.current)}") from None
 
     # Acquiring
 
     async def _until_free(self, deadline: float | None) -> Envelope | None:
-        """Wait until nobody holds it; returns who does, if there is no more time."""
-        watch = self._engine.watch(Get(_SEMANTIC, self._place.entry))
+        """Wait until the lock is free; returns the holder's entry if the deadline passes first."""
+        watch = self._engine.watch(Get(_SEMANTIC, self._key.entry))
         holder: Envelope | None = None
         try:
-            async with asyncio.timeout(None) as patience:
+            async with asyncio.timeout(None) as timeout:
                 async for [change] in watch:
                     if change.record is None:
                         return None
                     holder = envelope_of(change.record)
                     if holder.semantics.purpose != LOCK:
-                        raise InvalidArgument(f"{self.key} holds a {holder.semantics.purpose}, which is no lock")
-                    # Only now: a first look takes its time, and even who has none hears how things are.
-                    patience.reschedule(deadline)
+                        raise InvalidArgument(f"key: {self.key} holds a {holder.semantics.purpose}, which is no lock")
+                    # Not before the first read: with `wait=0`, too, the caller learns who holds the lock.
+                    timeout.reschedule(deadline)
             raise Closed
         except TimeoutError:
             if holder is None:
@@ -208,61 +210,57 @@ class Lock:
             await watch.aclose()
 
     async def _take(self) -> tuple[Envelope, float]:
-        """Put the lock's entry; returns it, and since when at the earliest it lives."""
-        putting = asyncio.ensure_future(self._put_patiently())
+        """Put the lock's entry; returns it, and the earliest moment from which it lives."""
+        putting = asyncio.ensure_future(self._put())
         try:
             return await asyncio.shield(putting)
         except asyncio.CancelledError:
-            # It may be ours all the same, and then nobody would give it back before it expires.
-            self._making.see_to(self._quietly(self._undo(putting)))
+            # The put may still succeed, and no task would release the lock before it expires.
+            self._committer.in_background(self._ignoring_failure(self._undo(putting)))
             raise
 
-    async def _put_patiently(self) -> tuple[Envelope, float]:
-        attempt.set(None)  # whoever gives up on a lock leaves no dead letter
-        request_id = uuid.uuid4().hex
+    async def _put(self) -> tuple[Envelope, float]:
+        """Put the lock's entry, again while it is unknown whether an earlier put was committed."""
         holder = {"holder": self._writer, "host": socket.gethostname(), "pid": os.getpid()}
-        wanted = putting(Put(self.key, holder, 0, self._writer, self._semantics))
+        intent = Intent.put(self.key, holder, expected_version=0, writer=self._writer, semantics=self._semantics)
+        request = WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
         loop = asyncio.get_running_loop()
         began = loop.time()
         may_be_made = False
         while True:
             try:
-                # Quietly: that somebody else was faster is what a lock is for, and no conflict to be told of.
-                [entry] = await self._making.carry_out([wanted], request_id, quiet=True)
+                # Quietly: locks exist to be contended for, so a lost race is no conflict to record.
+                [entry] = await self._committer.carry_out(request, quiet=True)
                 assert entry is not None
+                return entry, began
             except DatabaseError as error:
-                # If it may have been made, the same request tells, as long as it matters.
                 may_be_made = may_be_made or isinstance(error, CommitUnknown)
                 if not may_be_made or loop.time() > began + self._ttl:
                     raise
-                await asyncio.sleep(_PAUSE_SECONDS)
-            else:
-                return entry, began
+                await asyncio.sleep(limits.LOCK_RETRY_SECONDS)
 
     async def _undo(self, putting: "asyncio.Future[tuple[Envelope, float]]") -> None:
         entry, _ = await putting
-        await self._give_back(entry)
+        await self._delete(entry)
 
-    async def _give_back(self, entry: Envelope) -> None:
-        attempt.set(None)
+    async def _delete(self, entry: Envelope) -> None:
         await self._stop_guarding()
         while True:
+            intent = Intent.delete(self.key, expected_version=entry.version, writer=self._writer)
             try:
-                await self._store.delete(
-                    self.key, expected_version=entry.version, writer=self._writer, request_id=uuid.uuid4().hex
-                )
+                await self._committer.carry_out(WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex))
                 return
             except VersionConflict as error:
                 if error.current is None or error.current.fence != entry.fence:
                     raise
-                entry = error.current  # somebody who has our token has put it meanwhile
+                entry = error.current  # another caller has put the lock again, with its token
 
-    async def _quietly(self, job: Awaitable[None]) -> None:
-        """Do what nobody waits for any more."""
+    async def _ignoring_failure(self, job: Awaitable[None]) -> None:
+        """Finish a job whose caller is gone."""
         try:
             await job
         except (VersionConflict, DatabaseError, Closed) as error:
-            logger.debug("[KV] %s was not given back: %s", self.key, error)
+            logger.debug("[KV] %s was not released: %s", self.key, error)
 
     # Holding
 
@@ -270,10 +268,10 @@ class Lock:
         self._entry = entry
         self.lost.clear()
         self._reason = ""
-        self._lives_from(began)
+        self._extend(began)
         self._guards = [
             asyncio.create_task(self._renew(entry), name=f"keyloft renews {self.key}"),
-            asyncio.create_task(self._look_out(), name=f"keyloft guards {self.key}"),
+            asyncio.create_task(self._watch_for_loss(), name=f"keyloft guards {self.key}"),
         ]
 
     async def _stop_guarding(self) -> None:
@@ -286,46 +284,46 @@ class Lock:
             await asyncio.wait(guards)
 
     async def _renew(self, entry: Envelope) -> None:
-        """Extend the expiry, again and again. The version stays, so the fencing token does, too."""
+        """Extend the expiry again and again. The version stays, and so does the fencing token."""
         loop = asyncio.get_running_loop()
         version = entry.version
-        touch = Touch(_SEMANTIC, self._place.entry, round(1000 * self._ttl))
-        pause = self._ttl / _RENEWALS_PER_TTL
+        touch = Touch(_SEMANTIC, self._key.entry, round(1000 * self._ttl))
+        pause = self._ttl / limits.LOCK_RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause)
             began = loop.time()
             try:
-                done = await self._making.commit(Batch((touch,), (Check(_SEMANTIC, self._place.entry, version),)))
+                done = await self._committer.commit(Batch((touch,), (Check(_SEMANTIC, self._key.entry, version),)))
             except Closed:
                 self._lose("the store was closed")
                 return
             except DatabaseError as error:
-                # Until it expires, there is hope.
-                logger.warning("[KV] %s could not be renewed, trying again: %s", self.key, error)
-                pause = _PAUSE_SECONDS
+                logger.warning("[KV] %s could not be renewed, trying again until it expires: %s", self.key, error)
+                pause = limits.LOCK_RETRY_SECONDS
                 continue
             if isinstance(done, Conflict):
                 current = done.failed[0].current
-                if current is None or not self._is_ours(current):
-                    self._lose(_who_has_it(current))
+                if current is None or not self._is_held_by(current):
+                    self._lose(_loss(current))
                     return
-                version, pause = current.version, 0.0  # somebody who has our token has put it meanwhile
+                version, pause = current.version, 0.0  # another caller has put the lock again, with its token
                 continue
-            self._lives_from(began)
-            pause = self._ttl / _RENEWALS_PER_TTL
+            self._extend(began)
+            pause = self._ttl / limits.LOCK_RENEWALS_PER_TTL
 
-    def _is_ours(self, record: Record) -> bool:
+    def _is_held_by(self, record: Record) -> bool:
+        """Whether the lock's row still has this holder's token."""
         return self._entry is not None and read_stored(record).fence(record.version) == self._entry.fence
 
-    async def _look_out(self) -> None:
-        """Hear at once if somebody takes the lock away."""
+    async def _watch_for_loss(self) -> None:
+        """Notice at once when another client takes the lock away."""
         while True:
             try:
-                watch = self._engine.watch(Get(_SEMANTIC, self._place.entry))
+                watch = self._engine.watch(Get(_SEMANTIC, self._key.entry))
                 try:
                     async for [change] in watch:
-                        if change.record is None or not self._is_ours(change.record):
-                            self._lose(_who_has_it(change.record))
+                        if change.record is None or not self._is_held_by(change.record):
+                            self._lose(_loss(change.record))
                             return
                 finally:
                     await watch.aclose()
@@ -334,10 +332,10 @@ class Lock:
                 self._lose("the store was closed")
                 return
             except DatabaseError:
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(limits.LOCK_RETRY_SECONDS)
 
-    def _lives_from(self, began: float) -> None:
-        """It lives for its TTL, from the moment at which we asked for it, at the latest."""
+    def _extend(self, began: float) -> None:
+        """The lock lives for its TTL from the moment at which the commit was requested, or longer."""
         self._until = began + self._ttl
         if self._deadline is not None:
             self._deadline.cancel()
@@ -369,9 +367,9 @@ class Lock:
             self._holder.cancel()
 
 
-def _who(current: Envelope | None) -> str:
+def _taken_by(current: Envelope | None) -> str:
     return "it has expired, or was deleted" if current is None else f"{current.last_writer} has it"
 
 
-def _who_has_it(record: Record | None) -> str:
-    return _who(None if record is None else envelope_of(record))
+def _loss(record: Record | None) -> str:
+    return _taken_by(None if record is None else envelope_of(record))

@@ -1,6 +1,6 @@
-"""What the semantic store tells of itself: a log line per change, counters, and alerts that are raised and cleared.
+"""Log lines, counters and alerts of the semantic store.
 
-Log lines carry who, what for and which version; never a value.
+Log lines carry writer, purpose and version; never a value.
 """
 
 import logging
@@ -12,25 +12,19 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.semantic.envelope import Semantics, directive_of
+from keyloft.semantic.envelope import Semantics
+from keyloft.semantic.rules import directive_of
 
 logger = logging.getLogger("keyloft.semantic")
 
 AlertName: TypeAlias = Literal["conflict_rate", "storage_outage"]
 ALERTS: Final[tuple[AlertName, ...]] = ("conflict_rate", "storage_outage")
 
-_STEPS: Final = 12
-"""Into how many parts the window of the conflict rate is divided."""
-
-_PARTS: Final = 3
-"""In how many parts of the window the rate has to be too high, so that a burst within one is none that lasts."""
-
-_FEWEST_WRITES: Final = 10
-"""Of fewer writes in a window, a share says nothing."""
+_WRITE: Final = "key=%(key)s directive=%(directive)s purpose=%(semantics.purpose)s requestId=%(requestId)s"
 
 
 class Alert(Struct, frozen=True):
-    """Something that a person should look at, or that has passed."""
+    """A condition that needs a person, raised or cleared."""
 
     name: AlertName
     is_raised: bool
@@ -38,7 +32,7 @@ class Alert(Struct, frozen=True):
 
 
 class Signals:
-    """Counts what a store does, tells the log, and raises alerts."""
+    """Counts and logs what a store does, and raises alerts."""
 
     def __init__(
         self,
@@ -52,9 +46,9 @@ class Signals:
         """Args:
         on_alert: Called when an alert is raised and when it is cleared.
         conflict_rate: The share of writes that may meet conflicts, from 0 to 1.
-        conflict_window: For how many seconds it has to be higher to raise an alert, and lower to clear it.
-        outage_after: After how many seconds without the database an alert is raised.
-        seconds: A clock that never goes back; tests bring their own.
+        conflict_window: For how many seconds it must be higher to raise an alert, and lower to clear it.
+        outage_after: After how many seconds of failures of the database an alert is raised.
+        seconds: Replaces `time.monotonic`, for tests.
         """
         self.counts: Counter[tuple[str, str]] = Counter()
         """How often, by outcome (success, conflict, expiry, failure) and purpose."""
@@ -74,21 +68,13 @@ class Signals:
     def success(
         self, action: str, key: str, writer: str, semantics: Semantics | None, request_id: str | None, version: int
     ) -> None:
-        """A put, delete or restore was made."""
+        """A put, delete or restore was committed."""
         purpose = "" if semantics is None else semantics.purpose
         self.counts["success", purpose] += 1
         self._count(conflict=False)
         if logger.isEnabledFor(logging.INFO):
-            logger.info(
-                "[KV] %s: key=%s directive=%s purpose=%s requestId=%s version=%d",
-                action,
-                key,
-                directive_of(writer),
-                purpose,
-                request_id,
-                version,
-                extra=_fields(action, key, writer, purpose, request_id, version),
-            )
+            fields = _fields(action, key, writer, purpose, request_id, version)
+            logger.info(f"[KV] {action}: {_WRITE} version=%(version)d", fields, extra=fields)
 
     def conflict(
         self,
@@ -102,42 +88,33 @@ class Signals:
         reason: str,
         correlation_id: str,
     ) -> None:
-        """A write was refused because of what is there; `version` is what is there."""
+        """A write was refused because of the stored entry, which has this version."""
         purpose = "" if semantics is None else semantics.purpose
         self.counts["conflict", purpose] += 1
         self._count(conflict=True)
+        fields = _fields(action, key, writer, purpose, request_id, version)
+        fields |= {"error_code": "VERSION_CONFLICT", "reason": reason, "correlationId": correlation_id}
         logger.warning(
-            "[KV] %s conflict (%s): key=%s directive=%s purpose=%s requestId=%s version=%s correlationId=%s",
-            action,
-            reason,
-            key,
-            directive_of(writer),
-            purpose,
-            request_id,
-            version,
-            correlation_id,
-            extra=_fields(action, key, writer, purpose, request_id, version)
-            | {"error_code": "VERSION_CONFLICT", "reason": reason, "correlationId": correlation_id},
+            f"[KV] {action} conflict (%(reason)s): {_WRITE} version=%(version)s correlationId=%(correlationId)s",
+            fields,
+            extra=fields,
         )
 
     def expiry(self, key: str, writer: str, semantics: Semantics, request_id: str | None, version: int) -> None:
-        """An entry has expired and was put aside."""
+        """An entry has expired."""
         self.counts["expiry", semantics.purpose] += 1
+        hints = semantics.consumer_hints
+        fields = _fields("expire", key, writer, semantics.purpose, request_id, version) | {
+            "semantics.producer": semantics.producer,
+            "semantics.consumerHints": [*hints],
+            "semantics.ttlSeconds": semantics.ttl_seconds,
+        }
         logger.info(
-            "[KV] expired: key=%s directive=%s purpose=%s producer=%s consumerHints=%s ttlSeconds=%s version=%d",
-            key,
-            directive_of(writer),
-            semantics.purpose,
-            semantics.producer,
-            ",".join(semantics.consumer_hints),
-            semantics.ttl_seconds,
-            version,
-            extra=_fields("expire", key, writer, semantics.purpose, request_id, version)
-            | {
-                "semantics.producer": semantics.producer,
-                "semantics.consumerHints": list(semantics.consumer_hints),
-                "semantics.ttlSeconds": semantics.ttl_seconds,
-            },
+            "[KV] expired: key=%(key)s directive=%(directive)s purpose=%(semantics.purpose)s "
+            "producer=%(semantics.producer)s consumerHints=%(hints)s ttlSeconds=%(semantics.ttlSeconds)s "
+            "version=%(version)d",
+            fields | {"hints": ",".join(hints)},
+            extra=fields,
         )
 
     def failure(self) -> None:
@@ -145,52 +122,52 @@ class Signals:
         self.counts["failure", ""] += 1
         if self._failing_since is None:
             self._failing_since = self._seconds()
-        self.look()
+        self.check_alerts()
 
     def answered(self) -> None:
-        """The database has answered, be it with a conflict."""
+        """The database has answered; a conflict is an answer, too."""
         if self._failing_since is not None:
             self._failing_since = None
-            self.look()
+            self.check_alerts()
 
     # Alerts
 
-    def look(self) -> None:
-        """Raise and clear what is due by now."""
+    def check_alerts(self) -> None:
+        """Raise and clear the alerts that are due."""
         now = self._seconds()
         out = self._failing_since is not None and now - self._failing_since > self._outage_after
         self._set(
             "storage_outage",
             out,
-            f"the database has been failing for more than {self._outage_after:g} s" if out else "the database is back",
+            f"the database has been failing for more than {self._outage_after:g} s" if out else "the database answers",
         )
-        self._look_at_conflicts(now)
+        self._check_conflicts(now)
 
-    def _look_at_conflicts(self, now: float) -> None:
+    def _check_conflicts(self, now: float) -> None:
         steps = self._steps
-        while steps and steps[0].began <= now - self._window - self._window / _STEPS:
+        while steps and steps[0].began <= now - self._window - self._window / limits.CONFLICT_WINDOW_STEPS:
             steps.popleft()
         writes = sum(step.writes for step in steps)
         conflicts = sum(step.conflicts for step in steps)
-        high = writes >= _FEWEST_WRITES and self._is_high(steps)
+        high = writes >= limits.CONFLICT_FEWEST_WRITES and self._is_high(steps)
         parts: dict[int, list[_Step]] = {}
         for step in steps:
-            part = int(_PARTS * (now - step.began) / self._window)
-            parts.setdefault(min(part, _PARTS - 1), []).append(step)
+            part = int(limits.CONFLICT_WINDOW_PARTS * (now - step.began) / self._window)
+            parts.setdefault(min(part, limits.CONFLICT_WINDOW_PARTS - 1), []).append(step)
         lasts = now - self._busy_since >= self._window and all(map(self._is_high, parts.values()))
-        told = f"{conflicts} of {writes} writes within {self._window:g} s met conflicts"
+        message = f"{conflicts} of {writes} writes within {self._window:g} s met conflicts"
         if high and lasts:
-            self._set("conflict_rate", True, f"{told}, which is more than {self._rate:.0%}")
+            self._set("conflict_rate", True, f"{message}, which is more than {self._rate:.0%}")
         elif not high:
-            self._set("conflict_rate", False, told)
+            self._set("conflict_rate", False, message)
 
     def _is_high(self, steps: Collection["_Step"]) -> bool:
         return sum(step.conflicts for step in steps) > self._rate * sum(step.writes for step in steps)
 
     def _count(self, *, conflict: bool) -> None:
         now = self._seconds()
-        if not self._steps or now - self._steps[-1].began >= self._window / _STEPS:
-            self._look_at_conflicts(now)
+        if not self._steps or now - self._steps[-1].began >= self._window / limits.CONFLICT_WINDOW_STEPS:
+            self._check_conflicts(now)
             if not self._steps:
                 self._busy_since = now
             self._steps.append(_Step(now))
@@ -217,7 +194,7 @@ class Signals:
 
 
 class _Step(Struct):
-    """The writes of a part of the window."""
+    """The writes of one step of the window."""
 
     began: float
     writes: int = 0

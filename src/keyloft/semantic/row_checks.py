@@ -1,11 +1,9 @@
-"""The rows of the semantic store as whoever runs it meets them: whose they are, and what is wrong with them."""
+"""Checks rows of the semantic store: the project that a row belongs to, and what is wrong with it."""
 
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
-
-from msgspec import Struct
 
 from keyloft.core.records import Record
 from keyloft.core.values import Encoding
@@ -13,18 +11,12 @@ from keyloft.errors import InvalidKey, Undecodable
 from keyloft.semantic import keys
 from keyloft.semantic.audit import ENDING_BYTES, read_fact
 from keyloft.semantic.dead_letters import read_letter
-from keyloft.semantic.envelope import LOCK, envelope_of
-from keyloft.semantic.planning import remembered
+from keyloft.semantic.envelope import envelope_of
+from keyloft.semantic.keys import EntryKey, Project
+from keyloft.semantic.replays import read_memory
+from keyloft.semantic.rules import LOCK
 
 _TOKEN_BYTES: Final = 8
-
-
-class Defect(Struct, frozen=True):
-    """What is wrong with a row; it never tells a value."""
-
-    kind: str
-    """key, value or orphan"""
-    told: str
 
 
 def project_of(row: bytes) -> tuple[str, str] | None:
@@ -33,23 +25,24 @@ def project_of(row: bytes) -> tuple[str, str] | None:
     if len(words) < 4:
         return None
     try:
-        return keys.tenant_id(words[1].decode()), keys.project_id(words[2].decode())
+        project = keys.checked_project(words[1].decode(), words[2].decode())
     except (InvalidKey, UnicodeDecodeError):
         return None
+    return project.tenant, project.name
 
 
-class Examiner:
-    """Says what is wrong with rows that come in the order of their keys.
+class RowChecker:
+    """Finds what is wrong with rows, which must be passed in the order of their keys.
 
-    That order puts records before the pointers to them, and locks before their tokens. Ten bytes are kept of each audit
-    record, and the key of each lock.
+    In that order audit records precede the pointers to them, and locks precede their fencing tokens. Of each audit
+    record it keeps ten bytes, of each lock the key.
     """
 
     def __init__(self, now: int) -> None:
         self._now = now
-        self._recorded: dict[bytes, _Endings] = defaultdict(_Endings)
+        self._recorded: dict[Project, _Endings] = defaultdict(_Endings)
         self._locks: set[bytes] = set()
-        self._by_kind: dict[bytes, Callable[[Record], Defect | None]] = {
+        self._by_kind: dict[bytes, Callable[[Record], str | None]] = {
             b"a/": self._audit_record,
             b"d/": self._deleted,
             b"e/": self._entry,
@@ -60,98 +53,93 @@ class Examiner:
             b"x/": self._dead_letter,
         }
 
-    def defect(self, record: Record) -> Defect | None:
-        """What is wrong with a row, if anything is."""
-        examine = self._by_kind.get(record.key[:2])
-        if examine is None:
-            return Defect("key", "no row of the semantic store begins like this")
+    def defect(self, record: Record) -> tuple[str, str] | None:
+        """What is wrong with a row, if anything: its kind (key, value or orphan) and a message, without a value."""
+        check = self._by_kind.get(record.key[:2])
+        if check is None:
+            return "key", "no row of the semantic store begins like this"
         try:
-            return examine(record)
+            missing = check(record)
         except Undecodable:
-            return Defect("value", "what it holds can't be read")
+            return "value", "what it holds can't be read"
         except ValueError:
-            return Defect("key", "it is no key of the semantic store")
+            return "key", "it is no key of the semantic store"
+        return None if missing is None else ("orphan", missing)
 
-    def _entry(self, record: Record) -> Defect | None:
-        if _place(record.key).entry != record.key:
+    # Each check returns what the row needs and lacks, or raises: InvalidKey, Undecodable.
+
+    def _entry(self, record: Record) -> None:
+        if _entry_key(record.key).entry != record.key:
             raise InvalidKey("of another entry")
-        # Before it is read: what can't be read is no reason to call its token an orphan, too.
+        # Before it is read: a lock that can't be read still has a token, which is no orphan.
         self._locks.add(record.key)
         _check_encoding(record, Encoding.JSON)
         if envelope_of(record).semantics.purpose != LOCK:
             self._locks.remove(record.key)
-        return None
 
-    def _deleted(self, record: Record) -> Defect | None:
-        place = _place(record.key)
+    def _deleted(self, record: Record) -> None:
+        key = _entry_key(record.key)
         _check_encoding(record, Encoding.JSON)
-        envelope_of(record, place.key)
-        return None
+        envelope_of(record, key.key)
 
-    def _audit_record(self, record: Record) -> Defect | None:
-        inside, ending = _within_project(record.key, ENDING_BYTES)
-        self._recorded[inside].append(ending)
+    def _audit_record(self, record: Record) -> None:
+        project, ending = _within_project(record.key, ENDING_BYTES)
+        self._recorded[project].append(ending)
         _check_encoding(record, Encoding.JSON)
         read_fact(record)
-        return None
 
-    def _pointer(self, record: Record) -> Defect | None:
-        trace, ending = record.key[:-ENDING_BYTES], record.key[-ENDING_BYTES:]
-        place = _place(trace[:-1])
-        if place.trace != trace:
+    def _pointer(self, record: Record) -> str | None:
+        beginning, ending = record.key[:-ENDING_BYTES], record.key[-ENDING_BYTES:]
+        key = _entry_key(beginning[:-1])
+        if key.conflicts != beginning:
             raise InvalidKey("of no entry")
-        # Both were written by one commit, to expire at the same moment; but a sweep may remove one before the other.
-        if record.is_alive(self._now) and ending not in self._recorded[place.inside]:
-            return Defect("orphan", "the audit record that it points to is not there")
+        # One commit wrote both, and both expire at the same moment; but a sweep may remove the record first.
+        if record.is_alive(self._now) and ending not in self._recorded[key.project]:
+            return "the audit record that it points to is missing"
         return None
 
-    def _token(self, record: Record) -> Defect | None:
-        inside, _ = _within_project(record.key, _TOKEN_BYTES)
+    def _token(self, record: Record) -> str | None:
+        project, _ = _within_project(record.key, _TOKEN_BYTES)
         try:
-            lock = _place(b"e/%b/%b" % (inside, record.value))
+            lock = _entry_key(project.rows(b"e/") + record.value)
         except ValueError:
             raise Undecodable("a token that names no lock") from None
-        if lock.entry not in self._locks:
-            return Defect("orphan", "the lock that this fencing token is of is not there")
-        return None
+        return None if lock.entry in self._locks else "the lock of this fencing token is missing"
 
-    def _request(self, record: Record) -> Defect | None:
+    def _request(self, record: Record) -> None:
         about, nul, request_id = record.key.partition(b"\x00")
         if not about.endswith(b"/"):
-            _place(about)
+            _entry_key(about)
         elif project_of(record.key) is None:
             raise InvalidKey("of no project")
         if not nul or not request_id.decode():
             raise InvalidKey("no request")
-        remembered(record)
-        return None
+        read_memory(record)
 
-    def _dead_letter(self, record: Record) -> Defect | None:
+    def _dead_letter(self, record: Record) -> None:
         if project_of(record.key) is None:
             raise InvalidKey("of no project")
         read_letter(record)
-        return None
 
-    def _audit_key(self, record: Record) -> Defect | None:
+    def _audit_key(self, record: Record) -> None:
         if record.key != keys.AUDIT_KEY:
             raise InvalidKey("another key")
         if not record.value:
             raise Undecodable("no key")
-        return None
 
 
-def _place(row: bytes) -> keys.Place:
-    """What the beginning of a row names: a tenant, a project and a path."""
-    return keys.place(keys.key_of_row(row))
+def _entry_key(row: bytes) -> EntryKey:
+    """The key that a row of any kind begins with."""
+    return keys.parse(keys.key_of_row(row))
 
 
-def _within_project(row: bytes, ending_bytes: int) -> tuple[bytes, bytes]:
-    """The project that a row is of, and the numbers that its key ends with."""
-    project = project_of(row)
+def _within_project(row: bytes, ending_bytes: int) -> tuple[Project, bytes]:
+    """The project of a row, and the numbers that its key ends with."""
+    ids = project_of(row)
     beginning, ending = row[:-ending_bytes], row[-ending_bytes:]
-    if project is None or beginning[2:] != keys.project_bytes(*project) + b"/":
+    if ids is None or beginning != Project(*ids).rows(row[:2]):
         raise InvalidKey("of no project")
-    return beginning[2:-1], ending
+    return Project(*ids), ending
 
 
 def _check_encoding(record: Record, encoding: Encoding) -> None:
@@ -160,7 +148,7 @@ def _check_encoding(record: Record, encoding: Encoding) -> None:
 
 
 class _Endings:
-    """Endings of keys in their order, without the room that as many objects would take."""
+    """Sorted endings of keys, in less memory than as many objects would take."""
 
     def __init__(self) -> None:
         self._joined = bytearray()

@@ -2,50 +2,41 @@
 
 import asyncio
 import logging
-import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 from weakref import WeakValueDictionary
 
 from keyloft import limits
-from keyloft.core import records
 from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
-from keyloft.core.records import EVERYTHING, Batch, Committed, Expired, Get, Purge, Scan, Space
-from keyloft.errors import (
-    Closed,
-    DatabaseError,
-    InvalidArgument,
-    InvalidInput,
-    KeyloftError,
-    Undecodable,
-    ValueTooLarge,
-)
-from keyloft.semantic import envelope as rules
-from keyloft.semantic import keys, planning
-from keyloft.semantic.audit import AuditTrail
+from keyloft.core.records import EVERYTHING, Change, Get, Scan, Space
+from keyloft.errors import Closed, DatabaseError, InvalidArgument, InvalidInput, KeyloftError, Undecodable
+from keyloft.semantic import expiry, keys, rules
+from keyloft.semantic.audit import AuditTrail, configured_hasher
 from keyloft.semantic.checkpoints import Checkpoint
-from keyloft.semantic.commits import Retention, Writer
+from keyloft.semantic.commits import Committer
 from keyloft.semantic.dead_letters import DeadLetters
-from keyloft.semantic.envelope import PURPOSES, Envelope, ExpectedVersion, Semantics, envelope_of, read_stored
+from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_stored
 from keyloft.semantic.flags import Flags
 from keyloft.semantic.index_versions import IndexVersion
-from keyloft.semantic.keys import place
+from keyloft.semantic.intents import Intent, WriteRequest
 from keyloft.semantic.locks import Lock
 from keyloft.semantic.monitoring import Alert, Signals
-from keyloft.semantic.planning import Change, Delete, Put
+from keyloft.semantic.planning import Retention
 from keyloft.semantic.read_modify_write import Update
 from keyloft.semantic.retry import Retry
-from keyloft.semantic.watches import Watching
+from keyloft.semantic.rules import ExpectedVersion
+from keyloft.semantic.watches import EntryWatch
 from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
 
 _SEMANTIC: Final = Space.SEMANTIC
 
-Envelopes: TypeAlias = list[Envelope]
+Written: TypeAlias = list[Envelope | None]
+"""What `put` and `delete` return, for each intent."""
 
 
 class SemanticStore:
@@ -75,15 +66,15 @@ class SemanticStore:
         signals: Signals | None = None,
     ) -> None:
         """Args:
-        kv: An open store; it stays the caller's to close. Keys of the tuple store and of this one never meet.
-        audit_key: The secret of the audit's hashes. Without it the environment's KEYLOFT_AUDIT_KEY, and without that a
-            random one, which is kept in the database: whoever reads the database can then guess small values.
-        purposes: What entries may be for, besides checkpoint, feature_flag, lock, cursor, config and index_version.
-        request_memory: For how many seconds a request that comes again gets the outcome of the first one.
-        restore_within: For how many seconds what was deleted or has expired can be restored.
+        kv: An open store, which the caller closes. The tuple store and the semantic store share no keys.
+        audit_key: The secret of the audit's hashes; without it the environment's KEYLOFT_AUDIT_KEY. Without either, a
+            random key is kept in the database: a reader of the database can then guess small values.
+        purposes: Purposes of entries besides checkpoint, feature_flag, lock, cursor, config and index_version.
+        request_memory: For how many seconds a repeated request gets the outcome of the first one.
+        restore_within: For how many seconds a deleted or expired entry can be restored.
         audit_retention: For how many seconds audit records are kept.
-        sweep_every: Seconds between two sweeps, which put aside what has expired; None leaves them to `sweep()`.
-        on_alert: Called when too many writes meet conflicts, when the database is away for long, and when that is over.
+        sweep_every: Seconds between two sweeps of expired entries; None leaves them to `sweep()`.
+        on_alert: Called when too many writes meet conflicts, when the database fails for long, and when that is over.
         signals: Counters and alerts with other settings; instead of `on_alert`.
         """
         if not isinstance(kv, Store):
@@ -92,25 +83,30 @@ class SemanticStore:
             )
         if isinstance(purposes, str):
             raise InvalidArgument(f"purposes: several names, as in [{purposes!r}]")
+        self._kv = kv
         self._engine: Engine = kv.engine
-        self._purposes = frozenset([*PURPOSES, *[rules.purpose_name(purpose) for purpose in purposes]])
+        self._purposes = frozenset([*rules.PURPOSES, *[rules.check_purpose(purpose) for purpose in purposes]])
         self.signals = signals or Signals(on_alert)
+        """Counters and alerts."""
         keep = Retention(
-            _milliseconds("request_memory", request_memory),
-            _milliseconds("restore_within", restore_within),
-            _milliseconds("audit_retention", audit_retention),
+            requests=rules.milliseconds("request_memory", request_memory),
+            deleted=rules.milliseconds("restore_within", restore_within),
+            audit=rules.milliseconds("audit_retention", audit_retention),
         )
-        self._writer = Writer(self._engine, self.signals, keep, audit_key)
-        self.dead_letters = DeadLetters(self._engine, self._writer)
+        self._committer = Committer(self._engine, self.signals, keep, configured_hasher(audit_key))
+        self.dead_letters = DeadLetters(self._engine, self._committer)
         """Writes that were given up: to be listed, retried or dropped."""
         self._page_size = PageSize()
-        self._updating: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._updating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._sweeping: asyncio.Task[None] | None = None
         if sweep_every is not None:
-            _milliseconds("sweep_every", sweep_every)
+            rules.milliseconds("sweep_every", sweep_every)
             self._sweeping = asyncio.create_task(self._sweep_regularly(sweep_every), name="keyloft semantic sweeper")
 
-    async def __aenter__(self) -> "SemanticStore":
+    def __repr__(self) -> str:
+        return f"<SemanticStore on {self._kv!r}, {'closed' if self._committer.is_closed else 'open'}>"
+
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -119,92 +115,84 @@ class SemanticStore:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the sweeps, and take no more calls. The store below stays open, and its owner's to close."""
+        """End the sweeps and refuse further calls. The caller closes the store below."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
-        await self._writer.finish()
+        await self._committer.finish()
         try:
             await self.dead_letters.save()
         except (DatabaseError, Closed) as error:
-            logger.error("[KV] %d dead letters could not be kept: %s", self.dead_letters.unsaved, error)
-        self._writer.close()
+            logger.error("[KV] %d dead letters could not be stored: %s", self.dead_letters.unsaved, error)
+        self._committer.is_closed = True
 
     # Reading
 
     async def get(self, key: str) -> Envelope | None:
         """The entry at a key, or None."""
-        at = place(key)
-        [record] = await self._writer.read(Get(_SEMANTIC, at.entry))
+        entry_key = keys.parse(key)
+        [record] = await self._committer.read(Get(_SEMANTIC, entry_key.entry))
         if record is None:
             return None
         stored = read_stored(record)
-        self._writer.saw(at, stored, record.version)
-        return envelope_of(record, at.key, stored=stored)
+        self._committer.saw(entry_key, stored, record.version)
+        return envelope_of(record, key, stored=stored)
 
     def list(
         self, prefix: str, *, values: bool = False, limit: int | None = None, after: str | None = None
     ) -> "EnvelopeList":
-        """The entries whose keys begin with a text, in the order of their keys: await them, or use `async for`.
+        """The entries whose keys begin with a text, in the order of their keys: await it, or use `async for`.
 
         Args:
-            prefix: A whole tenant and project, and what the path begins with: `tenant/acme/project/web/docs/`.
-            values: Whether to show values. Without them, status can be shown to those who may not see values.
+            prefix: A whole tenant and project, and the beginning of a path: `tenant/acme/project/web/docs/`.
+            values: Whether to show values. Without them, a list can be shown to readers who may not see values.
             limit: At most so many.
-            after: Only entries behind this key: the last one of a list continues it.
+            after: Only entries after this key: the last key of a list continues it.
         """
-        self._writer.check_open()
-        start, end = keys.below(prefix).rows
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
-        behind = None if after is None else place(after).entry
-        goes_on = behind is not None and behind >= start
-        scan = Scan(
-            _SEMANTIC,
-            behind if goes_on and behind is not None else start,
-            max(end, behind) if goes_on and behind is not None else end,
-            EVERYTHING if limit is None else limit,
-            after=goes_on,
-        )
-        return EnvelopeList(Pages(self._engine, scan, self._page_size), values=values)
+        self._committer.check_open()
+        start, end = keys.parse_prefix(prefix).entries
+        last = None if after is None else keys.parse(after).entry
+        if last is None or last < start:
+            scan = Scan(_SEMANTIC, start, end, rules.check_limit(limit))
+        else:
+            scan = Scan(_SEMANTIC, last, max(end, last), rules.check_limit(limit), after=True)
+        return EnvelopeList(self._engine, scan, self._page_size, values=values)
 
-    def watch(self, key: str) -> Watching[Envelope | None]:
-        """The entry at a key now, then whenever it changed; None once it is deleted or has expired.
+    def watch(self, key: str) -> EntryWatch[Envelope | None]:
+        """The entry at a key now, then after each change; None once it is deleted or has expired.
 
         Example:
             async for entry in store.watch(key):
                 ...
         """
-        self._writer.check_open()
-        watch = self._engine.watch(Get(_SEMANTIC, place(key).entry))
-        return Watching(watch, lambda found: _shown(found[0]))
+        self._committer.check_open()
+        watch = self._engine.watch(Get(_SEMANTIC, keys.parse(key).entry))
+        return EntryWatch(watch, lambda found: _shown(found[0]))
 
-    def changes(self, prefix: str) -> Watching[dict[str, Envelope | None]]:
-        """What changes from now on at the keys that begin with a text, by key; None once deleted or expired."""
-        self._writer.check_open()
-        start, end = keys.below(prefix).rows
-        watch = self._engine.watch(Scan(_SEMANTIC, start, end, EVERYTHING))
-        return Watching(watch, lambda found: {keys.key_of_row(change.key): _shown(change) for change in found})
+    def changes(self, prefix: str) -> EntryWatch[dict[str, Envelope | None]]:
+        """The entries that change from now on, by key, where keys begin with a text; None once deleted or expired."""
+        self._committer.check_open()
+        watch = self._engine.watch(Scan(_SEMANTIC, *keys.parse_prefix(prefix).entries, EVERYTHING))
+        return EntryWatch(watch, lambda found: {keys.key_of_row(change.key): _shown(change) for change in found})
 
     def audit(
         self, about: str, *, after: int | None = None, limit: int | None = None, reverse: bool = False
     ) -> AuditTrail:
-        """What happened to a key, or in a project, in that order.
+        """The audit records of a key, or of a project, in the order of what happened: await it, or use `async for`.
 
         Args:
             about: A key, or `tenant/<tenant>/project/<project>`.
-            after: Only what happened after the record with this `sequence`.
+            after: Only records after the one with this `sequence`.
             limit: At most so many.
             reverse: The last one first.
         """
-        self._writer.check_open()
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
+        self._committer.check_open()
+        most = rules.check_limit(limit)
         if after is not None and (type(after) is not int or not 0 <= after < 2**63 - 1):
-            raise InvalidArgument("after: the sequence of an audit record")
-        within = keys.below(about)
-        at = place(about) if within.path else None
-        return AuditTrail(self._engine, within.tenant, within.project, at, after=after, limit=limit, reverse=reverse)
+            raise InvalidArgument("after: the sequence of an audit record, which is an int")
+        within = keys.parse_prefix(about)
+        key = keys.parse(about) if within.path else None
+        return AuditTrail(self._engine, within.project, key, after=after, limit=most, reverse=reverse)
 
     # Writing
 
@@ -220,25 +208,33 @@ class SemanticStore:
         spec_ref: str | None = None,
         fence: int | None = None,
     ) -> Envelope:
-        """Store a value, if what is there is what is expected.
+        """Store a value, if the stored entry is the expected one.
 
         Args:
             key: `tenant/<tenant>/project/<project>/<path>`.
-            value: Whatever JSON can hold, up to 64 KB of it.
-            expected_version: 0: nothing may be there. n: it must be version n. "*": whatever is there.
+            value: Any value that JSON can hold, up to 64 KiB of it.
+            expected_version: 0: the key must have no entry. n: its entry must be version n. "*": either.
             writer: Who writes: `<agent>:<directive>`, or the name of a service account.
-            semantics: What the entry means; with a TTL it is gone after so many seconds.
+            semantics: What the entry means; with a TTL it expires after so many seconds.
             request_id: Makes a retry harmless: the same request again gets the first outcome, and writes nothing.
-            spec_ref: A pointer to the spec that governs this.
-            fence: The token of a lock in the same project: the write is made only while that lock is held.
+            spec_ref: A pointer to the spec that governs this entry.
+            fence: The token of a lock in the same project: the put is committed only while that lock is held.
 
         Raises:
-            VersionConflict: Something else is there; or the request id was used for another request.
-            StaleFence: The lock is no longer held by whoever got this token.
-            InvalidInput: A rule is broken, which the message names.
+            VersionConflict: Another entry is stored; or the request id was used for another request.
+            StaleFence: The lock is no longer held under this token.
+            InvalidInput: An argument breaks a rule, which the message names.
         """
-        change = self._putting(Put(key, value, expected_version, writer, semantics, spec_ref, fence))
-        [entry] = await self._writer.carry_out([change], request_id)
+        intent = Intent.put(
+            key,
+            value,
+            expected_version=expected_version,
+            writer=writer,
+            semantics=semantics,
+            spec_ref=spec_ref,
+            fence=fence,
+        )
+        [entry] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
         assert entry is not None
         return entry
 
@@ -252,53 +248,81 @@ class SemanticStore:
         spec_ref: str | None = None,
         fence: int | None = None,
     ) -> Envelope | None:
-        """Remove an entry, if it is what is expected; returns what was removed. It can be restored for a while.
+        """Remove an entry, if it is the expected one, and return it. It can be restored for some days.
 
         Raises:
-            VersionConflict: Something else is there; or the request id was used for another request.
-            StaleFence: The lock is no longer held by whoever got this token.
+            VersionConflict: Another entry is stored; or the request id was used for another request.
+            StaleFence: The lock is no longer held under this token.
         """
-        change = planning.deleting(Delete(key, expected_version, writer, spec_ref, fence))
-        [removed] = await self._writer.carry_out([change], request_id)
+        intent = Intent.delete(key, expected_version=expected_version, writer=writer, spec_ref=spec_ref, fence=fence)
+        [removed] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
         return removed
 
     async def restore(
         self, key: str, *, writer: str, request_id: str | None = None, spec_ref: str | None = None
     ) -> Envelope:
-        """Bring back what was deleted last, or has expired, at a key where nothing is now. Its TTL begins anew.
+        """Restore the entry that was deleted last, or has expired, at a key that has no entry now. Its TTL restarts.
 
         Raises:
-            NothingToRestore: There is nothing, or it is too long ago.
-            VersionConflict: Something is there.
+            NothingToRestore: Nothing was deleted or has expired there, or too long ago.
+            VersionConflict: The key has an entry.
         """
-        change = planning.restoring(key, writer, spec_ref)
-        [entry] = await self._writer.carry_out([change], request_id)
+        intent = Intent.restore(key, writer=writer, spec_ref=spec_ref)
+        [entry] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
         assert entry is not None
         return entry
 
-    async def batch(
-        self, operations: Iterable[Put | Delete], *, request_id: str | None = None
-    ) -> Sequence[Envelope | None]:
+    async def batch(self, operations: Iterable[Intent], *, request_id: str | None = None) -> Written:
         """Make several puts and deletes, all or none; returns what `put` and `delete` would, in the same order.
 
+        Example:
+            await store.batch([
+                Intent.put(key, value, expected_version=0, writer="indexer:swap", semantics=Semantics("config")),
+                Intent.delete(other, expected_version=version, writer="indexer:swap"),
+            ])
+
         Raises:
-            VersionConflict: Its `conflicts` names every operation that stood against what is stored.
+            VersionConflict: Its `conflicts` names every operation that met one.
         """
-        if isinstance(operations, (Put, Delete)):
-            raise InvalidArgument("operations: several, as in batch([Put(…), Delete(…)])")
-        asked = [*operations]
-        if not 1 <= len(asked) <= limits.BATCH_OPERATIONS:
-            raise InvalidArgument(f"operations: from 1 to {limits.BATCH_OPERATIONS} puts and deletes, not {len(asked)}")
-        prepared = [self._prepared(operation, number) for number, operation in enumerate(asked)]
-        named = [change.place.key for change in prepared]
+        if isinstance(operations, Intent):
+            raise InvalidArgument("operations: several, as in batch([Intent.put(…), Intent.delete(…)])")
+        intents = (*operations,)
+        if not 1 <= len(intents) <= limits.BATCH_OPERATIONS:
+            raise InvalidArgument(
+                f"operations: from 1 to {limits.BATCH_OPERATIONS} puts and deletes, not {len(intents)}"
+            )
+        for number, intent in enumerate(intents):
+            if not isinstance(intent, Intent):
+                kind = type(intent).__name__
+                raise InvalidArgument(f"operations[{number}]: make it with Intent.put or Intent.delete, not {kind}")
+            try:
+                keys.parse(intent.key)
+                self._check_purpose(intent)
+            except InvalidInput as error:
+                raise type(error)(f"operations[{number}]: {error}") from None
+        named = [intent.key for intent in intents]
         if len(set(named)) < len(named):
             twice = next(key for key in named if named.count(key) > 1)
             raise InvalidArgument(f"operations: {twice} is named twice; a batch writes each key once")
-        first = prepared[0].place
-        row = None
-        if (name := rules.request_name(request_id)) is not None:
-            row = keys.batch_request(first.tenant, first.project, name)
-        return await self._writer.carry_out(prepared, request_id, row)
+        return await self.write(WriteRequest(intents=intents, request_id=request_id, is_batch=True))
+
+    async def write(self, request: WriteRequest) -> Written:
+        """Carry out a write request, as `put`, `delete`, `restore` and `batch` make them."""
+        if not request.is_batch:
+            self._check_purpose(request.intents[0])
+        try:
+            return await self._committer.carry_out(request)
+        except KeyloftError as error:
+            error.failed_request = request
+            raise
+
+    def _check_purpose(self, intent: Intent) -> None:
+        if intent.semantics is not None and intent.semantics.purpose not in self._purposes:
+            raise InvalidArgument(
+                f"semantics.purpose: {intent.semantics.purpose!r} is none of "
+                f"{', '.join(sorted(self._purposes))}; SemanticStore(kv, purposes=[…]), "
+                "or `keyloft serve --purposes …`, registers another one"
+            )
 
     async def update(
         self,
@@ -311,30 +335,29 @@ class SemanticStore:
         fence: int | None = None,
         retry: Retry | None = None,
     ) -> Envelope:
-        """Read a value, change it, and put the result; again, as the retry policy says, if somebody else was faster.
+        """Read a value, change it, and put the result; after a conflict again, as the retry policy says.
 
         Args:
             key: `tenant/<tenant>/project/<project>/<path>`.
-            change: Is given the value that is there, or None, and returns the next one; it may be called several times.
+            change: Gets the stored value, or None, and returns the next one; it may be called several times.
             writer: Who writes.
-            semantics: What the entry means; without it, as before.
-            spec_ref: A pointer to the spec that governs this; without it, as before.
+            semantics: What the entry means; without them, those of the stored entry.
+            spec_ref: A pointer to the spec that governs this entry; without it, that of the stored entry.
             fence: The token of a lock in the same project.
             retry: Another policy than conflicts after 1, 2, 4 … 32 s, transient errors five times.
 
         Raises:
-            Escalated: Trying again did not help; what was to be written is kept as a dead letter.
+            Escalated: All attempts failed; what was to be written is kept as a dead letter.
         """
-        intent = Update(self, key, change, writer, semantics, spec_ref, fence)
-        # One after the other: among the tasks of a process, nobody has to be refused and to come back later.
-        turn = self._updating.setdefault(place(key).entry, asyncio.Lock())
-        async with turn:
-            return await (retry or self.retrying()).run(intent.attempt)
+        update = Update(self, key, change, writer=writer, semantics=semantics, spec_ref=spec_ref, fence=fence)
+        # One at a time: the tasks of one process never conflict with each other.
+        async with self._updating.setdefault(keys.parse(key).key, asyncio.Lock()):
+            return await (retry or self.retrying()).run(update.attempt)
 
     def retrying(self, **options: Any) -> Retry:
         """The retry policy for functions that write here: a decorator, or `await store.retrying().run(function)`.
 
-        When it gives up, the last write that failed is kept as a dead letter. Options are those of `Retry`.
+        When it gives up, the write that failed is kept as a dead letter. Options are those of `Retry`.
 
         Example:
             @store.retrying()
@@ -355,13 +378,13 @@ class SemanticStore:
         producer: str | None = None,
         consumer_hints: tuple[str, ...] = (),
     ) -> Lock:
-        """A lock, to be held with `async with`; it renews itself, and comes free by itself when its holder dies.
+        """A lock, to be held with `async with`; it renews itself, and becomes free when its holder dies.
 
         Args:
-            key: Where it is kept.
+            key: The key of its entry.
             writer: Who holds it.
-            ttl: After how many seconds without a sign of its holder it comes free.
-            wait: How many seconds to wait for it; None for as long as it takes, 0 not at all.
+            ttl: After how many seconds without a renewal it becomes free.
+            wait: How many seconds to wait for it; None waits until it is free, 0 does not wait.
             producer: As in `Semantics`.
             consumer_hints: As in `Semantics`.
 
@@ -370,7 +393,14 @@ class SemanticStore:
                 await store.put(…, fence=lock.fence)
         """
         semantics = Semantics(rules.LOCK, producer, consumer_hints, ttl)
-        return Lock(self, self._engine, self._writer, place(key), rules.writer_name(writer), semantics, wait)
+        return Lock(
+            self._engine,
+            self._committer,
+            keys.parse(key),
+            writer=rules.check_writer(writer),
+            semantics=semantics,
+            wait=wait,
+        )
 
     def checkpoint(
         self,
@@ -380,23 +410,24 @@ class SemanticStore:
         order: Callable[[Any], Any] | None = None,
         semantics: Semantics | None = None,
     ) -> Checkpoint:
-        """How far a workflow has come: `resume` where it is, `advance` it, and never back.
+        """The position that a workflow has reached: `resume` from it, `advance` it, never move it back.
 
         Args:
-            key: Where it is kept.
+            key: The key of its entry.
             writer: Who advances it.
-            order: What of a position tells which comes first; without it, positions are compared as they are.
-            semantics: Another meaning than a plain checkpoint.
+            order: Returns what of a position to compare; without it, positions are compared as they are.
+            semantics: Replaces `Semantics("checkpoint")`.
         """
-        return Checkpoint(self, place(key).key, rules.writer_name(writer), order, semantics or Semantics("checkpoint"))
+        writer, semantics = rules.check_writer(writer), semantics or Semantics("checkpoint")
+        return Checkpoint(self, keys.parse(key).key, writer=writer, order=order, semantics=semantics)
 
     def flags(self, tenant: str, project: str, defaults: Mapping[str, Any] | None = None) -> Flags:
-        """The feature flags of a project; one that is not set has its default."""
-        return Flags(self, keys.tenant_id(tenant), keys.project_id(project), defaults or {})
+        """The feature flags of a project; a flag that is not set has its default."""
+        return Flags(self, keys.checked_project(tenant, project), defaults or {})
 
     def index_version(self, key: str, *, writer: str | None = None) -> IndexVersion:
-        """Which version of an index is the active one; whoever watches it hears of the next."""
-        return IndexVersion(self, place(key).key, None if writer is None else rules.writer_name(writer))
+        """Which version of an index is active; its watch reports the next one."""
+        return IndexVersion(self, keys.parse(key).key, None if writer is None else rules.check_writer(writer))
 
     async def shorten(self, tenant: str, project: str, identifier: str, *, writer: str) -> str:
         """A part of a path for an identifier of any length, with the identifier recorded at `identifiers/<part>`.
@@ -412,57 +443,19 @@ class SemanticStore:
         return part
 
     async def identifier(self, tenant: str, project: str, part: str) -> str | None:
-        """The identifier that `shorten` made a part of."""
+        """The identifier for which `shorten` returned a part."""
         entry = await self.get(keys.key_of(tenant, project, "identifiers", part))
         return None if entry is None else str(entry.value)
-
-    def _prepared(self, operation: Put | Delete, number: int) -> Change:
-        try:
-            match operation:
-                case Put():
-                    return self._putting(operation)
-                case Delete():
-                    return planning.deleting(operation)
-        except ValueTooLarge as error:
-            raise ValueTooLarge(error.size, error.limit, f"operations[{number}]: {error}") from None
-        except InvalidInput as error:
-            raise type(error)(f"operations[{number}]: {error}") from None
-        raise InvalidArgument(f"operations[{number}]: each is a Put or a Delete, not {type(operation).__name__}")
-
-    def _putting(self, asked: Put) -> Change:
-        change = planning.putting(asked)
-        assert change.semantics is not None
-        if change.semantics.purpose not in self._purposes:
-            raise InvalidArgument(
-                f"semantics.purpose: {change.semantics.purpose!r} is none of {', '.join(sorted(self._purposes))}; "
-                "SemanticStore(kv, purposes=[…]), or `keyloft serve --purposes …`, registers one of your own"
-            )
-        return change
 
     # Expiry
 
     async def sweep(self) -> int:
-        """Put aside what has expired, each with its audit record, and remove what was kept long enough.
+        """Keep expired entries for a restore, each with its audit record, and remove rows that were kept long enough.
 
-        Returns how many entries expired. Readers never see them either way.
+        Returns how many entries expired. Readers don't see them, swept or not.
         """
         await self.dead_letters.save()
-        expired = 0
-        while True:
-            [due] = await self._writer.read(Expired(_SEMANTIC, limits.SWEEP_SLICE))
-            if not due:
-                return expired
-            rest = [record for record in due if not keys.is_entry(record.key)]
-            entries = [record for record in due if keys.is_entry(record.key)]
-            swept = await asyncio.gather(*[self._writer.expire(record) for record in entries])
-            expired += sum(swept)
-            removed = 0
-            if rest:
-                done = await self._writer.commit(Batch(tuple(Purge(_SEMANTIC, one.key, one.version) for one in rest)))
-                assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
-                removed = sum(done.found)
-            if len(due) < limits.SWEEP_SLICE or not removed + sum(swept):
-                return expired
+        return await expiry.sweep(self._committer)
 
     async def _sweep_regularly(self, seconds: float) -> None:
         while True:
@@ -475,7 +468,7 @@ class SemanticStore:
                 logger.warning("[KV] sweeping failed (%s), next try in %g s: %s", error.code, seconds, error)
             except Exception:
                 logger.exception("[KV] sweeping failed unexpectedly, next try in %g s", seconds)
-            self.signals.look()
+            self.signals.check_alerts()
 
 
 class EnvelopeList(LazyList[Envelope]):
@@ -483,26 +476,22 @@ class EnvelopeList(LazyList[Envelope]):
 
     what = "entries"
 
-    def __init__(self, pages: Pages, *, values: bool) -> None:
-        self._pages = pages
+    def __init__(self, engine: Engine, scan: Scan, page_size: PageSize, *, values: bool) -> None:
+        self._engine = engine
+        self._scan = scan
+        self._page_size = page_size
         self._values = values
 
     async def __aiter__(self) -> AsyncIterator[Envelope]:
-        async for page in self._pages:
+        async for page in Pages(self._engine, self._scan, self._page_size):
             for record in page:
                 try:
                     entry = envelope_of(record, value=self._values)
                 except Undecodable as error:
-                    logger.error("[KV] a list leaves out what it can't read: %s", error)
+                    logger.error("[KV] a list leaves out an entry that can't be read: %s", error)
                 else:
                     yield entry
 
 
-def _shown(change: records.Change) -> Envelope | None:
+def _shown(change: Change) -> Envelope | None:
     return None if change.record is None else envelope_of(change.record)
-
-
-def _milliseconds(name: str, seconds: float) -> int:
-    if type(seconds) not in (int, float) or not 0 < seconds < math.inf or seconds > limits.LONGEST_EXPIRY_SECONDS:
-        raise InvalidArgument(f"{name} is a number of seconds above 0")
-    return max(1, round(seconds * 1000))

@@ -1,8 +1,8 @@
-"""A watch in progress, as the semantic store shows it."""
+"""A watch of entries, as the semantic store returns it."""
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from keyloft.core.engine import Watch
 from keyloft.core.records import Change
@@ -10,17 +10,17 @@ from keyloft.core.records import Change
 T = TypeVar("T")
 
 
-class Watching(Generic[T]):
-    """Iterate it with `async for`. Nothing that happens after it was made gets lost; changes may be merged.
+class EntryWatch(Generic[T]):
+    """Iterate it with `async for`. It misses no change after it was made, but may merge several into one.
 
-    Closing it, or the store below, ends the iteration.
+    Closing it, or the store, ends the iteration.
     """
 
     def __init__(self, watch: Watch, show: Callable[[list[Change]], T]) -> None:
         self._watch = watch
         self._show = show
 
-    async def __aenter__(self) -> "Watching[T]":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -28,7 +28,7 @@ class Watching(Generic[T]):
     ) -> None:
         await self.aclose()
 
-    def __aiter__(self) -> "Watching[T]":
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:

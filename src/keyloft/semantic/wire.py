@@ -1,6 +1,6 @@
 """Requests and replies of the semantic service, as they travel: JSON in camelCase.
 
-The key of a request is the path behind the project: tenant and project come from the subject alone. The key of an entry
+The key of a request is a path within the project: tenant and project are part of the subject alone. The key of an entry
 in a reply is whole.
 """
 
@@ -19,44 +19,32 @@ from keyloft.errors import InvalidArgument, InvalidKey, KeyloftError, StaleFence
 from keyloft.nats import errors as wire_errors
 from keyloft.nats import payloads
 from keyloft.semantic.envelope import Envelope, Semantics
-from keyloft.semantic.keys import key_of
-from keyloft.semantic.planning import Delete, FailedWrite, Put
+from keyloft.semantic.intents import FailedWrite, Intent, WriteRequest
+from keyloft.semantic.keys import Project, key_of
 
-# A character takes six bytes as an escape; more than that, and the names around it, no allowed request needs.
+# A character takes up to six bytes as an escape; the rest is for the other fields.
 _LARGEST: Final = 6 * limits.SEMANTIC_VALUE_BYTES + 32_768
 _WHOLE_KEY: Final = re.compile(r"tenant/[^/]*/project/")
 _DELETE: Final = ("key", "expectedVersion", "lastWriter", "requestId", "specRef", "fence")
 _PUT: Final = (*_DELETE, "value", "semantics")
 _SEMANTICS: Final = ("purpose", "producer", "consumerHints", "ttlSeconds")
 
+_FIELDS: Final = {
+    "expected_version": "expectedVersion",
+    "writer": "lastWriter",
+    "request_id": "requestId",
+    "spec_ref": "specRef",
+    "semantics.consumer_hints": "semantics.consumerHints",
+    "semantics.ttl_seconds": "semantics.ttlSeconds",
+}
+"""The fields of a request, by the argument that a Python caller would write."""
+_ARGUMENT: Final = re.compile(rf"((?:operations\[\d+\]: )?)({'|'.join(map(re.escape, _FIELDS))}): ")
+
 
 # Requests
 
 
-class Spot(Struct, frozen=True):
-    """Whose request it is: the tenant and the project of its subject."""
-
-    tenant: str
-    project: str
-
-    @property
-    def prefix(self) -> str:
-        return f"tenant/{self.tenant}/project/{self.project}/"
-
-    def key(self, path: object) -> str:
-        """The whole key of a path.
-
-        Raises:
-            InvalidKey: It breaks a rule.
-        """
-        if not isinstance(path, str):
-            raise InvalidKey("key: it must be a string, the path behind the project")
-        if _WHOLE_KEY.match(path):
-            raise InvalidKey("key: it is the path behind the project; tenant and project come from the subject alone")
-        return key_of(self.tenant, self.project, path)
-
-
-class Listing(Struct, frozen=True):
+class ListRequest(Struct, frozen=True, kw_only=True):
     """What a list asks for."""
 
     prefix: str
@@ -65,57 +53,77 @@ class Listing(Struct, frozen=True):
     after: str | None
 
 
-def getting(spot: Spot, data: bytes) -> str:
+def key_within(project: Project, path: object) -> str:
+    """The whole key of a path within a project.
+
+    Raises:
+        InvalidKey: The path breaks a rule, which the message names.
+    """
+    if not isinstance(path, str):
+        raise InvalidKey("key: it must be a string, the path within the project")
+    if _WHOLE_KEY.match(path):
+        raise InvalidKey("key: it is the path within the project; tenant and project are part of the subject alone")
+    return key_of(project.tenant, project.name, path)
+
+
+def read_get(project: Project, data: bytes) -> str:
     """The key that a get asks for."""
-    return spot.key(payloads.field(_read(data), "key"))
+    return key_within(project, payloads.field(_read(data), "key"))
 
 
-def putting(spot: Spot, data: bytes) -> tuple[Put, str | None]:
-    """What a put asks for, and its requestId."""
+def read_put(project: Project, data: bytes) -> WriteRequest:
     fields = _read(data)
     _check_names(fields, _PUT)
-    return _put(spot, fields), fields.get("requestId")
+    return WriteRequest(intents=(_put(project, fields),), request_id=fields.get("requestId"))
 
 
-def deleting(spot: Spot, data: bytes) -> tuple[Delete, str | None]:
-    """What a delete asks for, and its requestId."""
+def read_delete(project: Project, data: bytes) -> WriteRequest:
     fields = _read(data)
     _check_names(fields, _DELETE)
-    return _delete(spot, fields), fields.get("requestId")
+    return WriteRequest(intents=(_delete(project, fields),), request_id=fields.get("requestId"))
 
 
-def batching(spot: Spot, data: bytes) -> tuple[list[Put | Delete], str | None]:
-    """What a batch asks for, and its requestId."""
-    fields = payloads.read(data)  # as large as NATS lets it be
+def read_batch(project: Project, data: bytes) -> WriteRequest:
+    fields = payloads.read(data)  # up to the largest message of NATS
     _check_names(fields, ("operations", "requestId"))
     operations = payloads.field(fields, "operations")
     if not isinstance(operations, list):
         raise InvalidArgument("operations: a list of puts and deletes")
-    return [_operation(spot, number, operation) for number, operation in enumerate(operations)], fields.get("requestId")
+    intents = tuple([_operation(project, number, operation) for number, operation in enumerate(operations)])
+    return WriteRequest(intents=intents, request_id=fields.get("requestId"), is_batch=True)
 
 
-def listing(spot: Spot, data: bytes) -> Listing:
-    """What a list asks for."""
+def read_list(project: Project, data: bytes) -> ListRequest:
     fields = _read(data)
     _check_names(fields, ("prefix", "values", "limit", "after"))
     prefix, values, limit, after = [fields.get(name) for name in ("prefix", "values", "limit", "after")]
     if prefix is not None and not isinstance(prefix, str):
-        raise InvalidArgument("prefix: it must be a string, what the paths begin with")
+        raise InvalidArgument("prefix: it must be a string, the beginning of paths")
     if prefix is not None and _WHOLE_KEY.match(prefix):
-        raise InvalidArgument("prefix: it is of the path behind the project, which comes from the subject alone")
+        raise InvalidArgument("prefix: it is of the path within the project; the project is part of the subject alone")
     if values is not None and type(values) is not bool:
         raise InvalidArgument("values: it must be true or false")
     if limit is not None and (type(limit) is not int or not 1 <= limit <= limits.MOST_LISTED_KEYS):
         raise InvalidArgument(f"limit: it must be a whole number from 1 to {limits.MOST_LISTED_KEYS}")
-    return Listing(
-        spot.prefix + (prefix or ""),
-        bool(values),
-        limits.LISTED_KEYS if limit is None else limit,
-        None if after is None else spot.key(after),
+    return ListRequest(
+        prefix=project.prefix + (prefix or ""),
+        values=bool(values),
+        limit=limits.LISTED_KEYS if limit is None else limit,
+        after=None if after is None else key_within(project, after),
     )
 
 
-def _operation(spot: Spot, number: int, fields: object) -> Put | Delete:
+READERS: Final[Mapping[str, Callable[[Project, bytes], Any]]] = {
+    "put": read_put,
+    "get": read_get,
+    "delete": read_delete,
+    "list": read_list,
+    "batch": read_batch,
+}
+"""What a request asks for, by operation."""
+
+
+def _operation(project: Project, number: int, fields: object) -> Intent:
     try:
         if not isinstance(fields, dict):
             raise InvalidArgument('it must be an object, as in {"operation": "put", "key": …}')
@@ -123,41 +131,53 @@ def _operation(spot: Spot, number: int, fields: object) -> Put | Delete:
         if fields.get("requestId") is not None:
             raise InvalidArgument("requestId: it belongs to the whole batch, beside operations")
         _check_names(fields, ("operation", *(_PUT if kind == "put" else _DELETE)))
-        if kind == "put":
-            return _put(spot, fields)
-        if kind == "delete":
-            return _delete(spot, fields)
-        raise InvalidArgument("operation: it must be put or delete")
+        if kind not in ("put", "delete"):
+            raise InvalidArgument("operation: it must be put or delete")
+        return _put(project, fields) if kind == "put" else _delete(project, fields)
     except ValueTooLarge as error:
         raise ValueTooLarge(error.size, error.limit, f"operations[{number}]: {error}") from None
     except KeyloftError as error:
         raise type(error)(f"operations[{number}]: {error}") from None
 
 
-def _put(spot: Spot, fields: Mapping[str, Any]) -> Put:
-    return Put(
-        spot.key(payloads.field(fields, "key")),
+def _put(project: Project, fields: Mapping[str, Any]) -> Intent:
+    return Intent.put(
+        key_within(project, payloads.field(fields, "key")),
         payloads.field(fields, "value"),
-        payloads.field(fields, "expectedVersion"),
-        payloads.field(fields, "lastWriter"),
-        _semantics(payloads.field(fields, "semantics")),
-        fields.get("specRef"),
-        fields.get("fence"),
+        expected_version=payloads.field(fields, "expectedVersion"),
+        writer=payloads.field(fields, "lastWriter"),
+        semantics=_semantics(payloads.field(fields, "semantics")),
+        spec_ref=fields.get("specRef"),
+        fence=fields.get("fence"),
     )
 
 
-def _delete(spot: Spot, fields: Mapping[str, Any]) -> Delete:
-    return Delete(
-        spot.key(payloads.field(fields, "key")),
-        payloads.field(fields, "expectedVersion"),
-        payloads.field(fields, "lastWriter"),
-        fields.get("specRef"),
-        fields.get("fence"),
+def _delete(project: Project, fields: Mapping[str, Any]) -> Intent:
+    return Intent.delete(
+        key_within(project, payloads.field(fields, "key")),
+        expected_version=payloads.field(fields, "expectedVersion"),
+        writer=payloads.field(fields, "lastWriter"),
+        spec_ref=fields.get("specRef"),
+        fence=fields.get("fence"),
     )
+
+
+def fields_of(intent: Intent) -> dict[str, Any]:
+    """A put or delete, as it travels; its key is a path within the project."""
+    fields: dict[str, Any] = {
+        "key": intent.key,
+        "expectedVersion": intent.expected_version,
+        "lastWriter": intent.writer,
+        "specRef": intent.spec_ref,
+        "fence": intent.fence,
+    }
+    if intent.semantics is not None:
+        fields |= {"value": intent.value_json, "semantics": intent.semantics}
+    return fields
 
 
 def _check_names(fields: Mapping[str, Any], known: Sequence[str]) -> None:
-    """A name that is nearly right would be overlooked, and with it what it was to say: a fence, a request id.
+    """Refuse a misspelt name: its field, such as a fence or a request id, would be ignored.
 
     Raises:
         InvalidArgument: There is one.
@@ -166,7 +186,7 @@ def _check_names(fields: Mapping[str, Any], known: Sequence[str]) -> None:
         if name in known:
             continue
         if name in (*_SEMANTICS, "ttl"):
-            raise InvalidArgument(f"{name}: it belongs into semantics")
+            raise InvalidArgument(f"{name}: it is a field of semantics")
         if near := difflib.get_close_matches(name, known, 1):
             raise InvalidArgument(f"there is no field {ascii(name)[:60]}; is {near[0]} meant?")
 
@@ -186,7 +206,7 @@ def _semantics(fields: object) -> Semantics:
 
 
 def _read(data: bytes) -> dict[str, Any]:
-    """To read a megabyte carefully takes a third of a second: what is too large by far is not read at all."""
+    """The fields of a request. A request far over the limit is not parsed, which would take long."""
     if len(data) > _LARGEST:
         payloads.check_json(data)
         raise ValueTooLarge(len(data), limits.SEMANTIC_VALUE_BYTES)
@@ -204,7 +224,7 @@ def entry(envelope: Envelope | None) -> bytes:
 
 
 def entries(envelopes: Sequence[Envelope | None], most_bytes: int) -> bytes:
-    """The reply to a batch; one that would be over the most bytes of a message shows less, and says so."""
+    """The reply to a batch. Where a message can't hold it, it shows less of the entries and has `truncated`."""
 
     def reply(show: "_Show") -> bytes:
         return _to_json({"success": True, "entries": list(map(show, envelopes)), **_cut(show)})
@@ -213,18 +233,18 @@ def entries(envelopes: Sequence[Envelope | None], most_bytes: int) -> bytes:
 
 
 class ListReply:
-    """The reply to a list, as far as one message can hold it."""
+    """The reply to a list, with as many entries as one message can hold."""
 
     def __init__(self, most_bytes: int, *, values: bool) -> None:
         self._values = values
-        self._left = most_bytes - 64  # what stands around the entries
+        self._left = most_bytes - 64  # for the other fields
         self._entries: list[Raw] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, envelope: Envelope) -> bool:
-        """Show an entry, if there is room for it; there is for the first."""
+        """Add an entry if it fits; the first one always does. Returns whether it was added."""
         data = _to_json(_shown(envelope) if self._values else _valueless(envelope))
         self._left -= len(data) + 1
         if self._left < 0 and self._entries:
@@ -237,7 +257,7 @@ class ListReply:
 
 
 def refusal(error: Exception, most_bytes: int) -> bytes:
-    """The reply that tells of an error; of a conflict, with what is there, as far as a message can hold it."""
+    """The reply for an error; for a conflict with the stored entries, as far as one message can hold them."""
     if not isinstance(error, (VersionConflict, StaleFence)):
         return wire_errors.refusal(error)
 
@@ -265,6 +285,13 @@ def refusal(error: Exception, most_bytes: int) -> bytes:
     )
 
 
+def as_sent(error: Exception) -> Exception:
+    """An error that names a field as the request has it, instead of the argument as a Python caller writes it."""
+    if not isinstance(error, InvalidArgument) or (found := _ARGUMENT.match(str(error))) is None:
+        return error
+    return type(error)(f"{found[1]}{_FIELDS[found[2]]}: {str(error)[found.end() :]}")
+
+
 _Show: TypeAlias = Callable[[Envelope | None], dict[str, Any] | None]
 
 
@@ -272,7 +299,7 @@ def _shown(envelope: Envelope | None) -> dict[str, Any] | None:
     """An entry as it travels."""
     if envelope is None:
         return None
-    # The value as it is stored: an int of any length survives.
+    # Encoded here, not by msgspec, which can't encode ints over 64 bits.
     value = {"value": Raw(encode_json(envelope.value, limits.SEMANTIC_VALUE_BYTES))}
     return {"key": envelope.key} | value | _without_value(envelope)
 
@@ -283,7 +310,7 @@ def _valueless(envelope: Envelope | None) -> dict[str, Any] | None:
 
 
 def _outlined(envelope: Envelope | None) -> dict[str, Any] | None:
-    """An entry without whatever may be long."""
+    """An entry without the fields that may be long."""
     if envelope is None:
         return None
     brief = replace(
@@ -313,7 +340,7 @@ def _cut(show: _Show) -> dict[str, bool]:
 
 
 def _fitting(reply: Callable[[_Show], bytes], most_bytes: int) -> bytes | None:
-    """A reply that shows as much of its entries as fits into one message."""
+    """The reply that shows the most of its entries among those that fit into one message."""
     for show in (_shown, _valueless, _outlined):
         data = reply(show)
         if len(data) <= most_bytes:
@@ -321,7 +348,7 @@ def _fitting(reply: Callable[[_Show], bytes], most_bytes: int) -> bytes | None:
     return None
 
 
-# Replies, read again
+# Replies, as the client reads them
 
 _REFUSED: Final[Mapping[str, type[VersionConflict] | type[StaleFence]]] = {
     kind.code: kind for kind in (VersionConflict, StaleFence)
@@ -329,12 +356,12 @@ _REFUSED: Final[Mapping[str, type[VersionConflict] | type[StaleFence]]] = {
 
 
 def envelope_of(fields: object) -> Envelope | None:
-    """The entry of a reply; where it shows no value, with None."""
+    """The entry of a reply; its value is None where the reply shows none."""
     return None if not isinstance(fields, dict) else msgspec.convert({"value": None} | fields, Envelope)
 
 
 def refused(reply: Mapping[str, Any]) -> KeyloftError:
-    """The error that a reply tells of."""
+    """The exception for a reply that reports an error."""
     kind = _REFUSED.get(str(reply.get("error_code")))
     if kind is None:
         return wire_errors.refused(reply)
@@ -348,13 +375,3 @@ def refused(reply: Mapping[str, Any]) -> KeyloftError:
         conflicts=conflicts,
         correlation_id=reply.get("correlationId"),
     )
-
-
-READERS: Final[Mapping[str, Callable[[Spot, bytes], Any]]] = {
-    "put": putting,
-    "get": getting,
-    "delete": deleting,
-    "list": listing,
-    "batch": batching,
-}
-"""What a request asks for, by operation."""

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.errors import InvalidArgument
 from keyloft.plugins.rules import PREFIXES, QUEUE
-from keyloft.semantic.envelope import purpose_name
 from keyloft.semantic.keys import PREFIX as SEMANTIC_PREFIX
+from keyloft.semantic.rules import check_purpose
 from keyloft.server.isolation import isolate
 
 if TYPE_CHECKING:
@@ -395,7 +395,7 @@ def _check(config: Config, sources: Mapping[str, str]) -> None:
 
     def purposes() -> None:
         for purpose in config.purposes:
-            purpose_name(purpose)
+            check_purpose(purpose)
 
     for name, check in (
         ("http", config.http_address),

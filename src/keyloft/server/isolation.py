@@ -122,7 +122,7 @@ def isolate(
     if isinstance(plugins, str) or isinstance(tenants, str):
         raise InvalidArgument("plugins and tenants must be several names, not one string")
     names = _unlike([rules.plugin_name(name) for name in plugins], "plugin")
-    ids = _unlike([keys.tenant_id(tenant) for tenant in tenants], "tenant")
+    ids = _unlike([keys.check_id(tenant, "tenant") for tenant in tenants], "tenant")
     *spaces, semantic = _prefixes([*_several(prefixes), semantic_prefix])
     if _LISTEN.fullmatch(listen) is None:
         raise InvalidArgument("listen must be host:port, as in 127.0.0.1:4222")

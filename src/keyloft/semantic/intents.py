@@ -1,0 +1,160 @@
+"""What a caller asks for: an intent is one put, delete or restore; a write request is intents that belong together."""
+
+import hashlib
+from typing import Any, Literal, Self, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+
+from keyloft.core.values import decode_json
+from keyloft.errors import InvalidArgument
+from keyloft.semantic import rules
+from keyloft.semantic.envelope import Envelope, Semantics
+from keyloft.semantic.keys import EntryKey, parse
+from keyloft.semantic.rules import ANY, ExpectedVersion
+
+Action: TypeAlias = Literal["put", "delete", "restore"]
+ConflictReason: TypeAlias = Literal["version", "fence", "request_id"]
+
+
+class Intent(Struct, frozen=True, kw_only=True):
+    """One write that a caller asks for. Make one with `Intent.put` or `Intent.delete`, for `SemanticStore.batch`.
+
+    Dead letters keep it as it is.
+    """
+
+    action: Action
+    key: str
+    expected: int | None
+    """The version that the entry must have; 0 for no entry, None for any version or none."""
+    writer: str
+    semantics: Semantics | None = None
+    """Of a put."""
+    value_json: Raw = msgspec.field(name="value", default=Raw(b"null"))
+    """Of a put: the value, as it is stored."""
+    spec_ref: str | None = None
+    fence: int | None = None
+
+    @classmethod
+    def put(
+        cls,
+        key: str,
+        value: Any,
+        *,
+        expected_version: ExpectedVersion,
+        writer: str,
+        semantics: Semantics,
+        spec_ref: str | None = None,
+        fence: int | None = None,
+    ) -> Self:
+        """Store a value; the arguments are those of `SemanticStore.put`.
+
+        Raises:
+            InvalidInput: An argument breaks a rule, which the message names.
+        """
+        if not isinstance(semantics, Semantics):
+            raise InvalidArgument(f'semantics: a Semantics, as in Semantics("config"), not {type(semantics).__name__}')
+        return cls(
+            action="put",
+            key=key,
+            expected=rules.check_expected_version(expected_version),
+            writer=writer,
+            semantics=semantics,
+            value_json=Raw(rules.value_json(value)),
+            spec_ref=spec_ref,
+            fence=fence,
+        )
+
+    @classmethod
+    def delete(
+        cls,
+        key: str,
+        *,
+        expected_version: ExpectedVersion,
+        writer: str,
+        spec_ref: str | None = None,
+        fence: int | None = None,
+    ) -> Self:
+        """Remove an entry; the arguments are those of `SemanticStore.delete`."""
+        expected = rules.check_expected_version(expected_version)
+        return cls(action="delete", key=key, expected=expected, writer=writer, spec_ref=spec_ref, fence=fence)
+
+    @classmethod
+    def restore(cls, key: str, *, writer: str, spec_ref: str | None = None) -> Self:
+        """Restore an entry where there is none; the arguments are those of `SemanticStore.restore`."""
+        return cls(action="restore", key=key, expected=0, writer=writer, spec_ref=spec_ref)
+
+    def __post_init__(self) -> None:
+        # Not the key: it is checked where it is used, since a client over NATS takes a path within its project.
+        rules.check_writer(self.writer)
+        rules.check_spec_ref(self.spec_ref)
+        rules.check_fence(self.fence)
+
+    @property
+    def value(self) -> Any:
+        """The value to put; None for a delete or a restore."""
+        return decode_json(bytes(self.value_json)) if self.action == "put" else None
+
+    @property
+    def expected_version(self) -> ExpectedVersion:
+        return ANY if self.expected is None else self.expected
+
+    @property
+    def entry_key(self) -> EntryKey:
+        return parse(self.key)
+
+    def __repr__(self) -> str:
+        # Without the value: an intent in a log must not show a secret.
+        return f"<{self.action} {self.key} by {self.writer}, expected version {self.expected_version}>"
+
+
+class WriteRequest(Struct, frozen=True, kw_only=True):
+    """Intents that are committed together or not at all."""
+
+    intents: tuple[Intent, ...]
+    request_id: str | None = None
+    is_batch: bool = False
+
+    def __post_init__(self) -> None:
+        rules.check_request_id(self.request_id)
+
+    @property
+    def row(self) -> bytes | None:
+        """The row that remembers the request; None if it has no request id."""
+        if self.request_id is None:
+            return None
+        first = self.intents[0].entry_key
+        return first.project.batch_request(self.request_id) if self.is_batch else first.request(self.request_id)
+
+    @property
+    def digest(self) -> str:
+        """Equal for two requests that ask for the same."""
+        told = [
+            (i.action, i.key, i.expected, i.writer, i.semantics, _sorted(i.value_json), i.spec_ref, i.fence)
+            for i in self.intents
+        ]
+        return hashlib.blake2b(_to_json(told), digest_size=16).hexdigest()
+
+
+class FailedWrite(Struct, frozen=True):
+    """A put, delete or restore that was refused because of what is stored."""
+
+    key: str
+    expected_version: ExpectedVersion
+    current: Envelope | None
+    reason: ConflictReason
+
+
+_to_json = msgspec.json.Encoder().encode
+_to_sorted_json = msgspec.json.Encoder(order="sorted").encode
+
+
+def _sorted(value: Raw) -> Raw:
+    """A value with the names of its objects in order: a retry may have built them in another one."""
+    data = bytes(value)
+    if b"{" not in data:
+        return value
+    try:
+        return Raw(_to_sorted_json(decode_json(data)))
+    except (msgspec.MsgspecError, OverflowError, ValueError):
+        return value  # msgspec can't encode ints this long

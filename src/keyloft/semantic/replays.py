@@ -1,0 +1,93 @@
+"""Remembers what became of a request with an id, so that the same request again gets the first outcome."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw, Struct
+
+from keyloft.core.records import Record
+from keyloft.core.values import Encoding
+from keyloft.errors import Undecodable
+from keyloft.semantic.envelope import Envelope, StoredEntry, envelope_of, semantics_json
+from keyloft.semantic.intents import Intent, WriteRequest
+from keyloft.semantic.planning import PlannedWrite
+
+
+class _Removed(Struct, frozen=True):
+    """The row that a delete removed."""
+
+    row: bytes
+    value: Raw
+    version: int
+    updated_at: int
+    expires_at: int | None
+
+
+class _Outcome(Struct, frozen=True, omit_defaults=True):
+    """What became of one intent, as far as the intent does not say it."""
+
+    kept_fence: int | None = None
+    removed: _Removed | None = None
+    restored: StoredEntry | None = None
+
+
+class RequestMemory(Struct, frozen=True):
+    """What is remembered of a request: what it asked for, and what became of it."""
+
+    digest: str
+    outcomes: tuple[_Outcome, ...]
+
+
+_to_json = msgspec.json.Encoder().encode
+_read = msgspec.json.Decoder(RequestMemory).decode
+
+
+def memory_of(digest: str, planned: Sequence[PlannedWrite]) -> bytes:
+    """The stored form of what is to be remembered of a request."""
+    return _to_json(RequestMemory(digest, tuple([_outcome(write) for write in planned])))
+
+
+def _outcome(write: PlannedWrite) -> _Outcome:
+    if write.stored is not None:
+        restored = write.stored if write.intent.action == "restore" else None
+        return _Outcome(write.stored.kept_fence, None, restored)
+    was = write.removed
+    if was is None:
+        return _Outcome()
+    return _Outcome(None, _Removed(was.key, Raw(was.value), was.version, was.updated_at, was.expires_at))
+
+
+def read_memory(record: Record) -> RequestMemory:
+    """What the row of a request holds.
+
+    Raises:
+        Undecodable: It holds something else.
+    """
+    try:
+        return _read(record.value)
+    except msgspec.MsgspecError as error:
+        raise Undecodable(f"the row {record.key!r} is damaged: it remembers no request") from error
+
+
+def replay(request: WriteRequest, memory: RequestMemory, record: Record) -> list[Envelope | None]:
+    """The first outcome of a request; `record` is the row that remembers it, written by the same commit."""
+    return [
+        _replayed(intent, outcome, record, request.request_id)
+        for intent, outcome in zip(request.intents, memory.outcomes, strict=True)
+    ]
+
+
+def _replayed(intent: Intent, outcome: _Outcome, record: Record, request_id: str | None) -> Envelope | None:
+    if intent.action == "delete":
+        if (was := outcome.removed) is None:
+            return None
+        return envelope_of(
+            Record(was.row, bytes(was.value), Encoding.JSON, was.version, was.expires_at, 0, was.updated_at)
+        )
+    stored = outcome.restored
+    if stored is None:
+        assert intent.semantics is not None
+        semantics = semantics_json(intent.semantics)
+        kept = outcome.kept_fence
+        stored = StoredEntry(intent.writer, semantics, intent.value_json, "", request_id, intent.spec_ref, kept)
+    return stored.new_envelope(intent.key, record.version, record.updated_at)
