@@ -341,7 +341,7 @@ def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Pat
     migrations.upgrade(url)
     rows_at(url, PLUGIN_ROW)
     before = whole(url)
-    assert migrations.plan(url) == migrations.Plan(REVISION, REVISION, (), "", False)
+    assert migrations.plan(url) == migrations.MigrationPlan(REVISION, REVISION, (), "", False)
     back = migrations.plan(url, "-1", down=True)
     assert (back.current, back.target, [step.revision for step in back.steps]) == ("0005", "0004", ["0005"])
     assert "DROP TABLE plugin_kv_storage" in back.sql

@@ -13,7 +13,7 @@ from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError
 from keyloft.server.config import Flags, load
 
 if TYPE_CHECKING:
-    from keyloft.migrations import Plan
+    from keyloft.migrations import MigrationPlan
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def _explained(work: Callable[[], T]) -> T:
         raise DatabaseError(f"the migration failed: {str(error).splitlines()[0]}") from error
 
 
-def _show(plan: "Plan", database: str, *, as_json: bool) -> None:
+def _show(plan: "MigrationPlan", database: str, *, as_json: bool) -> None:
     name = without_password(database)
     if as_json or not is_for_people():
         steps = [{"revision": step.revision, "name": step.name} for step in plan.steps]

@@ -54,21 +54,21 @@ def downgrade(url: str | os.PathLike[str], revision: str, *, drop: bool = False)
     _migrate(url, lambda command, config: command.downgrade(config, revision), drop=drop)
 
 
-class Step(Struct, frozen=True):
+class MigrationStep(Struct, frozen=True):
     """A migration that would be made, or undone."""
 
     revision: str
     name: str
 
 
-class Plan(Struct, frozen=True):
+class MigrationPlan(Struct, frozen=True):
     """What a migration would do."""
 
     current: str | None
     """The revision that the database has; None if it has nothing of Keyloft's."""
     target: str | None
     """The one that it would have."""
-    steps: tuple[Step, ...]
+    steps: tuple[MigrationStep, ...]
     sql: str
     """What would run, on a database that is as this one is now."""
     is_down: bool
@@ -109,7 +109,7 @@ def _inspect(url: str | os.PathLike[str]) -> tuple[str | None, "Succession | Non
     return found
 
 
-def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = False) -> Plan:
+def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = False) -> MigrationPlan:
     """What `upgrade`, or `downgrade`, would do; nothing is changed.
 
     Raises:
@@ -135,10 +135,10 @@ def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = Fa
     sql = written.getvalue().strip()
     moves = _RUNNING.findall(sql)
     target = (moves[-1][1] or None) if moves else start
-    steps = [Step(at, names[at]) for at in [before if down else after for before, after in moves]]
+    steps = [MigrationStep(at, names[at]) for at in [before if down else after for before, after in moves]]
     if succession:
-        steps.insert(0, Step(succession.stamp, f"What a database with the earlier revision {current} lacks"))
-    return Plan(current, target, tuple(steps), sql if steps else "", down)
+        steps.insert(0, MigrationStep(succession.stamp, f"What a database with the earlier revision {current} lacks"))
+    return MigrationPlan(current, target, tuple(steps), sql if steps else "", down)
 
 
 # As Alembic comments each step of a script.

@@ -1,0 +1,121 @@
+"""Rules of the house that a reader would otherwise have to watch over."""
+
+import ast
+import inspect
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from nats.aio import client, subscription
+
+import keyloft
+from keyloft import limits, plugins, semantic
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "keyloft"
+MODULES = sorted(SOURCE.rglob("*.py"))
+LONGEST_MODULE_LINES = 450
+
+# Words of our own where the field has one (the glossary is in CONTRIBUTING.md), and how often they still appear.
+# A number here is only ever lowered.
+PRIVATE_WORDS = {
+    "anew": 22,
+    "anybody": 4,
+    "aside": 84,
+    "bus": 2,
+    "complaint": 0,
+    "complaints": 0,
+    "nobody": 66,
+    "ours": 40,
+    "somebody": 67,
+    "stranger": 1,
+    "theirs": 3,
+    "told": 238,
+    "upkeep": 6,
+    "whoever": 55,
+}
+# Classes whose name is used more than once.
+TWICE = {"Change", "Delete", "Listing", "Watching", "_Table"}
+# Modules that are to be divided.
+LONG_MODULES = {"plugins/service.py", "semantic/planning.py", "semantic/store.py"}
+# Limits without a sentence, and hints that name a package on an index.
+BARE_LIMITS = 2
+UNPUBLISHED_HINTS = 3
+
+
+def name_of(module: Path) -> str:
+    return str(module.relative_to(SOURCE))
+
+
+@pytest.mark.parametrize("package", [keyloft, plugins, semantic], ids=lambda package: package.__name__)
+def test_every_public_name_says_what_it_is_for(package: ModuleType) -> None:
+    bare = [name for name in package.__all__ if not inspect.getdoc(getattr(package, name))]
+    assert bare == []
+
+
+def test_every_module_says_what_its_job_is() -> None:
+    bare = [name_of(module) for module in MODULES if not ast.get_docstring(ast.parse(module.read_text()))]
+    assert bare == []
+
+
+def test_a_class_name_is_used_once() -> None:
+    found = defaultdict(list)
+    for module in MODULES:
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(name_of(module))
+    assert {name: modules for name, modules in found.items() if len(modules) > 1 and name not in TWICE} == {}
+
+
+def test_private_words_do_not_come_back() -> None:
+    """In names, comments, docstrings and messages alike."""
+    found = Counter(word for module in MODULES for word in re.findall(r"[a-z]+", module.read_text().lower()))
+    assert {word: found[word] for word, most in PRIVATE_WORDS.items() if found[word] > most} == {}
+
+
+def test_modules_are_short() -> None:
+    found = {name_of(module): len(module.read_text().splitlines()) for module in MODULES}
+    assert {
+        name: lines for name, lines in found.items() if lines > LONGEST_MODULE_LINES and name not in LONG_MODULES
+    } == {}
+
+
+def test_only_one_module_uses_private_parts_of_nats_py() -> None:
+    private = {
+        name
+        for library in (client, subscription)
+        for name in re.findall(r"self\.(_[a-z]\w*)", inspect.getsource(library))
+    }
+    used = {
+        f"{name_of(module)}: {attribute}"
+        for module in MODULES
+        if name_of(module) != "nats/internals.py"
+        for owner, attribute in re.findall(r"(\w+)\.(_[a-z]\w*)", module.read_text())
+        if attribute in private and owner not in ("self", "cls") and "nats" in module.read_text()
+    }
+    assert used == set()
+
+
+def test_every_limit_says_what_it_does() -> None:
+    """By a string below it."""
+    body = ast.parse(inspect.getsource(limits)).body
+    bare = [
+        ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+        for node, after in zip(body, [*body[1:], None], strict=True)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant))
+    ]
+    assert len(bare) <= BARE_LIMITS, bare
+
+
+def test_no_hint_names_a_package_that_was_not_published() -> None:
+    """Nothing has been published: `pip install ".[nats]"` works in a clone, `pip install keyloft` does not."""
+    hints = [
+        f"{name_of(module)}: {found}"
+        for module in MODULES
+        for found in re.findall(r"pip install [^`\n]*\bkeyloft\b\S*", module.read_text())
+        if "clone" not in found
+    ]
+    assert len(hints) <= UNPUBLISHED_HINTS, hints
