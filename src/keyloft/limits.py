@@ -214,6 +214,31 @@ UNREAD_CHECK_EVERY: Final = 64
 CONNECT_SECONDS: Final = 3.0
 """The longest that a client waits for a connection to NATS."""
 
+LOG_LINES_PER_SECOND: Final = 20
+"""How many errors and slow operations of a plugin service are logged a second; the others are counted in one line."""
+
+LOGGED_OPERATIONS_PER_SECOND: Final = 1000
+"""Up to this many operations a second, each has a DEBUG line."""
+
+LOGGED_SAMPLE: Final = 100
+"""Above that, one in so many has."""
+
+UNSENT_REFUSALS: Final = 10_000
+"""So many refusals of a plugin service may wait to be sent before it reads no further request."""
+
+REFUSALS_AT_ONCE: Final = 64
+"""After so many refusals (and gets, in a flood) a plugin service pauses. Without the pause, the flood's next requests
+would be accepted at once, each of which takes as long as several BUSY: a quarter of the time to read the flood."""
+
+FLOOD_PAUSE_SECONDS: Final = 0.001
+"""How long these pauses are."""
+
+UNSENT_BYTES: Final = 512 * 1024
+"""A plugin service sends no further refusals while its connection has more bytes to send than this."""
+
+SLOW_CLEANUP_SECONDS: Final = 1.0
+"""A removal of expired entries that takes longer is logged as a warning."""
+
 # Tuned: the semantic store
 
 RECENT_ENTRIES: Final = 16_384

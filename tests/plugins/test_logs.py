@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from keyloft.nats import log_rate
 from keyloft.plugins import logs
 from keyloft.plugins.logs import OperationLog
 
@@ -22,6 +23,7 @@ class Seconds:
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     seconds = Seconds()
     monkeypatch.setattr(logs, "time", seconds)
+    monkeypatch.setattr(log_rate, "time", seconds)
     return seconds
 
 

@@ -15,13 +15,12 @@ import pytest
 from nats.aio.client import Client as Nats
 from nats.errors import NoRespondersError
 
-from keyloft import DiskFull, ManualClock
+from keyloft import DiskFull, ManualClock, limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Conflict
 from keyloft.nats.connection import Login, connect
 from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.plugins import BotDatabase, DatabaseService
-from keyloft.plugins.service import _MOST_UNTOLD
 from tests.support.nats import private_server, settled
 from tests.support.postgres import database_url
 from tools.postgres import query
@@ -475,7 +474,7 @@ class TestTrouble:
         faulty.may_commit.clear()
         begun = asyncio.create_task(ask(client, "trivia.set", {"key": "begun", "value": 1}))
         async with asyncio.timeout(10):
-            while not service._taken:
+            while not service.unanswered:
                 await asyncio.sleep(0.001)
             queued = asyncio.create_task(ask(client, "trivia.set", {"key": "queued", "value": 1}))
             parked = asyncio.create_task(ask(client, "trivia.get", {"key": "begun"}))
@@ -501,7 +500,7 @@ class TestTrouble:
             asyncio.create_task(ask(client, "trivia.set", {"key": f"{number}", "value": 1})) for number in range(500)
         ]
         async with asyncio.timeout(20):
-            while service._taken < 500:
+            while service.unanswered < 500:
                 await asyncio.sleep(0.001)
             stopping = asyncio.create_task(stopped(service))
             await asyncio.sleep(0)
@@ -652,12 +651,12 @@ class TestStrangers:
                     rest = lines.pop()
                     answered += sum(line.startswith(b"MSG inbox ") for line in lines)
                     busy += sum(b'"BUSY"' in line for line in lines)
-                    most_waiting = max(most_waiting, len(service._refusals))
+                    most_waiting = max(most_waiting, service.unsent_refusals)
                 assert (await other)["exists"] is False
             assert answered == sent
             assert busy == service.meters.plugins["rogue"].errors["BUSY"]
             assert busy + service.meters.plugins["rogue"].durations["get"].count == sent
-            assert most_waiting <= _MOST_UNTOLD
+            assert most_waiting <= limits.UNSENT_REFUSALS
             assert connection.stats["reconnects"] == 0
             rogue.close()
             await client.close()
@@ -673,7 +672,7 @@ class TestStrangers:
             inbox = client.new_inbox()
             replies = await client.subscribe(inbox)
             await settled(client)
-            sid = service._subscriptions[0]._id
+            sid = 1  # the first subscription of the connection
             stream = b""
             for number in range(30):
                 data = b'{"key":"%d","value":"\r\nMSG db.kv.x.set 1 5\r\n"}' % number
@@ -685,7 +684,7 @@ class TestStrangers:
                 stream += b"HMSG db.kv.trivia.get %d %b %d %d\r\n" % (sid, inbox.encode(), *sizes)
                 stream += head + data + b"\r\n"
             for at in range(0, len(stream), size):
-                await connection._ps.parse(stream[at : at + size])
+                await connection.feed(stream[at : at + size])
             async with asyncio.timeout(10):
                 got = [json.loads((await replies.next_msg(timeout=10)).data) for _ in range(60)]
             # A raw line break is not JSON: these sets are refused, each of them once and as one message.
@@ -729,7 +728,7 @@ class TestStrangers:
             assert connection.stats["reconnects"] == 0
             await client.close()
             await stopped(service)
-            assert service._taken == 0
+            assert service.unanswered == 0
 
     @pytest.mark.parametrize("size", [1, 7, 50, 4096, 1_000_000])
     async def test_each_of_a_flood_is_refused_once_wherever_the_reading_cuts_it(
@@ -744,7 +743,7 @@ class TestStrangers:
             replies = await client.subscribe("inbox.*")
             victim = await client.subscribe("db.kv.victim.>")
             await settled(client)
-            sid = service._subscriptions[0]._id
+            sid = 1  # the first subscription of the connection
             stream = b""
             for number in range(10):
                 for plugin in (b"one", b"two"):
@@ -760,7 +759,7 @@ class TestStrangers:
                 stream += head + data + b"\r\n"
             faulty.may_commit.clear()
             for at in range(0, len(stream), size):
-                await connection._ps.parse(stream[at : at + size])
+                await connection.feed(stream[at : at + size])
             faulty.may_commit.set()
             got = {}
             for _ in range(220):
@@ -792,6 +791,16 @@ class TestStrangers:
 
 
 class TestOperation:
+    async def test_it_is_a_context_manager_that_shows_where_it_serves(self, nats_url: str, db: BotDatabase) -> None:
+        async with await connect(nats_url, name="service") as connection:
+            service = DatabaseService(connection, db)
+            assert repr(service) == f"<DatabaseService of db.kv, rosey.db.kv at {nats_url}, not started>"
+            async with service:
+                assert repr(service).endswith(", serving>")
+                assert await ask(connection, "trivia.set", {"key": "k", "value": 1}) == {"success": True}
+            assert repr(service).endswith(", closed>")
+            await service.stop()  # the older name; a second call does nothing
+
     @ON_EVERY_DATABASE
     async def test_expired_entries_are_cleaned_up_again_and_again(
         self, nats_url: str, client: Nats, db: BotDatabase, clock: ManualClock, caplog: pytest.LogCaptureFixture

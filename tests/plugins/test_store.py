@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,25 @@ async def db(url: str | None, clock: ManualClock) -> AsyncIterator[BotDatabase]:
     await db.create_tables()
     yield db
     await db.close()
+
+
+class TestUse:
+    async def test_a_list_can_be_awaited_and_iterated(self, db: BotDatabase) -> None:
+        keys = [f"{number:04}" for number in range(1100)]
+        await asyncio.gather(*[db.kv_set("test", key, 1) for key in keys])
+        page = await db.kv_list("test")
+        assert (page["keys"], page["count"], page["truncated"]) == (keys[:1000], 1000, True)
+        assert [key async for key in db.kv_list("test")] == keys
+        assert [key async for key in db.kv_list("test", "00", 7)] == keys[:7]
+        assert [key async for key in db.kv_list("test", after="1097")] == ["1098", "1099"]
+
+    async def test_it_is_a_context_manager_that_shows_where_it_points_and_no_password(self, tmp_path: Path) -> None:
+        async with BotDatabase(tmp_path / "bot.db") as db:
+            assert repr(db) == f"<BotDatabase at {tmp_path}/bot.db, open>"
+        assert repr(db) == f"<BotDatabase at {tmp_path}/bot.db, closed>"
+        with pytest.raises(keyloft.Closed):
+            await db.kv_get("test", "k")
+        assert "secret" not in repr(BotDatabase("postgresql://me:secret@host/app"))
 
 
 class TestValues:
@@ -150,9 +169,15 @@ class TestLists:
 class TestNames:
     @pytest.mark.parametrize("name", ["", "Trivia", "a.b", "a b", "é", "x" * 101, None, 5, "a\n", "*", ">"])
     async def test_a_name_that_no_plugin_has_is_refused(self, db: BotDatabase, name: Any) -> None:
-        for call in (db.kv_set(name, "k", 1), db.kv_get(name, "k"), db.kv_delete(name, "k"), db.kv_list(name)):
+        calls: list[Callable[[], Any]] = [
+            lambda: db.kv_set(name, "k", 1),
+            lambda: db.kv_get(name, "k"),
+            lambda: db.kv_delete(name, "k"),
+            lambda: db.kv_list(name),
+        ]
+        for call in calls:
             with pytest.raises(ValueError, match="plugin_name must") as raised:
-                await call
+                await call()
             assert isinstance(raised.value, keyloft.InvalidPluginName)
 
     @pytest.mark.parametrize("key", ["", "x" * 256, None, 5, "a\x00b", "\udfff", b"k", ("k",)])

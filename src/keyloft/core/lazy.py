@@ -3,6 +3,9 @@
 from collections.abc import AsyncIterator, Generator
 from typing import Any, Generic, TypeVar
 
+from keyloft import limits
+from keyloft.errors import InvalidArgument
+
 T = TypeVar("T")
 
 
@@ -24,4 +27,28 @@ class LazyList(Generic[T]):
         return [item async for item in self]
 
     def __aiter__(self) -> AsyncIterator[T]:
+        raise NotImplementedError
+
+
+class PagedList(LazyList[T]):
+    """A list that is read page by page, in the order of its keys. Subclasses read a page."""
+
+    def __init__(self, limit: int | None) -> None:
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise InvalidArgument("limit: expected a whole number of at least 1; leave it out for no limit")
+        self._limit = limit
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        left, after = self._limit, None
+        while left is None or left > 0:
+            wanted = limits.LISTED_KEYS if left is None else min(left, limits.LISTED_KEYS)
+            items, after = await self._page(wanted, after)
+            for item in items:
+                yield item
+            if after is None:
+                return
+            left = None if left is None else left - len(items)
+
+    async def _page(self, limit: int, after: str | None) -> tuple[list[T], str | None]:
+        """Up to so many items behind a key, and the key that the next page begins after: None for the last page."""
         raise NotImplementedError

@@ -2,9 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -13,15 +13,13 @@ from nats.errors import ConnectionClosedError, ConnectionDrainingError, NoRespon
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from keyloft import limits
-from keyloft.core.lazy import LazyList
 from keyloft.core.urls import without_password
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
-from keyloft.nats.connection import Login, connect
+from keyloft.nats.connection import Login, connect, servers
 
 _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 _to_json = msgspec.json.Encoder().encode
-T = TypeVar("T")
 
 
 class ServiceClient:
@@ -62,8 +60,7 @@ class ServiceClient:
 
     def __repr__(self) -> str:
         state = "closed" if self.nats.is_closed else "connected" if self.nats.is_connected else "not connected"
-        addresses = [without_password(url.geturl()) for url in self.nats.servers]
-        return f"<{type(self).__name__} of {self._owner} at {', '.join(addresses) or 'no server'}, {state}>"
+        return f"<{type(self).__name__} of {self._owner} at {servers(self.nats)}, {state}>"
 
     async def _connect(
         self, url: str | list[str], *, name: str, login: Login | None, inbox: str, options: dict[str, Any]
@@ -171,27 +168,3 @@ class ServiceClient:
                         f"NATS refused this request: {self._user} may not {reason}. Log in as {self._log_in_as}"
                     )
                 )
-
-
-class RemoteList(LazyList[T]):
-    """A list that a service shows in pages. Subclasses read a page."""
-
-    def __init__(self, limit: int | None) -> None:
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise InvalidArgument("limit: expected a whole number of at least 1; leave it out for no limit")
-        self._limit = limit
-
-    async def __aiter__(self) -> AsyncIterator[T]:
-        left, after = self._limit, None
-        while left is None or left > 0:
-            wanted = limits.LISTED_KEYS if left is None else min(left, limits.LISTED_KEYS)
-            items, after = await self._page(wanted, after)
-            for item in items:
-                yield item
-            if after is None:
-                return
-            left = None if left is None else left - len(items)
-
-    async def _page(self, limit: int, after: str | None) -> tuple[list[T], str | None]:
-        """Up to so many items behind a key, and the key that the next page begins after: None for the last page."""
-        raise NotImplementedError

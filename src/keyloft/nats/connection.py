@@ -13,11 +13,12 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import AuthorizationError
 
+from keyloft.core.urls import without_password
 from keyloft.errors import NotPermitted
 from keyloft.nats.internals import Handled, Handler, NatsConnection, check_nats_py
 from keyloft.nats.log_rate import LogRate
 
-__all__ = ["Handled", "Login", "cancel", "connect", "drain", "subscribe"]
+__all__ = ["Handled", "Login", "cancel", "connect", "drain", "servers", "subscribe"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +138,11 @@ def _permanent_reason(error: Exception) -> str | None:
     if isinstance(error, ssl.SSLError):
         return f"the TLS certificates of NATS and of this client don't fit: {error.reason or error}"
     return None
+
+
+def servers(connection: Nats) -> str:
+    """The addresses that a connection uses, without passwords, for messages and `repr`."""
+    return ", ".join([without_password(url.geturl()) for url in connection.servers]) or "no server"
 
 
 async def cancel(task: "asyncio.Future[Any]") -> None:

@@ -120,6 +120,10 @@ class NatsConnection(Nats):
         else:
             self._handlers[subscription._id] = handler
 
+    async def feed(self, data: bytes) -> None:
+        """Read data as if the server had sent it, for tests."""
+        await self._ps.parse(data)
+
     def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> Coroutine[Any, Any, None]:

@@ -17,12 +17,13 @@ class LogRate:
         self._second = 0.0
         self._wanted = 0
 
-    def allows(self) -> bool:
-        """Count a line; returns whether it may be written."""
+    def allows(self, lines: int = 1) -> int:
+        """Count lines that are due; returns how many of them may be written."""
         now = time.monotonic()
         if now - self._second >= 1.0:
             left_out, self._second, self._wanted = self._wanted - self._lines, now, 0
             if left_out > 0 and self._on_left_out is not None:
                 self._on_left_out(left_out)
-        self._wanted += 1
-        return self._wanted <= self._lines
+        allowed = min(lines, max(0, self._lines - self._wanted))
+        self._wanted += lines
+        return allowed

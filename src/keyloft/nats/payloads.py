@@ -1,4 +1,4 @@
-"""Reads the JSON of a request that a stranger sent: whatever is ambiguous or none is refused, and told exactly."""
+"""Reads the JSON of a request strictly: the refusal of an ambiguous or broken one says exactly what is wrong."""
 
 import json
 from collections.abc import Mapping
@@ -10,30 +10,30 @@ from keyloft import limits
 from keyloft.core import integers
 from keyloft.errors import InvalidArgument, InvalidJson, MissingField, ValueTooLarge
 
-_TOO_DEEP: Final = f"the payload nests too deep; a value may nest {limits.VALUE_DEPTH} levels"
+_TOO_DEEP: Final = f"the payload is nested too deeply; a value may have {limits.VALUE_DEPTH} levels"
 _skim = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def check_json(data: bytes) -> None:
-    """Whether a payload that is not to be read is JSON at all.
+    """Check that a payload is JSON, without reading it.
 
     Raises:
         InvalidJson: It is not.
-        InvalidArgument: It nests too deep.
+        InvalidArgument: It is nested too deeply.
     """
     try:
         _skim(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        if isinstance(error, RecursionError):
-            raise InvalidArgument(_TOO_DEEP) from None
+    except RecursionError:
+        raise InvalidArgument(_TOO_DEEP) from None
+    except msgspec.MsgspecError:
         raise InvalidJson("the payload is not JSON") from None
 
 
 def field(fields: Mapping[str, Any], name: str) -> Any:
-    """A field that a request needs.
+    """A required field of a request.
 
     Raises:
-        MissingField: It is not there.
+        MissingField: The request does not have it.
     """
     if name not in fields:
         raise MissingField(f"Missing required field: {name}")
@@ -44,11 +44,11 @@ def read(data: bytes) -> dict[str, Any]:
     """The fields of a request.
 
     Raises:
-        InvalidJson: It is not JSON, or a name stands twice in one object: one of the two values would get lost.
-        InvalidArgument: It is JSON and no object.
+        InvalidJson: It is not JSON, or a name is twice in one object: one of the two values would be lost.
+        InvalidArgument: It is JSON, but not an object.
     """
     if not data.strip():
-        raise InvalidJson("the payload is empty: send a JSON object, {} at the least")
+        raise InvalidJson("the payload is empty: send a JSON object, at least {}")
     try:
         fields = json.loads(
             data.decode(),
@@ -57,7 +57,7 @@ def read(data: bytes) -> dict[str, Any]:
             parse_int=_integer,
         )
     except UnicodeDecodeError:
-        raise InvalidJson("the payload is not JSON: it is no UTF-8 text") from None
+        raise InvalidJson("the payload is not JSON: it is not UTF-8 text") from None
     except RecursionError:
         raise InvalidArgument(_TOO_DEEP) from None
     except json.JSONDecodeError as error:
@@ -70,12 +70,12 @@ def read(data: bytes) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise InvalidJson("the payload is ambiguous: a name stands twice in one object")
+        raise InvalidJson("the payload is ambiguous: a name is twice in one object")
     return fields
 
 
 def _integer(digits: str) -> int:
-    """An int of any length, unless it alone is over the limit: a megabyte of digits would take a second."""
+    """An int of any length, unless it alone exceeds the limit: a megabyte of digits would take a second."""
     if len(digits) > limits.LONGEST_INT_DIGITS:
         raise ValueTooLarge(len(digits), limits.LONGEST_INT_DIGITS)
     return integers.parse(digits)

@@ -6,7 +6,8 @@ import msgspec
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
-from keyloft.nats.client import RemoteList, ServiceClient
+from keyloft.core.lazy import PagedList
+from keyloft.nats.client import ServiceClient
 from keyloft.nats.connection import Login
 from keyloft.nats.errors import refused
 from keyloft.plugins import rules
@@ -128,7 +129,7 @@ class PluginKV:
         return Keys(self._client, rules.text(prefix, "prefix"), limit)
 
 
-class Keys(RemoteList[str]):
+class Keys(PagedList[str]):
     """Keys on request: iterate them with `async for`, or `await` them all."""
 
     what = "keys"

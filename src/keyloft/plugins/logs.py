@@ -1,15 +1,13 @@
-"""Tells the log what a plugin service does: each operation, or a sample when there are many. Never a value."""
+"""The log of a plugin service: each operation, or a sample when there are many. Never a value."""
 
 import logging
 import time
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any
 
 from keyloft import limits
 from keyloft.errors import DatabaseError, KeyloftError
-
-_BUSY_PER_SECOND: Final = 1000
-_SAMPLE: Final = 100
-_LINES_PER_SECOND: Final = 20
+from keyloft.nats.log_rate import LogRate
 
 
 class OperationLog:
@@ -17,19 +15,15 @@ class OperationLog:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
+        self._rate = LogRate(limits.LOG_LINES_PER_SECOND, self._left_out)
         self._second = 0.0
         self._operations = 0
         self._before = 0
-        self._lines = 0
-        self._unsaid = 0
 
     def operation(self, name: str, plugin: str, key: str, seconds: float, **details: int | None) -> None:
-        """An operation is done. Above 1000 a second, one in a hundred is told. A slow one is a warning."""
+        """Log an operation that is done. Above 1000 a second, one in a hundred is logged. A slow one is a warning."""
         slow = seconds > limits.SLOW_SECONDS
-        self._turn()
-        self._operations += 1
-        busy = max(self._operations, self._before) > _BUSY_PER_SECOND
-        if not self._may_say() if slow else busy and self._operations % _SAMPLE:
+        if not (self._rate.allows() if slow else self._is_in_sample()):
             return
         self._logger.log(
             logging.WARNING if slow else logging.DEBUG,
@@ -50,12 +44,8 @@ class OperationLog:
         )
 
     def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, level: int, times: int = 1) -> None:
-        """A request was refused or failed, or several were for the same reason."""
-        self._turn()
-        said = min(times, max(0, _LINES_PER_SECOND - self._lines))
-        self._lines += times
-        self._unsaid += times - said
-        for _ in range(said):
+        """Log a request that was refused or failed, or several for the same reason."""
+        for _ in range(self._rate.allows(times)):
             self._logger.log(
                 level,
                 "[KV] %s failed: plugin=%s error=%s %s",
@@ -67,38 +57,34 @@ class OperationLog:
             )
 
     def failure(self, requests: int, error: Exception) -> None:
-        """Requests came to nothing, because the database failed or something unexpected happened."""
-        self._turn()
-        if self._may_say():
+        """Log why requests failed: the database, or something unexpected."""
+        if self._rate.allows():
             code = error.code if isinstance(error, KeyloftError) else type(error).__name__
-            # Whatever has a name of its own says more than where in the code it was noticed.
-            is_named = isinstance(error, DatabaseError) and type(error) is not DatabaseError
-            traceback = None if is_named else error
+            # The message of a specific error is enough; any other needs its traceback.
+            is_specific = isinstance(error, DatabaseError) and type(error) is not DatabaseError
+            traceback = None if is_specific else error
             self._logger.error("[KV] %d requests failed (%s): %s", requests, code, error, exc_info=traceback)
 
-    def lost_reply(self, error: Exception) -> None:
-        """A reply could not be sent. Whoever asked will run into their time-out."""
-        self._turn()
-        if self._may_say():
-            self._logger.error("[KV] a reply could not be sent: %s", str(error) or type(error).__name__)
+    async def sending(self, publishing: Coroutine[Any, Any, None]) -> None:
+        """Await the sending of replies, and log a failure; the senders of the requests will time out."""
+        try:
+            await publishing
+        except Exception as error:
+            if self._rate.allows():
+                self._logger.error("[KV] a reply could not be sent: %s", str(error) or type(error).__name__)
 
-    def _may_say(self) -> bool:
-        """A flood of errors, or of slow operations, must not become a flood of lines: 20 a second are told."""
-        self._lines += 1
-        if self._lines > _LINES_PER_SECOND:
-            self._unsaid += 1
-        return self._lines <= _LINES_PER_SECOND
-
-    def _turn(self) -> None:
+    def _is_in_sample(self) -> bool:
         now = time.monotonic()
-        if now - self._second < 1.0:
-            return
-        # What was counted long ago says nothing of now.
-        self._before = self._operations if now - self._second < 2.0 else 0
-        self._second, self._operations, self._lines = now, 0, 0
-        if self._unsaid:
-            self._logger.warning("[KV] %d more requests failed or were slow within a second", self._unsaid)
-            self._unsaid = 0
+        if now - self._second >= 1.0:
+            # The rate of the second before counts, too, unless that was long ago.
+            self._before = self._operations if now - self._second < 2.0 else 0
+            self._second, self._operations = now, 0
+        self._operations += 1
+        is_busy = max(self._operations, self._before) > limits.LOGGED_OPERATIONS_PER_SECOND
+        return not is_busy or self._operations % limits.LOGGED_SAMPLE == 0
+
+    def _left_out(self, lines: int) -> None:
+        self._logger.warning("[KV] %d more requests failed or were slow within a second", lines)
 
 
 def _shown(value: int | None) -> str:

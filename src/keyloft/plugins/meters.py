@@ -10,10 +10,11 @@ BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 """The upper bounds of a histogram's buckets, in seconds; the PRD's targets are among them."""
 
 OTHER: Final = "other"
+"""The name under which plugins without a label of their own are counted."""
 
 
 class Histogram:
-    """How long something took, how often; the last bucket has no upper bound."""
+    """How often something took how long; the last bucket has no upper bound."""
 
     __slots__ = ("buckets", "seconds")
 
@@ -31,7 +32,7 @@ class Histogram:
 
 
 class Meter:
-    """What one plugin asked for: how often and how long by operation, and its errors by code."""
+    """One plugin's requests: durations by operation, and errors by code."""
 
     __slots__ = ("durations", "errors")
 
@@ -41,7 +42,7 @@ class Meter:
 
 
 class Meters:
-    """What a service did since it started. Plugins beyond the first thousand are counted together."""
+    """All requests since the service started. Plugins beyond the first thousand are counted together."""
 
     def __init__(self) -> None:
         self.plugins: dict[str, Meter] = {}
@@ -49,6 +50,7 @@ class Meters:
         self.cleaned = 0
 
     def of(self, plugin: str) -> Meter:
+        """The meter of a plugin, or the common one for those beyond the first thousand."""
         meter = self.plugins.get(plugin)
         if meter is None:
             if len(self.plugins) >= limits.PLUGIN_LABELS:

@@ -1,6 +1,6 @@
-"""The plugins' table as an SQLAlchemy model, for programs that read and write it by themselves.
+"""The plugins' table as an SQLAlchemy model, for programs that read and write it themselves.
 
-Keyloft's own statements don't go through it; a test holds both to one schema.
+Keyloft does not use it; a test makes sure that both have the same schema.
 """
 
 import json
@@ -22,7 +22,7 @@ from keyloft.plugins import rules
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment, aware and in UTC on the Python side; a naive one counts as UTC.
+    """A time, aware and in UTC on the Python side; a naive one counts as UTC.
 
     SQLite holds it as text of one width without a time zone, so that texts sort as times.
     """
@@ -38,7 +38,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class _DatabaseNow(FunctionElement[datetime]):
-    """The database's own time, for rows that are inserted by hand."""
+    """The database's time, for rows that are inserted with SQL."""
 
     inherit_cache = True
 
@@ -50,12 +50,12 @@ def _current_timestamp(element: _DatabaseNow, compiler: SQLCompiler, **options: 
 
 @compiles(_DatabaseNow, "sqlite")
 def _of_full_width(element: _DatabaseNow, compiler: SQLCompiler, **options: Any) -> str:
-    # CURRENT_TIMESTAMP ends with the seconds there, and would sort before any other time of the same second.
+    # CURRENT_TIMESTAMP has no fraction of a second there, and would sort before all other times of the same second.
     return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 
 
 def _sorted_by_code_point(characters: int) -> String:
-    """Text that PostgreSQL, too, sorts as SQLite does, whatever the locale of its database."""
+    """Text that PostgreSQL sorts as SQLite does, whatever the locale of its database."""
     return String(characters).with_variant(String(characters, collation="C"), "postgresql")
 
 
@@ -65,18 +65,18 @@ def _now() -> datetime:
 
 def _in_utc(moment: datetime | None) -> datetime | None:
     if not isinstance(moment, datetime):
-        return moment  # nothing, or an SQL expression; SQLAlchemy refuses what is neither
+        return moment  # None or an SQL expression; SQLAlchemy refuses what is neither
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 class Base(DeclarativeBase):
-    """What the models of Keyloft share; `Base.metadata` is for a program that makes its tables by itself."""
+    """The base of Keyloft's models; `Base.metadata` is for a program that creates its tables itself."""
 
 
 class PluginKVStorage(Base):
     """One entry of one plugin. An entry that has expired is absent for Keyloft, even while its row is still there.
 
-    Keyloft numbers its own writes in `version`; a row that comes from elsewhere has 0.
+    Keyloft numbers its writes in `version`; a row that another program inserted has 0.
 
     Example:
         entry = PluginKVStorage(plugin_name="trivia", key="score")
@@ -117,7 +117,7 @@ class PluginKVStorage(Base):
 
     @property
     def is_expired(self) -> bool:
-        """Whether its time has come; an entry without `expires_at` never expires."""
+        """Whether its expiry has passed; an entry without `expires_at` never expires."""
         return self.expires_at is not None and _now() >= self.expires_at
 
     def get_value(self) -> Any:
@@ -129,7 +129,7 @@ class PluginKVStorage(Base):
         try:
             return values.decode_json(self.value_json.encode(errors="surrogatepass"))
         except Undecodable as error:
-            # An empty document in place of the text: errors end up in logs, and values don't belong there.
+            # An empty document instead of the text: errors are logged, and values must not be.
             raise json.JSONDecodeError(str(error), "", 0) from error
 
     def set_value(self, value: object) -> None:
@@ -137,7 +137,7 @@ class PluginKVStorage(Base):
 
         Raises:
             TypeError: It holds something that JSON does not have.
-            ValueError: It exceeds 64 KB as stored, or would not come back equal.
+            ValueError: It exceeds 64 KB as stored, or would not be read back as an equal value.
         """
         self.value_json = rules.value(value).decode()
 

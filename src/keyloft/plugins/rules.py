@@ -1,4 +1,4 @@
-"""What a plugin may store and ask for: the same rules for names, keys, values, TTLs and lists at every door."""
+"""What a plugin may store and request: the same rules for names, keys, values, TTLs and lists in every interface."""
 
 import re
 from typing import Final
@@ -15,18 +15,18 @@ QUEUE: Final = "keyloft"
 """The queue group in which instances of the service share the requests, unless configured otherwise."""
 
 _NAME: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
-# No key has more than 255 characters, so this comes after whatever can follow a prefix.
+# No key has more than 255 characters, so a prefix with this appended sorts after all keys with that prefix.
 _BEYOND: Final = "\U0010ffff" * (limits.PLUGIN_KEY_CHARACTERS + 1)
 
 
 def plugin_name(name: object) -> str:
-    """A plugin's name, if it can be one.
+    """Check a plugin's name.
 
     Raises:
-        InvalidPluginName: It can't.
+        InvalidPluginName: No plugin can have this name.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidPluginName(f"plugin_name must be a non-empty string{_unlike_text(name)}")
+        raise InvalidPluginName(f"plugin_name must be a non-empty string{_got(name)}")
     if len(name) > limits.PLUGIN_NAME_CHARACTERS:
         raise InvalidPluginName(f"plugin_name must be ≤{limits.PLUGIN_NAME_CHARACTERS} characters, not {len(name)}")
     if _NAME.fullmatch(name) is None:
@@ -38,13 +38,13 @@ def plugin_name(name: object) -> str:
 
 
 def key(name: object) -> str:
-    """A key, if it can be one.
+    """Check a key.
 
     Raises:
-        InvalidKey: It can't.
+        InvalidKey: No entry can have this key.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidKey(f"key must be a non-empty string{_unlike_text(name)}")
+        raise InvalidKey(f"key must be a non-empty string{_got(name)}")
     return _storable(name, "key")
 
 
@@ -52,7 +52,7 @@ def value(content: object) -> bytes:
     """The stored form of a value.
 
     Raises:
-        InvalidValue: It is not JSON, or would not come back equal; a TypeError, too, where a type is at fault.
+        InvalidValue: It is not JSON, or would not be read back as an equal value; a TypeError, too, for a wrong type.
         ValueTooLarge: Its stored form is over 64 KB.
     """
     try:
@@ -67,7 +67,7 @@ def value(content: object) -> bytes:
 
 
 def ttl(seconds: object) -> int | None:
-    """A TTL in milliseconds; None for none.
+    """A TTL in milliseconds; None for an entry that never expires.
 
     Raises:
         InvalidArgument: It is not a whole number of seconds in range.
@@ -83,7 +83,7 @@ def ttl(seconds: object) -> int | None:
 
 
 def limit(keys: object) -> int:
-    """How many keys a list may show; None for the usual number.
+    """How many keys a list may show; None for the default.
 
     Raises:
         InvalidArgument: It is not a whole number in range.
@@ -96,10 +96,10 @@ def limit(keys: object) -> int:
 
 
 def text(content: object, field: str) -> str:
-    """The prefix of a list, or the key that it goes on after; None for none, which is the empty text.
+    """Check the prefix of a list, or the key that it continues after; None counts as the empty text.
 
     Raises:
-        InvalidArgument: It is not a text that a key could begin with.
+        InvalidArgument: No key can begin with this.
     """
     if content is None:
         return ""
@@ -115,14 +115,14 @@ def setting(plugin: str, name: object, content: object, ttl_seconds: object) -> 
 
 def listing(plugin: str, prefix: object, keys: object, after: object) -> Scan:
     """The scan that lists keys: one more than wanted, so that it shows whether there are more."""
-    begins = text(prefix, "prefix")
-    behind = text(after, "after")
-    goes_on = behind >= begins and behind != ""
-    start: PluginKey = (plugin, behind if goes_on else begins)
-    return Scan(Space.PLUGINS, start, (plugin, begins + _BEYOND), limit(keys) + 1, keys_only=True, after=goes_on)
+    first = text(prefix, "prefix")
+    last_seen = text(after, "after")
+    continues = last_seen >= first and last_seen != ""
+    start: PluginKey = (plugin, last_seen if continues else first)
+    return Scan(Space.PLUGINS, start, (plugin, first + _BEYOND), limit(keys) + 1, keys_only=True, after=continues)
 
 
-def _unlike_text(name: object) -> str:
+def _got(name: object) -> str:
     return "" if isinstance(name, str) else f", not {'null' if name is None else type(name).__name__}"
 
 
@@ -131,7 +131,7 @@ def _storable(name: str, field: str, error: type[InvalidKey] | type[InvalidArgum
         raise error(f"{field} must be ≤{limits.PLUGIN_KEY_CHARACTERS} characters, not {len(name)}")
     if not name.isascii() or "\x00" in name:
         if "\x00" in name:
-            raise error(f"{field} must not contain the character NUL: no SQL database holds it")
+            raise error(f"{field} must not contain the character NUL, which SQL databases can't store")
         try:
             name.encode()
         except UnicodeEncodeError:

@@ -1,15 +1,19 @@
-"""Storage for plugins, called directly: what the service over NATS stands on, and what a bot's own code can use."""
+"""Storage for plugins, called directly: by the service on NATS, and by a bot's code."""
 
 import asyncio
 import logging
 import os
-from typing import Any
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Self
 
 from keyloft import limits
 from keyloft.clock import Clock
 from keyloft.core.engine import Engine
+from keyloft.core.lazy import PagedList
 from keyloft.core.records import Batch, Committed, Delete, Get, Mutation, Page, Record, Space
 from keyloft.core.sweeper import sweep
+from keyloft.core.urls import without_password
 from keyloft.core.values import decode_json
 from keyloft.engines import open_engine
 from keyloft.errors import Closed, Undecodable
@@ -24,10 +28,11 @@ class BotDatabase:
     The database is opened by `create_tables`, or by the first call of another method.
 
     Example:
-        db = BotDatabase("sqlite:///bot.db")
-        await db.kv_set("trivia", "score", 100)
-        await db.kv_get("trivia", "score")     # {'exists': True, 'value': 100}
-        await db.close()
+        async with BotDatabase("sqlite:///bot.db") as db:
+            await db.kv_set("trivia", "score", 100)
+            await db.kv_get("trivia", "score")     # {'exists': True, 'value': 100}
+            async for key in db.kv_list("trivia"):
+                ...
     """
 
     def __init__(
@@ -41,9 +46,9 @@ class BotDatabase:
         """Args:
         url: `sqlite:///bot.db`, `sqlite:////var/lib/bot.db`, `sqlite:///:memory:`, a path, or
             `postgresql://user:password@host/database`; a `+driver` is accepted.
-        clock: Another clock than the database's own, for tests.
+        clock: Used instead of the database's clock, for tests.
         durability: "full": what is acknowledged survives a power cut. "relaxed": the last of it may not.
-        patience: How many seconds a call waits for a database server that is away or silent.
+        patience: How many seconds a call waits for a database server that does not answer.
         """
         self._url = url
         self._clock = clock
@@ -53,23 +58,38 @@ class BotDatabase:
         self._opening = asyncio.Lock()
         self._closed = False
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "not open yet" if self._engine is None else "open"
+        return f"<BotDatabase at {without_password(os.fspath(self._url or ':memory:'))}, {state}>"
+
+    async def __aenter__(self) -> Self:
+        await self.create_tables()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
     async def create_tables(self) -> None:
-        """Open the database, and make its tables if it is a fresh one.
+        """Open the database, and create its tables if it is empty.
 
         Raises:
-            DatabaseError: It can't be opened; the message says why.
+            DatabaseError: It can't be opened; the message has the reason.
         """
         await self.engine()
 
-    async def close(self) -> None:
-        """Finish the writes under way and let go of the database. A second call does nothing."""
+    async def aclose(self) -> None:
+        """Finish the pending writes and close the database. A second call does nothing."""
         async with self._opening:
             self._closed = True
             if self._engine is not None:
                 await self._engine.aclose()
 
+    close = aclose
+
     async def engine(self) -> Engine:
-        """The engine below, opened."""
+        """The engine, opened."""
         if self._engine is None or self._closed:
             async with self._opening:
                 if self._closed:
@@ -85,12 +105,12 @@ class BotDatabase:
         return self._engine
 
     async def kv_set(self, plugin_name: str, key: str, value: Any, ttl_seconds: int | None = None) -> None:
-        """Store a value under a plugin's key, in the place of what was there.
+        """Store a value under a plugin's key; it replaces an earlier one, and its TTL.
 
         Args:
             plugin_name: Lowercase letters, digits, hyphens and underscores.
             key: Any text of up to 255 characters.
-            value: Whatever JSON can hold, up to 64 KB of it.
+            value: Anything that JSON can hold, up to 64 KB as JSON.
             ttl_seconds: After so many seconds the entry is gone; None keeps it.
 
         Raises:
@@ -116,25 +136,22 @@ class BotDatabase:
         done = await self._commit(Delete(Space.PLUGINS, (rules.plugin_name(plugin_name), rules.key(key))))
         return done.found[0]
 
-    async def kv_list(
-        self, plugin_name: str, prefix: str = "", limit: int = 1000, *, after: str | None = None
-    ) -> dict[str, Any]:
-        """A plugin's keys in their order: `{'keys': […], 'count': …, 'truncated': …}`.
+    def kv_list(
+        self, plugin_name: str, prefix: str = "", limit: int | None = None, *, after: str | None = None
+    ) -> "PluginKeys":
+        """A plugin's keys in their order. Awaited: `{'keys': […], 'count': …, 'truncated': …}`; or use `async for`.
 
         Args:
             plugin_name: Whose keys.
             prefix: Only keys that begin with exactly this text.
-            limit: At most so many, from 1 to 10,000; `truncated` tells whether there are more.
+            limit: At most so many, from 1 to 10,000; `truncated` is true if there are more. Without it, an awaited list
+                has up to 1,000 keys, and `async for` goes through all.
             after: Only keys behind this one: the last key of a truncated list continues it.
         """
-        engine = await self.engine()
-        scan = rules.listing(rules.plugin_name(plugin_name), prefix, limit, after)
-        [page] = await engine.read(scan)
-        keys, truncated = listed(page, scan.limit - 1)
-        return {"keys": keys, "count": len(keys), "truncated": truncated}
+        return PluginKeys(self, rules.plugin_name(plugin_name), prefix, limit, after)
 
     async def kv_cleanup_expired(self) -> int:
-        """Remove the expired entries of all plugins; returns how many. Nobody sees them either way."""
+        """Remove the expired entries of all plugins; returns how many. No read shows them before that either."""
         return await sweep(await self.engine(), Space.PLUGINS)
 
     async def _commit(self, mutation: Mutation) -> Committed:
@@ -144,13 +161,40 @@ class BotDatabase:
         return done
 
 
+class PluginKeys(PagedList[str]):
+    """A plugin's keys on request: `await` reads one page of them, `async for` goes through all."""
+
+    what = "keys"
+
+    def __init__(self, db: BotDatabase, plugin: str, prefix: str, limit: int | None, after: str | None) -> None:
+        rules.listing(plugin, prefix, limit, after)  # refuses wrong arguments at once
+        super().__init__(limit)
+        self._db = db
+        self._plugin = plugin
+        self._prefix = prefix
+        self._after = after
+
+    def __await__(self) -> Generator[Any, None, dict[str, Any]]:  # type: ignore[override]
+        return self._first().__await__()
+
+    async def _first(self) -> dict[str, Any]:
+        keys, after = await self._page(rules.limit(self._limit), self._after)
+        return {"keys": keys, "count": len(keys), "truncated": after is not None}
+
+    async def _page(self, limit: int, after: str | None) -> tuple[list[str], str | None]:
+        engine = await self._db.engine()
+        [page] = await engine.read(rules.listing(self._plugin, self._prefix, limit, after or self._after))
+        keys, truncated = listed(page, limit)
+        return keys, keys[-1] if truncated else None
+
+
 def listed(page: Page, limit: int) -> tuple[list[str], bool]:
     """The keys that a scan of one more than the limit found, and whether there are more."""
     return [key for _, key in page.keys[:limit]], len(page) > limit
 
 
 def report_broken(record: Record) -> None:
-    """Somebody wrote to the table by hand: to a plugin, what is no JSON does not exist."""
+    """Log a stored value that is not JSON: another program wrote to the table. To plugins it counts as absent."""
     plugin, key = record.key
     logger.error(
         "[KV] the stored value is not JSON and counts as absent: plugin=%s key=%r size=%d",

@@ -6,8 +6,9 @@ from typing import Any
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
+from keyloft.core.lazy import PagedList
 from keyloft.errors import InvalidArgument
-from keyloft.nats.client import RemoteList, ServiceClient
+from keyloft.nats.client import ServiceClient
 from keyloft.nats.connection import Login
 from keyloft.semantic import keys, wire
 from keyloft.semantic.envelope import Envelope, Semantics
@@ -166,7 +167,7 @@ class SemanticClient(ServiceClient):
         return await self._request(f"{self._prefix}.{self._project.tenant}.{self._project.name}.{operation}", fields)
 
 
-class RemoteEnvelopes(RemoteList[Envelope]):
+class RemoteEnvelopes(PagedList[Envelope]):
     """Entries on request: iterate them with `async for`, or `await` them all."""
 
     what = "entries"
