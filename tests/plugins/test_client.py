@@ -58,7 +58,7 @@ class TestCalls:
     async def test_keys_that_were_not_awaited_say_so(self, client: DatabaseClient) -> None:
         keys = client.kv.list("user:")
         assert "await" in repr(keys)
-        with pytest.raises(TypeError, match="await them first"):
+        with pytest.raises(TypeError, match="has not been read yet"):
             bool(keys)
         with pytest.raises(keyloft.InvalidArgument, match=r"use connect\("):
             DatabaseClient("nats://127.0.0.1:4222", "trivia")  # type: ignore[arg-type]

@@ -199,7 +199,7 @@ async def test_what_is_no_value_is_not_sent(client: SemanticClient) -> None:
         await client.put("k", "x" * 70_000, expected_version=0, writer="w", semantics=CURSOR)
     with pytest.raises(keyloft.InvalidArgument):
         client.list(limit=0)
-    with pytest.raises(TypeError, match="await them first"):
+    with pytest.raises(TypeError, match="has not been read yet"):
         bool(client.list())
 
 

@@ -226,7 +226,7 @@ class TestList:
             store.list(PROJECT, limit=limit)
 
     async def test_whoever_forgets_to_await_it_is_told(self, store: SemanticStore) -> None:
-        with pytest.raises(TypeError, match="await them first"):
+        with pytest.raises(TypeError, match="has not been read yet"):
             assert store.list(PROJECT)
 
 
