@@ -214,7 +214,7 @@ UNREAD_CHECK_EVERY: Final = 64
 CONNECT_SECONDS: Final = 3.0
 """The longest that a client waits for a connection to NATS."""
 
-LOG_LINES_PER_SECOND: Final = 20
+PLUGIN_LOG_LINES_PER_SECOND: Final = 20
 """How many errors and slow operations of a plugin service are logged a second; the others are counted in one line."""
 
 LOGGED_OPERATIONS_PER_SECOND: Final = 1000
@@ -223,7 +223,7 @@ LOGGED_OPERATIONS_PER_SECOND: Final = 1000
 LOGGED_SAMPLE: Final = 100
 """Above that, one in so many has."""
 
-UNSENT_REFUSALS: Final = 10_000
+UNSENT_PLUGIN_REFUSALS: Final = 10_000
 """So many refusals of a plugin service may wait to be sent before it reads no further request."""
 
 REFUSALS_AT_ONCE: Final = 64

@@ -656,7 +656,7 @@ class TestStrangers:
             assert answered == sent
             assert busy == service.meters.plugins["rogue"].errors["BUSY"]
             assert busy + service.meters.plugins["rogue"].durations["get"].count == sent
-            assert most_waiting <= limits.UNSENT_REFUSALS
+            assert most_waiting <= limits.UNSENT_PLUGIN_REFUSALS
             assert connection.stats["reconnects"] == 0
             rogue.close()
             await client.close()

@@ -71,7 +71,7 @@ class Refusals:
         return self._wait_until_sent() if self._is_behind() else None
 
     def _is_behind(self) -> bool:
-        return len(self._waiting) >= limits.UNSENT_REFUSALS or self._much_is_unsent()
+        return len(self._waiting) >= limits.UNSENT_PLUGIN_REFUSALS or self._much_is_unsent()
 
     def _much_is_unsent(self) -> bool:
         return self._nats.is_connected and self._nats.pending_data_size > limits.UNSENT_BYTES
