@@ -181,6 +181,9 @@ OUTAGE_SECONDS: Final = 300.0
 
 # Tuned: core and tuples
 
+FIRST_PAGE_ROWS: Final = 64
+"""How many entries the first page of a scan holds; later pages grow up to SCAN_ROWS."""
+
 LONGEST_TIMER_SECONDS: Final = 30.0
 """A timer runs by the monotonic clock, and the wall clock can jump: it is compared again at least this often."""
 

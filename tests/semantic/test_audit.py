@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import keyloft
 from keyloft import Busy, InvalidArgument, ManualClock, Store
 from keyloft.core.engine import Engine
-from keyloft.core.records import EVERYTHING, Get, Scan, Space
+from keyloft.core.records import NO_LIMIT, Get, Scan, Space
 from keyloft.semantic import AuditRecord, NothingToRestore, Semantics, SemanticStore, StaleFence, VersionConflict
 
 from .entries import (
@@ -44,7 +44,7 @@ async def refused(write: Coroutine[Any, Any, Any]) -> None:
 
 
 async def log_rows(engine: Engine) -> list[bytes]:
-    [rows] = await engine.read(Scan(Space.SEMANTIC, b"a/", b"a0", EVERYTHING))
+    [rows] = await engine.read(Scan(Space.SEMANTIC, b"a/", b"a0", NO_LIMIT))
     return [row.key + row.value for row in rows]
 
 

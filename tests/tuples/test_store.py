@@ -285,7 +285,7 @@ class TestBadInput:
         [
             (lambda kv: kv.set((), 1), InvalidKey, "at least one part"),
             (lambda kv: kv.set("k", 1), InvalidKey, "bare str"),
-            (lambda kv: kv.set(("k", None), 1), InvalidKey, "part 2 of the key is None"),
+            (lambda kv: kv.set(("k", None), 1), InvalidKey, "key: part 2 is None"),
             (lambda kv: kv.set(("k", "\ud800"), 1), InvalidKey, "surrogate"),
             (lambda kv: kv.set(("k" * 2048,), 1), InvalidKey, "2,050 bytes .* 2,048"),
             (
@@ -294,7 +294,7 @@ class TestBadInput:
                 "1 MiB limit: 1,048,578 bytes .* 1,048,576 allowed; max_value_bytes",
             ),
             (lambda kv: kv.set(("k",), b"x" * (2**20 + 1)), ValueTooLarge, "1,048,577 bytes"),
-            (lambda kv: kv.set(("k",), {"a": [math.nan]}), InvalidValue, r"the value\['a'\]\[0\] is nan"),
+            (lambda kv: kv.set(("k",), {"a": [math.nan]}), InvalidValue, r"value\['a'\]\[0\]: nan"),
             (lambda kv: kv.set(("k",), {1, 2}), InvalidValue, "type set"),
             (lambda kv: kv.set(("k",), 1, expire_in=0), InvalidArgument, "more than 0"),
             (lambda kv: kv.set(("k",), 1, expire_in=-1), InvalidArgument, "more than 0"),

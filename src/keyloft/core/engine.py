@@ -1,4 +1,4 @@
-"""The contract between the faces of Keyloft and what stores their data: three verbs.
+"""The contract between interfaces and engines: three verbs.
 
 The rules that every engine keeps are the tests of `tests/engines/contract.py`.
 """
@@ -26,7 +26,7 @@ from keyloft.core.records import (
 
 
 class Watch(Protocol):
-    """Changes as they come; the iteration ends when the engine closes."""
+    """Changes as they happen; the iteration ends when the engine closes."""
 
     def __aiter__(self) -> AsyncIterator[list[Change]]: ...
 
@@ -36,7 +36,7 @@ class Watch(Protocol):
 
 
 class Reader(Protocol):
-    """What can be asked."""
+    """The part of an engine that reads."""
 
     @overload
     async def read(self, *asks: Get) -> list[Record | None]: ...
@@ -51,7 +51,7 @@ class Reader(Protocol):
     @overload
     async def read(self, *asks: Ask) -> list[Any]: ...
     async def read(self, *asks: Ask) -> list[Any]:
-        """Answer all asks from one consistent view, in the order asked. What has expired is absent."""
+        """Answer all requests from one consistent view, in their order. Expired entries are absent."""
 
 
 class Engine(Reader, Protocol):
@@ -65,21 +65,21 @@ class Engine(Reader, Protocol):
     def is_closed(self) -> bool: ...
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
-        """Make the whole batch or nothing of it; once this returns Committed, it is durable.
+        """Write the whole batch or nothing of it; once this returns Committed, it is durable.
 
         Raises:
-            NotACounter: A Sum, Min or Max met something else than a U64.
-            CommitUnknown: The database was lost meanwhile; the whole batch was made, or nothing of it.
-            DatabaseError: The database failed in any other way; the batch was not made.
+            NotACounter: A Sum, Min or Max met a value that is not a U64.
+            CommitUnknown: The connection was lost meanwhile; the whole batch was written, or nothing of it.
+            DatabaseError: The database failed in any other way; nothing was written.
             Closed: The engine is closed.
         """
 
     def watch(self, *asks: Get | Scan) -> Watch:
-        """Report changes: to some keys (Gets), or in a range (one Scan). Several changes to a key may come as one.
+        """Report changes to some keys (Gets), or in a range (one Scan). Changes to one key may be joined.
 
-        For Gets: first the state of all keys, then again the state of all whenever one changed, in the order asked.
+        For Gets: first the state of all keys, then again the state of all whenever one changed, in the order given.
         For a Scan: the keys that changed since the watch was made.
         """
 
     async def aclose(self) -> None:
-        """Finish or refuse what is under way, end the watches, let go of the database."""
+        """Finish or refuse the calls under way, end the watches, close the database."""

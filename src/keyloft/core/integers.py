@@ -1,7 +1,7 @@
 """Integers of thousands of digits as text and back, without Python's limit and in less than quadratic time.
 
-Python's own conversion refuses beyond a limit of 640 to 4300 digits, since it takes quadratic time: half a minute for a
-million digits. Here both ways work by halves, with multiplications that are faster than quadratic: less than a second.
+Python's own conversion takes quadratic time, half a minute for a million digits, and so refuses more than 640 to 4300
+digits. Here both directions divide and conquer, with multiplications that are faster than quadratic: under a second.
 """
 
 import decimal

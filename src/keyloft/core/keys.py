@@ -40,24 +40,30 @@ _pack_double = struct.Struct(">d")
 _INVERT = bytes(255 - byte for byte in range(256))
 
 
-def encode(key: KeyLike) -> bytes:
+def encode(key: KeyLike, name: str = "key") -> bytes:
     """The bytes of a key that is to be stored or looked up.
+
+    Args:
+        key: A tuple or list of parts.
+        name: The caller's argument that holds it, for messages.
 
     Raises:
         InvalidKey: The key is empty, too long, or has a part that keys can't have.
     """
-    encoded = encode_prefix(key)
+    encoded = encode_prefix(key, name)
     if not encoded:
-        raise InvalidKey("a key needs at least one part; () can only be a prefix")
+        raise InvalidKey(f"{name}: expected at least one part; () can only be a prefix")
     if len(encoded) > limits.KEY_BYTES:
-        raise KeyTooLarge(f"the key takes {len(encoded):,} bytes as encoded; the limit is {limits.KEY_BYTES:,} bytes")
+        raise KeyTooLarge(
+            f"{name}: {len(encoded):,} bytes as encoded, and the limit is {limits.KEY_BYTES:,} bytes; shorten its parts"
+        )
     return encoded
 
 
-def encode_prefix(prefix: KeyLike) -> bytes:
+def encode_prefix(prefix: KeyLike, name: str = "prefix") -> bytes:
     """The bytes that all keys below `prefix` begin with; empty for the empty prefix."""
     if type(prefix) is not tuple and not isinstance(prefix, (tuple, list)):
-        raise InvalidKeyType(_wrong_key(prefix))
+        raise InvalidKeyType(_wrong_key(prefix, name))
     parts = []
     for part in prefix:
         # The common case stays here, to spare it a call per part.
@@ -65,9 +71,9 @@ def encode_prefix(prefix: KeyLike) -> bytes:
             try:
                 parts.append(b"\x02%b\x00" % part.encode())
             except UnicodeEncodeError:
-                raise _lone_surrogate(prefix) from None
+                raise _lone_surrogate(part, prefix, name) from None
         else:
-            parts.append(_encode_part(part, prefix))
+            parts.append(_encode_part(part, prefix, name))
     return b"".join(parts)
 
 
@@ -80,14 +86,14 @@ def decode(encoded: bytes) -> TupleKey:
     """The parts of an encoded key.
 
     Raises:
-        Undecodable: These bytes are no key.
+        Undecodable: These bytes are not a key.
     """
-    # Text alone, the common case, in a third of the time: there, 02 comes first and after every 00 but the last.
+    # The common case, texts alone, in a third of the time: 02 stands first, and after every 00 but the last.
     if encoded[:1] == b"\x02" and encoded[-1] == 0:
         try:
             text = encoded[1:-1].decode()
         except UnicodeDecodeError:
-            pass  # an escaped NUL, a part of another type, or damage: the long way tells
+            pass  # an escaped NUL, a part of another type, or damage
         else:
             texts = text.split("\x00\x02")
             if text.count("\x00") == len(texts) - 1:
@@ -131,7 +137,7 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
     *parts, last = decode(many[0])
     if type(last) is int and last >= 0:
         end = len(many[0]) - 1 - (last.bit_length() + 7) // 8
-        # Sorted: what the first and the last have in common, all have. The code of a number tells its length.
+        # In a sorted list, all have what the first and the last have in common. The code of a number gives its length.
         if (
             many[-1].startswith(many[0][:end])
             and len(many[-1]) > end
@@ -146,7 +152,7 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
             return list(zip(*map(repeat, parts), numbers, strict=False))
     if many[0][-1:] == b"\x00":
         head = many[0][: -len(last.encode()) - 1] if type(last) is str else LAST
-        # One 00 each, at the end: one text each.
+        # If each has one 00, at its end, each ends with one text.
         if many[-1].startswith(head) and all([encoded[-1] == 0 for encoded in many]):
             tails = b"".join([encoded[len(head) :] for encoded in many])
             if tails.count(0) == len(many):
@@ -155,33 +161,33 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
     return [decode(encoded) for encoded in many]
 
 
-def _encode_part(part: object, key: KeyLike) -> bytes:
+def _encode_part(part: object, key: KeyLike, name: str) -> bytes:
     if isinstance(part, bool):
         return b"\x27" if part else b"\x26"
     if isinstance(part, str):
         try:
             return b"\x02%b\x00" % part.encode().replace(b"\x00", b"\x00\xff")
         except UnicodeEncodeError:
-            raise _lone_surrogate(key) from None
+            raise _lone_surrogate(part, key, name) from None
     if isinstance(part, int):
-        return _encode_int(part)
+        return _encode_int(part, name)
     if isinstance(part, bytes):
         return b"\x01%b\x00" % part.replace(b"\x00", b"\x00\xff")
     if isinstance(part, float):
         return _encode_float(part)
     kind = "None" if part is None else type(part).__name__
     raise InvalidKeyType(
-        f"part {_position(part, key)} of the key is {kind}; a part is a str, an int, a float, a bool or bytes"
+        f"{name}: part {_position(part, key)} is {kind}; expected a str, an int, a float, a bool or bytes"
     )
 
 
-def _encode_int(number: int) -> bytes:
+def _encode_int(number: int, name: str) -> bytes:
     if number == 0:
         return b"\x14"
     magnitude = abs(number)
     size = (magnitude.bit_length() + 7) // 8
     if size > limits.KEY_INT_BYTES:
-        raise InvalidKey(f"an int in a key takes at most {limits.KEY_INT_BYTES} bytes; this one takes {size:,}")
+        raise InvalidKey(f"{name}: an int of {size:,} bytes; a key takes ints of at most {limits.KEY_INT_BYTES} bytes")
     data = magnitude.to_bytes(size, "big")
     if number > 0:
         return (bytes((_ZERO + size,)) if size <= 8 else bytes((_LONG_POSITIVE, size))) + data
@@ -218,14 +224,14 @@ def _decode_float(data: bytes) -> float:
     return number
 
 
-def _wrong_key(key: object) -> str:
+def _wrong_key(key: object, name: str) -> str:
     if isinstance(key, (str, bytes, int, float)):
-        return f"a key is a tuple of parts, not a bare {type(key).__name__}: write (part,), with the comma"
-    return f"a key is a tuple of parts, not {type(key).__name__}"
+        return f"{name}: expected a tuple of parts, got a bare {type(key).__name__}; write (part,), with the comma"
+    return f"{name}: expected a tuple of parts, got {type(key).__name__}"
 
 
-def _lone_surrogate(key: KeyLike) -> InvalidKey:
-    return InvalidKey(f"the key {key!a} holds a lone surrogate, which is no Unicode text")
+def _lone_surrogate(part: object, key: KeyLike, name: str) -> InvalidKey:
+    return InvalidKey(f"{name}: part {_position(part, key)} holds a lone surrogate, which is not Unicode text")
 
 
 def _position(part: object, key: KeyLike) -> int:

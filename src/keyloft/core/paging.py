@@ -8,33 +8,31 @@ from keyloft import limits
 from keyloft.core.engine import Reader
 from keyloft.core.records import Page, Scan
 
-_FIRST_PAGE = 64
-
 
 class PageSize:
     """How many entries a page can hold, as learned from the pages of earlier scans."""
 
     def __init__(self) -> None:
-        self.fitting = _FIRST_PAGE
+        self.fitting = limits.FIRST_PAGE_ROWS
 
     def learn(self, page: Page) -> None:
-        weight = sum(map(len, page.values)) // len(page)
-        self.fitting = min(limits.SCAN_ROWS, 16 * self.fitting, max(1, limits.SCAN_BYTES // max(1, weight)))
+        size = sum(map(len, page.values)) // len(page)
+        self.fitting = min(limits.SCAN_ROWS, 16 * self.fitting, max(1, limits.SCAN_BYTES // max(1, size)))
 
 
 class Pages:
     """The records of a scan of any length, a page at a time; each page is consistent in itself.
 
-    Pages start small and grow; where the values of one page were large, the next holds fewer. A scan that says how much
-    it wants starts with as much as fitted lately. Before the third page and each after it, other tasks get their turn.
-    A page that failed or was cancelled is read again by the next step.
+    Pages start small and grow; where the values of one page were large, the next holds fewer. A scan of few entries
+    starts with as many as fitted lately. Before the third page and each one after it, other tasks run. A page
+    that failed or was cancelled is read again by the next step.
     """
 
     def __init__(self, engine: Reader, scan: Scan, lately: PageSize | None = None) -> None:
         self._engine = engine
         self._rest = scan
         self._lately = lately or PageSize()
-        self._size = self._lately.fitting if scan.limit <= limits.SCAN_ROWS else _FIRST_PAGE
+        self._size = self._lately.fitting if scan.limit <= limits.SCAN_ROWS else limits.FIRST_PAGE_ROWS
         self._pages = 0
 
     def __aiter__(self) -> "Pages":
@@ -45,7 +43,7 @@ class Pages:
         if rest.limit < 1:
             raise StopAsyncIteration
         if self._pages > 1:
-            await asyncio.sleep(0)  # reads don't wait for anything: without this, a long scan would starve other tasks
+            await asyncio.sleep(0)  # a read may finish without waiting: a long scan would starve other tasks
         wanted = min(rest.limit, self._size)
         [page] = await self._engine.read(replace(rest, limit=wanted))
         self._pages += 1

@@ -1,7 +1,7 @@
-"""The words in which faces and engines speak: what is stored, what can be asked, what can be written, what came of it.
+"""What interfaces and engines exchange: stored records, read requests, batches of writes, and their outcomes.
 
-A transaction is a `Batch`: a value, complete when it is handed over. Nothing stays open between two calls.
-They are msgspec structs because one is made per operation: 0.06 µs each, against 0.48 µs for a frozen dataclass.
+A transaction is a `Batch`: a value, complete when it is handed over. Nothing stays open between two calls. These are
+msgspec structs because one is made per operation: they take an eighth of the time of frozen dataclasses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,14 @@ from typing import Any, Final, TypeAlias, overload
 from msgspec import Struct
 
 Key: TypeAlias = Any
-"""A key as the engine orders it, by the rule of its space; within a space all keys are of one type."""
+"""A key as the engine orders it; all keys of a space are of one type."""
 
 PluginKey: TypeAlias = tuple[str, str]
-"""A key of a plugin: whose it is, and its name. Both are texts that SQL can hold: no NUL, no lone surrogate."""
+"""A plugin's name, and its key. Both are texts that SQL can hold: no NUL, no lone surrogate."""
 
 
 class Space(StrEnum):
-    """Whose keys: each face has a key space of its own, and no key of one is ever seen by another."""
+    """The key space of an interface: no interface sees keys of another."""
 
     TUPLES = "tuples"
     """Keys are bytes."""
@@ -30,9 +30,9 @@ class Space(StrEnum):
 
 
 class Record(Struct, frozen=True, gc=False):
-    """One stored entry, undecoded. Times are milliseconds since 1970.
+    """One stored entry, not decoded. Times are milliseconds since 1970.
 
-    Only a Get tells the last two; of the semantic space, a Scan tells `updated_at`, too.
+    Only a Get fills the last two fields; in the semantic space, a Scan fills `updated_at`, too.
     """
 
     key: Key
@@ -48,7 +48,7 @@ class Record(Struct, frozen=True, gc=False):
 
 
 class Page(Sequence[Record]):
-    """The records of a scan, held by column: whoever shows a thousand of them is done a tenth sooner than by record."""
+    """The records of a scan, held by column, which is faster than one object per record."""
 
     __slots__ = ("encodings", "expiries", "keys", "updates", "values", "versions")
 
@@ -67,7 +67,7 @@ class Page(Sequence[Record]):
         self.versions = versions
         self.expiries = expiries
         self.updates = updates
-        """Empty where a scan does not tell of them."""
+        """Empty if the scan does not read them."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -87,7 +87,7 @@ class Page(Sequence[Record]):
 Address: TypeAlias = tuple[Space, Key]
 
 
-# What can be asked
+# Read requests
 
 
 class Get(Struct, frozen=True, gc=False):
@@ -113,7 +113,7 @@ class Scan(Struct, frozen=True, gc=False):
     after: bool = False
 
 
-EVERYTHING: Final = 2**62
+NO_LIMIT: Final = 2**62
 """The limit of a Scan that has none."""
 
 
@@ -126,18 +126,18 @@ class Count(Struct, frozen=True, gc=False):
 
 
 class Expired(Struct, frozen=True, gc=False):
-    """The entries that are due but still stored, the longest overdue first, without their values."""
+    """The entries that have expired but are still stored, earliest expiry first, without their values."""
 
     space: Space
     limit: int
 
 
 class Latest(Struct, frozen=True, gc=False):
-    """The version of the last commit, in whatever space. Answered by an int."""
+    """The version of the last commit in any space. Answered by an int."""
 
 
 class Now(Struct, frozen=True, gc=False):
-    """What time it is where expiry is decided, in milliseconds. Answered by an int."""
+    """The time by which the engine decides expiry, in milliseconds. Answered by an int."""
 
 
 class Usage(Struct, frozen=True, gc=False):
@@ -155,13 +155,13 @@ class Used(Struct, frozen=True, gc=False):
 Ask: TypeAlias = Get | Scan | Count | Expired | Latest | Now | Usage
 
 
-# What can be written
+# Writes
 
 
 class Check(Struct, frozen=True, gc=False):
-    """The batch holds only if the entry at this key has this version; None: only if there is none.
+    """The batch is committed only if the entry at this key has this version; None: only if there is none.
 
-    What has expired counts as absent, unless `include_expired`: then it counts until it is removed.
+    An expired entry counts as absent; with `include_expired` it counts until it is removed.
     """
 
     space: Space
@@ -181,9 +181,9 @@ class Set(Struct, frozen=True, gc=False):
 
 
 class Append(Struct, frozen=True, gc=False):
-    """Store a value under a key that ends with the commit's own version: what is appended sorts as it was committed.
+    """Store a value under a key that contains the commit's version, so that entries sort in the order of their commits.
 
-    The key is `key`, the version as 8 bytes, and `suffix`, which tells apart what one batch appends. Keys are bytes.
+    The key is `key`, the version as 8 bytes, and `suffix`, by which several Appends of one batch differ.
     """
 
     space: Space
@@ -194,12 +194,12 @@ class Append(Struct, frozen=True, gc=False):
     suffix: bytes = b""
 
     def at(self, version: int) -> Set:
-        """What is stored if this is committed as that version."""
+        """The Set that stores it if the batch is committed as this version."""
         return Set(self.space, appended_key(self.key, version, self.suffix), self.value, self.encoding, self.expire_in)
 
 
 def appended_key(key: bytes, version: int, suffix: bytes = b"") -> bytes:
-    """Where an Append of a version is stored."""
+    """The key under which an Append of a version is stored."""
     return key + version.to_bytes(8) + suffix
 
 
@@ -211,7 +211,7 @@ class Delete(Struct, frozen=True, gc=False):
 
 
 class Sum(Struct, frozen=True, gc=False):
-    """Add to a U64, modulo 2^64. An absent one begins at 0 and gets the expiry; a present one keeps its own."""
+    """Add to a U64, modulo 2^64. An absent one starts at 0 with this expiry; a stored one keeps its expiry."""
 
     space: Space
     key: Key
@@ -220,7 +220,7 @@ class Sum(Struct, frozen=True, gc=False):
 
 
 class Min(Struct, frozen=True, gc=False):
-    """Lower a U64 to the operand. An absent one becomes it and gets the expiry; a present one keeps its own."""
+    """Lower a U64 to the operand. An absent one is set to it with this expiry; a stored one keeps its expiry."""
 
     space: Space
     key: Key
@@ -229,7 +229,7 @@ class Min(Struct, frozen=True, gc=False):
 
 
 class Max(Struct, frozen=True, gc=False):
-    """Raise a U64 to the operand. An absent one becomes it and gets the expiry; a present one keeps its own."""
+    """Raise a U64 to the operand. An absent one is set to it with this expiry; a stored one keeps its expiry."""
 
     space: Space
     key: Key
@@ -257,7 +257,7 @@ Mutation: TypeAlias = Set | Append | Delete | Sum | Min | Max | Touch | Purge
 
 
 class Batch(Struct, frozen=True, gc=False):
-    """All of it or nothing: the checks look at the state before the batch, the mutations apply in their order."""
+    """All of it or nothing: checks see the state before the batch, mutations apply in their order."""
 
     mutations: tuple[Mutation, ...]
     checks: tuple[Check, ...] = ()
@@ -268,15 +268,15 @@ class Batch(Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """What its values weigh, in bytes."""
+        """The size of its values in bytes."""
         return sum([len(mutation.value) for mutation in self.mutations if isinstance(mutation, (Set, Append))])
 
 
-# What came of it
+# Outcomes
 
 
 class Committed(Struct, frozen=True, gc=False):
-    """The batch was made at that time; `found` tells for each Delete, Touch and Purge whether it met an entry."""
+    """The batch was committed `at` that time; `found`: for each Delete, Touch and Purge, whether there was an entry."""
 
     version: int
     found: tuple[bool, ...]
@@ -284,20 +284,20 @@ class Committed(Struct, frozen=True, gc=False):
 
 
 class FailedCheck(Struct, frozen=True, gc=False):
-    """A check that did not hold, with the entry that is stored there now."""
+    """A check that failed, with the entry that is stored there now."""
 
     check: Check
     current: Record | None
 
 
 class Conflict(Struct, frozen=True, gc=False):
-    """Nothing of the batch was made; every check that failed is named."""
+    """Nothing of the batch was written; every check that failed is named."""
 
     failed: tuple[FailedCheck, ...]
 
 
 class Change(Struct, frozen=True, gc=False):
-    """What a watch reports of a key: its entry now, or None once deleted or expired."""
+    """What a watch reports about a key: its entry now, or None once it is deleted or expired."""
 
     key: Key
     record: Record | None

@@ -1,4 +1,4 @@
-"""Makes expiry physical: removes what is due from the database, in slices that don't hold up other writers."""
+"""Removes expired entries from the database, in slices so small that other writers don't wait long."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 async def sweep(engine: Engine, space: Space) -> int:
     """Remove the expired entries of a space; returns how many there were.
 
-    An entry that is written again meanwhile stays: each removal is bound to the version that was found expired.
+    An entry that is written again meanwhile stays: each Purge names the version that was found expired.
     """
     removed, size, last = 0, limits.SWEEP_SLICE, None
     while True:
@@ -27,13 +27,13 @@ async def sweep(engine: Engine, space: Space) -> int:
         removed += purged
         if len(due) < size or not purged:
             return removed
-        # Versions count commits: if none came between our last two, nobody is held up by a larger slice.
+        # Versions count commits: if there was none between the last two slices, no other writer waits for a larger one.
         alone = last is not None and done.version == last + 1
         size, last = limits.SWEEP_SLICE_ALONE if alone else limits.SWEEP_SLICE, done.version
 
 
 async def sweep_regularly(engine: Engine, space: Space, seconds: float) -> None:
-    """Sweep again and again until the engine closes; an error waits for the next time."""
+    """Sweep at regular intervals until the engine closes; errors are logged."""
     while True:
         await asyncio.sleep(seconds)
         try:

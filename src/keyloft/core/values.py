@@ -1,8 +1,8 @@
 """Values as they are stored, and back: JSON, bytes, and U64 counters.
 
-Whatever would not come back equal is refused. JSON libraries turn sets into lists, datetimes into strings, NaN into
-null and `{1: …}` into `{"1": …}` without a word; so each value is decoded again before it is stored, and compared.
-Tuples are the one exception: they are stored as lists, and come back as lists.
+A value that would not be read back equal is refused. JSON libraries silently turn sets into lists, datetimes into
+strings, NaN into null and `{1: …}` into `{"1": …}`; so each value is decoded and compared before it is stored. Tuples
+are the one exception: they are stored as lists, and read back as lists.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from keyloft.errors import InvalidValue, InvalidValueType, Undecodable, ValueToo
 
 
 class Encoding(IntEnum):
-    """How the bytes of a stored value are to be read."""
+    """The format of a stored value."""
 
     JSON = 0
     BYTES = 1
@@ -35,9 +35,9 @@ class U64(int):
 
     def __new__(cls, value: int = 0) -> "U64":
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidValueType(f"a U64 is made of an int, not of {type(value).__name__}")
+            raise InvalidValueType(f"value: expected an int for a U64, got {type(value).__name__}")
         if not 0 <= value <= limits.U64_MAX:
-            raise InvalidValue("a U64 is between 0 and 2**64 - 1")
+            raise InvalidValue("value: a U64 is between 0 and 2**64 - 1")
         return super().__new__(cls, value)
 
     def __repr__(self) -> str:
@@ -47,13 +47,13 @@ class U64(int):
 
 
 LOST = -1
-"""In place of an encoding: the value is gone from the database."""
+"""Instead of an encoding: the value is missing from the database."""
 
 JSON, BYTES, COUNTER = Encoding.JSON, Encoding.BYTES, Encoding.U64
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
-_TOO_DEEP = f"the value nests more than {limits.VALUE_DEPTH} lists and dicts"
+_TOO_DEEP = f"value: nests more than {limits.VALUE_DEPTH} lists and dicts, which is the limit; flatten it"
 _long_digits = re.compile(rb"[0-9]{600}").search
 
 
@@ -61,7 +61,7 @@ def encode(value: object, limit: int) -> tuple[bytes, Encoding]:
     """The stored form of a value.
 
     Raises:
-        InvalidValue: It would not come back equal.
+        InvalidValue: It would not be read back equal.
         ValueTooLarge: Its stored form has more than `limit` bytes.
     """
     try:
@@ -91,8 +91,10 @@ def decode(data: bytes, encoding: int) -> Any:
     if encoding == 2 and len(data) == 8:
         return U64(unpack_counter(data))
     if encoding == LOST:
-        raise Undecodable("its value is lost")
-    raise Undecodable(f"a stored value of {len(data):,} bytes is marked with encoding {encoding}, which it is not")
+        raise Undecodable("the stored value is lost")
+    raise Undecodable(
+        f"a stored value of {len(data):,} bytes does not have the encoding that it is marked with, {encoding}"
+    )
 
 
 def encode_json(value: object, limit: int) -> bytes:
@@ -100,21 +102,21 @@ def encode_json(value: object, limit: int) -> bytes:
     try:
         data = _to_json(value)
         faithful = _from_json(data) == value
-    except Exception:  # whatever a value's own __eq__ may raise, too
+    except Exception:  # a value's own __eq__ may raise anything
         faithful = False
     if not faithful:
-        # Slow and exact: allows what is allowed after all (tuples, very long ints), explains what is not.
-        data = _to_json(_plain(value, "the value", (), _Budget(limit)))
+        # Slow and exact: accepts tuples and very long ints, and explains what is wrong with all else.
+        data = _to_json(_plain(value, "value", (), _Budget(limit)))
     if may_be_deep(data):
         _check_depth(value)
     return data
 
 
 def may_be_deep(data: bytes) -> bool:
-    """Whether JSON has enough brackets to be nested too deep: few are proof that it is not, and spare the walk."""
+    """Whether JSON has enough brackets to be nested too deep; if not, no walk through the value is needed."""
     if len(data) <= 2 * limits.VALUE_DEPTH:
         return False
-    # To find takes 2 µs for 64 KiB, to count 18. The outermost bracket is the first character.
+    # `find` is several times as fast as `count`. The outermost bracket is the first character.
     return 1 + sum([data.count(bracket) for bracket in (b"[", b"{") if data.find(bracket, 1) > 0]) > limits.VALUE_DEPTH
 
 
@@ -128,11 +130,11 @@ def decode_json(data: bytes) -> Any:
         return _from_json(data)
     except RecursionError:
         if not may_be_deep(data):
-            raise  # the caller's own stack is nearly used up
+            raise  # the caller's stack is nearly used up
         reason = "nests too deep"
     except (msgspec.MsgspecError, ValueError):
         if _long_digits(data):
-            # msgspec keeps to Python's limit on the digits of an int (640 at the lowest); ours is the value's size.
+            # msgspec applies Python's limit on the digits of an int; Keyloft's limit is the size of the value.
             with contextlib.suppress(ValueError, RecursionError):
                 return json.loads(
                     data.decode(), parse_int=integers.parse, parse_float=_finite, parse_constant=_no_constant
@@ -158,7 +160,17 @@ def unpack_counter(data: bytes) -> int:
 
 
 def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget") -> object:
-    """A copy made of what JSON can hold, or the error that names the place of what it can't."""
+    """A copy made of what JSON can hold.
+
+    Args:
+        value: What to copy.
+        where: Its path within the caller's argument, as in `value[1]['name']`, for messages.
+        parents: The ids of the containers around it.
+        budget: What is left for long ints.
+
+    Raises:
+        InvalidValue: Something in it can't be JSON; the message names its path.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -167,10 +179,10 @@ def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget
         return _plain_int(int(value), budget)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidValue(f"{where} is {float(value)}, which JSON does not have")
+            raise InvalidValue(f"{where}: {float(value)} is not JSON; use None, or a str")
         return float(value)
     if id(value) in parents:
-        raise InvalidValue(f"{where} contains itself")
+        raise InvalidValue(f"{where}: contains itself; JSON can't hold that")
     if len(parents) >= limits.VALUE_DEPTH:
         raise InvalidValue(_TOO_DEEP)
     parents = (*parents, id(value))
@@ -182,21 +194,21 @@ def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget
     if isinstance(value, list) or type(value) is tuple:
         return [_plain(item, f"{where}[{index}]", parents, budget) for index, item in enumerate(value)]
     raise InvalidValueType(
-        f"{where} is of type {type(value).__name__} and would not come back equal; JSON has "
-        "None, bool, int, float, str, list, dict with str keys; a datetime goes as .isoformat(), a set as a list, "
-        "a dataclass as dataclasses.asdict(…), bytes and U64 as a whole value of the tuple store only"
+        f"{where}: the type {type(value).__name__} would not be read back equal; JSON has None, bool, int, float, str, "
+        "list, and dict with str keys; store a datetime as .isoformat(), a set as a list, a dataclass as "
+        "dataclasses.asdict(…), and bytes or a U64 only as a whole value of the tuple store"
     )
 
 
 def _plain_int(number: int, budget: "_Budget") -> object:
     if number.bit_length() <= integers.SHORT_BITS:
         return number
-    budget.spend(integers.digits_at_least(number))  # before it is written out, which takes long
+    budget.spend(integers.digits_at_least(number))  # before the slow conversion
     return msgspec.Raw(integers.write(number).encode())
 
 
 class _Budget:
-    """How many digits of long ints a value may have before it is over the limit for that alone."""
+    """How many digits of long ints a value may have: more alone would exceed its size limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -211,16 +223,16 @@ class _Budget:
 def _plain_name(name: object, where: str) -> str:
     if not isinstance(name, str):
         raise InvalidValueType(
-            f"{where} has a dict key of type {type(name).__name__}; JSON would turn it into a str, so use a str"
+            f"{where}: a dict key of type {type(name).__name__}; JSON would turn it into a str, so use a str"
         )
-    return _plain_text(name, f"a dict key of {where}")
+    return _plain_text(name, f"{where}: a dict key")
 
 
 def _plain_text(text: str, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidValue(f"{where} holds a lone surrogate, which is no Unicode text") from None
+        raise InvalidValue(f"{where}: holds a lone surrogate, which is not Unicode text") from None
     return str.__str__(text)
 
 

@@ -11,7 +11,7 @@ from keyloft import limits
 from keyloft.clock import Clock, Timer
 from keyloft.core.engine import Reader
 from keyloft.core.paging import Pages
-from keyloft.core.records import EVERYTHING, Address, Change, Get, Key, Latest, Record, Scan
+from keyloft.core.records import NO_LIMIT, Address, Change, Get, Key, Latest, Record, Scan
 from keyloft.errors import Closed
 
 ReadVersion: TypeAlias = Callable[[], int | asyncio.Future[int]]
@@ -187,7 +187,7 @@ class RangeWatch(_WokenIterator):
         self, engine: Reader, clock: Clock, awaited: set[object], scan: Scan, read_version: ReadVersion
     ) -> None:
         super().__init__(engine, clock, awaited)
-        self._scan = Scan(scan.space, scan.start, scan.end, EVERYTHING, keys_only=True)
+        self._scan = Scan(scan.space, scan.start, scan.end, NO_LIMIT, keys_only=True)
         self._read_version = read_version
         self._start_version = read_version()
         self._first_read_version: int | None = None

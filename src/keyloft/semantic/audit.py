@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from keyloft.core.engine import Engine
 from keyloft.core.paging import Pages
-from keyloft.core.records import EVERYTHING, Append, Get, Latest, Record, Scan, Space
+from keyloft.core.records import NO_LIMIT, Append, Get, Latest, Record, Scan, Space
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.semantic.envelope import moment, read_stored
@@ -152,7 +152,7 @@ class AuditTrail:
         self._log = project.audit_log
         self._place = place
         self._after = -1 if after is None else after
-        self._limit = EVERYTHING if limit is None else limit
+        self._limit = NO_LIMIT if limit is None else limit
         self._reverse = reverse
 
     async def __aiter__(self) -> AsyncIterator[AuditRecord]:
@@ -181,7 +181,7 @@ class AuditTrail:
         link = None if entry is None else ending(entry.version, read_stored(entry).number)
         # No pointer to what came after this look: the puts before it, which have none, would be missing.
         start, end = [place.conflicts + ending(version + 1, 0) for version in (self._after, max(self._after, latest))]
-        scan = Scan(Space.SEMANTIC, start, end, EVERYTHING, reverse=True, keys_only=True)
+        scan = Scan(Space.SEMANTIC, start, end, NO_LIMIT, reverse=True, keys_only=True)
         async for page in Pages(self._engine, scan):
             for key in page.keys:
                 pointer = key[-ENDING_BYTES:]

@@ -15,7 +15,7 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages
-from keyloft.core.records import EVERYTHING, Batch, Check, Committed, Delete, Get, Record, Scan, Set, Space
+from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get, Record, Scan, Set, Space
 from keyloft.core.values import Encoding
 from keyloft.errors import DatabaseError, InvalidArgument, Undecodable
 from keyloft.semantic.commits import DEAD_LETTER_GONE, Committer
@@ -152,7 +152,7 @@ class DeadLetterList(LazyList[DeadLetter]):
         self._project = project
 
     async def __aiter__(self) -> AsyncIterator[DeadLetter]:
-        scan = Scan(_SEMANTIC, *rows_below(self._project.dead_letters), EVERYTHING)
+        scan = Scan(_SEMANTIC, *rows_below(self._project.dead_letters), NO_LIMIT)
         async for page in Pages(self._engine, scan):
             for record in page:
                 yield DeadLetter(

@@ -11,7 +11,7 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
-from keyloft.core.records import EVERYTHING, Change, Get, Scan, Space
+from keyloft.core.records import NO_LIMIT, Change, Get, Scan, Space
 from keyloft.errors import Closed, DatabaseError, InvalidArgument, InvalidInput, KeyloftError, Undecodable
 from keyloft.semantic import expiry, keys, rules
 from keyloft.semantic.audit import AuditTrail, configured_hasher
@@ -172,7 +172,7 @@ class SemanticStore:
     def changes(self, prefix: str) -> EntryWatch[dict[str, Envelope | None]]:
         """The entries that change from now on, by key, where keys begin with a text; None once deleted or expired."""
         self._committer.check_open()
-        watch = self._engine.watch(Scan(_SEMANTIC, *keys.parse_prefix(prefix).entries, EVERYTHING))
+        watch = self._engine.watch(Scan(_SEMANTIC, *keys.parse_prefix(prefix).entries, NO_LIMIT))
         return EntryWatch(watch, lambda found: {keys.key_of_row(change.key): _shown(change) for change in found})
 
     def audit(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
-from keyloft.core.records import EVERYTHING, Page, Space
+from keyloft.core.records import NO_LIMIT, Page, Space
 from keyloft.errors import InvalidArgument
 from keyloft.tuples.selector import Selector
 
@@ -92,7 +92,7 @@ class Listing(LazyList[T]):
 
 def _rows(limit: int | None) -> int:
     if limit is None:
-        return EVERYTHING
+        return NO_LIMIT
     if type(limit) is not int or limit < 1:
         raise InvalidArgument("limit: expected an int of at least 1; leave it out for no limit")
     return limit

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from keyloft.core import keys
 from keyloft.core.keys import KeyLike
-from keyloft.core.records import EVERYTHING, Scan, Space
+from keyloft.core.records import NO_LIMIT, Scan, Space
 from keyloft.errors import InvalidArgument, InvalidCursor
 
 _DIGEST_BYTES = 8
@@ -55,7 +55,7 @@ class Selector(Struct, frozen=True):
         selector = cls(low, high, reverse)
         return selector if cursor is None else cls(low, high, reverse, cursor, selector._read(cursor))
 
-    def scan(self, space: Space, limit: int = EVERYTHING, *, keys_only: bool = False) -> Scan:
+    def scan(self, space: Space, limit: int = NO_LIMIT, *, keys_only: bool = False) -> Scan:
         """The read request for an engine."""
         if self.last_key is None:
             return Scan(space, self.start, self.end, limit, self.reverse, keys_only)
@@ -89,7 +89,7 @@ class Selector(Struct, frozen=True):
 
 
 def _bound(name: str, key: KeyLike, within: bytes) -> bytes:
-    encoded = keys.encode(key)
+    encoded = keys.encode(key, name)
     if not encoded.startswith(within) or encoded == within:
         raise InvalidArgument(
             f"{name}: outside the prefix; expected a whole key that begins with the prefix and has more parts"
