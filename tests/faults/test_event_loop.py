@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import apsw
 import pytest
@@ -14,7 +14,7 @@ from keyloft import ManualClock
 from keyloft.core.records import Batch, Committed, Get, Set, Space, Sum
 from keyloft.core.values import Encoding, unpack_counter
 from keyloft.engines.loop_iteration import LoopIteration
-from keyloft.engines.sqlite.engine import SqliteEngine
+from keyloft.engines.sqlite.engine import CommitStep, SqliteEngine
 from keyloft.engines.sqlite.reads import View
 
 from .vfs import NotingVFS
@@ -36,7 +36,7 @@ def put(key: int, value: bytes) -> Batch:
 
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
 async def test_the_event_loop_never_syncs(durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._DUE_AFTER_SMALL_COMMITS", 40)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS", 40)
     vfs = NotingVFS()
     syncs: list[bool] = []
 
@@ -48,12 +48,12 @@ async def test_the_event_loop_never_syncs(durability: str, tmp_path: Path, monke
     path = str(tmp_path / "app.db")
     engine = await SqliteEngine.open(path, ManualClock(), durability=durability, vfs=vfs.vfs_name)
     other_process = apsw.Connection(path, vfs=vfs.vfs_name)
-    for number in range(200):  # long enough for the log to begin anew, again and again
+    for number in range(200):  # long enough for the write-ahead log to restart several times
         if number % 40 == 20:
             await asyncio.to_thread(other_process.wal_checkpoint)
         await engine.commit(put(number, b"alone"))
         await asyncio.gather(*[engine.commit(put(other, b"%d" % number)) for other in range(number % 5)])
-        while number % 2 and engine._log.is_moving:
+        while number % 2 and engine.wal.is_checkpointing:
             await asyncio.sleep(0)
     await engine.commit(put(0, b"large" * 100_000))
     other_process.close()
@@ -79,40 +79,46 @@ async def test_the_event_loop_never_waits_for_another_process(durability: Durabi
         rival.close()
 
 
+class Signalled(BaseException):
+    """As a signal's handler raises, at any moment; KeyboardInterrupt would also end the event loop of this test."""
+
+
+@pytest.fixture
+async def signalled() -> list[BaseException]:
+    """What the event loop's callbacks have raised."""
+    raised: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context["exception"]))
+    return raised
+
+
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
-async def test_an_interrupted_event_loop_leaves_no_caller_waiting(durability: Durability, tmp_path: Path) -> None:
+async def test_an_interrupted_event_loop_leaves_no_caller_waiting(
+    durability: Durability, tmp_path: Path, signalled: list[BaseException]
+) -> None:
     class Interrupted(ManualClock):
         interruptions = 0
 
         def now(self) -> int:
             if self.interruptions and threading.current_thread() is threading.main_thread():
                 self.interruptions -= 1
-                raise KeyboardInterrupt
+                raise Signalled
             return super().now()
 
     clock = Interrupted()
     kv = await keyloft.open(tmp_path / "app.db", clock=clock, durability=durability, sweep_every=None)
     await kv.set(("k",), 0)
     clock.interruptions = 1
-    hand_over = kv.engine._groups._hand_over  # type: ignore[attr-defined]
-
-    def interrupted() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            hand_over()
-
-    kv.engine._groups._hand_over = interrupted  # type: ignore[attr-defined]
     async with asyncio.timeout(5):
-        waiting = asyncio.create_task(kv.set(("k",), 1))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        kv.engine._groups._hand_over = hand_over  # type: ignore[attr-defined]
-        await waiting
+        await kv.set(("k",), 1)
+        assert [type(one) for one in signalled] == [Signalled]
         assert (await kv.get(("k",))).value == 1
         await kv.aclose()
 
 
 @pytest.mark.parametrize("together", [1, 2])
-async def test_an_interrupted_commit_is_neither_lost_nor_made_twice(tmp_path: Path, together: int) -> None:
+async def test_an_interrupted_commit_is_neither_lost_nor_made_twice(
+    tmp_path: Path, together: int, signalled: list[BaseException]
+) -> None:
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), ManualClock(), durability="relaxed")
     add = Batch((Sum(Space.TUPLES, b"sum", 1),))
     await engine.commit(add)
@@ -123,70 +129,74 @@ async def test_an_interrupted_commit_is_neither_lost_nor_made_twice(tmp_path: Pa
         assert threading.current_thread() is threading.main_thread()
         if interruptions:
             interruptions -= 1
-            raise KeyboardInterrupt  # as a signal's handler would: SQLite has committed, and Python goes on
+            raise Signalled  # SQLite has committed, and Python goes on
         return apsw.SQLITE_OK
 
-    engine._writer.connection.set_wal_hook(interrupt)
-    hand_over = engine._groups._hand_over
-    interrupted = 0
-
-    def interruptible() -> None:
-        nonlocal interrupted
-        try:
-            hand_over()
-        except KeyboardInterrupt:
-            interrupted += 1
-
-    engine._groups._hand_over = interruptible  # type: ignore[method-assign]
+    engine.connection.set_wal_hook(interrupt)
     async with asyncio.timeout(5):
         done = await asyncio.gather(*[engine.commit(add) for _ in range(together)])
         assert all(isinstance(one, Committed) for one in done)
         await engine.commit(add)
         [record] = await engine.read(Get(Space.TUPLES, b"sum"))
         assert unpack_counter(record.value) == together + 2
-        assert interrupted == 1
+        assert [type(one) for one in signalled] == [Signalled]
         await engine.aclose()
 
 
-async def test_a_turn_that_is_interrupted_as_it_begins_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_iteration_that_is_interrupted_as_it_begins_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = 0
 
     def end() -> None:
         nonlocal ends
         ends += 1
 
-    turn = LoopIteration(at_end=end)
+    iteration = LoopIteration(at_end=end)
     loop = asyncio.get_running_loop()
     with monkeypatch.context() as patch:
         patch.setattr(loop, "call_soon", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            turn.enter()
-    assert not turn.enter()
+            iteration.enter()
+    assert not iteration.enter()
     await asyncio.sleep(0)
     assert ends == 1
 
 
+class InterruptedCursor:
+    """Raises before or after a statement, while `when` says so."""
+
+    def __init__(self, cursor: apsw.Cursor) -> None:
+        self._cursor = cursor
+        self.when: str | None = None
+
+    def execute(self, sql: str) -> apsw.Cursor:
+        if self.when == "before":
+            raise Signalled
+        self._cursor.execute(sql)
+        if self.when == "after":
+            raise Signalled
+        return self._cursor
+
+
+class InterruptedConnection(apsw.Connection):
+    last_cursor: InterruptedCursor
+
+    def cursor(self) -> Any:
+        self.last_cursor = InterruptedCursor(super().cursor())
+        return self.last_cursor
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_view_that_is_interrupted_as_it_begins_or_ends_can_be_used_again(tmp_path: Path, when: str) -> None:
-    class Interrupted:
-        def __init__(self, cursor: apsw.Cursor) -> None:
-            self._cursor = cursor
-
-        def execute(self, sql: str) -> None:
-            if when == "after":
-                self._cursor.execute(sql)
-            raise KeyboardInterrupt
-
-    connection = apsw.Connection(str(tmp_path / "app.db"))
+    connection = InterruptedConnection(str(tmp_path / "app.db"))
     connection.execute("CREATE TABLE t (a)")
     view = View(connection, own_transaction=True)
-    cursor = view._cursor
+    cursor = connection.last_cursor
     for interrupt in (view.cursor, view.end):
-        view._cursor = Interrupted(cursor)  # type: ignore[assignment]
-        with pytest.raises(KeyboardInterrupt):
+        cursor.when = when
+        with pytest.raises(Signalled):
             interrupt()
-        view._cursor = cursor
-        view.end()  # as a turn's end does
+        cursor.when = None
+        view.end()  # as the end of the iteration does
         assert not connection.in_transaction
         assert view.cursor().execute("SELECT count(*) FROM t").fetchall() == [(0,)]
         assert connection.in_transaction
@@ -196,31 +206,34 @@ async def test_a_view_that_is_interrupted_as_it_begins_or_ends_can_be_used_again
 
 
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
-@pytest.mark.parametrize("where", ["_hand_to_worker", "_finish_at_once", "_finished"])
+@pytest.mark.parametrize("step", CommitStep)
+@pytest.mark.usefixtures("signalled")
 async def test_a_group_that_an_interruption_lost_does_not_hold_up_closing(
-    durability: Durability, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    durability: Durability, step: CommitStep, tmp_path: Path
 ) -> None:
     path = tmp_path / "app.db"
     kv = await keyloft.open(path, durability=durability, sweep_every=None)
     await kv.set(("k",), 0)
     engine = kv.engine
     assert isinstance(engine, SqliteEngine)
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda loop, context: None)
-    # KeyboardInterrupt itself would end the event loop here; any exception loses the group as well.
-    monkeypatch.setattr(engine, where, raising(RuntimeError))
+
+    def interrupt(at: CommitStep) -> None:
+        if at is step:
+            raise Signalled
+
+    undisturbed, engine.before_step = engine.before_step, interrupt
     lost = asyncio.create_task(kv.set(("k",), 1))
     waiting = [lost]
     for number in range(3):
         await asyncio.sleep(0.01)
         waiting.append(asyncio.create_task(kv.set(("k",), 2 + number)))
     await asyncio.sleep(0.01)
-    monkeypatch.undo()
+    engine.before_step = undisturbed
     async with asyncio.timeout(10):
         await kv.aclose()
         done = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(one, (int, keyloft.CommitUnknown)) for one in done)
-    if where == "_finished" or (where == "_hand_to_worker") == (durability == "full"):  # else it is not on the way
+    if step is CommitStep.FINISHED or (step is CommitStep.TO_THREAD) == (durability == "full"):  # else no step of it
         assert isinstance(done[0], keyloft.CommitUnknown)
     rival = apsw.Connection(str(path))
     rival.execute("BEGIN IMMEDIATE")  # nobody holds it
@@ -232,9 +245,9 @@ async def test_reads_never_go_back_while_others_write_and_the_log_is_moved(
     durability: Durability, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They change between two connections, one of which a thread uses at times."""
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._DUE_AFTER_SMALL_COMMITS", 60)
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._WORTH_MOVING", 10)
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._QUIET_SECONDS", 0.001)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS", 60)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_PAGES", 10)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_SECONDS", 0.001)
     async with keyloft.open(tmp_path / "app.db", durability=durability) as kv, asyncio.timeout(30):
         await kv.set(("shared",), 0)
         await kv.set_many({("own", name): 0 for name in range(3)})

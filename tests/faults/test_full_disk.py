@@ -152,7 +152,7 @@ async def test_real_full_disk_is_named_and_writes_work_again_once_there_is_space
     checkpoint_pages: int, small_disk: Path, ballast: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With few pages it is often the checkpoint that finds no space, after the commit that it follows was made.
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._DUE", checkpoint_pages)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES", checkpoint_pages)
     path = small_disk / "full.db"
     async with keyloft.open(path) as kv:
         await kv.set(("before",), 1)

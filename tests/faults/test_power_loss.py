@@ -129,7 +129,7 @@ def some(count: int, run: Run, rng: random.Random) -> list[int]:
 
 @pytest.fixture
 def _frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._DUE", 12)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES", 12)
 
 
 async def lives(folder: Path, rng: random.Random, *, durability: str = "full", deaf_to_sync: bool = False) -> Run:

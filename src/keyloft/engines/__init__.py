@@ -46,9 +46,13 @@ async def open_engine(
         return await PostgresEngine.open(database.postgres, clock, durability=durability, patience=patience)
     if database.engine == "memory":
         return MemoryEngine(clock or SystemClock())
-    if database.read_only:
-        raise CannotOpen(f"{database.shown} can't be opened: the SQLite engine can't open a file read-only yet")
-    return await SqliteEngine.open(database.path, clock or SystemClock(), durability=durability, cache_mib=cache_mib)
+    return await SqliteEngine.open(
+        database.path,
+        clock or SystemClock(),
+        durability=durability,
+        cache_mib=cache_mib,
+        read_only=database.read_only,
+    )
 
 
 async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
@@ -71,7 +75,7 @@ async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
         raise CannotOpen("another process can't read a database in memory: name a file, or a PostgreSQL server")
     from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 
-    return await SqliteMaintenance.open(database.path, make=make)
+    return await SqliteMaintenance.open(database.path, make=make, read_only=database.read_only)
 
 
 async def inspect_database(url: AnyUrl, *, patience: float = limits.SERVER_SECONDS) -> Inspection | None:
@@ -91,6 +95,6 @@ async def inspect_database(url: AnyUrl, *, patience: float = limits.SERVER_SECON
         return None
     worker = Worker(f"keyloft inspection of {database.path}")
     try:
-        return await worker.call(SqliteFile(database.path, "full").look)
+        return await worker.call(SqliteFile(database.path).inspect)
     finally:
         worker.stop()

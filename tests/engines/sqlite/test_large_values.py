@@ -126,7 +126,7 @@ def test_all_is_as_in_memory(batches: list[list[Mutation]]) -> None:
         every = Scan(Space.TUPLES, b"\x00", b"\xff", 10)
         [found], [expected] = await engine.read(every), await model.read(every)
         assert [(one.key, one.value) for one in found] == [(one.key, one.value) for one in expected]
-        large: list[tuple[Any, ...]] = engine._writer.connection.execute(
+        large: list[tuple[Any, ...]] = engine.connection.execute(
             "SELECT length(value), (SELECT count(*) FROM keyloft_tuples WHERE large = id) FROM keyloft_tuples_large"
         ).fetchall()
         assert all(length > FITS and owners == 1 for length, owners in large)

@@ -7,7 +7,7 @@ import pytest
 
 from keyloft.core.records import Space
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.tables import LAYOUTS, READ_CLOCK, WRITE_CLOCK, Layout
+from keyloft.engines.sqlite.tables import LAYOUTS, READ_VERSION, WRITE_VERSION, Layout
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def by_range(layout: Layout) -> str:
 
 
 def large(layout: Layout) -> str:
-    """How a value is found that lies aside."""
-    return "" if layout is PLUGINS else "\nSEARCH aside USING INTEGER PRIMARY KEY (rowid=?) LEFT-JOIN"
+    """How a large value is found."""
+    return "" if layout is PLUGINS else "\nSEARCH big USING INTEGER PRIMARY KEY (rowid=?) LEFT-JOIN"
 
 
 def due_index(layout: Layout) -> str:
@@ -50,7 +50,7 @@ def due_index(layout: Layout) -> str:
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.table)
 class TestPlans:
     def test_points_are_looked_up_by_the_key(self, connection: apsw.Connection, layout: Layout) -> None:
-        for statement in (layout.get, layout.remove, layout.retime):
+        for statement in (layout.get, layout.remove, layout.set_expiry):
             assert plan(connection, statement) == by_key(layout)
 
     def test_many_points_are_looked_up_by_the_key_too(self, connection: apsw.Connection, layout: Layout) -> None:
@@ -83,17 +83,17 @@ class TestPlans:
         assert plan(connection, layout.put) == ""
 
     def test_large_values_are_found_by_their_id(self, connection: apsw.Connection, layout: Layout) -> None:
-        if layout.aside is None:
+        if layout.large is None:
             assert layout is PLUGINS
             return
-        assert plan(connection, layout.aside.find) == by_key(layout)
-        for statement in (layout.aside.get, layout.aside.replace, layout.aside.remove):
-            assert plan(connection, statement) == f"SEARCH {layout.aside.table} USING INTEGER PRIMARY KEY (rowid=?)"
-        for statement in (layout.aside.add, layout.aside.refer):
+        assert plan(connection, layout.large.find) == by_key(layout)
+        for statement in (layout.large.get, layout.large.replace, layout.large.remove):
+            assert plan(connection, statement) == f"SEARCH {layout.large.table} USING INTEGER PRIMARY KEY (rowid=?)"
+        for statement in (layout.large.add, layout.large.put_entry):
             assert plan(connection, statement) == ""
 
 
-def test_the_clock_is_one_row(connection: apsw.Connection) -> None:
-    for statement in (READ_CLOCK, WRITE_CLOCK):
+def test_the_version_counter_is_one_row(connection: apsw.Connection) -> None:
+    for statement in (READ_VERSION, WRITE_VERSION):
         assert plan(connection, statement) == "SCAN keyloft_version_counter"
     assert connection.execute("SELECT count(*) FROM keyloft_version_counter").fetchall() == [(1,)]

@@ -2,20 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
 
-from keyloft import ManualClock
+from keyloft import DatabaseError, ManualClock
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Delete, Get, Scan, Space
-from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.writes import Begun, SqliteWriter
+from keyloft.engines.sqlite.writes import SqliteWriter
 from tests.engines.contract import EngineContract, next_of, put, values_of, write
 
 
@@ -41,7 +40,7 @@ PAGE = 4096 + 24
 async def test_the_log_goes_into_the_file_in_a_quiet_moment(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._WORTH_MOVING", 20)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_PAGES", 20)
     path = tmp_path / "app.db"
     engine = await SqliteEngine.open(str(path), clock)
     before = path.stat().st_size
@@ -57,7 +56,7 @@ async def test_the_log_does_not_outgrow_its_limit_without_a_quiet_moment(
     reading: bool, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A view that outlived its turn would keep the log from being reused."""
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._DUE", 50)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES", 50)
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     for number in range(300):
         await write(engine, put(b"k", b"%d" % number))
@@ -70,7 +69,7 @@ async def test_the_log_does_not_outgrow_its_limit_without_a_quiet_moment(
 async def test_small_commits_write_over_a_short_log_and_large_ones_gather(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._DUE_AFTER_SMALL_COMMITS", 50)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS", 50)
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     log = tmp_path / "app.db-wal"
     for number in range(300):
@@ -82,85 +81,94 @@ async def test_small_commits_write_over_a_short_log_and_large_ones_gather(
     await engine.aclose()
 
 
-class _Watched(apsw.Connection):
-    """Counts how often the log is moved; `fails` makes that fail."""
+class _Counting(apsw.Connection):
+    """Counts checkpoints, and the waits for a lock; `fails` makes checkpoints fail."""
 
-    moved = 0
+    checkpoints = 0
     fails = False
+    waits = 0
+
+    def set_busy_handler(self, handler: Callable[[int], bool] | None) -> None:
+        def counting(calls: int) -> bool:
+            assert handler is not None
+            self.waits = max(self.waits, calls)
+            return handler(calls)
+
+        super().set_busy_handler(None if handler is None else counting)
 
     def wal_checkpoint(self, *args: Any, **options: Any) -> tuple[int, int]:
         if options.get("mode") == apsw.SQLITE_CHECKPOINT_NOOP:
             return super().wal_checkpoint(*args, **options)
-        self.moved += 1
+        self.checkpoints += 1
         if self.fails:
             raise RuntimeError("not now")
         return super().wal_checkpoint(*args, **options)
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keyloft.engines.sqlite.file.apsw.Connection", _Watched)
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._WORTH_MOVING", 50)
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._DUE_AFTER_SMALL_COMMITS", 50)
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apsw.Connection", _Counting)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_PAGES", 50)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS", 50)
 
 
-def watched_connection(engine: SqliteEngine) -> _Watched:
-    assert isinstance(engine._writer.connection, _Watched)
-    return engine._writer.connection
+def counting_connection(engine: SqliteEngine) -> _Counting:
+    assert isinstance(engine.connection, _Counting)
+    return engine.connection
 
 
-@pytest.mark.usefixtures("watched")
+@pytest.mark.usefixtures("counting")
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
 async def test_a_log_that_somebody_reads_is_not_moved_at_each_commit(
     durability: str, clock: ManualClock, tmp_path: Path
 ) -> None:
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock, durability=durability)
-    connection = watched_connection(engine)
+    connection = counting_connection(engine)
 
-    async def moved_in(commits: int) -> int:
-        before = connection.moved
+    async def checkpoints_in(commits: int) -> int:
+        before = connection.checkpoints
         for number in range(commits):
             await write(engine, put(b"k", b"%d" % number))
-        return connection.moved - before
+        return connection.checkpoints - before
 
-    await moved_in(10)
+    await checkpoints_in(10)
     reader = apsw.Connection(str(tmp_path / "app.db"))
     reader.execute("BEGIN")
     reader.execute("SELECT 1 FROM keyloft_version_counter").fetchall()
-    assert 1 <= await moved_in(200) <= 200 * 3 // 50
+    assert 1 <= await checkpoints_in(200) <= 200 * 3 // 50
     reader.execute("ROLLBACK")
-    tries = connection.moved
+    tries = connection.checkpoints
     async with asyncio.timeout(10):
-        while connection.moved == tries or engine._log.is_moving:
+        while connection.checkpoints == tries or engine.wal.is_checkpointing:
             await asyncio.sleep(0.01)
-    await moved_in(200)  # which begin it anew
+    await checkpoints_in(200)  # which begin it anew
     size = (tmp_path / "app.db-wal").stat().st_size
-    assert 2 <= await moved_in(200) <= 200 * 3 // 50
+    assert 2 <= await checkpoints_in(200) <= 200 * 3 // 50
     assert (tmp_path / "app.db-wal").stat().st_size == size
     reader.close()
     await engine.aclose()
 
 
-@pytest.mark.usefixtures("watched")
+@pytest.mark.usefixtures("counting")
 async def test_a_log_that_can_not_be_moved_holds_up_nobody(
     clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
-    connection = watched_connection(engine)
+    connection = counting_connection(engine)
     connection.fails = True
     for number in range(100):
         await write(engine, put(b"k", b"%d" % number))
-    assert connection.moved == 1, "it is not tried at each commit"
+    assert connection.checkpoints == 1, "it is not tried at each commit"
     assert "a checkpoint failed" in caplog.text
     await engine.aclose()
 
 
-@pytest.mark.usefixtures("watched")
+@pytest.mark.usefixtures("counting")
 async def test_a_log_that_could_not_be_moved_is_moved_later_without_a_further_commit(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._WORTH_MOVING", 10)
-    monkeypatch.setattr("keyloft.engines.sqlite.wal._AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_PAGES", 10)
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_RETRY_SECONDS", 0.01)
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     await write(engine, put(b"k", b"before"))
     reader = apsw.Connection(str(tmp_path / "app.db"))
@@ -182,59 +190,53 @@ async def test_a_log_that_could_not_be_moved_is_moved_later_without_a_further_co
     await engine.aclose()
 
 
+class ThreadNotingClock(ManualClock):
+    """Notes in which threads the time is read: a group reads it once it has loaded what decides it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[threading.Thread] = []
+
+    def now(self) -> int:
+        self.threads.append(threading.current_thread())
+        return super().now()
+
+
 async def test_what_takes_long_on_the_event_loop_is_done_on_the_thread(
-    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small write may meet large values."""
+    clock = ThreadNotingClock()
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
-    threads: set[threading.Thread] = set()
-    end = SqliteWriter._end
+    committing: list[threading.Thread] = []
 
-    def noting(writer: SqliteWriter, begun: Begun) -> None:
-        threads.add(threading.current_thread())
-        end(writer, begun)
+    def note(connection: apsw.Connection, name: str, pages: int) -> int:
+        committing.append(threading.current_thread())
+        return apsw.SQLITE_OK
 
-    monkeypatch.setattr(SqliteWriter, "_end", noting)
+    engine.connection.set_wal_hook(note)
     monkeypatch.setattr("keyloft.limits.INLINE_SECONDS", 0)
-    begin = SqliteWriter.begin
-    given_up = []
-
-    def giving_up(writer: SqliteWriter, group: list[Batch]) -> Begun | None:
-        begun = begin(writer, group)
-        assert not writer.connection.in_transaction
-        given_up.append(begun is None)
-        return begun
-
-    monkeypatch.setattr(SqliteWriter, "begin", giving_up)
-    await write(engine, put(b"k", b"1"))
-    await write(engine, Delete(Space.TUPLES, b"k"))
-    assert given_up == [True, True]
-    assert threading.main_thread() not in threads
+    for mutation in (put(b"k", b"1"), Delete(Space.TUPLES, b"k")):
+        await write(engine, mutation)
+        assert clock.threads[-1] is not threading.main_thread(), "the group was decided again on the thread"
+    assert len(committing) == 2
+    assert threading.main_thread() not in committing
     assert await engine.read(Get(Space.TUPLES, b"k")) == [None]
     await engine.aclose()
 
 
-async def test_a_file_that_others_hold_is_asked_for_often(
-    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite itself would sleep up to 100 ms at a time, and rarely get its turn beside a busy process."""
+@pytest.mark.usefixtures("counting")
+async def test_a_lock_of_another_process_is_tried_often(clock: ManualClock, tmp_path: Path) -> None:
+    """SQLite itself would sleep up to 100 ms at a time, and rarely get the lock beside a busy process."""
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    connection = counting_connection(engine)
     rival = apsw.Connection(str(tmp_path / "app.db"))
-    asked = 0
-    patient = engine._writer._be_patient
-
-    def counting(calls: int) -> bool:
-        nonlocal asked
-        asked = max(asked, calls)
-        return patient(calls)
-
-    monkeypatch.setattr(engine._writer, "_be_patient", counting)
-    for _ in range(2):  # the second time, it must not have been forgotten
-        asked = 0
+    for _ in range(2):  # the second commit must wait in the same way
+        connection.waits = 0
         rival.execute("BEGIN IMMEDIATE")
         waiting = asyncio.create_task(write(engine, put(b"k")))
         async with asyncio.timeout(10):
-            while asked < 30:
+            while connection.waits < 30:
                 await asyncio.sleep(0.001)
         rival.execute("ROLLBACK")
         await waiting
@@ -247,8 +249,6 @@ async def test_changes_of_others_between_watch_and_first_step_are_seen(clock: Ma
     there = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     await write(here, put(b"old"))
     watch = here.watch(Scan(Space.TUPLES, b"\x00", b"\xff", 1))
-    poller = here._poller
-    assert poller is not None
     for _ in range(20):
         await asyncio.sleep(0)
     await write(there, Delete(Space.TUPLES, b"old"), put(b"new", b"1"))
@@ -261,30 +261,33 @@ async def test_changes_of_others_between_watch_and_first_step_are_seen(clock: Ma
 
 
 async def test_a_commit_of_another_process_between_retried_batches_is_noticed(
-    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, tmp_path: Path
 ) -> None:
-    """A group that the database refuses goes again batch by batch, and others may come between."""
-    here = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
-    there = SqliteFile(str(tmp_path / "app.db"), "full")
-    rival = SqliteWriter(there, clock, there.open_writer())
+    """A group that the database refuses is tried again batch by batch, and another process may commit in between."""
+    path = str(tmp_path / "app.db")
+    here = await SqliteEngine.open(path, clock)
+    file = SqliteFile(path)
+    rival = SqliteWriter(file, clock, file.open_writer())
+    rival.connection.execute(
+        "CREATE TRIGGER refuses BEFORE INSERT ON keyloft_tuples WHEN NEW.key = x'62' "
+        "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+    )
     watch = here.watch(Get(Space.TUPLES, b"k"))
     await next_of(watch)
-    begin, commit = SqliteWriter._begin, SqliteWriter.commit
+    commits = 0
 
-    def refusing(writer: SqliteWriter, group: list[Batch]) -> Begun:
-        if len(group) > 1:
-            raise apsw.SQLError("refused")
-        return begin(writer, group)
-
-    def rivalled(writer: SqliteWriter, group: list[Batch]) -> Outcome:
-        outcome = commit(writer, group)
-        if len(group) == 1 and writer is not rival and rival._last_clock == 0:
+    def commit_as_well(connection: apsw.Connection, name: str, pages: int) -> int:
+        nonlocal commits
+        commits += 1
+        if commits == 1:
             rival.commit([Batch((put(b"k", b"9"),))])
-        return outcome
+        return apsw.SQLITE_OK
 
-    monkeypatch.setattr(SqliteWriter, "_begin", refusing)
-    monkeypatch.setattr(SqliteWriter, "commit", rivalled)
-    await asyncio.gather(write(here, put(b"a")), write(here, put(b"b")))
+    here.connection.set_wal_hook(commit_as_well)
+    writes = [write(here, put(key)) for key in (b"a", b"b", b"c")]
+    _, refused, _ = await asyncio.gather(*writes, return_exceptions=True)
+    assert isinstance(refused, DatabaseError)
+    assert commits == 2, "batch by batch"
     assert values_of(await next_of(watch)) == {b"k": b"9"}
     await here.aclose()
     rival.connection.close()

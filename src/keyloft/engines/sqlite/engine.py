@@ -1,12 +1,13 @@
-"""Stores records in an SQLite file: reads and small writes inline on the event loop, and a thread for what takes long.
+"""Stores records in an SQLite file: reads and small writes run on the event loop, a thread does what takes long.
 
-A point read takes a few microseconds from the page cache, less than handing it to a thread would; so does a write, but
-for the sync at its end. That takes a disk's time, and never happens on the event loop.
+A read from SQLite's page cache takes a few microseconds, less than a hand-over to a thread; so does a write, up to its
+COMMIT. COMMIT waits for the disk, and so never runs on the event loop (ADR 2 and 6).
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
 from typing import Any, cast
 
@@ -20,16 +21,25 @@ from keyloft.engines.commit.groups import Groups
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.lifetime import Lifetime
 from keyloft.engines.loop_iteration import LoopIteration
+from keyloft.engines.sqlite.errors import opened_read_only
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.reads import LongReader, View, answer, number, point, points
-from keyloft.engines.sqlite.tables import READ_CLOCK
-from keyloft.engines.sqlite.wal import Log
+from keyloft.engines.sqlite.tables import READ_VERSION
+from keyloft.engines.sqlite.wal import WriteAheadLog
 from keyloft.engines.sqlite.worker import Worker
-from keyloft.engines.sqlite.writes import Begun, Interrupted, SqliteWriter
+from keyloft.engines.sqlite.writes import Interrupted, SqliteWriter, UncommittedGroup
 from keyloft.engines.watches import Notifier
 from keyloft.errors import Closed, DatabaseError
 
 logger = logging.getLogger(__name__)
+
+
+class CommitStep(StrEnum):
+    """The steps of a group that run on the event loop, where a signal's handler may raise."""
+
+    TO_THREAD = "to thread"
+    INLINE = "inline"
+    FINISHED = "finished"
 
 
 class SqliteEngine:
@@ -44,22 +54,35 @@ class SqliteEngine:
         durability: str = "full",
         vfs: str | None = None,
         cache_mib: int = limits.SQLITE_CACHE_MIB,
+        read_only: bool = False,
     ) -> "SqliteEngine":
-        """Open a file, creating it if need be.
+        """Open a file, making it if it is not there.
+
+        Args:
+            path: The file, or `:memory:`.
+            clock: Decides what has expired.
+            durability: "full" or "relaxed".
+            vfs: The name of an SQLite VFS, for tests.
+            cache_mib: How much of the file is kept in memory to read from.
+            read_only: Make nothing, write nothing, and refuse every commit.
 
         Raises:
             DatabaseError: The file can't be used; the message says why.
         """
-        file = SqliteFile(path, durability, vfs, cache_mib)
+        file = SqliteFile(path, durability, vfs=vfs, cache_mib=cache_mib, read_only=read_only)
         worker = Worker(f"keyloft writer of {path}")
         try:
-            writer = await worker.call(file.open_writer)
-            try:
-                # Half as much: what it reads while something is written, it forgets as soon as that is done.
-                reader = writer if file.in_memory else file.open_reader(cache_mib=(cache_mib + 1) // 2)
-            except BaseException:
-                await worker.call(writer.close)
-                raise
+            if read_only:
+                await worker.call(file.check_schema)
+                reader = writer = file.open_reader()
+            else:
+                writer = await worker.call(file.open_writer)
+                try:
+                    # Half as much: it is used during commits only, and each commit empties its cache.
+                    reader = writer if file.in_memory else file.open_reader(cache_mib=(cache_mib + 1) // 2)
+                except BaseException:
+                    await worker.call(writer.close)
+                    raise
         except BaseException:
             worker.stop()
             raise
@@ -73,38 +96,42 @@ class SqliteEngine:
         self._worker = worker
         self._writer = SqliteWriter(file, clock, writer)
         self._reader = reader
-        # Our commits make every other connection forget the pages it has cached: reads use the writing one, unless the
-        # worker has it. And whoever reads an entry to write it finds its pages there (ADR 2).
-        self._own_view = View(writer, own_transaction=not file.in_memory)
-        self._view_beside = View(reader, own_transaction=not file.in_memory)
+        # A commit empties the page cache of every other connection, so reads use the writing one, unless the worker
+        # has it. A caller that reads an entry and then writes it also finds its pages cached (ADR 2).
+        self._writer_view = View(writer, own_transaction=not file.in_memory)
+        self._reader_view = View(reader, own_transaction=not file.in_memory)
         self._iteration = LoopIteration(at_end=self._end_views)
         self._is_writing = False
-        self._log = Log(file, writer, worker, let_go=self._own_view.end)
         self._long_reader: LongReader | None = None
         self._groups = Groups(self._start)
         self._notifier = Notifier(self, clock)
         self._poller: asyncio.Task[None] | None = None
         self._lifetime = Lifetime(self._close)
+        self.wal = WriteAheadLog(file, writer, worker, end_reads=self._writer_view.end)
+        self.connection = writer
+        """For tests: the writing connection, which the worker uses during a COMMIT and a checkpoint."""
+        self.before_step: Callable[[CommitStep], None] = lambda step: None
+        """For tests: called before each step of a group; what it raises is as if a signal's handler had raised it."""
 
     async def read(self, *asks: Ask) -> list[Any]:
         if self._lifetime.refusal is not None:
             raise Closed(self._lifetime.refusal)
         if self._iteration.enter():
-            # Once, not until a turn is short: another task may use up the next one, too.
+            # Once, not until an iteration is short: another task may use up the next one, too.
             await asyncio.sleep(0)
             self._iteration.enter()
             if self._lifetime.refusal is not None:
                 raise Closed(self._lifetime.refusal)
-        view = self._view_beside if self._is_writing or self._log.is_moving else self._own_view
+        view = self._reader_view if self._is_writing or self.wal.is_checkpointing else self._writer_view
         try:
             if len(asks) == 1 and type(asks[0]) is Get:
-                # The hot path: one entry, and no look at the time unless it expires.
+                # The hot path: one entry, and the time is read only if it expires.
                 record = point(view.cursor(), asks[0].space, asks[0].key)
                 if record is None or record.expires_at is None:
                     return [record]
             others = [ask for ask in asks if type(ask) is not Get]
             if others and any([_is_long(ask) for ask in others]) and not self._file.in_memory:
-                return await self._read_aside(asks)
+                return await self._read_on_thread(asks)
             cursor, now = view.cursor(), self._clock.now()
             if not others:
                 return points(cursor, cast("Sequence[Get]", asks), now)
@@ -119,7 +146,7 @@ class SqliteEngine:
 
     def watch(self, *asks: Get | Scan) -> Watch:
         self._lifetime.check()
-        watch = self._notifier.watch(asks, self._latest)
+        watch = self._notifier.watch(asks, self._read_version)
         if not self._file.in_memory and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll())
         return watch
@@ -136,32 +163,37 @@ class SqliteEngine:
         await self._lifetime.aclose()
 
     def _start(self, group: list[Batch]) -> None:
+        if self._file.read_only:
+            self._groups.finished([opened_read_only(self._file.path) for _ in group])
+            return
         if self._file.in_memory:
             self._finished(self._writer.commit(group))
             return
-        begun: Begun | None = None
+        begun: UncommittedGroup | None = None
         syncs = self._file.syncs
         try:
-            self._end_views()  # also the one beside: a log that somebody reads can't begin anew
-            # Each statement lets go of the interpreter: on a thread, all of them would wait for a busy loop in turn.
-            if not self._log.is_moving and _is_small(group):
-                syncs = syncs or self._log.begins_anew()
+            self._end_views()  # both: the WAL can't restart while either of them reads it
+            # On a thread, each statement would wait for the interpreter, which a busy event loop holds.
+            if not self.wal.is_checkpointing and _is_small(group):
+                syncs = syncs or self.wal.restarts()
                 begun = self._writer.begin(group)
         finally:
-            # Also after a Ctrl-C: somebody waits for this group.
+            # Also if a signal's handler raised: the callers of this group wait for it.
             if begun is None or syncs:
                 self._hand_to_worker(group, begun)
             else:
-                self._finish_at_once(begun)
+                self._commit_inline(begun)
 
-    def _hand_to_worker(self, group: list[Batch], begun: Begun | None) -> None:
-        job = partial(self._writer.commit, group) if begun is None else partial(self._writer.finish, begun)
+    def _hand_to_worker(self, group: list[Batch], begun: UncommittedGroup | None) -> None:
+        self.before_step(CommitStep.TO_THREAD)
+        job = partial(self._writer.commit, group) if begun is None else partial(self._writer.commit_begun, begun)
         self._is_writing = True
         self._worker.submit(job, self._finished)
 
-    def _finish_at_once(self, begun: Begun) -> None:
+    def _commit_inline(self, begun: UncommittedGroup) -> None:
+        self.before_step(CommitStep.INLINE)
         try:
-            outcome = self._writer.finish_at_once(begun)
+            outcome = self._writer.commit_inline(begun)
         except Interrupted as interrupted:
             if interrupted.outcome is None:
                 self._hand_to_worker(begun.group, begun)
@@ -178,38 +210,39 @@ class SqliteEngine:
             self._finished(outcome)
 
     def _finished(self, outcome: Outcome) -> None:
+        self.before_step(CommitStep.FINISHED)
         self._is_writing = False
-        # What these callers read next must show what they wrote.
+        # The callers' next reads must show what they wrote.
         self._end_views()
         self._notifier.observe(outcome.version_before, outcome.version_after)
         self._notifier.committed(outcome.touched, outcome.version_after)
         self._groups.finished(outcome.verdicts)
-        self._log.look_after()
+        self.wal.committed()
 
     def _end_views(self) -> None:
-        self._own_view.end()
-        self._view_beside.end()
+        self._writer_view.end()
+        self._reader_view.end()
 
     async def _poll(self) -> None:
-        """SQLite has no way to announce a commit to other processes: while somebody watches, look at the clock."""
+        """Poll the version counter while there are watches: SQLite does not announce other processes' commits."""
         while self._notifier.has_watches:
             await asyncio.sleep(limits.WATCH_POLL_SECONDS)
             if not self._groups.idle:
-                continue  # our own group is under way, and will find out by itself
+                continue  # a group of this process is under way, and reads the counter itself
             try:
-                latest = self._latest()
+                version = self._read_version()
             except DatabaseError as error:
-                logger.warning("looking for changes failed, trying again: %s", error)
+                logger.warning("reading the version counter for watches failed, retrying: %s", error)
             else:
-                self._notifier.observe(latest, latest)
+                self._notifier.observe(version, version)
 
-    def _latest(self) -> int:
+    def _read_version(self) -> int:
         try:
-            return number(self._reader.cursor(), READ_CLOCK)
+            return number(self._reader.cursor(), READ_VERSION)
         except apsw.Error as error:
             raise self._file.explain(error, self._reader) from error
 
-    async def _read_aside(self, asks: tuple[Ask, ...]) -> list[Any]:
+    async def _read_on_thread(self, asks: tuple[Ask, ...]) -> list[Any]:
         if self._long_reader is None:
             self._long_reader = LongReader(self._file)
         return await self._long_reader.read(asks, self._clock.now())
@@ -229,15 +262,15 @@ class SqliteEngine:
         self._end_views()
         if self._long_reader is not None:
             await self._long_reader.aclose()
-        if self._reader is not self._writer.connection:
+        if self._reader is not self.connection:
             self._file.close(self._reader)
-        self._log.close()
-        await self._worker.call(partial(self._file.close, self._writer.connection))
+        self.wal.close()
+        await self._worker.call(partial(self._file.close, self.connection))
         self._worker.stop()
 
 
 def _is_small(group: list[Batch]) -> bool:
-    """Whether it is written in a fraction of a millisecond, as long as it meets no disk."""
+    """Whether it takes a fraction of a millisecond to write, up to COMMIT."""
     operations = sum([batch.operations for batch in group])
     return operations <= limits.INLINE_OPERATIONS and sum([batch.size for batch in group]) <= limits.INLINE_BYTES
 

@@ -1,8 +1,7 @@
-"""Opens SQLite files: pragmas, the schema of a fresh one, and what SQLite's errors mean to a user."""
+"""Opens SQLite files: who may read a new one, pragmas, the schema, and whether the file can be used at all."""
 
 import contextlib
 import ctypes
-import errno
 import logging
 import os
 import time
@@ -16,47 +15,47 @@ import apsw
 from keyloft import limits
 from keyloft.core import schema
 from keyloft.engines.inspection import Inspection
-from keyloft.engines.sqlite import tables
-from keyloft.errors import (
-    Busy,
-    CannotOpen,
-    DatabaseError,
-    DiskFull,
-    KeyloftError,
-    NotADatabase,
-    ReadOnly,
-    SchemaTooNew,
-    SchemaTooOld,
-)
+from keyloft.engines.sqlite import errors, tables
+from keyloft.errors import CannotOpen, DatabaseError, NotADatabase, ReadOnly, SchemaTooNew, SchemaTooOld
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 LIBRARY_VERSION: Final[str] = apsw.sqlite_lib_version()
-"""Of the SQLite that comes with apsw; Python's own is another one."""
+"""The version of the SQLite that is part of apsw; Python's `sqlite3` has another one."""
 
-_GLANCE_SECONDS: Final = 2.0
 _SYNCHRONOUS: Final = {"full": "FULL", "relaxed": "NORMAL"}
-_OUT_OF_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_OWNER_ONLY: Final = 0o600
 
 
 class SqliteFile:
-    """A path, and how connections to it are made."""
+    """A path, and how connections to it are opened."""
 
     def __init__(
-        self, path: str, durability: str, vfs: str | None = None, cache_mib: int = limits.SQLITE_CACHE_MIB
+        self,
+        path: str,
+        durability: str = "full",
+        *,
+        vfs: str | None = None,
+        cache_mib: int = limits.SQLITE_CACHE_MIB,
+        read_only: bool = False,
     ) -> None:
         self.path = path
-        self._cache_mib = cache_mib
         self.in_memory = path == ":memory:"
-        self._durability = durability
+        self.read_only = read_only
         self.syncs = durability == "full"
         """Whether a commit waits for the disk."""
+        self._synchronous = _SYNCHRONOUS[durability]
         self._vfs = vfs
+        self._cache_mib = cache_mib
 
     def open_writer(self) -> apsw.Connection:
-        """The connection that writes; makes or checks the schema first."""
+        """The connection that writes; makes a new file and its schema, or checks the schema of an old one."""
+        if self.read_only:
+            raise errors.opened_read_only(self.path)
+        if not self.in_memory and self._vfs is None:
+            create_private(self.path)
         return self.translated(self._open_writer)
 
     def open_reader(self, *, cache_mib: int | None = None) -> apsw.Connection:
@@ -64,78 +63,54 @@ class SqliteFile:
         return self.translated(lambda: self._open_reader(self._cache_mib if cache_mib is None else cache_mib))
 
     def check_schema(self) -> None:
-        """See whether the file is ours, without writing anything.
+        """Check that the file is Keyloft's, without writing anything.
 
         Raises:
-            DatabaseError: It is not, or of another version.
+            DatabaseError: It is not there, not Keyloft's, or of another version.
         """
         if not Path(self.path).exists():
             raise CannotOpen(f"there is no file {self.path}")
         connection = self.open_reader()
         try:
-            stamp = self.translated(lambda: self._stamp(connection))
-            if stamp is None:
+            revision = self.translated(lambda: self._revision(connection))
+            if revision is None:
                 raise NotADatabase(f"{self.path} is no database of Keyloft; it was left as it is")
-            self._check_stamp(stamp)
+            self._check_revision(revision)
         finally:
             connection.close()
 
-    def look(self) -> Inspection:
-        """What the file shows to somebody who changes neither it nor what is beside it."""
-        return self.translated(self._look)
+    def inspect(self) -> Inspection:
+        """Read the state of the file, without changing it or making a file beside it."""
+        return self.translated(self._inspect)
 
     def close(self, connection: apsw.Connection) -> None:
-        """Let go of a connection; the last one takes the log into the file."""
+        """Close a connection; SQLite checkpoints the write-ahead log with the last one."""
         try:
             connection.close()
         except apsw.Error as error:
-            # The log stays beside the file, and the next opening takes it in: nothing is lost.
+            # Nothing is lost: the write-ahead log stays beside the file, and the next opening reads it.
             logger.warning("closing failed: %s", self.explain(error))
 
     def translated(self, work: Callable[[], T], connection: apsw.Connection | None = None) -> T:
-        """Do something with a connection; let its errors name the file and the reason."""
+        """Call `work`; an error of SQLite is raised as one that names the file and the reason."""
         try:
             return work()
         except apsw.Error as error:
             raise self.explain(error, connection) from error
         except UnicodeDecodeError as error:
             raise DatabaseError(
-                f"{self.path} holds a text that is not UTF-8: it is damaged, or somebody wrote it by hand"
+                f"{self.path} holds a text that is not UTF-8: it is damaged, or was written by hand"
             ) from error
 
     def explain(self, error: apsw.Error, connection: apsw.Connection | None = None) -> DatabaseError:
-        """The error that tells a user what is wrong with which file."""
-        where = self.path
-        cause = 0
-        with contextlib.suppress(apsw.ConnectionClosedError):
-            cause = 0 if connection is None else connection.system_errno or _last_errno(connection)
-        match error:
-            case apsw.FullError():
-                return DiskFull(_FULL.format(where))
-            case apsw.IOError() if cause in _OUT_OF_SPACE:
-                return DiskFull(_FULL.format(where))
-            case apsw.ReadOnlyError():
-                return ReadOnly(f"{where} can't be written: the file or its folder is read-only for this user")
-            case apsw.NotADBError():
-                return NotADatabase(f"{where} is not an SQLite database; it was left as it is")
-            case apsw.CorruptError():
-                return DatabaseError(f"{where} is damaged ({error}); restore it from a backup")
-            case apsw.BusyError() | apsw.LockedError():
-                return Busy(
-                    f"{where} was locked by others for over {limits.BUSY_SECONDS:g} s; nothing was written: retry"
-                )
-            case apsw.CantOpenError():
-                return CannotOpen(f"{where} can't be opened: {self._why_not()}")
-            case apsw.PermissionsError() | apsw.AuthError():
-                return CannotOpen(f"{where} can't be opened: this user may not access it")
-        reason = f"{error} ({os.strerror(cause)})" if cause else str(error)
-        return DatabaseError(f"{where}: {type(error).__name__}: {reason}")
+        """The error for the caller: what is wrong with this file, and what to do."""
+        return errors.explain(error, self.path, connection, read_only=self.read_only)
 
     def check_in_place(self, connection: apsw.Connection) -> None:
-        """Refuse to write a file that nobody would find again; in WAL mode SQLite itself does not look (1.5 µs).
+        """Refuse to write to a file that its path no longer names; in WAL mode SQLite does not check that.
 
         Raises:
-            DatabaseError: The path no longer leads to the file that is open.
+            DatabaseError: The file was moved, removed or replaced.
         """
         if self.in_memory:
             return
@@ -147,70 +122,70 @@ class SqliteFile:
             )
 
     def _open_writer(self) -> apsw.Connection:
-        connection = self._connect()
+        connection = apsw.Connection(self.path, vfs=self._vfs)
         try:
-            connection.set_busy_handler(wait_patiently())
+            connection.set_busy_handler(busy_handler())
             if connection.readonly("main"):
                 raise ReadOnly(f"{self.path} can't be written: the file is read-only for this user")
-            stamp = self._stamp(connection)
-            if stamp is not None:
-                self._check_stamp(stamp)
-            self._set_up(connection)
+            revision = self._revision(connection)
+            if revision is not None:
+                self._check_revision(revision)
+            self._set_pragmas(connection)
             self._create_schema(connection)
+            connection.set_busy_handler(None)  # the event loop never waits for a lock; who may wait sets it again
         except apsw.Error as error:
             explained = self.explain(error, connection)
             connection.close()
             raise explained from error
-        except KeyloftError:
+        except BaseException:
             connection.close()
             raise
         return connection
 
     def _open_reader(self, cache_mib: int) -> apsw.Connection:
-        connection = self._connect()
+        flags = apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE
+        connection = apsw.Connection(self.path, flags=flags, vfs=self._vfs)
         connection.set_busy_timeout(int(limits.BUSY_SECONDS * 1000))
         connection.execute("PRAGMA query_only = 1").fetchall()
         connection.execute(f"PRAGMA cache_size = -{cache_mib * 1024}").fetchall()
         return connection
 
-    def _look(self) -> Inspection:
-        # Who reads a file in WAL mode makes a log and an index if there are none: then it is read as if on a CD.
+    def _inspect(self) -> Inspection:
+        # To read a file in WAL mode, SQLite makes a -wal and a -shm if there are none: `immutable` prevents that.
         is_in_use = all([Path(f"{self.path}-{part}").exists() for part in ("wal", "shm")])
         options = "mode=ro" if is_in_use else "mode=ro&immutable=1"
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         connection = apsw.Connection(f"file:{quote(self.path)}?{options}", flags=flags, vfs=self._vfs)
         try:
-            connection.set_busy_timeout(int(_GLANCE_SECONDS * 1000))
+            connection.set_busy_timeout(int(limits.INSPECTION_SECONDS * 1000))
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            revision = self._stamp(connection)
+            revision = self._revision(connection)
             if revision == schema.REVISION:
                 for layout in tables.LAYOUTS.values():
                     connection.execute(f"SELECT {layout.value} FROM {layout.table} LIMIT 1").fetchall()
-                connection.execute(tables.READ_CLOCK).fetchall()
+                connection.execute(tables.READ_VERSION).fetchall()
             return Inspection(software=f"SQLite {LIBRARY_VERSION}", revision=revision, wanted=schema.REVISION)
         finally:
             connection.close()
 
-    def _connect(self) -> apsw.Connection:
-        return apsw.Connection(self.path, vfs=self._vfs)
-
-    def _set_up(self, connection: apsw.Connection) -> None:
+    def _set_pragmas(self, connection: apsw.Connection) -> None:
         deadline = time.monotonic() + limits.BUSY_SECONDS
         while True:
             try:
                 [[mode]] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
                 break
             except apsw.BusyError:
-                # SQLite asks no busy handler here: another process is switching the same fresh file to WAL.
+                # SQLite calls no busy handler here; another process is switching the same new file to WAL.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.002)
         if mode != "wal" and not self.in_memory:
             raise CannotOpen(
-                f"{self.path} can't be opened: its file system has no shared memory for SQLite's log; use a local disk"
+                f"{self.path} can't be opened: its file system has no shared memory, which SQLite's write-ahead log "
+                "needs; use a local disk"
             )
         for pragma in (
-            f"synchronous = {_SYNCHRONOUS[self._durability]}",
+            f"synchronous = {self._synchronous}",
             "fullfsync = 1",
             "wal_autocheckpoint = 0",
             f"cache_size = -{self._cache_mib * 1024}",
@@ -218,12 +193,12 @@ class SqliteFile:
             connection.execute(f"PRAGMA {pragma}").fetchall()
 
     def _create_schema(self, connection: apsw.Connection) -> None:
-        if self._stamp(connection) is not None:
+        if self._revision(connection) is not None:
             return
         connection.execute("BEGIN IMMEDIATE").fetchall()
         try:
             # Another process may have been faster.
-            if self._stamp(connection) is None:
+            if self._revision(connection) is None:
                 for statement in tables.CREATE:
                     connection.execute(statement).fetchall()
             connection.execute("COMMIT").fetchall()
@@ -232,8 +207,8 @@ class SqliteFile:
                 connection.execute("ROLLBACK").fetchall()
             raise
 
-    def _stamp(self, connection: apsw.Connection) -> str | None:
-        """The revision of the schema; None in a database that is not ours yet."""
+    def _revision(self, connection: apsw.Connection) -> str | None:
+        """The revision of the schema; None in a database that is not Keyloft's yet."""
         found = connection.execute(
             "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1", (schema.REVISION_TABLE,)
         ).fetchall()
@@ -242,55 +217,43 @@ class SqliteFile:
         rows = connection.execute(f"SELECT version_num FROM {schema.REVISION_TABLE}").fetchall()
         return str(rows[0][0]) if rows else None
 
-    def _check_stamp(self, stamp: str) -> None:
-        if stamp < schema.REVISION:
+    def _check_revision(self, revision: str) -> None:
+        if revision < schema.REVISION:
             raise SchemaTooOld(
-                f"{self.path} has schema {stamp}, this version of Keyloft has {schema.REVISION}: run "
+                f"{self.path} has schema {revision}, this version of Keyloft has {schema.REVISION}: run "
                 f"`keyloft migrate --database {self.path}`; the file was left as it is"
             )
-        if stamp > schema.REVISION:
+        if revision > schema.REVISION:
             raise SchemaTooNew(
-                f"{self.path} has schema {stamp}, which this version of Keyloft does not know (it has "
+                f"{self.path} has schema {revision}, which this version of Keyloft does not know (it has "
                 f"{schema.REVISION}): upgrade keyloft; the file was left as it is"
             )
 
-    def _why_not(self) -> str:
-        path = Path(self.path)
+
+def create_private(path: str) -> None:
+    """Make an empty file that its owner alone can read, unless there is one; SQLite gives -wal and -shm its mode.
+
+    Errors are left to SQLite, which meets them next.
+    """
+    with contextlib.suppress(OSError):
+        # The real path, because O_EXCL refuses a symbolic link, which SQLite follows.
+        file = os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWNER_ONLY)
         try:
-            if path.is_dir():
-                return "it is a folder"
-            if path.parent.is_file():
-                return f"{path.parent} is no folder"
-            if not path.parent.is_dir():
-                return f"the folder {path.parent} does not exist"
-        except PermissionError:
-            return f"this user may not enter the folder {path.parent}"
-        except OSError as error:
-            return str(error.strerror)
-        if not os.access(path.parent, os.W_OK):
-            return f"this user may not write to the folder {path.parent}"
-        return "this user may not read and write it"
+            if hasattr(os, "fchmod"):
+                os.fchmod(file, _OWNER_ONLY)  # the umask may have taken bits away
+        finally:
+            os.close(file)
 
 
-def _last_errno(connection: apsw.Connection) -> int:
-    """What the system last said about the file: SQLite's backups tell their connection nothing."""
-    errno_of_file = ctypes.c_int(0)
-    connection.file_control("main", apsw.SQLITE_FCNTL_LAST_ERRNO, ctypes.addressof(errno_of_file))
-    return errno_of_file.value
-
-
-_FULL = "no space is left for {}; nothing of this write was kept, and writes work again once there is space"
-
-
-def wait_patiently(is_given_up: Callable[[], bool] = lambda: False) -> Callable[[int], bool]:
-    """A busy handler for many writers: SQLite's own sleeps up to 100 ms at a time, and so starves the patient."""
+def busy_handler(is_cancelled: Callable[[], bool] = lambda: False) -> Callable[[int], bool]:
+    """Waits for a lock of another process. SQLite's own handler sleeps 100 ms at a time, and misses short gaps."""
     began = 0.0
 
     def wait(calls: int) -> bool:
         nonlocal began
         if calls == 0:
             began = time.monotonic()
-        elif is_given_up() or time.monotonic() - began > limits.BUSY_SECONDS:
+        elif is_cancelled() or time.monotonic() - began > limits.BUSY_SECONDS:
             return False
         time.sleep(0.0005 if calls < 20 else 0.002)
         return True

@@ -1,4 +1,4 @@
-"""Answers what an SQLite file is asked: inline on the event loop, or on a thread for what takes long."""
+"""Reads records from an SQLite file: on the event loop, or on a thread for what takes long."""
 
 import contextlib
 from collections.abc import Sequence
@@ -8,24 +8,24 @@ from typing import Any, Final
 
 import apsw
 
+from keyloft import limits
 from keyloft.core.records import Ask, Count, Expired, Get, Key, Latest, Now, Page, Record, Scan, Space, Usage, Used
 from keyloft.core.schema import Row
 from keyloft.core.values import LOST
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.tables import GETS_AT_ONCE, LAYOUTS, PLUGIN_USAGE, READ_CLOCK, time_text
+from keyloft.engines.sqlite.tables import LAYOUTS, PLUGIN_USAGE, READ_VERSION, time_text
 from keyloft.engines.sqlite.worker import Worker
 
-_WORTH_ONE_STATEMENT: Final = 5
-_WITHIN: Final = (bytes, str)  # somebody may have written a text by hand
+_VALUE_TYPES: Final = (bytes, str)  # a text was written by hand; an int is the id of a large value
 
 
 def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
     """The stored entry at a key, whether expired or not."""
     layout = LAYOUTS[space]
     for row in cursor.execute(layout.get, layout.bind_key(key)).fetchall():
-        if type(row[0]) not in _WITHIN and layout.aside is not None:
-            # Read by itself: within the other statement, SQLite would copy it once more, 1 ms for a megabyte.
-            for [value] in cursor.execute(layout.aside.get, (key, row[0])).fetchall():
+        if type(row[0]) not in _VALUE_TYPES and layout.large is not None:
+            # With a statement of its own: as a subquery, SQLite would copy the value once more.
+            for [value] in cursor.execute(layout.large.get, (key, row[0])).fetchall():
                 return layout.record(key, value, *row[1:])
             return layout.record(key, b"", LOST, *row[2:])
         return layout.record(key, *row)
@@ -35,19 +35,19 @@ def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
 def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | None]:
     """The live entries at several keys, in the order asked."""
     found: list[Record | None] = []
-    for first in range(0, len(asks), GETS_AT_ONCE):
-        some = asks[first : first + GETS_AT_ONCE]
+    for first in range(0, len(asks), limits.SQLITE_GETS_PER_STATEMENT):
+        some = asks[first : first + limits.SQLITE_GETS_PER_STATEMENT]
         space = some[0].space
-        if len(some) < _WORTH_ONE_STATEMENT or any([ask.space is not space for ask in some]):
+        if len(some) < limits.SQLITE_GETS_WORTH_A_STATEMENT or any([ask.space is not space for ask in some]):
             found += [_alive(point(cursor, ask.space, ask.key), ask, now) for ask in some]
             continue
         layout, keys = LAYOUTS[space], [ask.key for ask in some]
         records: list[Record | None] = [None] * len(some)
         rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
-        for place, *columns in rows:
+        for position, *columns in rows:
             if columns[0] is None:
                 columns[:2] = b"", LOST
-            records[place] = _alive(layout.record(keys[place], *columns), some[place], now)
+            records[position] = _alive(layout.record(keys[position], *columns), some[position], now)
         found += records
     return found
 
@@ -59,11 +59,11 @@ def _alive(record: Record | None, ask: Get, now: int) -> Record | None:
 
 
 def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Record] | list[Used] | int | None:
-    """Answer one ask. Rows are always fetched to the end: a statement left half-way keeps its lock."""
+    """Answer one ask. All rows are fetched: a statement that is left half-way keeps its lock."""
     if type(ask) is Get:
         return _alive(point(cursor, ask.space, ask.key), ask, now)
     if isinstance(ask, Latest):
-        return number(cursor, READ_CLOCK)
+        return number(cursor, READ_VERSION)
     if isinstance(ask, Now):
         return now
     if isinstance(ask, Usage):
@@ -82,16 +82,17 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Reco
 
 
 def number(cursor: apsw.Cursor, statement: str, bindings: Row = ()) -> int:
+    """The one number that a statement selects."""
     rows: list[tuple[Any, ...]] = cursor.execute(statement, bindings).fetchall()
     number: int = rows[0][0]
     return number
 
 
 class View:
-    """One read transaction per turn of the event loop: 3.7 µs for a point read instead of 5.7.
+    """One read transaction per iteration of the event loop, which makes a get a third faster (ADR 2).
 
-    All that a task can know of other processes' commits reached it before the turn began, so it never reads less than
-    it knows.
+    A task learns of another process's commit through the event loop, so before the iteration in which the view began:
+    it never reads a state older than what it knows.
     """
 
     def __init__(self, connection: apsw.Connection, *, own_transaction: bool) -> None:
@@ -101,23 +102,24 @@ class View:
         self._is_open = False
 
     def cursor(self) -> apsw.Cursor:
-        """Within a turn, at whose end it is to be ended."""
+        """For use in this iteration, whose end is to call `end`."""
         if not self._is_open:
-            self._is_open = True  # first, and last to be unset: a signal's exception may come before or after BEGIN
+            # Set before BEGIN and unset after ROLLBACK: a signal's handler may raise in between, and `end` still works.
+            self._is_open = True
             if self._own_transaction and not self.connection.in_transaction:
                 self._cursor.execute("BEGIN")
         return self._cursor
 
     def end(self) -> None:
         if self._is_open:
-            with contextlib.suppress(apsw.Error):  # a failed disk has ended it already
+            with contextlib.suppress(apsw.Error):  # SQLite has ended it already, after an error of the disk
                 if self._own_transaction and self.connection.in_transaction:
                     self._cursor.execute("ROLLBACK")
             self._is_open = False
 
 
 class LongReader:
-    """A connection and a thread for what would hold up the event loop."""
+    """A connection and a thread for reads that would block the event loop."""
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
@@ -129,16 +131,16 @@ class LongReader:
 
     async def aclose(self) -> None:
         # On the worker, after the reads under way: the first of them may still be opening the connection.
-        await self._worker.call(self._let_go)
+        await self._worker.call(self._close)
         self._worker.stop()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         if self._connection is not None:
             self._file.close(self._connection)
 
     def _read(self, asks: tuple[Ask, ...], now: int) -> list[Any]:
         if self._connection is None:
-            # It walks through tables: what it has passed it does not need again.
+            # A small cache: it scans tables, and rarely reads a page twice.
             self._connection = self._file.open_reader(cache_mib=1)
         cursor = self._connection.cursor()
         try:

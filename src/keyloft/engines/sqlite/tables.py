@@ -1,12 +1,12 @@
-"""How each key space lies in its table: the SQL of every hot statement, and how a row becomes a record.
+"""The tables of the key spaces: the SQL of every hot statement, and how a row becomes a record.
 
-The commit path, the clock, watches and expiry are the same for all spaces; a layout is all that sets them apart.
+Commits, versions, watches and expiry work the same way in all spaces; a layout is all that differs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, product
 from typing import Any, Final
 
 from msgspec import Struct
@@ -19,12 +19,15 @@ from keyloft.core.schema import Row
 from keyloft.core.values import JSON, LOST
 
 
-class Aside(Struct, frozen=True):
-    """A second table for large values, which would keep the keys of a tree apart. A row there knows its key, too."""
+class LargeValueTable(Struct, frozen=True):
+    """The statements of a table for large values, which would otherwise lie between the keys of a tree (ADR 5).
+
+    A row there holds the key of its entry, too. Statements take the bindings that their docstring names.
+    """
 
     table: str
     get: str
-    """key, id; selects a value"""
+    """key, id; selects the value"""
     find: str
     """key; selects the id of its value, or NULL"""
     add: str
@@ -33,39 +36,41 @@ class Aside(Struct, frozen=True):
     """key, id, value"""
     remove: str
     """key, id"""
-    refer: str
-    """what `bind_put` gives, with no value if it is large, and the id"""
+    put_entry: str
+    """the bindings of `Layout.put`, with NULL for a large value, and the id of the large value or NULL"""
 
     @staticmethod
-    def takes(record: Record) -> bool:
+    def holds(record: Record) -> bool:
         return len(record.key) + len(record.value) > limits.ROW_BYTES
 
 
 class Layout(Struct, frozen=True):
-    """A table that holds one key space. Statements take the row of bindings that stands beside them."""
+    """The table of one key space. Statements take the bindings that their docstring names."""
 
     table: str
+    key: tuple[str, ...]
+    """The columns of the key."""
     create: tuple[str, ...]
     value: str
-    """Selects a whole value, also from aside."""
+    """Selects a whole value, a large one included."""
     encoding: str
     """Selects its encoding, or LOST."""
     length: str
-    """Selects how many bytes it takes."""
+    """Selects its size in bytes."""
     record: Callable[..., Record]
     """Makes a record of a key and the columns that `get` selects."""
     page: Callable[[Sequence[Row]], Page]
     """Makes a page of the rows that `scan` and `expired` select."""
     bind_key: Callable[[Key], Row]
     bind_keys: Callable[[Sequence[Key]], Row]
-    """What `gets` takes."""
+    """The bindings of `gets`."""
     bind_range: Callable[[Key, Key], Row]
     bind_time: Callable[[int | None], Any]
-    """A moment in milliseconds as the columns hold it."""
+    """A time in milliseconds as the columns hold it."""
     get: str
-    """key; where the value lies aside, it selects the id in its place"""
+    """key; selects the id of a large value instead of the value"""
     gets: str
-    """up to GETS_AT_ONCE keys; selects the key's place among them, then whole records, and NULL for a lost value"""
+    """up to SQLITE_GETS_PER_STATEMENT keys; selects each key's position, then a record, with NULL for a lost value"""
     scans: Mapping[tuple[bool, bool, bool], str]
     """start, end, now, limit; by (reverse, keys_only, after)"""
     count: str
@@ -74,54 +79,52 @@ class Layout(Struct, frozen=True):
     """now, limit"""
     bind_put: Callable[[Record, bool], Row]
     put: str
-    """With a table aside: changes nothing where the value lies there."""
-    retime: str
+    """changes nothing where a large value is stored"""
+    set_expiry: str
     """expires_at, key"""
     remove: str
     """key"""
-    aside: Aside | None = None
+    large: LargeValueTable | None = None
 
     def scan(self, ask: Scan) -> str:
         return self.scans[ask.reverse, ask.keys_only, ask.after]
 
 
-GETS_AT_ONCE: Final = 16
-"""How many points one statement looks up, where there are that many: 1.2 µs each instead of 2.1."""
+_NO_KEYS: Final = (None,) * limits.SQLITE_GETS_PER_STATEMENT  # no key equals NULL
 
-_NO_KEYS: Final = (None,) * GETS_AT_ONCE  # nothing is equal to NULL
+
+def _scans(scan: Callable[[bool, bool, bool], str]) -> Mapping[tuple[bool, bool, bool], str]:
+    return {(r, k, a): scan(r, k, a) for r, k, a in product((False, True), repeat=3)}
 
 
 def _gets(table: str, columns: str, key: tuple[str, ...]) -> str:
     names = [f"asked_{column}" for column in key]
-    rows = ", ".join([f"({at}{', ?' * len(key)})" for at in range(GETS_AT_ONCE)])
+    rows = ", ".join([f"({at}{', ?' * len(key)})" for at in range(limits.SQLITE_GETS_PER_STATEMENT)])
     match = " AND ".join([f"{column} = {name}" for column, name in zip(key, names, strict=True)])
-    # CROSS JOIN keeps SQLite from turning it round and walking the whole table.
+    # CROSS JOIN keeps SQLite from swapping the two and scanning the whole table.
     return (
-        f"WITH asked (place, {', '.join(names)}) AS (VALUES {rows}) "
-        f"SELECT place, {columns} FROM asked CROSS JOIN {table} ON {match}"
+        f"WITH asked (position, {', '.join(names)}) AS (VALUES {rows}) "
+        f"SELECT position, {columns} FROM asked CROSS JOIN {table} ON {match}"
     )
 
 
 def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
     """A table with one binary key, whose rows lie in the order of their keys.
 
-    In WITHOUT ROWID a row is part of the key's tree: one way down finds key and value, and a list reads neighbours from
-    the same page. That holds for small rows; a large value lies aside (ADR 5).
+    In a WITHOUT ROWID table a row is part of the key's tree: one lookup finds key and value, and a list reads
+    neighbours from the same page. That holds for small rows; large values have a table of their own (ADR 5).
     """
-    told = "encoding, version, expires_at, created_at, updated_at"
-    is_ours = f"aside.id = large AND aside.key = {table}.key"
-    aside = f"FROM {table}_large AS aside WHERE {is_ours}"
-    value = f"coalesce(value, (SELECT aside.value {aside}), x'')"
-    encoding = f"CASE WHEN value IS NULL THEN coalesce((SELECT encoding {aside}), {LOST}) ELSE encoding END"
-    length = f"coalesce(length(value), (SELECT length(aside.value) {aside}), 0)"
-    # Where no list shows when an entry was written: leaving that out takes a scan of 1000 from 0.41 to 0.35 ms.
+    columns = "encoding, version, expires_at, created_at, updated_at"
+    same = f"big.id = large AND big.key = {table}.key"
+    big = f"FROM {table}_large AS big WHERE {same}"
+    # Lists of tuples don't show `updated_at`: leaving it out makes a list of 1000 a seventh faster.
     time = ", updated_at" if lists_times else ""
     no_value = f"{table}.key, x'', encoding, version, expires_at{time}"
-    # Joined, a large value is looked up once and not copied on its way; for a point, opening both tables takes longer.
-    joined = f"{table} LEFT JOIN {table}_large AS aside ON {is_ours}"
+    # A join looks a large value up once and does not copy it; for a single key, opening both tables takes longer.
+    joined = f"{table} LEFT JOIN {table}_large AS big ON {same}"
     listed = (
-        f"{table}.key, coalesce({table}.value, aside.value, x''), "
-        f"CASE WHEN {table}.value IS NULL AND aside.id IS NULL THEN {LOST} ELSE encoding END, version, expires_at{time}"
+        f"{table}.key, coalesce({table}.value, big.value, x''), "
+        f"CASE WHEN {table}.value IS NULL AND big.id IS NULL THEN {LOST} ELSE encoding END, version, expires_at{time}"
     )
 
     def scan(reverse: bool, keys_only: bool, after: bool) -> str:
@@ -136,9 +139,9 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
         "ON CONFLICT (key) DO UPDATE SET value = ?2, encoding = ?3, version = ?4, expires_at = ?5, updated_at = ?7, "
         "created_at = CASE WHEN ?8 OR expires_at <= ?7 THEN ?6 ELSE created_at END"
     )
-    flags = (False, True)
     return Layout(
         table=table,
+        key=("key",),
         create=(
             f"CREATE TABLE {table} (key BLOB NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
             "version INTEGER NOT NULL, expires_at INTEGER, created_at INTEGER NOT NULL, "
@@ -146,24 +149,24 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
             f"CREATE INDEX {table}_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
             f"CREATE TABLE {table}_large (id INTEGER NOT NULL PRIMARY KEY, key BLOB NOT NULL, value BLOB NOT NULL)",
         ),
-        value=value,
-        encoding=encoding,
-        length=length,
+        value=f"coalesce(value, (SELECT big.value {big}), x'')",
+        encoding=f"CASE WHEN value IS NULL THEN coalesce((SELECT encoding {big}), {LOST}) ELSE encoding END",
+        length=f"coalesce(length(value), (SELECT length(big.value) {big}), 0)",
         record=Record,
         page=lambda rows: Page(*zip(*rows, strict=True)),
         bind_key=lambda key: (key,),
         bind_keys=lambda keys: (*keys, *_NO_KEYS[len(keys) :]),
         bind_range=lambda start, end: (start, end),
         bind_time=lambda moment: moment,
-        get=f"SELECT coalesce(value, large), {told} FROM {table} WHERE key = ?1",
-        gets=_gets(table, f"coalesce(value, (SELECT aside.value {aside})), {told}", ("key",)),
-        scans={(r, k, a): scan(r, k, a) for r in flags for k in flags for a in flags},
+        get=f"SELECT coalesce(value, large), {columns} FROM {table} WHERE key = ?1",
+        gets=_gets(table, f"coalesce(value, (SELECT big.value {big})), {columns}", ("key",)),
+        scans=_scans(scan),
         count=(
             f"SELECT (SELECT count(*) FROM {table} WHERE key >= ?1 AND key < ?2) - "
             f"(SELECT count(*) FROM {table} WHERE expires_at <= ?3 AND +key >= ?1 AND +key < ?2)"
         ),
         expired=f"SELECT {no_value} FROM {table} WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
-        bind_put=lambda record, anew: (
+        bind_put=lambda record, is_new_entry: (
             record.key,
             record.value,
             record.encoding,
@@ -171,23 +174,24 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
             record.expires_at,
             record.created_at,
             record.updated_at,
-            anew,
+            is_new_entry,
         ),
         put=(
-            f"INSERT INTO {table} (key, value, {told}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) {upsert} WHERE large IS NULL"
+            f"INSERT INTO {table} (key, value, {columns}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) {upsert} "
+            "WHERE large IS NULL"
         ),
-        retime=f"UPDATE {table} SET expires_at = ?1 WHERE key = ?2",
+        set_expiry=f"UPDATE {table} SET expires_at = ?1 WHERE key = ?2",
         remove=f"DELETE FROM {table} WHERE key = ?1",
-        aside=Aside(
+        large=LargeValueTable(
             table=f"{table}_large",
             get=f"SELECT value FROM {table}_large WHERE id = ?2 AND key = ?1",
             find=f"SELECT large FROM {table} WHERE key = ?1",
-            # Not an upsert: for that, SQLite would keep all it replaces in a temporary file.
+            # Not an upsert: SQLite would write all that it replaces to a temporary file first.
             add=f"INSERT INTO {table}_large (key, value) VALUES (?1, ?2)",
             replace=f"UPDATE {table}_large SET value = ?3 WHERE id = ?2 AND key = ?1",
             remove=f"DELETE FROM {table}_large WHERE id = ?2 AND key = ?1",
-            refer=(
-                f"INSERT INTO {table} (key, value, {told}, large) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?9) "
+            put_entry=(
+                f"INSERT INTO {table} (key, value, {columns}, large) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?9) "
                 f"{upsert}, large = ?9"
             ),
         ),
@@ -197,17 +201,16 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
 def _plugin_layout() -> Layout:
     """The plugins' table, made to be read by people: texts, JSON, and times that any SQL shell can compare.
 
-    A row that somebody inserted by hand is as good as ours: it has version 0.
+    A row that was inserted by hand has version 0, and is read like any other.
     """
     table = schema.PLUGIN_TABLE
     value = "CAST(value_json AS BLOB)"
-    told = f"{value}, version, expires_at"
-    columns = f"plugin_name, key, {told}"
+    columns = f"{value}, version, expires_at"
     no_value = "plugin_name, key, x'', version, expires_at"
 
     def scan(reverse: bool, keys_only: bool, after: bool) -> str:
         return (
-            f"SELECT {no_value if keys_only else columns} FROM {table} "
+            f"SELECT {no_value if keys_only else f'plugin_name, key, {columns}'} FROM {table} "
             f"WHERE plugin_name = ?1 AND key {'>' if after else '>='} ?2 AND key < ?3 "
             f"AND (expires_at IS NULL OR expires_at > ?4) ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?5"
         )
@@ -227,13 +230,10 @@ def _plugin_layout() -> Layout:
             list(map(milliseconds, expiries)) if any(expiries) else expiries,
         )
 
-    def bind_range(start: PluginKey, end: PluginKey) -> Row:
-        return start[0], start[1], end[1]
-
-    flags = (False, True)
     now = "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
     return Layout(
         table=table,
+        key=("plugin_name", "key"),
         create=(
             f"CREATE TABLE {table} (plugin_name VARCHAR(100) NOT NULL, key VARCHAR(255) NOT NULL, "
             f"value_json TEXT NOT NULL, expires_at DATETIME, created_at DATETIME DEFAULT ({now}) NOT NULL, "
@@ -249,24 +249,24 @@ def _plugin_layout() -> Layout:
         page=page,
         bind_key=lambda key: key,
         bind_keys=lambda keys: (*chain.from_iterable(keys), *(2 * _NO_KEYS[len(keys) :])),
-        bind_range=bind_range,
+        bind_range=lambda start, end: (*start, end[1]),
         bind_time=lambda moment: None if moment is None else time_text(moment),
-        get=f"SELECT {told} FROM {table} WHERE plugin_name = ?1 AND key = ?2",
-        gets=_gets(table, told, ("plugin_name", "key")),
-        scans={(r, k, a): scan(r, k, a) for r in flags for k in flags for a in flags},
+        get=f"SELECT {columns} FROM {table} WHERE plugin_name = ?1 AND key = ?2",
+        gets=_gets(table, columns, ("plugin_name", "key")),
+        scans=_scans(scan),
         count=(
             f"SELECT (SELECT count(*) FROM {table} WHERE plugin_name = ?1 AND key >= ?2 AND key < ?3) - "
             f"(SELECT count(*) FROM {table} WHERE expires_at <= ?4 AND +plugin_name = ?1 AND +key >= ?2 AND +key < ?3)"
         ),
         expired=f"SELECT {no_value} FROM {table} WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
-        bind_put=lambda record, anew: (
+        bind_put=lambda record, is_new_entry: (
             *record.key,
             plugin_text(record),
             record.version,
             None if record.expires_at is None else time_text(record.expires_at),
             time_text(record.created_at),
             time_text(record.updated_at),
-            anew,
+            is_new_entry,
         ),
         put=(
             f"INSERT INTO {table} (plugin_name, key, value_json, version, expires_at, created_at, updated_at) "
@@ -274,7 +274,7 @@ def _plugin_layout() -> Layout:
             "value_json = ?3, version = ?4, expires_at = ?5, updated_at = ?7, "
             "created_at = CASE WHEN ?8 OR expires_at <= ?7 THEN ?6 ELSE created_at END"
         ),
-        retime=f"UPDATE {table} SET expires_at = ?1 WHERE plugin_name = ?2 AND key = ?3",
+        set_expiry=f"UPDATE {table} SET expires_at = ?1 WHERE plugin_name = ?2 AND key = ?3",
         remove=f"DELETE FROM {table} WHERE plugin_name = ?1 AND key = ?2",
     )
 
@@ -283,17 +283,17 @@ _EPOCH: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-@lru_cache(maxsize=256)  # a group has one time, and expiries come in few lengths
+@lru_cache(maxsize=256)  # a group has one time, and most expiries of it are the same
 def time_text(moment: int) -> str:
-    """A time as SQLite and SQLAlchemy write it, in UTC and always of one width, so that texts sort as times."""
+    """A time as SQLite and SQLAlchemy write it, in UTC and of fixed width, so that texts sort as times."""
     return (_EPOCH + moment * _MILLISECOND).isoformat(" ", "microseconds")
 
 
 def milliseconds(text: object) -> int | None:
     """The time of a text, rounded up to a whole millisecond.
 
-    Somebody may have written it by hand. What is no time compares in SQL like this: a number before all texts, another
-    text after them.
+    A cell that was written by hand may be no time. It counts as SQL compares it: a number comes before all texts, so it
+    has expired; any other text comes after them, so it never expires.
     """
     if text is None:
         return None
@@ -320,8 +320,8 @@ PLUGIN_USAGE: Final = (
 )
 """now"""
 
-READ_CLOCK: Final = f"SELECT version FROM {schema.VERSION_COUNTER_TABLE}"
-WRITE_CLOCK: Final = f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = ?1"
+READ_VERSION: Final = f"SELECT version FROM {schema.VERSION_COUNTER_TABLE}"
+WRITE_VERSION: Final = f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = ?1"
 
 CREATE: Final[tuple[str, ...]] = (
     f"CREATE TABLE {schema.REVISION_TABLE} (version_num VARCHAR(32) NOT NULL, "
@@ -332,4 +332,4 @@ CREATE: Final[tuple[str, ...]] = (
     *(statement for layout in LAYOUTS.values() for statement in layout.create),
     f"INSERT INTO {schema.REVISION_TABLE} (version_num) VALUES ('{schema.REVISION}')",
 )
-"""What makes an empty database ours."""
+"""The statements that turn an empty database into one of Keyloft's."""

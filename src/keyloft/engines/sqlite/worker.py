@@ -1,4 +1,4 @@
-"""One thread that does blocking work for an event loop, a job at a time, in the order given."""
+"""A thread that does blocking work for an event loop, one job at a time, in the order given."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """A daemon thread: a process that forgets to close its store can still end."""
+    """A daemon thread, so that a process that forgets to close its store can still end."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -23,7 +23,7 @@ class Worker:
         self._jobs.put(lambda: self._report(done, job()))
 
     async def call(self, job: Callable[[], T]) -> T:
-        """Run a job and wait for what it returns or raises. Once it runs, cancelling the caller doesn't stop it."""
+        """Run a job and wait for what it returns or raises. Cancelling the caller doesn't stop a job that runs."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -49,6 +49,6 @@ class Worker:
         try:
             self._loop.call_soon_threadsafe(done, result)
         except RuntimeError:
+            # A loop that ended without closing the store has no callers left.
             if not self._loop.is_closed():
                 raise
-            # The loop ended without closing the store: nobody is left to be told.

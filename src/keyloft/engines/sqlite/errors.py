@@ -1,0 +1,104 @@
+"""Translates SQLite's errors: a full disk, and a file that is locked, damaged, missing or read-only."""
+
+import contextlib
+import ctypes
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from keyloft import limits
+from keyloft.errors import Busy, CannotOpen, DatabaseError, DiskFull, NotADatabase, ReadOnly
+
+FAILS_WHOLE_GROUP: Final = (
+    apsw.FullError,
+    apsw.IOError,
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.ReadOnlyError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.CantOpenError,
+)
+"""The disk, the file or a lock failed: a second try, batch by batch, would fail in the same way for each of them."""
+
+_OUT_OF_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def explain(
+    error: apsw.Error, path: str, connection: apsw.Connection | None = None, *, read_only: bool = False
+) -> DatabaseError:
+    """The error for the caller: what is wrong with which file, and what to do."""
+    cause = _system_error(connection)
+    match error:
+        case apsw.IOError() if cause in _OUT_OF_SPACE:
+            return _disk_full(path)
+        case apsw.FullError():
+            return _disk_full(path)
+        case apsw.ReadOnlyError():
+            return ReadOnly(f"{path} can't be written: the file or its folder is read-only for this user")
+        case apsw.NotADBError():
+            return NotADatabase(f"{path} is not an SQLite database; it was left as it is")
+        case apsw.CorruptError():
+            return DatabaseError(f"{path} is damaged ({error}); restore it from a backup")
+        case apsw.BusyError() | apsw.LockedError():
+            return Busy(
+                f"{path} was locked by other processes for over {limits.BUSY_SECONDS:g} s; nothing was written: retry"
+            )
+        case apsw.CantOpenError():
+            return CannotOpen(f"{path} can't be opened: {_why_it_can_not_be_opened(Path(path), read_only)}")
+        case apsw.PermissionsError() | apsw.AuthError():
+            return CannotOpen(f"{path} can't be opened: this user may not access it")
+    reason = f"{error} ({os.strerror(cause)})" if cause else str(error)
+    return DatabaseError(f"{path}: {type(error).__name__}: {reason}")
+
+
+def opened_read_only(path: str) -> ReadOnly:
+    """The error of every write to a file that was opened for reading."""
+    return ReadOnly(f"{path} was opened with ?mode=ro, which allows no writes; open it without ?mode=ro to write")
+
+
+def _disk_full(path: str) -> DiskFull:
+    return DiskFull(
+        f"no space is left for {path}; nothing of this write was kept, and writes work again once there is space"
+    )
+
+
+def _system_error(connection: apsw.Connection | None) -> int:
+    """The errno of the operating system's last error on the file, or 0."""
+    if connection is None:
+        return 0
+    with contextlib.suppress(apsw.ConnectionClosedError):
+        if connection.system_errno:
+            return connection.system_errno
+        # SQLite's backups set no errno on their connection; the file still has it.
+        last = ctypes.c_int(0)
+        connection.file_control("main", apsw.SQLITE_FCNTL_LAST_ERRNO, ctypes.addressof(last))
+        return last.value
+    return 0
+
+
+def _why_it_can_not_be_opened(path: Path, read_only: bool) -> str:
+    try:
+        if path.is_dir():
+            return "it is a folder"
+        if path.parent.is_file():
+            return f"{path.parent} is no folder"
+        if not path.parent.is_dir():
+            return f"the folder {path.parent} does not exist"
+        if read_only and not path.exists():
+            return "there is no such file, and ?mode=ro makes none"
+    except PermissionError:
+        return f"this user may not enter the folder {path.parent}"
+    except OSError as error:
+        return str(error.strerror)
+    if os.access(path.parent, os.W_OK):
+        return f"this user may not {'read' if read_only else 'read and write'} it"
+    if read_only and os.access(path, os.R_OK):
+        return (
+            f"it has a write-ahead log, for which SQLite needs the file {path.name}-shm in a folder that this user may "
+            "not write: read a copy that `keyloft backup` made, or let this user write to the folder"
+        )
+    return f"this user may not write to the folder {path.parent}"
