@@ -12,6 +12,7 @@ import apsw
 import pytest
 
 import keyloft
+from keyloft.engines import open_maintenance
 
 from .children import child
 
@@ -216,6 +217,34 @@ async def test_missing_permission_is_named_and_nothing_is_changed(
     (folder / "app.db").chmod(0o666)
     assert [file.name for file in folder.iterdir()] == ["app.db"]
     assert (folder / "app.db").read_bytes() == before
+
+
+async def visited(database: str) -> list[str] | None:
+    """The error of a user without special rights who opens a database: its class, code and message."""
+    async with child("visitor_child", database) as visitor:
+        outcome: list[str] | None = json.loads(await visitor.line())
+        assert await visitor.ended() == (0, "")
+    return outcome
+
+
+async def test_a_folder_that_can_not_be_written_is_named_when_its_database_is_opened_for_reading(lobby: Path) -> None:
+    """SQLite needs a file beside one with a write-ahead log; a backup has none, and can be read anywhere."""
+    folder = lobby / "data"
+    folder.mkdir()
+    await made(folder / "app.db")
+    maintenance = await open_maintenance(folder / "app.db")
+    await maintenance.backup(str(folder / "backup.db"), lambda done, of: None)
+    await maintenance.aclose()
+    for file in folder.iterdir():
+        file.chmod(0o444)
+    folder.chmod(0o555)
+    outcome = await visited(f"sqlite:///{folder}/app.db?mode=ro")
+    assert outcome is not None
+    assert outcome[:2] == ["CannotOpen", "CANNOT_OPEN"]
+    for word in (f"{folder}/app.db", "app.db-shm", "may not write", "keyloft backup"):
+        assert word in outcome[2]
+    assert await visited(f"sqlite:///{folder}/backup.db?mode=ro") is None
+    assert sorted(file.name for file in folder.iterdir()) == ["app.db", "backup.db"]
 
 
 async def test_user_with_the_permissions_can_write_what_another_user_made(lobby: Path) -> None:

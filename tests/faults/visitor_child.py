@@ -1,8 +1,9 @@
-"""Opens files as a user without special rights, and tells how that went.
+"""Opens databases as a user without special rights, and prints how that went.
 
-    python -m tests.faults.visitor_child FILE...
+    python -m tests.faults.visitor_child DATABASE...
 
-Answers with a line of JSON per file: the class, code and message of the error, or null if a write succeeded.
+A line of JSON per path or URL: the class, code and message of the error, or null if a write succeeded (with ?mode=ro:
+a read).
 """
 
 import asyncio
@@ -18,7 +19,7 @@ _NOBODY = 65534
 async def visit(path: str) -> list[str] | None:
     try:
         async with keyloft.open(path) as kv:
-            await kv.set(("visited",), True)
+            await (kv.get(("visited",)) if path.endswith("?mode=ro") else kv.set(("visited",), True))
     except keyloft.KeyloftError as error:
         return [type(error).__name__, error.code, str(error)]
     return None

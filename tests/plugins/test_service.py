@@ -62,7 +62,7 @@ async def by_hand(db: BotDatabase, sql: str) -> list[Any]:
     engine: Any = await db.engine()
     if str(db._url).startswith("postgresql"):
         return await asyncio.to_thread(query, str(db._url), sql)
-    connection = engine._reader if sql.startswith("SELECT") else engine._writer.connection
+    connection = engine.connection
     return list(connection.execute(sql).fetchall())
 
 

@@ -242,7 +242,7 @@ class TestOpening:
     ) -> None:
         db = BotDatabase(tmp_path / "bot.db", clock=clock)
         engine: Any = await db.engine()
-        now = engine._reader.execute("SELECT datetime(?, 'unixepoch')", (clock.now() / 1000,)).fetchall()[0][0]
+        now = engine.connection.execute("SELECT datetime(?, 'unixepoch')", (clock.now() / 1000,)).fetchall()[0][0]
         rows = [
             ("plain", '{"a": 1}', None),
             ("broken", "{", None),
@@ -252,7 +252,7 @@ class TestOpening:
             ("nonsense", "4", "whenever"),
             ("number", "5", 12345),
         ]
-        engine._writer.connection.executemany(
+        engine.connection.executemany(
             "INSERT INTO plugin_kv_storage (plugin_name, key, value_json, expires_at) VALUES ('hand', ?, ?, ?)", rows
         )
         await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import logging
 from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Expired, Purge, Space
-from keyloft.errors import Closed, KeyloftError
+from keyloft.errors import Closed, KeyloftError, ReadOnly
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ async def sweep_regularly(engine: Engine, space: Space, seconds: float) -> None:
         await asyncio.sleep(seconds)
         try:
             removed = await sweep(engine, space)
-        except Closed:
-            return
+        except (Closed, ReadOnly):
+            return  # a database that is opened for reading is swept by the processes that write to it
         except KeyloftError as error:
             logger.warning("sweeping expired entries failed (%s), next try in %g s: %s", error.code, seconds, error)
         else:

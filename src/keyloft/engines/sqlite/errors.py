@@ -37,7 +37,7 @@ def explain(
             return _disk_full(path)
         case apsw.FullError():
             return _disk_full(path)
-        case apsw.ReadOnlyError():
+        case apsw.ReadOnlyError() if not read_only:
             return ReadOnly(f"{path} can't be written: the file or its folder is read-only for this user")
         case apsw.NotADBError():
             return NotADatabase(f"{path} is not an SQLite database; it was left as it is")
@@ -47,7 +47,7 @@ def explain(
             return Busy(
                 f"{path} was locked by other processes for over {limits.BUSY_SECONDS:g} s; nothing was written: retry"
             )
-        case apsw.CantOpenError():
+        case apsw.CantOpenError() | apsw.ReadOnlyError():
             return CannotOpen(f"{path} can't be opened: {_why_it_can_not_be_opened(Path(path), read_only)}")
         case apsw.PermissionsError() | apsw.AuthError():
             return CannotOpen(f"{path} can't be opened: this user may not access it")
