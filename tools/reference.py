@@ -49,8 +49,10 @@ def settings() -> str:
 
     lines = ["| Flag | Environment | In the file | Default | |", "|---|---|---|---|---|"]
     for setting in SETTINGS.values():
-        default = ",".join(setting.default) if setting.is_list else setting.default
-        shown = "" if default in (None, "") else f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+        shown = f"`{setting.default_text}`" if setting.default_text else ""
+        if setting.metavar == "SECONDS" and setting.default % 86_400 == 0:
+            days = int(setting.default // 86_400)
+            shown += f" ({days} {'day' if days == 1 else 'days'})"
         choices = f" One of {', '.join(f'`{choice}`' for choice in setting.choices)}." if setting.choices else ""
         about = setting.description.replace("|", "\\|").replace("<", "\\<")
         lines.append(f"| `{setting.flag}` | `{setting.environment}` | `{setting.name}` | {shown} | {about}{choices} |")

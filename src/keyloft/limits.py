@@ -276,6 +276,27 @@ UNSENT_BYTES: Final = 512 * 1024
 SLOW_CLEANUP_SECONDS: Final = 1.0
 """A removal of expired entries that takes longer is logged as a warning."""
 
+HEALTH_SECONDS: Final = 2.0
+"""How long a health check waits for the database; also how long a starting service waits for another one's answer."""
+
+RECONNECT_SECONDS: Final = 1.0
+"""The pause before `keyloft serve` tries again to connect to NATS, to serve, or to start its nats-server."""
+
+LONGEST_OPENING_PAUSE_SECONDS: Final = 5.0
+"""The longest pause between two attempts of `keyloft serve` to open the database; the first is a quarter second."""
+
+SAME_SIGNAL_SECONDS: Final = 0.5
+"""Two signals within this time count as one: some supervisors signal a process and its group."""
+
+HTTP_REQUEST_BYTES: Final = 8 * 1024
+"""The largest request to the pages for metrics and health."""
+
+HTTP_CONNECTIONS: Final = 64
+"""How many connections these pages have at a time; a further one is cut off."""
+
+NATS_LOG_LINE_BYTES: Final = 1024 * 1024
+"""The longest line of nats-server's log that is read."""
+
 # Tuned: the semantic store
 
 RECENT_ENTRIES: Final = 16_384

@@ -46,7 +46,8 @@ class TestUse:
         assert repr(db) == f"<BotDatabase at {tmp_path}/bot.db, closed>"
         with pytest.raises(keyloft.Closed):
             await db.kv_get("test", "k")
-        assert "secret" not in repr(BotDatabase("postgresql://me:secret@host/app"))
+        for url in ("postgresql://me:secret@host/app", "postgres:/me:secret@host/app"):
+            assert "secret" not in repr(BotDatabase(url))
 
 
 class TestValues:

@@ -380,7 +380,7 @@ async def test_a_rogue_tenant_gets_nothing_from_the_real_service(tmp_path: Path)
         async with await client(isolation.tenants["acme"], "acme") as acme:
             secret = await acme.put("secret", "gold", expected_version=0, writer="w", semantics=config)
             async with await client(isolation.tenants["rogue"], "acme") as rogue:
-                with pytest.raises(keyloft.NotPermitted, match="log in as the tenant acme"):
+                with pytest.raises(keyloft.NotPermitted, match="Log in as the tenant acme"):
                     await rogue.get("secret")
             async with await client(isolation.tenants["rogue"], "rogue") as rogue:
                 assert await rogue.get("secret") is None
@@ -494,7 +494,7 @@ def test_a_plugin_named_twice_is_refused() -> None:
 
 
 def test_one_string_is_not_taken_for_many_plugins() -> None:
-    with pytest.raises(InvalidArgument, match="several names"):
+    with pytest.raises(InvalidArgument, match="expected a sequence of names"):
         isolate("trivia")
 
 

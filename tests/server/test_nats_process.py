@@ -114,7 +114,7 @@ async def test_stop_ends_the_process_and_may_be_called_again() -> None:
     assert not runs(pid)
     assert not server.died.done()
     await server.stop()
-    with pytest.raises(NatsServerFailed, match="does not run"):
+    with pytest.raises(NatsServerFailed, match="is not running"):
         _ = server.pid
 
 
@@ -141,7 +141,7 @@ async def test_an_unexpected_end_is_told_and_it_can_be_started_again() -> None:
 
 async def test_starting_it_twice_is_refused() -> None:
     async with NatsServer() as server:
-        with pytest.raises(NatsServerFailed, match="runs already"):
+        with pytest.raises(NatsServerFailed, match="is running already"):
             await server.start()
         assert await echo_works(server.url)
 
@@ -189,11 +189,11 @@ def test_a_port_that_cannot_be_is_refused(port: int) -> None:
 
 async def test_before_its_start_it_has_neither_address_nor_end() -> None:
     server = NatsServer()
-    with pytest.raises(NatsServerFailed, match="only once it was started"):
+    with pytest.raises(NatsServerFailed, match="known once nats-server was started"):
         _ = server.url
     with pytest.raises(NatsServerFailed, match="not started"):
         _ = server.died
-    with pytest.raises(NatsServerFailed, match="does not run"):
+    with pytest.raises(NatsServerFailed, match="is not running"):
         await server.reload()
 
 

@@ -39,33 +39,35 @@ class Serving:
     def __init__(self, folder: Path, *flags: str, program: tuple[str, ...] = ("-m", "keyloft")) -> None:
         run = secrets.token_hex(4)
         self.folder = folder
-        self._said, self._logged = folder / f"{run}.out", folder / f"{run}.err"
-        with self._said.open("wb") as said, self._logged.open("wb") as logged:
+        self._printed, self._logged = folder / f"{run}.out", folder / f"{run}.err"
+        with self._printed.open("wb") as printed, self._logged.open("wb") as logged:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "error", *program, "serve", "--http", "127.0.0.1:0", *flags],
                 cwd=folder,
                 env=_ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=printed,
                 stderr=logged,
             )
 
     @property
-    def said(self) -> str:
-        return self._said.read_text()
+    def printed(self) -> str:
+        """Its standard output."""
+        return self._printed.read_text()
 
     @property
     def log(self) -> str:
+        """Its standard error, with the lines that it prints for a person at the start."""
         return self._logged.read_text()
 
     @property
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self.log
-        return "Ctrl-C" in self.said
+        return "Ctrl-C" in self.log or '"health"' in self.log
 
     @property
     def nats(self) -> str:
-        return str(re.findall(r"nats://\S+", self.said)[0])
+        return str(re.findall(r"nats://[\d.:]+", self.log)[0])
 
     @property
     def children(self) -> list[int]:
@@ -83,7 +85,7 @@ class Serving:
         return self.process.wait()
 
     async def page(self, path: str) -> tuple[int, str]:
-        [(host, port)] = set(re.findall(r"http://([\d.]+):(\d+)", self.said))
+        [(host, port)] = set(re.findall(r"http://([\d.]+):(\d+)", self.log))
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
         async with asyncio.timeout(LONGEST_SECONDS):
@@ -156,8 +158,8 @@ async def keyloft(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 async def test_the_printed_lines_store_and_read_a_first_value(tmp_path: Path) -> None:
     async with serving(tmp_path, "--nats-port", "0") as served:
-        assert str(tmp_path / "keyloft.db") in served.said
-        lines = [line.strip() for line in served.said.splitlines() if " plugin " in line]
+        assert str(tmp_path / "keyloft.db") in served.log
+        lines = [line.strip() for line in served.log.splitlines() if " plugin " in line]
         assert len(lines) == 2
         for line in lines:
             # From a terminal elsewhere, with nothing on its path.
@@ -297,7 +299,7 @@ async def test_waiting_for_nats_can_be_ended(tmp_path: Path) -> None:
         await served.logs("connecting to NATS")
         served.process.terminate()
         assert await served.ends() == 0
-        assert served.said == ""
+        assert "is running" not in served.log
 
 
 async def test_a_lost_nats_shows_in_the_health_until_it_is_back(tmp_path: Path) -> None:
@@ -318,7 +320,12 @@ async def test_metrics_and_logs_tell_of_an_operation_and_not_of_its_value(tmp_pa
         assert status == 200
         assert 'rosey_kv_set_total{plugin="trivia"} 1.0' in text
         assert 'rosey_kv_keys_total{plugin="trivia"} 1.0' in text
+        assert served.printed == ""
         lines = [json.loads(line) for line in served.log.splitlines()]
+        [started] = [line for line in lines if "is running" in line["message"]]
+        assert started["nats"] == [served.nats]
+        assert started["database"] == str(tmp_path / "keyloft.db")
+        assert started["health"].endswith("/healthz")
         [line] = [line for line in lines if line.get("operation") == "kv_set"]
         assert (line["level"], line["plugin"], line["key"]) == ("DEBUG", "trivia", "score")
         assert line["latency_ms"] > 0
@@ -331,7 +338,7 @@ async def test_a_taken_metrics_port_is_a_warning(tmp_path: Path) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         async with serving(tmp_path, "--nats-port", "0", "--http", address) as served:
-            assert f"{address} can't be listened on" in served.log
+            assert f"can't listen on {address}" in served.log
             assert await answers(served.nats) == "nothing"
 
 
@@ -339,7 +346,7 @@ async def refused(folder: Path, *flags: str) -> tuple[int, str]:
     """How a service that can't start ends, and what it says to its user."""
     async with serving(folder, *flags, ready=False) as served:
         code = await served.ends()
-        assert served.said == ""
+        assert "is running" not in served.log
         assert "Traceback" not in served.log
         return code, served.log.splitlines()[-1]
 
@@ -446,11 +453,11 @@ async def test_logins_are_used_and_their_refusal_is_told(tmp_path: Path) -> None
         login = ["--nats", server.url, "--nats-user", "trivia", f"--nats-password={trivia.password}"]
         code, told = await refused(tmp_path, *login)
         assert code == 1
-        assert "NATS does not let this user serve db.kv.>" in told
+        assert "NATS refused to let this user subscribe to db.kv.>" in told
 
         login = ["--nats", server.url, "--nats-user", "SERVICE", f"--nats-password={isolation.service.password}"]
         async with serving(tmp_path, *login) as served:
-            assert isolation.service.password not in served.said + served.log
+            assert isolation.service.password not in served.printed + served.log
             client = await nats.connect(server.url, **trivia.options())
             assert await DatabaseClient(client, "trivia").kv.get("score", "nothing") == "nothing"
 
@@ -469,7 +476,7 @@ async def test_logins_are_used_and_their_refusal_is_told(tmp_path: Path) -> None
             other.write(config, replace=True)
             await server.reload()
             await served.shows("/healthz", 503)
-            await served.logs("connecting anew")
+            await served.logs("connecting again")
             isolation.write(config, replace=True)
             await server.reload()
             await served.shows("/healthz", 200)

@@ -52,10 +52,10 @@ async def test_it_serves_without_telling_anybody_the_password(url: str, tmp_path
             assert 'rosey_kv_keys_total{plugin="trivia"} 1.0' in metrics
             served.process.send_signal(signal.SIGTERM)
             assert await served.ends() == 0
-            told = served.said + served.log + metrics + info.data.decode()
+            told = served.printed + served.log + metrics + info.data.decode()
             for secret in (PASSWORD, "confidential", "Traceback"):
                 assert secret not in told
-            assert "postgresql" in served.said
+            assert "postgresql" in served.log
 
 
 async def test_the_state_of_workflows_is_served_and_told_without_its_values(url: str, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ async def test_the_state_of_workflows_is_served_and_told_without_its_values(url:
             assert 'rosey_semantic_alert{alert="storage_outage"} 0.0' in metrics
             served.process.send_signal(signal.SIGTERM)
             assert await served.ends() == 0
-            assert "confidential" not in served.said + served.log + metrics
+            assert "confidential" not in served.printed + served.log + metrics
             lines = [json.loads(line) for line in served.log.splitlines()]
             put, conflict = [line for line in lines if line.get("key") == kept.key]
             assert (put["level"], conflict["level"]) == ("INFO", "WARNING")
@@ -101,7 +101,7 @@ async def test_a_database_that_is_not_up_yet_is_waited_for(
                 await given_up.logs("waiting for it")
                 given_up.process.terminate()
                 assert await given_up.ends() == 0
-                assert given_up.said == ""
+                assert "is running" not in given_up.log
             served = await stack.enter_async_context(serving(tmp_path, *flags, ready=False))
             await served.logs("waiting for it")
         finally:

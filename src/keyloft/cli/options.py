@@ -65,8 +65,7 @@ def _flags(names: Iterable[str]) -> Iterable[inspect.Parameter]:
     yield _flag("config", file)
     for name in names:
         setting = SETTINGS[name]
-        default = ",".join(setting.default) if setting.is_list else setting.default
-        known = "none" if default in (None, "") else f"{default:.15g}" if isinstance(default, float) else default
+        known = setting.default_text or "none"
         yield _flag(
             name,
             typer.Option(

@@ -13,10 +13,9 @@ from nats.errors import ConnectionClosedError, ConnectionDrainingError, NoRespon
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from keyloft import limits
-from keyloft.core.urls import without_password
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
-from keyloft.nats.connection import Login, connect, servers
+from keyloft.nats.connection import Login, connect, servers, shown
 
 _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 _to_json = msgspec.json.Encoder().encode
@@ -82,7 +81,7 @@ class ServiceClient:
             )
         except TimeoutError:
             raise Unanswered(
-                f"no NATS server answers at {', '.join(map(without_password, urls))}: "
+                f"no NATS server answers at {shown(urls)}: "
                 "is it running, and is the address right? `keyloft serve` starts one with the service"
             ) from None
         except KeyloftError:

@@ -13,12 +13,11 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import AuthorizationError
 
-from keyloft.core.urls import without_password
 from keyloft.errors import NotPermitted
 from keyloft.nats.internals import Handled, Handler, NatsConnection, check_nats_py
 from keyloft.nats.log_rate import LogRate
 
-__all__ = ["Handled", "Login", "cancel", "connect", "drain", "servers", "subscribe"]
+__all__ = ["Handled", "Login", "cancel", "connect", "drain", "servers", "shown", "subscribe"]
 
 logger = logging.getLogger(__name__)
 
@@ -141,8 +140,14 @@ def _permanent_reason(error: Exception) -> str | None:
 
 
 def servers(connection: Nats) -> str:
-    """The addresses that a connection uses, without passwords, for messages and `repr`."""
-    return ", ".join([without_password(url.geturl()) for url in connection.servers]) or "no server"
+    """The addresses that a connection uses, for `repr`."""
+    return shown([url.geturl() for url in connection.servers]) or "no server"
+
+
+def shown(addresses: Iterable[str]) -> str:
+    """Addresses of NATS without users and passwords, for messages; they may lack the scheme."""
+    parts = [address.rpartition("://") for address in addresses]
+    return ", ".join([f"{scheme}{slashes}{rest.rpartition('@')[2]}" for scheme, slashes, rest in parts])
 
 
 async def cancel(task: "asyncio.Future[Any]") -> None:

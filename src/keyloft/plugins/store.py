@@ -13,10 +13,10 @@ from keyloft.core.engine import Engine
 from keyloft.core.lazy import PagedList
 from keyloft.core.records import Batch, Committed, Delete, Get, Mutation, Page, Record, Space
 from keyloft.core.sweeper import sweep
-from keyloft.core.urls import without_password
+from keyloft.core.urls import DatabaseUrl
 from keyloft.core.values import decode_json
 from keyloft.engines import open_engine
-from keyloft.errors import Closed, Undecodable
+from keyloft.errors import Closed, KeyloftError, Undecodable
 from keyloft.plugins import rules
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,11 @@ class BotDatabase:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "not open yet" if self._engine is None else "open"
-        return f"<BotDatabase at {without_password(os.fspath(self._url or ':memory:'))}, {state}>"
+        try:
+            where = DatabaseUrl.parse(self._url).shown
+        except KeyloftError:
+            where = "a URL that can't be read"  # it may hold a password anywhere
+        return f"<BotDatabase at {where}, {state}>"
 
     async def __aenter__(self) -> Self:
         await self.create_tables()

@@ -1,10 +1,10 @@
-"""The process that `keyloft serve` becomes: the service, without what only a command line needs (9 MB)."""
+"""The process of `keyloft serve`: the service, without the modules of the command line (9 MB)."""
 
 import os
 import signal
 import sys
 
-# Who is told to end before it has begun has nothing to finish. Later the service itself listens to this.
+# A signal before the service runs: there is nothing to finish. Later the service handles it itself.
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 

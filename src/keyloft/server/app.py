@@ -1,27 +1,23 @@
-"""Runs the services: the database, NATS, metrics and health, from the first signal of life to the last answer."""
+"""Runs the services: opens the database, connects to NATS, serves, and ends in order."""
 
 import asyncio
 import contextlib
 import logging
 import os
 import re
-import shlex
-import shutil
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
 from nats.aio.client import Client as Nats
 
-import keyloft
+from keyloft import limits
 from keyloft.core.records import Batch, Check, Get, Space
-from keyloft.core.urls import DatabaseUrl, without_password
+from keyloft.core.urls import without_password
 from keyloft.errors import (
     CannotOpen,
     DatabaseError,
@@ -36,14 +32,14 @@ from keyloft.errors import (
     Unanswered,
 )
 from keyloft.nats.connection import Login, cancel, connect
-from keyloft.plugins.client import PREFIX
 from keyloft.plugins.meters import Meters
 from keyloft.plugins.service import NAME, DatabaseService
 from keyloft.plugins.store import BotDatabase
 from keyloft.semantic.monitoring import Signals
 from keyloft.semantic.service import SemanticService
 from keyloft.semantic.store import SemanticStore
-from keyloft.server.config import DEFAULT_NATS_PORT, Config
+from keyloft.server.banner import Banner, database_name
+from keyloft.server.config import Config
 from keyloft.server.http import HttpServer, Response, shown
 from keyloft.server.logging import set_up_logging
 from keyloft.server.metrics import Metrics
@@ -52,29 +48,22 @@ from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
 
-_INCURABLE: Final = (CannotOpen, NotADatabase, ReadOnly, SchemaTooNew, SchemaTooOld)
-"""What is wrong with a database that waiting does not cure."""
+_PERMANENT: Final = (CannotOpen, NotADatabase, ReadOnly, SchemaTooNew, SchemaTooOld)
+"""What can be wrong with a database that no later attempt finds in order."""
 
-_LOOK: Final = Get(Space.PLUGINS, ("keyloft", "health"))
-
-_LONGEST_PAUSE_SECONDS: Final = 5.0
-_RETRY_SECONDS: Final = 1.0
-_SAME_SIGNAL_SECONDS: Final = 0.5
-"""Some supervisors signal a process and its group: that is one request to end, not two."""
-
-_HEALTH_SECONDS: Final = 2.0
+_PROBE: Final = Get(Space.PLUGINS, ("keyloft", "health"))
 _NOT_SERVED: Final = re.compile(r"permissions violation for subscription to \"([^\"]+)\"", re.IGNORECASE)
 
 
 def run(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then answer what was taken and return.
+    """Serve until SIGTERM or SIGINT, then answer the accepted requests and return.
 
     Raises:
-        KeyloftError: The service can't be started, for a reason that waiting does not cure.
+        KeyloftError: The service can't be started, and no later attempt could succeed.
     """
     set_up_logging(config.log_level, config.log_format)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_until_told(App(config)))
+        runner.run(_until_signal(App(config)))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -85,62 +74,64 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _until_told(app: "App") -> None:
-    """Run the service; the first signal asks it to end, a second one does not wait for that."""
+async def _until_signal(app: "App") -> None:
+    """Run the service. The first signal asks it to end; a second one ends it at once."""
     serving = asyncio.ensure_future(app.run())
-    told: float | None = None
+    first_signal: float | None = None
 
-    def tell(number: signal.Signals) -> None:
-        nonlocal told
-        now = asyncio.get_running_loop().time()
-        if told is None:
-            told = now
-            logger.info("%s: answering what was taken, then ending", number.name)
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal first_signal
+        now = loop.time()
+        if first_signal is None:
+            first_signal = now
+            logger.info("%s: answering the accepted requests, then ending", number.name)
             serving.cancel()
-        elif now - told > _SAME_SIGNAL_SECONDS:
+        elif now - first_signal > limits.SAME_SIGNAL_SECONDS:
             app.abandon(128 + number)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, tell, number)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         await serving
     except asyncio.CancelledError:
-        if told is None:
+        if first_signal is None:
             raise
 
 
 class App:
-    """The parts of a service, and in which order they start and end."""
+    """The parts of a service, and the order in which they start and end."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._meters = Meters()
-        # The database is given up before a request is, so that its answer can still be told.
+        # A call to the database times out before its request does, so that the answer can name the reason.
         self._db = BotDatabase(config.database, durability=config.durability, patience=0.8 * config.deadline)
         self._signals = Signals()
         self._metrics = Metrics(self._meters, self._db, self._signals, prefix=config.metrics_prefix)
-        self._own_server: NatsServer | None = None
+        self._nats_server: NatsServer | None = None
         self._nats: Nats | None = None
         self._is_open = False
-        self._greeting = ""
-        """What is still to be said, once we serve."""
+        self._banner: Banner | None = None
+        """Shown once the service runs; None after that."""
 
     async def run(self) -> None:
-        """Serve until cancelled, then end in good order.
+        """Serve until cancelled, then end in order.
 
         Raises:
-            KeyloftError: It can't be started, for a reason that waiting does not cure.
+            KeyloftError: It can't be started, and no later attempt could succeed.
         """
         async with AsyncExitStack() as stack:
             pages = await self._show_pages(stack)
             await self._open_database()
-            stack.push_async_callback(self._db.close)
+            stack.push_async_callback(self._db.aclose)
             stack.push_async_callback(self._metrics.aclose)
             store = await self._semantic_store()
             stack.push_async_callback(store.aclose)
             addresses = await self._find_nats(stack)
-            self._greeting = _greeting(self._config, addresses, self._own_server, pages)
+            self._banner = Banner(
+                config=self._config, nats=addresses, has_nats_server=self._nats_server is not None, pages=pages
+            )
             while True:
                 await self._serve(addresses, store)
 
@@ -158,16 +149,16 @@ class App:
         )
 
     def abandon(self, code: int) -> NoReturn:
-        """End at once. What was acknowledged is on disk."""
-        if self._own_server is not None:
+        """End at once. All acknowledged writes are on disk."""
+        if self._nats_server is not None:
             with contextlib.suppress(OSError, NatsServerFailed):
-                os.kill(self._own_server.pid, signal.SIGTERM)
+                os.kill(self._nats_server.pid, signal.SIGTERM)
         os._exit(code)
 
     # Metrics and health
 
     async def _show_pages(self, stack: AsyncExitStack) -> str | None:
-        """Show metrics and health, from the beginning: whoever watches over us wants to know what we wait for."""
+        """Serve metrics and health before all else: while the service waits for something, health says for what."""
         address = self._config.http_address()
         if address is None:
             return None
@@ -176,9 +167,9 @@ class App:
             host, port = await server.start(*address)
         except OSError as error:
             reason = error.strerror or str(error)
-            logger.warning("no metrics and health: %s can't be listened on: %s", self._config.http, reason)
+            logger.warning("no metrics and health: can't listen on %s: %s", self._config.http, reason)
             return None
-        stack.push_async_callback(server.stop)
+        stack.push_async_callback(server.aclose)
         return shown(host, port)
 
     async def _show_metrics(self) -> Response:
@@ -191,33 +182,33 @@ class App:
             return Response(missing, HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _show_health(self) -> Response:
-        wrong = await self._what_is_wrong()
-        if wrong is None:
+        problem = await self._problem()
+        if problem is None:
             return Response(b"ok\n")
-        return Response(f"{wrong}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+        return Response(f"{problem}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
 
-    async def _what_is_wrong(self) -> str | None:
+    async def _problem(self) -> str | None:
         if not self._is_open:
             return "the database is not open yet"
         if self._nats is None or not self._nats.is_connected:
             return "not connected to NATS"
         try:
-            async with asyncio.timeout(_HEALTH_SECONDS):
+            async with asyncio.timeout(limits.HEALTH_SECONDS):
                 engine = await self._db.engine()
-                await engine.read(_LOOK)
+                await engine.read(_PROBE)
                 await self._try_to_write()
         except TimeoutError:
-            return f"the database has not answered within {_HEALTH_SECONDS:g} s"
+            return f"the database has not answered within {limits.HEALTH_SECONDS:g} s"
         except KeyloftError as error:
-            # What exactly it says may name files and hosts: it belongs in the log.
+            # The message may name files and hosts: it belongs in the log.
             logger.warning("the database can't be used: %s", error)
             return f"the database can't be used ({error.code})"
         return None
 
     async def _try_to_write(self) -> None:
-        """A check that fails goes all the way to where writes are made, and writes nothing."""
+        """Commit a check that fails: it takes the path of every write, and writes nothing."""
         engine = await self._db.engine()
-        await engine.commit(Batch((), (Check(_LOOK.space, _LOOK.key, -1),)))
+        await engine.commit(Batch((), (Check(_PROBE.space, _PROBE.key, -1),)))
 
     # The database
 
@@ -229,12 +220,12 @@ class App:
                 await self._try_to_write()
             except InvalidArgument as error:
                 raise InvalidArgument(f"the setting `database`: {error}") from None
-            except _INCURABLE:
+            except _PERMANENT:
                 raise
             except DatabaseError as error:
                 logger.warning("the database is not ready, trying again: %s", error)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                pause = min(2 * pause, limits.LONGEST_OPENING_PAUSE_SECONDS)
             else:
                 self._is_open = True
                 return
@@ -242,11 +233,11 @@ class App:
     # NATS
 
     async def _find_nats(self, stack: AsyncExitStack) -> list[str]:
-        """The addresses of NATS; where none is given, those of a server of our own, which is kept running."""
+        """The addresses of NATS; where none is configured, that of a nats-server which is started and kept running."""
         if self._config.nats:
             return list(self._config.nats)
         port = self._config.nats_port
-        self._own_server = server = NatsServer(port=port or None)
+        self._nats_server = server = NatsServer(port=port or None)
         try:
             await server.start()
         except NatsServerFailed as error:
@@ -254,23 +245,23 @@ class App:
                 raise
             raise NatsServerFailed(
                 f"port {port} is taken. If a Keyloft runs there already, use that one; if it is another NATS server, "
-                f"--nats nats://127.0.0.1:{port} serves there; if neither, --nats-port chooses another port for ours"
+                f"--nats nats://127.0.0.1:{port} serves there; otherwise choose another port with --nats-port"
             ) from None
-        stack.push_async_callback(server.stop)
+        stack.push_async_callback(server.aclose)
         keeping = asyncio.create_task(_keep_running(server), name="keyloft nats-server keeper")
         stack.push_async_callback(cancel, keeping)
         return [server.url]
 
     async def _serve(self, addresses: list[str], store: SemanticStore) -> None:
         """Serve until the connection to NATS ends for good."""
-        is_first = self._greeting != ""
+        is_first = self._banner is not None
         not_served: list[str] = []
 
-        def heard(error: Exception) -> None:
+        def on_error(error: Exception) -> None:
             not_served.extend(_NOT_SERVED.findall(str(error)))
 
         async with AsyncExitStack() as stack:
-            self._nats, closed = await self._connect(addresses, heard, is_first)
+            self._nats, closed = await self._connect(addresses, on_error, is_first)
             stack.push_async_callback(_closed, self._nats)
             service = DatabaseService(
                 self._nats,
@@ -297,38 +288,39 @@ class App:
                 metadata=self._metadata(),
             )
             if is_first and self._config.login() == Login():
-                await self._look_for_others(self._nats)
-            stack.push_async_callback(service.stop)
+                await self._find_other_services(self._nats)
+            stack.push_async_callback(service.aclose)
             stack.push_async_callback(semantic.stop)
             try:
                 await service.start()
                 await semantic.start()
             except Exception as error:
-                logger.warning("the service can't begin yet, trying again: %s", error or type(error).__name__)
-                await asyncio.sleep(_RETRY_SECONDS)
+                logger.warning("the service can't start yet, trying again: %s", error or type(error).__name__)
+                await asyncio.sleep(limits.RECONNECT_SECONDS)
                 return
             if not_served:
                 if is_first:
                     raise NotPermitted(
-                        f"NATS does not let this user serve {', '.join(not_served)}: "
+                        f"NATS refused to let this user subscribe to {', '.join(not_served)}: "
                         "log in as the service with --nats-user or --nats-creds"
                     )
-                logger.error("NATS does not let this user serve %s", ", ".join(not_served))
-            _say(self._greeting)
-            self._greeting = ""
+                logger.error("NATS refused to let this user subscribe to %s", ", ".join(not_served))
+            if self._banner is not None:
+                self._banner.show()
+                self._banner = None
             await closed.wait()
-            logger.error("NATS has ended the connection; connecting anew")
+            logger.error("NATS has ended the connection; connecting again")
 
     def _metadata(self) -> dict[str, str]:
-        return {"host": socket.gethostname(), "pid": str(os.getpid()), "database": _place(self._config.database)}
+        return {"host": socket.gethostname(), "pid": str(os.getpid()), "database": database_name(self._config.database)}
 
-    async def _look_for_others(self, nats: Nats) -> None:
-        """Whoever starts a second service by mistake would find each value in one of two databases."""
+    async def _find_other_services(self, nats: Nats) -> None:
+        """Warn of a second service with another database: each request would go to one of the two."""
         try:
-            message = await nats.request(f"$SRV.PING.{NAME}", b"", timeout=_HEALTH_SECONDS)
+            message = await nats.request(f"$SRV.PING.{NAME}", b"", timeout=limits.HEALTH_SECONDS)
             other = msgspec.json.decode(message.data)["metadata"]
         except Exception:
-            return  # nobody there, or nobody of ours
+            return  # no other service of Keyloft
         mine = self._metadata()
         where = f"{other.get('database')} (process {other.get('pid')} on {other.get('host')})"
         if (other.get("database"), other.get("host")) == (mine["database"], mine["host"]):
@@ -341,15 +333,15 @@ class App:
             )
 
     async def _connect(
-        self, addresses: list[str], heard: Callable[[Exception], None], is_first: bool
+        self, addresses: list[str], on_error: Callable[[Exception], None], is_first: bool
     ) -> tuple[Nats, asyncio.Event]:
-        """Connect, as soon as there is somebody to connect to; the event tells that it ended for good."""
+        """Connect as soon as a server answers; the event is set once the connection has ended for good."""
         where = ", ".join(map(without_password, addresses))
         logger.info("connecting to NATS at %s", where)
         while True:
             closed = asyncio.Event()
 
-            async def tell(closed: asyncio.Event = closed) -> None:
+            async def on_closed(closed: asyncio.Event = closed) -> None:
                 closed.set()
 
             try:
@@ -357,25 +349,27 @@ class App:
                     addresses,
                     name="keyloft serve",
                     login=self._config.login(),
-                    on_error=heard,
-                    closed_cb=tell,
-                    skip_subject_validation=True,  # whatever we answer to, NATS has let through
+                    on_error=on_error,
+                    closed_cb=on_closed,
+                    skip_subject_validation=True,  # NATS has checked the reply subjects already
                 )
                 return connection, closed
             except NotPermitted as error:
                 if is_first:
-                    hint = "--nats-user, --nats-creds, --nats-ca … say how to log in"
+                    hint = "--nats-user, --nats-creds or --nats-ca log in"
                     raise NotPermitted(f"{where}: {error}; {hint}") from error
-                # Who was let in before, and is no longer, waits to be let in again.
-                await asyncio.sleep(_RETRY_SECONDS)
+                # A login that worked before may work again.
+                await asyncio.sleep(limits.RECONNECT_SECONDS)
             except KeyloftError:
                 raise
             except Exception as error:
-                raise Unanswered(f"NATS at {where} can't be used: {error or type(error).__name__}") from error
+                raise Unanswered(
+                    f"the connection to NATS at {where} failed: {error or type(error).__name__}"
+                ) from error
 
 
 async def _keep_running(server: NatsServer) -> None:
-    """Start our own nats-server again whenever it ends; plugins come back by themselves, the port is the same."""
+    """Start the nats-server again whenever it ends; clients reconnect by themselves, since the port stays the same."""
     while True:
         await asyncio.wait([server.died])
         logger.error("%s; starting it again", server.died.result())
@@ -384,7 +378,7 @@ async def _keep_running(server: NatsServer) -> None:
                 await server.start()
             except NatsServerFailed as error:
                 logger.error("%s; trying again", error)
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(limits.RECONNECT_SECONDS)
             else:
                 break
 
@@ -392,52 +386,3 @@ async def _keep_running(server: NatsServer) -> None:
 async def _closed(connection: Nats) -> None:
     if not connection.is_closed:
         await connection.close()
-
-
-# What is said at the start
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody listens
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-
-def _greeting(config: Config, addresses: list[str], own_server: NatsServer | None, pages: str | None) -> str:
-    nats = ", ".join(map(without_password, addresses))
-    command = _command()
-    options = ""
-    if nats != f"nats://127.0.0.1:{DEFAULT_NATS_PORT}":
-        options += f" --nats {shlex.quote(','.join(map(without_password, addresses)))}"
-    if PREFIX not in config.prefixes:
-        options += f" --subjects {config.prefixes[0]}"
-    needs_login = own_server is None and (config.login() != Login() or any("@" in url for url in addresses))
-    login = "; with the login of a user that may do so, see keyloft plugin get --help" if needs_login else ""
-    return f"""\
-Keyloft {keyloft.__version__} is running.
-
-  data      {_place(config.database)}
-  NATS      {nats}{" (our own)" if own_server is not None else ""}
-  metrics   {"off" if pages is None else f"{pages}/metrics, health at {pages}/healthz"}
-
-Store a first value and read it, in another terminal{login}:
-
-  {command} plugin set{options} trivia score 100
-  {command} plugin get{options} trivia score
-
-Ctrl-C ends it.
-"""
-
-
-def _command() -> str:
-    """How this program is called in another terminal, where no virtual environment is active."""
-    beside = Path(sys.executable).with_name("keyloft")
-    found = shutil.which("keyloft")
-    if found is not None and "VIRTUAL_ENV" not in os.environ and Path(found).resolve() == beside.resolve():
-        return "keyloft"
-    return shlex.quote(str(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m keyloft"
-
-
-def _place(database: str) -> str:
-    url = DatabaseUrl.parse(database)
-    return "in memory: it is gone when the service ends" if url.is_in_memory else str(url.file or url.shown)

@@ -1,4 +1,4 @@
-"""What can be set when Keyloft runs as a service: by a flag, by the environment, by a file, in that order.
+"""The settings of a service: from a flag, else from the environment, else from a file.
 
 Each setting is declared once, as a field of `Config`: its name, type, range, default and help text. The flag of
 `log_level` is `--log-level`, its environment variable `KEYLOFT_LOG_LEVEL`, and `log_level` is its name in the file.
@@ -34,170 +34,138 @@ _ADDRESS: Final = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]
 _FILES: Final = ("nats_creds", "nats_ca", "nats_cert", "nats_key")
 
 
+def _meta(description: str, *, metavar: str | None = None, env: str | None = None, **bounds: Any) -> Meta:
+    """A setting's help, its bounds, and what differs from the usual: its placeholder and its environment variable."""
+    given = {"metavar": metavar, "env": env}
+    return Meta(description=description, extra={name: text for name, text in given.items() if text}, **bounds)
+
+
+def _file(description: str) -> Meta:
+    return _meta(description, metavar="FILE")
+
+
+def _seconds(description: str, *, most: float) -> Meta:
+    return _meta(description, metavar="SECONDS", gt=0, le=most)
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """The settings of `keyloft serve`."""
 
     database: Annotated[
         str,
-        Meta(
+        _meta(
+            "Where the data is: sqlite:///FILE, a path, postgresql://USER:PASSWORD@HOST/DATABASE, or :memory:.",
+            env="KEYLOFT_DATABASE_URL",
+            metavar="URL",
             min_length=1,
-            description="Where the data is: sqlite:///FILE, a path, postgresql://USER:PASSWORD@HOST/DATABASE, "
-            "or :memory:.",
-            extra={"env": "KEYLOFT_DATABASE_URL", "metavar": "URL"},
         ),
     ] = "sqlite:///keyloft.db"
     durability: Annotated[
         Literal["full", "relaxed"],
-        Meta(
-            description="full: what was acknowledged survives a power cut. relaxed: it survives the end of the "
-            "process, and is stored sooner."
+        _meta(
+            "full: acknowledged writes survive a power cut. relaxed: they survive the end of the process, and are "
+            "stored sooner."
         ),
     ] = "full"
     nats: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
-        Meta(
-            description="The address of a NATS server, or several of one cluster with commas in between. "
-            "Without it, serve runs a nats-server of its own on this machine, and the other commands ask there.",
-            extra={"env": "KEYLOFT_NATS_URL", "metavar": "URL"},
+        _meta(
+            "The address of a NATS server, or several of one cluster with commas between. Without it, serve starts a "
+            "nats-server on this machine, and the other commands connect there.",
+            env="KEYLOFT_NATS_URL",
+            metavar="URL",
         ),
     ] = ()
     nats_port: Annotated[
-        int,
-        Meta(ge=0, le=65_535, description="The port of our own nats-server; 0 takes a free one."),
+        int, _meta("The port of the nats-server that serve starts; 0 takes a free one.", ge=0, le=65_535)
     ] = DEFAULT_NATS_PORT
-    nats_creds: Annotated[str | None, Meta(description="A NATS credentials file.", extra={"metavar": "FILE"})] = None
-    nats_user: Annotated[str | None, Meta(description="The user to log in to NATS as.")] = None
+    nats_creds: Annotated[str | None, _file("A NATS credentials file.")] = None
+    nats_user: Annotated[str | None, _meta("The user to log in to NATS as.")] = None
     nats_password: Annotated[
-        str | None,
-        Meta(description="Its password. Better set by the environment: other users of a machine see flags."),
+        str | None, _meta("Its password. Better set by the environment: other users of a machine see flags.")
     ] = None
-    nats_token: Annotated[str | None, Meta(description="A token to log in to NATS with, instead of a user.")] = None
-    nats_ca: Annotated[
-        str | None,
-        Meta(description="The certificate of the authority that signed the NATS server's.", extra={"metavar": "FILE"}),
-    ] = None
-    nats_cert: Annotated[
-        str | None,
-        Meta(description="Our own certificate, where the NATS server wants one.", extra={"metavar": "FILE"}),
-    ] = None
-    nats_key: Annotated[
-        str | None, Meta(description="The private key of our own certificate.", extra={"metavar": "FILE"})
-    ] = None
+    nats_token: Annotated[str | None, _meta("A token to log in to NATS with, instead of a user.")] = None
+    nats_ca: Annotated[str | None, _file("The certificate of the authority that signed the NATS server's.")] = None
+    nats_cert: Annotated[str | None, _file("The client certificate, where the NATS server asks for one.")] = None
+    nats_key: Annotated[str | None, _file("The private key of the client certificate.")] = None
     prefixes: Annotated[
         tuple[str, ...],
-        Meta(
+        _meta(
+            "What precedes .<plugin>.<operation> in the subjects served; several with commas.",
+            metavar="SUBJECT",
             min_length=1,
-            description="What comes before .<plugin>.<operation> in the subjects served; several with commas.",
-            extra={"metavar": "SUBJECT"},
         ),
     ] = PREFIXES
     semantic_prefix: Annotated[
         str,
-        Meta(
-            description="What comes before .<tenant>.<project>.<operation> in the subjects of the semantic store.",
-            extra={"metavar": "SUBJECT"},
-        ),
+        _meta("What precedes .<tenant>.<project>.<operation> in the semantic store's subjects.", metavar="SUBJECT"),
     ] = SEMANTIC_PREFIX
     purposes: Annotated[
         tuple[str, ...],
-        Meta(
-            description="What entries of the semantic store may be for, besides checkpoint, feature_flag, lock, "
-            "cursor, config and index_version; several with commas.",
-            extra={"metavar": "NAME"},
+        _meta(
+            "What entries of the semantic store may be for, besides checkpoint, feature_flag, lock, cursor, config and "
+            "index_version; several with commas.",
+            metavar="NAME",
         ),
     ] = ()
     audit_key: Annotated[
         str | None,
-        Meta(
-            description="The secret that the audit trail's hashes are made with. Without it, one is kept in the "
-            "database. Better set by the environment.",
-            extra={"metavar": "SECRET"},
+        _meta(
+            "The secret that the audit trail's hashes are made with. Without it, one is kept in the database. Better "
+            "set by the environment.",
+            metavar="SECRET",
         ),
     ] = None
-    audit_retention: Annotated[
-        float,
-        Meta(
-            gt=0, le=3650 * _DAY, description="Seconds for which audit records are kept.", extra={"metavar": "SECONDS"}
-        ),
-    ] = float(limits.AUDIT_SECONDS)
+    audit_retention: Annotated[float, _seconds("Seconds for which audit records are kept.", most=3650 * _DAY)] = float(
+        limits.AUDIT_SECONDS
+    )
     restore_within: Annotated[
         float,
-        Meta(
-            gt=0,
-            le=3650 * _DAY,
-            description="Seconds for which what was deleted or expired in the semantic store can be restored.",
-            extra={"metavar": "SECONDS"},
+        _seconds(
+            "Seconds for which a deleted or expired entry of the semantic store can be restored.", most=3650 * _DAY
         ),
     ] = float(limits.RESTORE_SECONDS)
     request_memory: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=365 * _DAY,
-            description="Seconds for which a requestId of the semantic store is remembered.",
-            extra={"metavar": "SECONDS"},
-        ),
+        float, _seconds("Seconds for which a requestId of the semantic store is remembered.", most=365 * _DAY)
     ] = float(limits.REQUEST_MEMORY_SECONDS)
     queue: Annotated[
-        str,
-        Meta(pattern=r"^[^\s]+$", description="The queue group: services with the same one share the requests."),
+        str, _meta("The queue group: services with the same one share the requests.", pattern=r"^[^\s]+$")
     ] = QUEUE
     requests_per_plugin: Annotated[
         int,
-        Meta(
+        _meta(
+            "How many unanswered requests a plugin or tenant may have before the next is answered BUSY.",
+            metavar="N",
             ge=1,
             le=1_000_000,
-            description="How many requests of one plugin or tenant are taken before one is answered BUSY.",
-            extra={"metavar": "N"},
         ),
     ] = limits.REQUESTS_PER_PLUGIN
     requests_in_all: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=10_000_000,
-            description="How many requests of all plugins, or tenants, are taken before one is answered BUSY.",
-            extra={"metavar": "N"},
-        ),
+        int, _meta("The same for all plugins, or all tenants, together.", metavar="N", ge=1, le=10_000_000)
     ] = limits.REQUESTS
     deadline: Annotated[
         float,
-        Meta(
-            gt=0,
-            le=3600,
-            description="Seconds after which a request is answered with an error if the database has not answered.",
-            extra={"metavar": "SECONDS"},
+        _seconds(
+            "Seconds after which a request is answered with an error if the database has not answered.", most=3600
         ),
     ] = limits.DEADLINE_SECONDS
-    cleanup_every: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=365 * _DAY,
-            description="Seconds between two removals of what has expired.",
-            extra={"metavar": "SECONDS"},
-        ),
-    ] = limits.CLEANUP_SECONDS
+    cleanup_every: Annotated[float, _seconds("Seconds between two removals of expired entries.", most=365 * _DAY)] = (
+        limits.CLEANUP_SECONDS
+    )
     http: Annotated[
         str,
-        Meta(
-            description="Where metrics and health are shown; port 0 takes a free one, and off shows nothing.",
-            extra={"metavar": "HOST:PORT"},
-        ),
+        _meta("Where metrics and health are served; port 0 takes a free one, off serves none.", metavar="HOST:PORT"),
     ] = "127.0.0.1:9464"
     metrics_prefix: Annotated[
-        str,
-        Meta(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$", description="What the names of the metrics begin with."),
+        str, _meta("What the names of the metrics begin with.", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     ] = "rosey"
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="debug tells of every request.")
-    ] = "info"
-    log_format: Annotated[
-        Literal["text", "json"], Meta(description="How the log is written to the standard error output.")
-    ] = "text"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _meta("debug has a line for every request.")] = (
+        "info"
+    )
+    log_format: Annotated[Literal["text", "json"], _meta("The format of the log, on standard error.")] = "text"
 
     def http_address(self) -> tuple[str, int] | None:
-        """Where metrics and health are shown, or None for nowhere."""
+        """Where metrics and health are served, or None for nowhere."""
         if self.http == OFF:
             return None
         found = _ADDRESS.fullmatch(self.http)
@@ -206,26 +174,24 @@ class Config(Struct, frozen=True, kw_only=True):
         return found[1] or found[2], int(found[3])
 
     def login(self) -> "Login":
-        """How to get into the NATS server."""
+        """How to log in to the NATS server."""
+        from keyloft.nats.connection import Login  # here, since migrations read settings, too, without nats-py
 
-        def path(name: str | None) -> Path | None:
-            return None if name is None else Path(name)
-
-        from keyloft.nats.connection import Login  # migrations read settings, too, and need no NATS
-
+        files = (self.nats_creds, self.nats_ca, self.nats_cert, self.nats_key)
+        credentials, ca, certificate, key = [None if name is None else Path(name) for name in files]
         return Login(
-            credentials=path(self.nats_creds),
+            credentials=credentials,
             user=self.nats_user,
             password=self.nats_password,
             token=self.nats_token,
-            ca=path(self.nats_ca),
-            certificate=path(self.nats_cert),
-            key=path(self.nats_key),
+            ca=ca,
+            certificate=certificate,
+            key=key,
         )
 
 
 class Setting(Struct, frozen=True):
-    """One setting, as its sources know it."""
+    """One setting: its flag, environment variable, type and default."""
 
     name: str
     type: Any
@@ -247,8 +213,17 @@ class Setting(Struct, frozen=True):
     def is_list(self) -> bool:
         return isinstance(self.default, tuple)
 
+    @property
+    def default_text(self) -> str:
+        """The default as a flag has it; empty where there is none."""
+        if self.is_list:
+            return ",".join(self.default)
+        if isinstance(self.default, float):
+            return f"{self.default:.15g}"
+        return "" if self.default is None else str(self.default)
+
     def read(self, value: Any, source: str, *, is_text: bool) -> Any:
-        """The value of a setting, as a source gives it; flags and the environment have nothing but text.
+        """Convert what a source has for this setting; flags and the environment hold text.
 
         Raises:
             InvalidArgument: It is of the wrong type or out of range.
@@ -260,15 +235,16 @@ class Setting(Struct, frozen=True):
         try:
             return msgspec.convert(value, self.type, strict=not is_text)
         except msgspec.ValidationError as error:
-            told = f"it must be one of {', '.join(self.choices)}" if self.choices else _plainly(str(error))
-            raise InvalidArgument(f"{source}: {told}") from None
+            rule = f"expected one of {', '.join(self.choices)}" if self.choices else _plain(str(error))
+            raise InvalidArgument(f"{source}: {rule}") from None
 
 
-def _plainly(told: str) -> str:
-    told = told.split(" - at ")[0].replace("`", "").replace(" | null", "")
-    for theirs, ours in (("int", "whole number"), ("float", "number"), ("str", "text"), ("array", "list")):
-        told = re.sub(rf"\b{theirs}\b", ours, told)
-    return told[0].lower() + told[1:]
+def _plain(message: str) -> str:
+    """A message of msgspec, in the words of a configuration."""
+    message = message.split(" - at ")[0].replace("`", "").replace(" | null", "")
+    for kind, word in (("int", "whole number"), ("float", "number"), ("str", "text"), ("array", "list")):
+        message = re.sub(rf"\b{kind}\b", word, message)
+    return message[0].lower() + message[1:]
 
 
 def _declared() -> dict[str, Setting]:
@@ -290,25 +266,25 @@ def _declared() -> dict[str, Setting]:
 SETTINGS: Final[Mapping[str, Setting]] = _declared()
 
 Flags: TypeAlias = Mapping[str, str | None]
-"""By name of the setting, what was given by flags; `config` names the file."""
+"""The flags that were given, by name of the setting; `config` names the file."""
 
 _ARGUMENTS: Final = {"config": "--config"} | {name: setting.flag for name, setting in SETTINGS.items()}
 
 
 def to_arguments(flags: Flags) -> list[str]:
-    """The arguments of a process that is to have these flags."""
+    """The arguments for a process with these flags."""
     given = [(_ARGUMENTS[name], value) for name, value in flags.items() if value is not None]
     return [word for pair in given for word in pair]
 
 
 def from_arguments(arguments: list[str]) -> Flags:
-    """What `to_arguments` was given."""
+    """The reverse of `to_arguments`."""
     names = {argument: name for name, argument in _ARGUMENTS.items()}
     return {names[flag]: value for flag, value in zip(arguments[::2], arguments[1::2], strict=True)}
 
 
 NATS_SETTINGS: Final = tuple(name for name in SETTINGS if name.startswith("nats") and name != "nats_port")
-"""How to reach a NATS server: what clients need, too."""
+"""How to reach a NATS server: clients need these, too."""
 
 
 def load(
@@ -317,12 +293,12 @@ def load(
     *,
     only: Iterable[str] = SETTINGS,
 ) -> Config:
-    """Put the settings together.
+    """Read the settings from all their sources.
 
     Args:
-        flags: By name of the setting, those that were given; `config` names the file.
+        flags: The flags that were given, by name of the setting; `config` names the file.
         environment: The variables; an empty one counts as absent.
-        only: The settings that matter to this command.
+        only: The settings that this command uses.
 
     Raises:
         InvalidArgument: The file can't be read, or a setting is wrong; the message names its source.
@@ -345,12 +321,12 @@ def load(
         sources[name] = source
     config = Config(**given)
     _check(config, sources)
-    # With its scheme, an address is shown without the password that it may hold.
+    # With a scheme, messages can show an address without its password.
     return replace(config, nats=tuple([one if "://" in one else f"nats://{one}" for one in config.nats]))
 
 
 def check_service(config: Config) -> None:
-    """Whatever a service can't be started with.
+    """Refuse settings that a service can't be started with.
 
     Raises:
         InvalidArgument: Two settings contradict each other.
@@ -358,7 +334,7 @@ def check_service(config: Config) -> None:
     logins = [name for name in NATS_SETTINGS if name != "nats" and getattr(config, name) is not None]
     if logins and not config.nats:
         raise InvalidArgument(
-            f"{SETTINGS[logins[0]].flag} needs {SETTINGS['nats'].flag}: our own nats-server asks for no login"
+            f"{SETTINGS[logins[0]].flag} needs {SETTINGS['nats'].flag}: the nats-server that serve starts has no logins"
         )
 
 
@@ -372,36 +348,36 @@ def _from_file(path: str) -> dict[str, Any]:
     for name in settings:
         if name not in SETTINGS:
             near = difflib.get_close_matches(name, SETTINGS, 1)
-            hint = f"; is {near[0]} meant?" if near else ": `keyloft serve --help` lists all"
+            hint = f"; did you mean {near[0]}?" if near else ": `keyloft serve --help` lists all"
             raise InvalidArgument(f"{path}: there is no setting {name}{hint}")
     return settings
 
 
 def _check(config: Config, sources: Mapping[str, str]) -> None:
-    """What a type can't say."""
+    """Check what the types of the settings can't express."""
     for name in _FILES:
         path = getattr(config, name)
         if path is not None and not os.access(path, os.R_OK):
-            raise InvalidArgument(f"{sources[name]}: the file {path} is not there, or can't be read")
+            raise InvalidArgument(f"{sources[name]}: the file {path} does not exist, or can't be read")
     for name, needed in (("nats_key", "nats_cert"), ("nats_password", "nats_user")):
         if getattr(config, name) is not None and getattr(config, needed) is None:
-            raise InvalidArgument(f"{sources[name]}: it needs {SETTINGS[needed].flag}, too")
+            raise InvalidArgument(f"{sources[name]} needs {SETTINGS[needed].flag}, too")
     for address in config.nats:
         if re.fullmatch(r"(?:(?:nats|tls|ws|wss)://)?[^\s/?#]+/?", address) is None:
-            raise InvalidArgument(f"{sources['nats']}: an address is like nats://127.0.0.1:{DEFAULT_NATS_PORT}")
+            raise InvalidArgument(f"{sources['nats']}: expected an address like nats://127.0.0.1:{DEFAULT_NATS_PORT}")
 
-    def subjects() -> None:
+    def check_subjects() -> None:
         isolate((), prefixes=config.prefixes, semantic_prefix=config.semantic_prefix)
 
-    def purposes() -> None:
+    def check_purposes() -> None:
         for purpose in config.purposes:
             check_purpose(purpose)
 
     for name, check in (
         ("http", config.http_address),
-        ("prefixes", subjects),
-        ("semantic_prefix", subjects),
-        ("purposes", purposes),
+        ("prefixes", check_subjects),
+        ("semantic_prefix", check_subjects),
+        ("purposes", check_purposes),
     ):
         if name in sources:
             try:

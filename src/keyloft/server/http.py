@@ -1,4 +1,4 @@
-"""Shows a few pages by HTTP, for monitoring: no more of the protocol than a scraper and a health check need."""
+"""Serves a few pages over HTTP, for monitoring: only as much of the protocol as a scraper and a health check need."""
 
 import asyncio
 import logging
@@ -8,15 +8,15 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from keyloft import limits
+
 logger = logging.getLogger(__name__)
 
-_REQUEST_BYTES: Final = 8 * 1024
-_CONNECTIONS: Final = 64
 _METHODS: Final = ("GET", "HEAD")
 
 
 class Response(Struct, frozen=True):
-    """What a page shows."""
+    """The response to a request."""
 
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
@@ -29,16 +29,16 @@ PageHandler: TypeAlias = Callable[[], Awaitable[Response]]
 class HttpServer:
     """Serves pages by their paths. Each connection carries one request and then ends.
 
-    A request of over 8 KB, a slow sender or reader, and the 65th connection at a time are cut off.
+    A request of over 8 KB, a slow client, and the 65th connection at a time are cut off.
     """
 
     def __init__(
         self, pages: Mapping[str, PageHandler], *, request_seconds: float = 5.0, answer_seconds: float = 30.0
     ) -> None:
         """Args:
-        pages: What to show, by path.
+        pages: The pages, by path.
         request_seconds: How long a client may take to send its request.
-        answer_seconds: How long making an answer and sending it may take.
+        answer_seconds: How long making a response, and sending it, may each take.
         """
         self._pages = pages
         self._request_seconds = request_seconds
@@ -47,15 +47,15 @@ class HttpServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the address, with the port that was taken if `port` is 0.
+        """Listen; returns the address; port 0 takes a free one.
 
         Raises:
             OSError: The address can't be listened on.
         """
-        self._server = await asyncio.start_server(self._accept, host, port, limit=_REQUEST_BYTES)
+        self._server = await asyncio.start_server(self._accept, host, port, limit=limits.HTTP_REQUEST_BYTES)
         return host, self._server.sockets[0].getsockname()[1]
 
-    async def stop(self) -> None:
+    async def aclose(self) -> None:
         """Listen no more, and end the open connections."""
         if self._server is None:
             return
@@ -65,8 +65,10 @@ class HttpServer:
         await asyncio.gather(*self._connections, return_exceptions=True)
         await self._server.wait_closed()
 
+    stop = aclose
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= _CONNECTIONS:
+        if len(self._connections) >= limits.HTTP_CONNECTIONS:
             writer.transport.abort()
             return
         connection = asyncio.get_running_loop().create_task(self._serve(reader, writer), name="keyloft http")
@@ -84,9 +86,9 @@ class HttpServer:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, EOFError):
-            pass  # gone, or too slow
+            pass  # the client is gone, or too slow
         except Exception:
-            logger.exception("a request by HTTP failed unexpectedly")
+            logger.exception("an HTTP request failed unexpectedly")
         finally:
             writer.transport.abort()
 

@@ -1,7 +1,7 @@
-"""Writes the configuration of a nats-server that keeps plugins and tenants apart, whatever they try.
+"""Writes the configuration of a nats-server that keeps plugins and tenants apart.
 
-Without it a plugin or tenant is whom its subjects say it is. With it each has a user of its own, and the server refuses
-whatever leaves the user's own subjects and inbox:
+Without it, every client can send requests in the name of any plugin or tenant. With it, each has a user, and the server
+refuses all but that user's subjects and inbox:
 
     user           publishes to                                       subscribes to   (for every prefix)
     trivia         db.kv.trivia.{set,get,delete,list}                 _INBOX_trivia.>
@@ -13,8 +13,8 @@ whatever leaves the user's own subjects and inbox:
 A plugin connects with its inbox prefix: `nats.connect(url, **isolation.plugins["trivia"].options())`. No plugin can
 have a name in capitals.
 
-What it can't stop: a user may name another one's inbox as the reply subject of its own request, and the server does
-not look at reply subjects. Such an answer is only heard by a client that waits on that very subject, and clients make
+What it can't prevent: a user may name another user's inbox as the reply subject of its own request, since the server
+does not check reply subjects. Only a client that waits on that very subject receives such a reply, and clients make
 theirs too random to guess.
 """
 
@@ -37,16 +37,16 @@ from keyloft.semantic.keys import tenant_user
 SERVICE: Final = "SERVICE"
 ADMIN: Final = "ADMIN"
 
-# The first part can't be one of NATS's own, such as $SYS or _INBOX_trivia.
+# The first part can't be one that NATS uses itself, such as $SYS or _INBOX_trivia.
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
 _LISTEN: Final = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", re.ASCII)
-# What can stand between quotes of the configuration as it is.
+# The characters that need no escape between quotes of the configuration.
 _PASSWORD: Final = re.compile(r"[!#-&(-\[\]-~]+", re.ASCII)
 _PASSWORD_BYTES: Final = 24
 
 
 class ConnectOptions(TypedDict):
-    """What `nats.connect` has to be told, besides the address."""
+    """The options of `nats.connect`, besides the address."""
 
     user: str
     password: str
@@ -55,7 +55,7 @@ class ConnectOptions(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class NatsUser:
-    """How one user connects; a password is not shown."""
+    """How one user connects; `repr` hides the password."""
 
     name: str
     password: str = field(repr=False)
@@ -67,7 +67,7 @@ class NatsUser:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """A configuration of nats-server, and the users that it knows."""
+    """A configuration of nats-server, and its users."""
 
     text: str = field(repr=False)
     plugins: Mapping[str, NatsUser]
@@ -79,7 +79,7 @@ class Isolation:
         """Write the configuration to a file that only its owner can read.
 
         Raises:
-            InvalidArgument: The file exists and is not to be replaced, or can't be written.
+            InvalidArgument: The file exists and `replace` is false, or it can't be written.
         """
         target = Path(path)
         try:
@@ -88,7 +88,7 @@ class Isolation:
             else:
                 _create(target, self.text)
         except FileExistsError:
-            raise InvalidArgument(f"{target} exists already, with passwords that may be in use") from None
+            raise InvalidArgument(f"{target} exists already, and its passwords may be in use") from None
         except OSError as error:
             raise InvalidArgument(f"{target} can't be written: {error.strerror}") from error
 
@@ -110,8 +110,8 @@ def isolate(
         prefixes: What the subjects of the plugins' storage begin with.
         semantic_prefix: What the subjects of the semantic store begin with.
         passwords: By user: a plugin's name, `TENANT-…`, `SERVICE` or `ADMIN`; plain, or a bcrypt hash as nats-server
-            takes them. Users without one get a random one. To add a user to a configuration in use, pass the passwords
-            in use.
+            takes them. Other users get a random one. To add a user to a configuration in use, pass the passwords in
+            use.
         listen: Where the server listens, as host:port.
 
     Raises:
@@ -120,22 +120,31 @@ def isolate(
         InvalidArgument: A plugin or tenant is named twice; or a prefix, password or address can't be used.
     """
     if isinstance(plugins, str) or isinstance(tenants, str):
-        raise InvalidArgument("plugins and tenants must be several names, not one string")
+        raise InvalidArgument("plugins, tenants: expected a sequence of names, got a string")
     names = _unlike([rules.plugin_name(name) for name in plugins], "plugin")
     ids = _unlike([keys.check_id(tenant, "tenant") for tenant in tenants], "tenant")
-    *spaces, semantic = _prefixes([*_several(prefixes), semantic_prefix])
+    if isinstance(prefixes, str) or not prefixes:
+        raise InvalidArgument("prefixes: expected a sequence of at least one prefix")
+    *spaces, semantic = _prefixes([*prefixes, semantic_prefix])
     if _LISTEN.fullmatch(listen) is None:
         raise InvalidArgument("listen must be host:port, as in 127.0.0.1:4222")
     given = dict(passwords or {})
-    service = NatsUser(SERVICE, _password(given, SERVICE), _inbox(SERVICE))
-    # The prefix that every client has by itself: the operator's tools need no option.
-    admin = NatsUser(ADMIN, _password(given, ADMIN), "_INBOX")
-    users = {name: NatsUser(name, _password(given, name), _inbox(name)) for name in names}
-    workflows = {tenant: _tenant(given, tenant) for tenant in ids}
+
+    def user(name: str) -> NatsUser:
+        # Parts of a subject match as a whole: _INBOX_a.> does not match _INBOX_a-b.x, and _INBOX_*.> matches neither.
+        # ADMIN has every client's default prefix, so that operators' tools need no option.
+        return NatsUser(name, _password(given, name), "_INBOX" if name == ADMIN else f"_INBOX_{name}")
+
+    isolation = Isolation(
+        "",
+        plugins={name: user(name) for name in names},
+        tenants={tenant: user(tenant_user(tenant)) for tenant in ids},
+        service=user(SERVICE),
+        admin=user(ADMIN),
+    )
     if given:
-        raise InvalidArgument(f"passwords for users that there are not: {', '.join(sorted(map(repr, given)))}")
-    plain = Isolation("", users, workflows, service, admin)
-    return replace(plain, text=_text(plain, spaces, semantic, listen))
+        raise InvalidArgument(f"passwords: no such users: {', '.join(sorted(map(repr, given)))}")
+    return replace(isolation, text=_text(isolation, spaces, semantic, listen))
 
 
 def logins_in(text: str) -> dict[str, str]:
@@ -143,13 +152,9 @@ def logins_in(text: str) -> dict[str, str]:
     return dict(re.findall(r'^ *user: "([^"]+)"\n *password: "([^"]+)"$', text, re.MULTILINE))
 
 
-def _tenant(given: dict[str, str], tenant: str) -> NatsUser:
-    name = tenant_user(tenant)
-    return NatsUser(name, _password(given, name), _inbox(name))
-
-
 def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: str) -> str:
-    users, tenants, service, admin = isolation.plugins, isolation.tenants, isolation.service, isolation.admin
+    service, admin = isolation.service, isolation.admin
+    users = [*isolation.plugins.values(), *isolation.tenants.values()]
     requests = [f"{prefix}.>" for prefix in (*prefixes, semantic)]
     lines = [
         "# A NATS server on which plugins and tenants can't reach each other's data. Start it: nats-server -c FILE",
@@ -157,46 +162,46 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
         "",
         f'listen: "{listen}"',
         "",
-        "# There is no user for those who bring no password: they are refused.",
+        "# There is no user without a password: clients that don't log in are refused.",
         "authorization {",
         "  users: [",
-        "    # The service. It hears all requests, and only in a queue group, so that each is carried out once.",
-        "    # It speaks to inboxes only. Not by allow_responses: that would let it answer to any subject which a",
-        "    # request names as its reply subject, another plugin's «set» included.",
+        "    # The service. It receives all requests, and only in a queue group, so that each is carried out once.",
+        "    # It publishes to inboxes only. allow_responses would let it publish to any subject that a request",
+        "    # names as its reply subject, another plugin's «set» included.",
         *_user(
             service,
-            publish=[f"{user.inbox_prefix}.>" for user in (*users.values(), *tenants.values(), admin)],
+            publish=[f"{user.inbox_prefix}.>" for user in (*users, admin)],
             subscribe=[*[f"{request} >" for request in requests], "$SRV.>", f"{service.inbox_prefix}.>"],
         ),
         "",
-        "    # The operator: everybody's data, and the state of the services.",
+        "    # The operator: all data, and the state of the services.",
         *_user(
             admin,
             publish=[*requests, "$SRV.>"],
             subscribe=[f"{admin.inbox_prefix}.>", *requests, "$SRV.>"],
         ),
     ]
-    for name, user in users.items():
+    confined = [
+        (
+            f"The plugin {name}: its requests, and the replies to them.",
+            user,
+            [f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in OPERATIONS],
+        )
+        for name, user in isolation.plugins.items()
+    ] + [
+        (
+            f"The tenant {tenant}: requests for its projects, and the replies to them.",
+            user,
+            [f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS],
+        )
+        for tenant, user in isolation.tenants.items()
+    ]
+    for comment, user, publish in confined:
         lines += [
             "",
-            f"    # The plugin {name}: its own requests, and the answers to them. It connects with the inbox prefix",
+            f"    # {comment} It connects with the inbox prefix",
             f"    # {user.inbox_prefix}",
-            *_user(
-                user,
-                publish=[f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in OPERATIONS],
-                subscribe=[f"{user.inbox_prefix}.>"],
-            ),
-        ]
-    for tenant, user in tenants.items():
-        lines += [
-            "",
-            f"    # The tenant {tenant}: the state of its own projects. It connects with the inbox prefix",
-            f"    # {user.inbox_prefix}",
-            *_user(
-                user,
-                publish=[f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS],
-                subscribe=[f"{user.inbox_prefix}.>"],
-            ),
+            *_user(user, publish=publish, subscribe=[f"{user.inbox_prefix}.>"]),
         ]
     lines += ["  ]", "}", ""]
     return "\n".join(lines)
@@ -226,17 +231,6 @@ def _user(user: NatsUser, *, publish: Iterable[str], subscribe: Iterable[str]) -
     ]
 
 
-def _inbox(user: str) -> str:
-    # A subject's parts match as a whole or not at all: _INBOX_a.> is not _INBOX_a-b.x, and _INBOX_*.> is nobody's.
-    return f"_INBOX_{user}"
-
-
-def _several(prefixes: Sequence[str]) -> Sequence[str]:
-    if isinstance(prefixes, str) or not prefixes:
-        raise InvalidArgument("prefixes must be a sequence of at least one prefix")
-    return prefixes
-
-
 def _prefixes(prefixes: Sequence[str]) -> list[str]:
     for prefix in prefixes:
         if _PREFIX.fullmatch(prefix) is None:
@@ -260,7 +254,7 @@ def _unlike(names: Sequence[str], what: str) -> list[str]:
 def _password(given: dict[str, str], user: str) -> str:
     password = given.pop(user, None)
     if password is None:
-        return secrets.token_hex(_PASSWORD_BYTES)  # no character that a shell or an option would trip over
+        return secrets.token_hex(_PASSWORD_BYTES)  # no character that means something to a shell
     if _PASSWORD.fullmatch(password) is None:
         raise InvalidArgument(
             f"the password of {user} must be printable ASCII characters, without spaces, quotes and backslashes"
@@ -274,13 +268,13 @@ def _create(target: Path, text: str) -> None:
             file.write(text)
             file.flush()
         except BaseException:
-            # nats-server takes some files that were cut short, and then lets everybody in.
+            # nats-server accepts some truncated files, and then lets every client in.
             target.unlink()
             raise
 
 
 def _replace(target: Path, text: str) -> None:
-    # Whole or not at all, and never for a moment readable by others, whatever mode the old file had.
+    # Replaced as a whole, and never readable by other users, whatever mode the old file had.
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     _create(draft, text)
     try:

@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class _Counted(Struct, frozen=True):
-    """What the meters showed at one moment, so that a thread can write it down while they go on."""
+    """A copy of all counters, which a thread can format while the service goes on counting."""
 
     durations: Mapping[str, Sequence[tuple[str, Sequence[int], float]]]
-    """By operation: of each plugin its buckets and seconds."""
+    """By operation: each plugin's buckets and seconds."""
     errors: Sequence[tuple[str, str, int]]
     cleanups: tuple[Sequence[int], float]
     cleaned: int
@@ -53,12 +53,12 @@ class Metrics:
         usage_seconds: float = 5.0,
     ) -> None:
         """Args:
-        meters: What to show.
-        db: What is stored is counted here.
-        signals: What the semantic store tells.
+        meters: The counters of the plugin service.
+        db: Its keys and bytes are counted.
+        signals: The counters and alerts of the semantic store.
         prefix: What the names of the metrics begin with.
-        usage_every: Counting walks the whole table, so the result is kept for so many seconds.
-        usage_seconds: If counting takes longer, the result before it is shown.
+        usage_every: Counting keys reads the whole table, so the result is kept for so many seconds.
+        usage_seconds: If counting takes longer, the previous result is shown.
         """
         self._meters = meters
         self._db = db
@@ -77,17 +77,17 @@ class Metrics:
             ImportError: prometheus-client is not installed.
         """
         await self._count()
-        # Of a thousand plugins these are 60,000 lines: nobody is to wait for them.
+        # A thousand plugins have 60,000 lines: too many for the event loop.
         return await asyncio.to_thread(_write, self._prefix, self._snapshot())
 
     async def aclose(self) -> None:
-        """Count no more; the database can be closed after this."""
+        """Stop counting; the database can be closed after this."""
         if self._counting is not None:
             self._counting.cancel()
             await asyncio.gather(self._counting, return_exceptions=True)
 
     async def _count(self) -> None:
-        """Find out what is stored, if that was long ago."""
+        """Count keys and bytes again, if the last count is too old."""
         if self._counting is None:
             if time.monotonic() - self._counted_at < self._usage_every:
                 return
@@ -98,7 +98,7 @@ class Metrics:
         try:
             [self._used] = await (await self._db.engine()).read(Usage())
         except KeyloftError as error:
-            logger.warning("what is stored could not be counted: %s", error)
+            logger.warning("keys and bytes could not be counted: %s", error)
             self._used = None
         finally:
             self._counted_at = time.monotonic()
@@ -129,7 +129,7 @@ def _frozen(histogram: Histogram) -> tuple[Sequence[int], float]:
 
 
 def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
-    """What is stored, of as many plugins as may have metrics of their own; those that the meters know come first."""
+    """Usage by plugin, with the plugins beyond the limit of labels added up; those with requests have labels first."""
     labels = set(known)
     entries = value_bytes = 0
     shown = []
@@ -141,7 +141,7 @@ def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
             entries += plugin.entries
             value_bytes += plugin.value_bytes
     if entries:
-        # A plugin may really be called «other».
+        # A plugin may be called «other».
         shown = [plugin for plugin in shown if plugin.plugin != OTHER] + [
             Used(OTHER, entries + plugin.entries, value_bytes + plugin.value_bytes)
             for plugin in [next((plugin for plugin in shown if plugin.plugin == OTHER), Used(OTHER, 0, 0))]
@@ -150,7 +150,7 @@ def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
 
 
 def _write(prefix: str, counted: _Counted) -> bytes:
-    # 2 MB of memory, which a service that nobody scrapes does without.
+    # Imported here to save 2 MB in a service that is not scraped.
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import generate_latest
     from prometheus_client.registry import Collector

@@ -1,4 +1,4 @@
-"""Runs a nats-server of our own on this machine, for those who don't have one."""
+"""Runs a nats-server on this machine, for a service that is not given the address of one."""
 
 import asyncio
 import logging
@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+from keyloft import limits
 from keyloft.errors import InvalidArgument, NatsServerFailed
 
 logger = logging.getLogger("keyloft.nats_server")
@@ -21,10 +22,9 @@ _HOST: Final = "127.0.0.1"
 _BINARY: Final = "nats-server"
 _LISTENS: Final = re.compile(r"\] Listening for client connections on \S+:(\d+)$")
 _RELOADED: Final = re.compile(r"\] (?:Reloaded server configuration|Failed to reload server configuration: (.*))")
-_LONGEST_LINE_BYTES: Final = 1024 * 1024
 
 # PR_SET_PDEATHSIG belongs to the child and outlives execv: a few lines of Python in between set it without a
-# preexec_fn, which is unsafe with threads. The parent may have ended before; then there is nobody to serve.
+# preexec_fn, which is unsafe with threads. If the parent has ended before that, nats-server is not started.
 _TIED_TO_PARENT: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
@@ -37,7 +37,7 @@ def find_binary() -> str:
     """The path of nats-server: the one that is installed with Keyloft, else the one on the PATH.
 
     Raises:
-        NatsServerFailed: There is none.
+        NatsServerFailed: It is not installed.
     """
     beside = os.pathsep.join([sysconfig.get_path("scripts"), str(Path(sys.executable).parent)])
     found = shutil.which(_BINARY, path=beside) or shutil.which(_BINARY)
@@ -52,7 +52,7 @@ def find_binary() -> str:
 class NatsServer:
     """A nats-server on loopback, without JetStream unless its configuration turns it on.
 
-    It ends with `stop()`; on Linux also when the thread that started it ends, by whatever means. Elsewhere a killed
+    It ends with `aclose()`; on Linux also when the thread that started it ends, even if killed. Elsewhere a killed
     parent leaves it running. Its log goes to the logger `keyloft.nats_server`, at DEBUG level.
 
     Example:
@@ -71,10 +71,10 @@ class NatsServer:
         """Prepare a server; nothing runs yet.
 
         Args:
-            port: Where it listens; None for a free port. Address and port of the configuration don't count.
+            port: Where it listens; None for a free port. Address and port of the configuration are ignored.
             config: A configuration file of nats-server.
             ready_seconds: How long `start()` and `reload()` wait for it.
-            grace_seconds: How long `stop()` waits before it kills.
+            grace_seconds: How long `aclose()` waits before it kills.
         """
         if port is not None and not 1 <= port <= 65_535:
             raise InvalidArgument("port must be from 1 to 65535, or None for a free one")
@@ -85,15 +85,20 @@ class NatsServer:
         self._process: asyncio.subprocess.Process | None = None
         self._following: asyncio.Task[None] | None = None
         self._died: asyncio.Future[str] | None = None
-        self._awaited: list[tuple[re.Pattern[str], asyncio.Future[re.Match[str]]]] = []
+        self._expected: list[tuple[re.Pattern[str], asyncio.Future[re.Match[str]]]] = []
         self._last_line = ""
         self._stopping = False
+
+    def __repr__(self) -> str:
+        address = "a free port" if self._port is None else self.url
+        is_running = self._following is not None and not self._following.done()
+        return f"<NatsServer at {address}, {'running' if is_running else 'not running'}>"
 
     @property
     def port(self) -> int:
         """The port it listens on; kept when it is started again."""
         if self._port is None:
-            raise NatsServerFailed("a nats-server on a free port has a port only once it was started")
+            raise NatsServerFailed("the port is known once nats-server was started: port=None takes a free one")
         return self._port
 
     @property
@@ -106,9 +111,9 @@ class NatsServer:
 
     @property
     def died(self) -> asyncio.Future[str]:
-        """Done, with a text that says why, once the server ended without being asked to.
+        """Done, with the reason as text, once the server ended without `aclose()`.
 
-        It stays pending over `stop()` and `restart()`.
+        It stays pending over `aclose()` and `restart()`.
         """
         if self._died is None:
             raise NatsServerFailed("nats-server was not started")
@@ -121,7 +126,7 @@ class NatsServer:
             NatsServerFailed: It is not installed, or ended at once (a taken port, for example), or isn't ready in time.
         """
         if self._following is not None and not self._following.done():
-            raise NatsServerFailed("nats-server runs already")
+            raise NatsServerFailed("nats-server is running already")
         command = _command(find_binary(), self._port, self._config)
         if self._died is None or self._died.done():
             self._died = asyncio.get_running_loop().create_future()
@@ -132,19 +137,19 @@ class NatsServer:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            limit=_LONGEST_LINE_BYTES,
-            # Ctrl-C in a terminal reaches a whole session: the server has to outlive the clients that it serves.
+            limit=limits.NATS_LOG_LINE_BYTES,
+            # Ctrl-C in a terminal reaches all processes of its session: the server must outlive its clients.
             start_new_session=True,
         )
         self._following = asyncio.create_task(self._follow(self._process), name="keyloft nats-server")
         try:
-            self._port = int((await self._hears(self._expect(_LISTENS), "start")).group(1))
+            self._port = int((await self._logs(self._expect(_LISTENS), "start")).group(1))
         except BaseException:
-            await self.stop()
+            await self.aclose()
             raise
 
-    async def stop(self) -> None:
-        """End it: SIGTERM, and SIGKILL after the grace time. Harmless if it doesn't run."""
+    async def aclose(self) -> None:
+        """End it: SIGTERM, and SIGKILL after the grace time. Does nothing if it is not running."""
         if self._process is None or self._following is None:
             return
         self._stopping = True
@@ -158,21 +163,23 @@ class NatsServer:
                     self._process.kill()
         await asyncio.wait({self._following})
 
+    stop = aclose
+
     async def restart(self) -> None:
         """Stop it, then start it on the same port."""
-        await self.stop()
+        await self.aclose()
         await self.start()
 
     async def reload(self) -> None:
-        """Have it read its configuration again; connections of users who remain as they are stay open.
+        """Let it read its configuration again; connections of users whose entry has not changed stay open.
 
         Raises:
-            NatsServerFailed: It refused the configuration, and goes on with the one before; or it doesn't run.
+            NatsServerFailed: It refused the configuration, and keeps the one before; or it is not running.
         """
         reloaded = self._expect(_RELOADED)
         with suppress(ProcessLookupError):
             self._started().send_signal(signal.SIGHUP)
-        refusal = (await self._hears(reloaded, "reload its configuration")).group(1)
+        refusal = (await self._logs(reloaded, "reload its configuration")).group(1)
         if refusal is not None:
             raise NatsServerFailed(f"nats-server refused its new configuration and keeps the one before: {refusal}")
 
@@ -181,62 +188,60 @@ class NatsServer:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.stop()
+        await self.aclose()
 
     def _started(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
-            raise NatsServerFailed("nats-server does not run")
+            raise NatsServerFailed("nats-server is not running")
         return self._process
 
     def _expect(self, pattern: re.Pattern[str]) -> asyncio.Future[re.Match[str]]:
-        heard: asyncio.Future[re.Match[str]] = asyncio.get_running_loop().create_future()
-        self._awaited.append((pattern, heard))
-        return heard
+        match: asyncio.Future[re.Match[str]] = asyncio.get_running_loop().create_future()
+        self._expected.append((pattern, match))
+        return match
 
-    async def _hears(self, heard: asyncio.Future[re.Match[str]], what: str) -> re.Match[str]:
+    async def _logs(self, match: asyncio.Future[re.Match[str]], what: str) -> re.Match[str]:
+        """Wait for a line of the server's log."""
         assert self._following is not None
         try:
-            either: set[asyncio.Future[Any]] = {heard, self._following}
+            either: set[asyncio.Future[Any]] = {match, self._following}
             await asyncio.wait(either, timeout=self._ready_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._awaited = [waiting for waiting in self._awaited if waiting[1] is not heard]
-        if heard.done():
-            return heard.result()
+            self._expected = [expected for expected in self._expected if expected[1] is not match]
+        if match.done():
+            return match.result()
         if self._following.done():
-            raise NatsServerFailed(f"nats-server could not {what}: {self._last_words()}")
+            raise NatsServerFailed(f"nats-server could not {what}: {self._last_line or 'its log is empty'}")
         raise NatsServerFailed(f"nats-server did not {what} within {self._ready_seconds:g} seconds")
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
-        """Read what it says, so that it never waits for a full pipe, and notice its end."""
+        """Read its log, so that it never waits for a full pipe, and notice its end."""
         assert process.stdout is not None
         while True:
             try:
                 line = await process.stdout.readline()
             except ValueError:
-                continue  # a line that fits no buffer: asyncio has dropped it
+                continue  # a line longer than the buffer: asyncio has dropped it
             if not line:
                 break
-            self._hear(line.decode(errors="replace").rstrip())
+            self._on_line(line.decode(errors="replace").rstrip())
         code = await process.wait()
         if not self._stopping and self._died is not None and not self._died.done():
-            self._died.set_result(f"nats-server ended with exit code {code}: {self._last_words()}")
+            self._died.set_result(f"nats-server ended with exit code {code}: {self._last_line or 'its log is empty'}")
 
-    def _hear(self, line: str) -> None:
+    def _on_line(self, line: str) -> None:
         logger.debug("%s", line)
         self._last_line = line
-        for pattern, heard in self._awaited:
-            if (match := pattern.search(line)) and not heard.done():
-                heard.set_result(match)
-
-    def _last_words(self) -> str:
-        return self._last_line or "it said nothing"
+        for pattern, expected in self._expected:
+            if (match := pattern.search(line)) and not expected.done():
+                expected.set_result(match)
 
 
 def _command(binary: str, port: int | None, config: str | os.PathLike[str] | None) -> Sequence[str]:
     # With -1 the server itself takes a free port, so that two of them never race for one.
     command = [binary, "-a", _HOST, "-p", str(port or -1), "--logtime=false"]
     if config is not None:
-        # We listen to its log: a configuration can't lead it elsewhere.
+        # Its log is read here, wherever the configuration would write it.
         command += ["-c", os.fspath(config), "-l", "", "--syslog=false"]
     if sys.platform == "linux" and sys.executable:
         command = [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command]
