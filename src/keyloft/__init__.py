@@ -15,56 +15,12 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Literal, NoReturn
 
-from keyloft import limits
+from keyloft import errors, limits
 from keyloft.clock import Clock, ManualClock
 from keyloft.core.values import U64
 from keyloft.engines import open_engine
-from keyloft.errors import (
-    AlreadyExists,
-    Busy,
-    CannotOpen,
-    Closed,
-    CommitUnknown,
-    DatabaseError,
-    DiskFull,
-    Escalated,
-    IncompatibleLibrary,
-    InvalidArgument,
-    InvalidCursor,
-    InvalidInput,
-    InvalidJson,
-    InvalidKey,
-    InvalidKeyType,
-    InvalidPluginName,
-    InvalidSubject,
-    InvalidValue,
-    InvalidValueType,
-    KeyloftError,
-    KeyTooLarge,
-    LockHeld,
-    LockLost,
-    MissingField,
-    NatsServerFailed,
-    NoService,
-    NotACounter,
-    NotADatabase,
-    NotForward,
-    NothingToRestore,
-    NotPermitted,
-    ReadOnly,
-    SchemaTooNew,
-    SchemaTooOld,
-    StaleFence,
-    Stalled,
-    TimedOut,
-    TransferFailed,
-    Unanswered,
-    Undecodable,
-    Unreachable,
-    ValueTooLarge,
-    VersionConflict,
-    WrongLoop,
-)
+from keyloft.errors import *  # noqa: F403 (all errors are public)
+from keyloft.errors import InvalidArgument
 from keyloft.tuples.atomic import Atomic, CommitResult
 from keyloft.tuples.entries import Entry
 from keyloft.tuples.listing import EntryList, Listing
@@ -75,62 +31,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "U64",
-    "AlreadyExists",
     "Atomic",
-    "Busy",
-    "CannotOpen",
     "Clock",
-    "Closed",
     "CommitResult",
-    "CommitUnknown",
-    "DatabaseError",
-    "DiskFull",
     "Entry",
     "EntryList",
-    "Escalated",
-    "IncompatibleLibrary",
-    "InvalidArgument",
-    "InvalidCursor",
-    "InvalidInput",
-    "InvalidJson",
-    "InvalidKey",
-    "InvalidKeyType",
-    "InvalidPluginName",
-    "InvalidSubject",
-    "InvalidValue",
-    "InvalidValueType",
-    "KeyTooLarge",
-    "KeyloftError",
     "Listing",
-    "LockHeld",
-    "LockLost",
     "ManualClock",
-    "MissingField",
-    "NatsServerFailed",
-    "NoService",
-    "NotACounter",
-    "NotADatabase",
-    "NotForward",
-    "NotPermitted",
-    "NothingToRestore",
     "Opening",
-    "ReadOnly",
-    "SchemaTooNew",
-    "SchemaTooOld",
-    "StaleFence",
-    "Stalled",
     "Store",
-    "TimedOut",
-    "TransferFailed",
-    "Unanswered",
-    "Undecodable",
-    "Unreachable",
-    "ValueTooLarge",
-    "VersionConflict",
     "Watching",
-    "WrongLoop",
     "open",
 ]
+__all__ += errors.__all__
 
 
 _PACKAGES = ("admin", "plugins", "semantic")

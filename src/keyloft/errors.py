@@ -50,6 +50,53 @@ Messages name arguments, keys, sizes, files, limits and, to locate a problem ins
 
 from typing import Any, ClassVar, Final, Self
 
+__all__ = [
+    "AlreadyExists",
+    "Busy",
+    "CannotOpen",
+    "Closed",
+    "CommitUnknown",
+    "DatabaseError",
+    "DiskFull",
+    "Escalated",
+    "IncompatibleLibrary",
+    "InvalidArgument",
+    "InvalidCursor",
+    "InvalidInput",
+    "InvalidJson",
+    "InvalidKey",
+    "InvalidKeyType",
+    "InvalidPluginName",
+    "InvalidSubject",
+    "InvalidValue",
+    "InvalidValueType",
+    "KeyTooLarge",
+    "KeyloftError",
+    "LockHeld",
+    "LockLost",
+    "MissingField",
+    "NatsServerFailed",
+    "NoService",
+    "NotACounter",
+    "NotADatabase",
+    "NotForward",
+    "NotPermitted",
+    "NothingToRestore",
+    "ReadOnly",
+    "SchemaTooNew",
+    "SchemaTooOld",
+    "StaleFence",
+    "Stalled",
+    "TimedOut",
+    "TransferFailed",
+    "Unanswered",
+    "Undecodable",
+    "Unreachable",
+    "ValueTooLarge",
+    "VersionConflict",
+    "WrongLoop",
+]
+
 CLOSED: Final = "this store is closed: open it again"
 
 
