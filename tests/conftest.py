@@ -22,6 +22,13 @@ settings.load_profile("keyloft")
 LONGEST_CALLBACK_SECONDS = 0.75 if sys.gettrace() is None else 2.0  # measuring coverage takes its time
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test on PostgreSQL makes a database of its own, and counts as slow."""
+    for item in items:
+        if any("postgres" in name for name in (item.nodeid, *getattr(item, "fixturenames", ()))):
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
