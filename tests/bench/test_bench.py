@@ -11,6 +11,8 @@ from bench.harness.figures import Figure, Reached, Row, compare, number, of_rate
 from bench.harness.race import Arm, Course, Timed, Unavailable, timed, timed_inline
 from bench.pages import charts, documents, report, tables
 
+pytestmark = pytest.mark.slow
+
 
 def reached(name: str, *rates: float, kept: str = "") -> Reached:
     figures = {"rate": Figure(name, "/s", rates)}

@@ -29,6 +29,7 @@ def order(key: TupleKey) -> list[tuple[int, Any]]:
 
 
 @given(tuples, tuples)
+@pytest.mark.slow
 def test_encoded_order_is_tuple_order(one: TupleKey, other: TupleKey) -> None:
     assert (keys.encode_prefix(one) < keys.encode_prefix(other)) == (order(one) < order(other))
 

@@ -46,12 +46,14 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(json_values)
+@pytest.mark.slow
 def test_json_comes_back_as_it_was(value: Any) -> None:
     assert same(round_trip(value), value)
 
 
 @given(json_values)
 @example(1e-05)
+@pytest.mark.slow
 def test_stored_json_is_compact_and_not_escaped(value: Any) -> None:
     data, encoding = values.encode(value, MEBIBYTE)
     assert encoding == Encoding.JSON

@@ -52,7 +52,7 @@ LANGUAGES: Final = {
 }
 """The languages that blocks can have, and what can stand behind them."""
 
-_PATIENCE_SECONDS: Final = 30.0
+_PATIENCE_SECONDS: Final = 90.0
 _ADDRESS: Final = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=--nats-port ))[1-9]\d{3}\b")
 _READY: Final = ("is running.", "Server is ready")
 _SQL: Final = "import sqlite3, sys; c = sqlite3.connect('bot.db'); c.executescript(sys.argv[1]); c.close()"

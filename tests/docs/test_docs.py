@@ -63,6 +63,7 @@ def test_every_block_says_how_it_is_checked(document: Path) -> None:
 
 
 @each([document for document in DOCUMENTS if blocks_of(document.read_text())])
+@pytest.mark.slow
 def test_every_block_runs(document: Path, world: World) -> None:
     world.run(blocks_of(document.read_text()))
 

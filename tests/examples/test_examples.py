@@ -23,6 +23,8 @@ from nats.errors import NoRespondersError
 from keyloft.plugins import DatabaseClient
 from tests.support.nats import private_server
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ANSWERS: dict[str, str] = dict(runpy.run_path(str(EXAMPLES / "trivia.py"))["QUESTIONS"])

@@ -17,6 +17,8 @@ from .children import child
 from .moves import contents_of
 from .vfs import QuotaVFS
 
+pytestmark = pytest.mark.slow
+
 _PLENTY = 2**40
 
 

@@ -4,11 +4,14 @@ import random
 from pathlib import Path
 
 import apsw
+import pytest
 
 import keyloft
 
 from .children import Child, child
 from .moves import Chain, Move, after, chains, contents_of, made_in, witness
+
+pytestmark = pytest.mark.slow
 
 _WRITERS = 8
 _KILLS = 20

@@ -24,6 +24,8 @@ from .disk import Create, Disk, Image, Remove, Sync, Truncate, Write
 from .moves import Chain, Contents, Move, after, chains, contents_of, made_in, make
 from .vfs import NotingVFS
 
+pytestmark = pytest.mark.slow
+
 _NAME = "power.db"
 _EVERYONE = chains(3)
 

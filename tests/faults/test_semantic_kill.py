@@ -13,6 +13,8 @@ from tests.support.postgres import database_url
 from .children import child
 from .semantic_child import HurriedClock
 
+pytestmark = pytest.mark.slow
+
 _WRITERS = 8
 _KILLS = 3
 _KEYS = [f"{PROJECT}/{name}/{writer}" for name in ("single", "pair") for writer in range(_WRITERS)]

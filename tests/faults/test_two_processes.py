@@ -13,6 +13,8 @@ import keyloft
 from .children import Child, child
 from .moves import Chain, after, chains, contents_of, made_in
 
+pytestmark = pytest.mark.slow
+
 _COUNT = 40
 _ROUNDS = 10
 

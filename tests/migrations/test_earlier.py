@@ -111,6 +111,7 @@ def test_a_step_down_drops_its_plugin_table(earlier: str) -> None:
 
 
 @pytest.mark.parametrize("earlier", ["sqlite, 0003", "postgresql, 0003"], indirect=True)
+@pytest.mark.slow
 def test_alembic_brings_it_along_too_but_not_when_it_only_reads(earlier: str) -> None:
     for reading in ("current", "check"):
         done = alembic(earlier, reading)

@@ -185,6 +185,7 @@ def test_the_last_revision_is_the_one_that_opening_stamps(file: Path) -> None:
     assert rows(file, f"SELECT version_num FROM {REVISION_TABLE}") == [(REVISION,)]
 
 
+@pytest.mark.slow
 def test_alembic_finds_no_difference_between_the_model_and_the_tables(url: str) -> None:
     migrations.upgrade(url)
     done = alembic(url, "check")
@@ -422,6 +423,7 @@ def at_the_same_moment(url: str, *scripts: str) -> None:
 
 
 @pytest.mark.parametrize("processes", [2, 5])
+@pytest.mark.slow
 def test_processes_that_migrate_at_the_same_moment_all_succeed(url: str, processes: int) -> None:
     at_the_same_moment(url, *[CHILD] * processes)
     assert tables(url) == TABLES
@@ -470,6 +472,7 @@ async def test_opening_and_migrating_at_the_same_moment_both_succeed(file: Path)
     assert sorted(schema(file)) == SQLITE_TABLES
 
 
+@pytest.mark.slow
 def test_the_command_line_migrates_up_and_down(url: str) -> None:
     shown = []
     for arguments in ("upgrade head", "current", "downgrade -1", "current", "upgrade head", "current"):

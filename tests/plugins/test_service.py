@@ -325,6 +325,7 @@ class TestRefusals:
 @ON_EVERY_DATABASE
 @pytest.mark.usefixtures("service")
 class TestOrder:
+    @pytest.mark.slow
     async def test_a_get_sees_the_set_that_was_published_before_it(self, nats_url: str) -> None:
         """Ten thousand times out of ten thousand, with nothing between the two."""
 
@@ -340,6 +341,7 @@ class TestOrder:
 
         assert sum(await asyncio.gather(*[play(f"p{number}") for number in range(10)])) == 10_000
 
+    @pytest.mark.slow
     async def test_the_same_with_many_at_once(self, client: Nats) -> None:
         async def play(plugin: str) -> int:
             stale = 0
@@ -405,6 +407,7 @@ async def stopped(service: DatabaseService) -> None:
 
 class TestTrouble:
     @ON_EVERY_DATABASE
+    @pytest.mark.slow
     async def test_a_flood_is_answered_busy_and_the_others_are_served(
         self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
     ) -> None:
@@ -429,6 +432,7 @@ class TestTrouble:
         await stopped(service)
 
     @ON_EVERY_DATABASE
+    @pytest.mark.slow
     async def test_ten_thousand_are_taken_in_all(
         self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
     ) -> None:
@@ -632,6 +636,7 @@ class TestStrangers:
             await client.close()
             await stopped(service)
 
+    @pytest.mark.slow
     async def test_a_flood_over_a_raw_socket_is_answered_to_the_last_request(self, db: BotDatabase) -> None:
         sent = 100_000
         async with private_server() as server:
@@ -703,6 +708,7 @@ class TestStrangers:
             pytest.param(b"PUB db.kv.rogue.drop inbox 2\r\n{}\r\n", id="no operation"),
         ],
     )
+    @pytest.mark.slow
     async def test_a_flood_at_full_speed_is_answered_and_so_are_the_others(
         self, db: BotDatabase, message: bytes
     ) -> None:

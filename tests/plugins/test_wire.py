@@ -57,6 +57,7 @@ def outcome(read: Callable[[], Any]) -> Any:
 @example(b'{"key":"a","value":-0.0}')
 @example(b'{"key":"a","value":1e999}')
 @example(b'{"key":"a","value":123456789012345678901234567890}')
+@pytest.mark.slow
 def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
     assert outcome(lambda: wire.setting("p", data)) == outcome(lambda: wire._set_carefully("p", data))
     careful = outcome(lambda: rules.key(payloads.field(payloads.read(data), "key")))
@@ -65,6 +66,7 @@ def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
 
 @settings(max_examples=150)
 @given(st.binary(max_size=40) | written())
+@pytest.mark.slow
 def test_whatever_arrives_is_read_or_refused(data: bytes) -> None:
     for read in (wire.setting, wire.deleting, wire.listing):
         try:

@@ -66,6 +66,7 @@ def not_used_for_long(folder: Path) -> None:
     os.utime(folder / COMPLETE, (then, then))
 
 
+@pytest.mark.slow
 def test_a_new_environment_is_made_beside_the_one_that_something_runs_from(project: Path) -> None:
     first = made(project)
     assert made(project) == first

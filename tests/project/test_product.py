@@ -70,6 +70,7 @@ def test_a_service_does_not_load_sqlalchemy() -> None:
     assert shown.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_migrating_needs_no_nats(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['nats'] = None\n"
@@ -143,6 +144,7 @@ README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_tex
 
 
 @pytest.mark.parametrize("block", README_BLOCKS, ids=range(len(README_BLOCKS)))
+@pytest.mark.slow
 async def test_the_readme_runs(block: str, tmp_path: Path, nats_url: str) -> None:
     """A block that awaits at top level is what one would type into `python -m asyncio`, with `kv` open."""
     if "nats://127.0.0.1:4222" in block:

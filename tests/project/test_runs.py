@@ -10,6 +10,8 @@ import pytest
 
 from tests.support import processes
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
 

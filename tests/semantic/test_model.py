@@ -29,6 +29,8 @@ from tools.postgres import query
 
 from .entries import CURSOR, PROJECT, WRITER, living, locked, trail
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 KEYS = [f"{PROJECT}/{path}" for path in ("a", "a/b", "a-b")]

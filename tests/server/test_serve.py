@@ -23,6 +23,8 @@ from keyloft.server.isolation import isolate
 from keyloft.server.nats_process import NatsServer
 from tests.support.nats import private_server
 
+pytestmark = pytest.mark.slow
+
 LONGEST_SECONDS = 30.0
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("KEYLOFT_")}
 

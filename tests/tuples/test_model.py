@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -16,6 +17,8 @@ from keyloft import U64, Entry, ManualClock, NotACounter, Store, Watching
 from keyloft.core import keys
 from keyloft.core.keys import TupleKey, encode
 from tools.postgres import query
+
+pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 

@@ -113,6 +113,7 @@ _MUTATIONS = st.one_of(
 
 
 @given(st.lists(st.lists(_MUTATIONS, min_size=1, max_size=4), max_size=12))
+@pytest.mark.slow
 def test_all_is_as_in_memory(batches: list[list[Mutation]]) -> None:
     async def live() -> None:
         clock = ManualClock()
