@@ -302,6 +302,9 @@ NATS_LOG_LINE_BYTES: Final = 1024 * 1024
 RECENT_ENTRIES: Final = 16_384
 """Of so many entries a semantic store remembers the last version, so that a put needs no read: at most 8 MiB."""
 
+AUDIT_UNINDEXED: Final = 16
+"""An entry's row lists so many of its audit records before they move to an index row."""
+
 KNOWN_FENCES: Final = 1024
 """Of so many fencing tokens a semantic store remembers the lock."""
 

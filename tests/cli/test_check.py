@@ -104,6 +104,7 @@ def plugin_row(plugin: str, key: str, value: str) -> str:
 FUTURE = "99999999999999"
 USER = keys.encode(("users", "eve"))
 POINTER = b"k/acme/web/flags/zzz\x00" + (3).to_bytes(8) + b"\x00\x00"
+INDEX = b"i" + POINTER[1:]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,8 @@ POINTER = b"k/acme/web/flags/zzz\x00" + (3).to_bytes(8) + b"\x00\x00"
         (row("semantic", b"r/acme/web/flags/a\x00id", b"secret"), "semantic", "value", r"r/acme/web/flags/a\x00id"),
         (row("semantic", b"x/acme/web/id", b"secret"), "semantic", "value", "x/acme/web/id"),
         (row("semantic", POINTER, b"", 1, due=FUTURE), "semantic", "orphan", ascii(POINTER)[2:-1]),
+        (row("semantic", INDEX, b"", 1, due=FUTURE), "semantic", "orphan", ascii(INDEX)[2:-1]),
+        (row("semantic", INDEX, b"secret", 1), "semantic", "value", ascii(INDEX)[2:-1]),
         (row("semantic", b"f/acme/web/" + bytes(8), b"locks/x", 1), "semantic", "orphan", r"f/acme/web/" + r"\x00" * 8),
         ("DROP INDEX idx_plugin_kv_prefix", "database", "damage", None),
         ("DELETE FROM keyloft_version_counter", "database", "damage", None),
@@ -235,7 +238,7 @@ class TestDamagedFiles:
 
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-kinds = st.sampled_from([b"a/", b"d/", b"e/", b"f/", b"h/", b"k/", b"r/", b"x/", b""])
+kinds = st.sampled_from([b"a/", b"d/", b"e/", b"f/", b"h/", b"i/", b"k/", b"r/", b"x/", b""])
 beginnings = st.sampled_from([b"", b"acme/web/", b"acme/web/flags/a", b"acme/web/flags/a\x00", b"audit"])
 
 

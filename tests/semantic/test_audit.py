@@ -1,10 +1,11 @@
 """The audit trail: complete, in order, by key and by project, and silent about values."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -203,6 +204,52 @@ class TestReading:
         await writing
         everything = await trail(store, PROJECT)
         assert all(seen == everything for seen in readers)
+
+
+class Counting:
+    """Leads to an engine, and counts its reads and the audit records that were asked for one by one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.reads = 0
+        self.records = 0
+
+    async def read(self, *asks: Any) -> list[Any]:
+        self.reads += 1
+        self.records += len([ask for ask in asks if isinstance(ask, Get) and ask.key.startswith(b"a/")])
+        answers: list[Any] = await self._engine.read(*asks)
+        return answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+async def test_a_page_of_the_trail_takes_two_reads_in_either_direction(
+    kv: Store, store: SemanticStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, "keyloft.semantic")  # to capture thousands of lines takes most of the time
+    for number in range(50):
+        for step in range(19):
+            await put(store, value=step)
+        if number % 10 == 0:
+            await delete(store)
+        await asyncio.gather(*[refused(put(store, expected=2**62)) for _ in range(80 + (number % 10 > 0))])
+    everything = await trail(store, PROJECT)
+    assert len(everything) == 5000
+    counting = Counting(kv.engine)
+    async with SemanticStore(Store(cast("Engine", counting)), sweep_every=None) as counted:
+        for about, reverse, limit in itertools.product((KEY, PROJECT), (False, True), (1, 1000)):
+            for after in (None, everything[2500].sequence):
+                expected = everything if after is None else everything[2501:]
+                expected = expected[::-1][:limit] if reverse else expected[:limit]
+                counting.reads = counting.records = 0
+                assert await counted.audit(about, after=after, limit=limit, reverse=reverse) == expected
+                assert counting.reads <= 2
+                assert counting.records == (limit if about == KEY else 0)
+        for about in (KEY, PROJECT):
+            counting.reads = 0
+            assert await counted.audit(about) == everything
+            assert counting.reads <= 14
 
 
 async def _busy_life(store: SemanticStore) -> None:

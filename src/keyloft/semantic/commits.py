@@ -114,12 +114,12 @@ class Committer:
         for intent in intents:
             if intent.action != "put" or intent.fence is not None:
                 return ()
-            known = None
+            key, known = intent.entry_key, None
             if intent.expected != 0:
-                known = self._recent.get(intent.entry_key.entry)
+                known = self._recent.get(key.entry)
                 if known is None or (intent.expected is not None and known.version != intent.expected):
                     return ()
-            states.append(EntryState(known))
+            states.append(EntryState(key, known))
         return states
 
     def saw(self, key: EntryKey, stored: StoredEntry, version: int) -> None:
@@ -158,7 +158,7 @@ class Committer:
         states = []
         for intent in intents:
             key = intent.entry_key
-            state = EntryState.of(found[Get(_SEMANTIC, key.entry)])
+            state = EntryState.of(key, found[Get(_SEMANTIC, key.entry)])
             if intent.fence is not None and (lock := locks[key.project, intent.fence]) is not None:
                 state.lock = found[Get(_SEMANTIC, lock.entry)]
             if thoroughly and state.alive is None:
@@ -232,7 +232,7 @@ class Committer:
         for write in planned:
             intent = write.intent
             if write.stored is not None:
-                self.saw(intent.entry_key, write.stored, version)
+                self.saw(write.key, write.stored, version)
             if write.expired is not None:
                 self.report_expiry(intent.key, write.expired)
             self._signals.success(intent.action, intent.key, intent.writer, write.semantics, request_id, version)

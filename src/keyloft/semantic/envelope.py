@@ -94,6 +94,8 @@ class StoredEntry(Struct, frozen=True, gc=False, omit_defaults=True):
     """Of a lock that was renewed by a put: the token of its acquisition. None where the row's version is the token."""
     number: int = msgspec.field(name="n", default=0)
     """The number of this change's audit record within its commit."""
+    unindexed: bytes = msgspec.field(name="i", default=b"")
+    """The endings of the audit records of earlier changes that no index row lists; see `audit.py`."""
 
     @property
     def semantics(self) -> Semantics:

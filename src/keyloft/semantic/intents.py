@@ -87,8 +87,10 @@ class Intent(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         # Not the key: it is checked where it is used, since a client over NATS takes a path within its project.
         rules.check_writer(self.writer)
-        rules.check_spec_ref(self.spec_ref)
-        rules.check_fence(self.fence)
+        if self.spec_ref is not None:
+            rules.check_spec_ref(self.spec_ref)
+        if self.fence is not None:
+            rules.check_fence(self.fence)
 
     @property
     def value(self) -> Any:
@@ -116,7 +118,8 @@ class WriteRequest(Struct, frozen=True, kw_only=True):
     is_batch: bool = False
 
     def __post_init__(self) -> None:
-        rules.check_request_id(self.request_id)
+        if self.request_id is not None:
+            rules.check_request_id(self.request_id)
 
     @property
     def row(self) -> bytes | None:

@@ -5,10 +5,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from keyloft import limits
 from keyloft.core.records import Append, Batch, Check, Committed, Delete, Mutation, Purge, Record, Set, Space
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument
-from keyloft.semantic.audit import Fact, Hasher, appends
+from keyloft.semantic.audit import ENDING_BYTES, Fact, Hasher, ending, rows_for
 from keyloft.semantic.envelope import (
     Envelope,
     Semantics,
@@ -38,17 +39,19 @@ class EntryHead(Struct, frozen=True, gc=False):
     hash: str
     fence: int | None
     semantics: Semantics
-    number: int
+    history: bytes
+    """The endings of the audit records of this entry's changes that no index row lists, its own last."""
 
     @classmethod
     def of(cls, stored: StoredEntry, version: int) -> "EntryHead":
-        semantics = stored.semantics
-        return cls(version, stored.hash, stored.fence(version, semantics), semantics, stored.number)
+        semantics, history = stored.semantics, stored.unindexed + ending(version, stored.number)
+        return cls(version, stored.hash, stored.fence(version, semantics), semantics, history)
 
 
 class EntryState(Struct):
     """What is stored at the key of an intent, as far as the plan has to know."""
 
+    key: EntryKey
     alive: EntryHead | None
     record: Record | None = None
     """The row of `alive`, if it was read."""
@@ -62,8 +65,8 @@ class EntryState(Struct):
     """The lock of the intent's fencing token, if it is held."""
 
     @classmethod
-    def of(cls, record: Record | None) -> "EntryState":
-        return cls(None if record is None else EntryHead.of(read_stored(record), record.version), record)
+    def of(cls, key: EntryKey, record: Record | None) -> "EntryState":
+        return cls(key, None if record is None else EntryHead.of(read_stored(record), record.version), record)
 
     def refusal(self, intent: Intent) -> ConflictReason | None:
         """Why an intent can't be carried out."""
@@ -106,6 +109,7 @@ class Retention(Struct, frozen=True):
 class PlannedWrite(Struct, frozen=True):
     """What an intent comes to, once the plan is committed."""
 
+    key: EntryKey
     intent: Intent
     stored: StoredEntry | None
     """What a put or restore stores."""
@@ -147,30 +151,47 @@ class CommitPlan:
         return [self._write(intent, state) for intent, state in zip(intents, states, strict=True)]
 
     def _write(self, intent: Intent, state: EntryState) -> PlannedWrite:
-        key = intent.entry_key
-        self._pin(key, state)
+        key = state.key
+        self._pin(state)
         if state.lock is not None:
             self._checks.append(Check(_SEMANTIC, state.lock.key, state.lock.version))
         if state.expired is not None:
             self._record_expiry(key, state.expired)
         stored = removed = None
         if intent.action == "delete":
-            removed = self._delete(key, intent, state)
+            removed = self._delete(intent, state)
         elif intent.semantics is None:
-            stored = self._restore(key, intent, state)
+            stored = self._restore(intent, state)
         else:
-            stored = self._put(key, intent, state.alive, intent.semantics)
-        return PlannedWrite(intent, stored, removed, state.expired)
+            stored = self._put(intent, intent.semantics, state)
+        return PlannedWrite(key, intent, stored, removed, state.expired)
 
     def expire(self, key: EntryKey, record: Record, overdue: int) -> None:
         """Remove an entry that has been expired for so many milliseconds."""
-        self._pin(key, EntryState(None, expired=record))
+        self._pin(EntryState(key, None, expired=record))
         self._record_expiry(key, record)
         self._purge(key, record, overdue)
 
     def refuse(self, intent: Intent, state: EntryState, reason: ConflictReason, correlation_id: str) -> None:
         """Record that an intent met a conflict."""
-        self._record_write(intent, state.alive, intent.semantics or state.semantics, conflict=(reason, correlation_id))
+        semantics, before = intent.semantics or state.semantics, state.alive
+        self._record(
+            state.key,
+            Fact(
+                action="conflict",
+                path=state.key.path,
+                writer=intent.writer,
+                purpose=None if semantics is None else semantics.purpose,
+                request_id=self._request_id,
+                spec_ref=intent.spec_ref,
+                version_before=None if before is None else before.version,
+                before_hash=None if before is None else before.hash,
+                expected_version=intent.expected_version,
+                reason=reason,
+                correlation_id=correlation_id,
+            ),
+            None,
+        )
 
     def remember(self, row: bytes, memory: bytes) -> None:
         """Remember a request, unless another commit has done so meanwhile."""
@@ -182,7 +203,8 @@ class CommitPlan:
         self._checks.append(Check(_SEMANTIC, row, version))
         self._mutations.append(Delete(_SEMANTIC, row))
 
-    def _pin(self, key: EntryKey, state: EntryState) -> None:
+    def _pin(self, state: EntryState) -> None:
+        key = state.key
         if state.alive is not None:
             self._checks.append(Check(_SEMANTIC, key.entry, state.alive.version))
         elif state.expired is not None:
@@ -192,11 +214,14 @@ class CommitPlan:
         else:
             self._checks.append(Check(_SEMANTIC, key.entry, None, include_expired=True))
 
-    def _put(self, key: EntryKey, intent: Intent, before: EntryHead | None, semantics: Semantics) -> StoredEntry:
+    def _put(self, intent: Intent, semantics: Semantics, state: EntryState) -> StoredEntry:
+        key, before = state.key, state.alive
         held = None if before is None else before.fence
         # A put of a lock with the lock's own token renews it; any other put of a lock acquires it.
         kept = held if semantics.purpose == LOCK and held is not None and held == intent.fence else None
         value = intent.value_json
+        history = b"" if before is None else before.history
+        is_full = len(history) >= limits.AUDIT_UNINDEXED * ENDING_BYTES
         stored = StoredEntry(
             intent.writer,
             semantics_json(semantics),
@@ -206,15 +231,16 @@ class CommitPlan:
             intent.spec_ref,
             kept,
             self._facts,
+            b"" if is_full else history,
         )
         self._store(key, stored, semantics)
         if held is not None and kept is None:
             self._mutations.append(Delete(_SEMANTIC, key.project.fence(held)))
-        self._record_write(intent, before, semantics, stored.hash)
+        self._record_write(intent, semantics, state, stored.hash, history if is_full else None)
         return stored
 
-    def _restore(self, key: EntryKey, intent: Intent, state: EntryState) -> StoredEntry:
-        old = state.expired or state.deleted
+    def _restore(self, intent: Intent, state: EntryState) -> StoredEntry:
+        key, old = state.key, state.expired or state.deleted
         assert old is not None, "the commit refuses a restore of nothing before it is planned"
         if state.deleted is not None:
             self.drop(key.deleted, state.deleted.version)
@@ -224,7 +250,7 @@ class CommitPlan:
             intent.writer, was.semantics_json, was.value, was.hash, self._request_id, spec_ref, None, self._facts
         )
         self._store(key, stored, was.semantics)
-        self._record_write(intent, None, was.semantics, was.hash)
+        self._record_write(intent, was.semantics, state, was.hash)
         return stored
 
     def _store(self, key: EntryKey, stored: StoredEntry, semantics: Semantics) -> None:
@@ -237,15 +263,16 @@ class CommitPlan:
             self._acquiring.add(fences)
             self._mutations.append(Append(_SEMANTIC, fences, key.path.encode(), Encoding.BYTES))
 
-    def _delete(self, key: EntryKey, intent: Intent, state: EntryState) -> Record | None:
-        record = state.record
+    def _delete(self, intent: Intent, state: EntryState) -> Record | None:
+        key, record = state.key, state.record
         if record is not None:
             self._mutations.append(Delete(_SEMANTIC, key.entry))
             self._drop_fence(key, record)
             self._keep_deleted(key, record, self._retention.deleted)
         elif state.expired is not None:
             self._purge(key, state.expired, state.overdue)
-        self._record_write(intent, state.alive, state.semantics)
+        history = b"" if state.alive is None else state.alive.history
+        self._record_write(intent, state.semantics, state, None, history)
         return record
 
     def _purge(self, key: EntryKey, expired: Record, overdue: int) -> None:
@@ -274,42 +301,38 @@ class CommitPlan:
                 request_id=was.request_id,
                 spec_ref=was.spec_ref,
                 version_before=expired.version,
-                number_before=was.number,
                 before_hash=was.hash,
                 reason=f"written by {was.writer}",
             ),
+            EntryHead.of(was, expired.version).history,
         )
 
     def _record_write(
         self,
         intent: Intent,
-        before: EntryHead | None,
         semantics: Semantics | None,
-        after_hash: str | None = None,
-        conflict: tuple[ConflictReason, str] | None = None,
+        state: EntryState,
+        after_hash: str | None,
+        index: bytes | None = None,
     ) -> None:
-        """Record what became of an intent; a conflict comes with its reason and correlation id."""
-        key = intent.entry_key
-        reason, correlation_id = conflict or (None, None)
+        """Record that an intent was carried out; `index` as in `rows_for`."""
+        before = state.alive
         self._record(
-            key,
+            state.key,
             Fact(
-                action=intent.action if conflict is None else "conflict",
-                path=key.path,
+                action=intent.action,
+                path=state.key.path,
                 writer=intent.writer,
                 purpose=None if semantics is None else semantics.purpose,
                 request_id=self._request_id,
                 spec_ref=intent.spec_ref,
                 version_before=None if before is None else before.version,
-                number_before=0 if before is None else before.number,
                 before_hash=None if before is None else before.hash,
                 after_hash=after_hash,
-                expected_version=None if conflict is None else intent.expected_version,
-                reason=reason,
-                correlation_id=correlation_id,
             ),
+            index,
         )
 
-    def _record(self, key: EntryKey, fact: Fact) -> None:
-        self._mutations += appends(key, fact, self._facts, self._retention.audit)
+    def _record(self, key: EntryKey, fact: Fact, index: bytes | None) -> None:
+        self._mutations += rows_for(key, fact, self._facts, keep=self._retention.audit, index=index)
         self._facts += 1

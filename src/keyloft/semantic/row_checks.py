@@ -48,6 +48,7 @@ class RowChecker:
             b"e/": self._entry,
             b"f/": self._token,
             b"h/": self._audit_key,
+            b"i/": self._index,
             b"k/": self._pointer,
             b"r/": self._request,
             b"x/": self._dead_letter,
@@ -88,10 +89,15 @@ class RowChecker:
         _check_encoding(record, Encoding.JSON)
         read_fact(record)
 
+    def _index(self, record: Record) -> str | None:
+        if len(record.value) % ENDING_BYTES:
+            raise Undecodable("no list of audit records")
+        return self._pointer(record)
+
     def _pointer(self, record: Record) -> str | None:
         beginning, ending = record.key[:-ENDING_BYTES], record.key[-ENDING_BYTES:]
         key = _entry_key(beginning[:-1])
-        if key.conflicts != beginning:
+        if beginning not in (key.audit_index, key.conflicts):
             raise InvalidKey("of no entry")
         # One commit wrote both, and both expire at the same moment; but a sweep may remove the record first.
         if record.is_alive(self._now) and ending not in self._recorded[key.project]:
