@@ -25,9 +25,6 @@ U64_MAX: Final = 2**64 - 1
 LONGEST_EXPIRY_SECONDS: Final = 1000 * 366 * 86_400
 """The longest `expire_in`: about a thousand years, which a `datetime` can still show."""
 
-ROW_BYTES: Final = 512
-"""On SQLite, a value that takes more than this with its key lies in a table of its own, out of the way of the keys."""
-
 SCAN_ROWS: Final = 1000
 """The most entries that one page of a list or of a range delete holds; pages grow up to it from 64."""
 
@@ -46,39 +43,14 @@ SWEEP_SLICE_ALONE: Final = 256
 SWEEP_EVERY: Final = 60.0
 """Seconds between two sweeps of an open store, unless `keyloft.open(sweep_every=…)` says otherwise."""
 
-GROUP_OPERATIONS: Final = 4096
-"""A group commit takes no further batch once it holds this many checks and mutations."""
-
-GROUP_BYTES: Final = 16 * 1024 * 1024
-"""A group commit takes no further batch once its values weigh this much."""
-
-INLINE_OPERATIONS: Final = 64
-"""On SQLite, a group of at most this many checks and mutations is written on the event loop, and synced on a thread."""
-
-INLINE_BYTES: Final = 128 * 1024
-"""Likewise, if its values weigh at most this much."""
-
-INLINE_SECONDS: Final = 0.001
-"""What takes longer, because of what is stored there already, is given up and done again on the thread."""
-
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for other processes that hold the database before it fails with BUSY."""
 
 SERVER_SECONDS: Final = 10.0
 """How long a call waits for a database server that is away or silent; `keyloft.open(patience=…)` changes it."""
 
-SQLITE_CACHE_MIB: Final = 16
-"""How much of an SQLite file an open store keeps in memory to read from: some 100,000 small entries. A get takes 5.7 µs
-instead of 7.3 with SQLite's own 2 MiB."""
-
 PLUGIN_CACHE_MIB: Final = 10
 """The same for the plugins' storage, where a request over NATS costs several times as much as the read."""
-
-WATCH_POLL_SECONDS: Final = 0.025
-"""How often an open watch looks for commits of other processes, where nothing announces them."""
-
-WATCH_CHECK_SECONDS: Final = 1.0
-"""The same where the database announces them, in case that one gets lost."""
 
 PLUGIN_NAME_CHARACTERS: Final = 100
 """The longest name of a plugin."""
@@ -189,6 +161,22 @@ LONGEST_TIMER_SECONDS: Final = 30.0
 
 # Tuned: the SQLite engine
 
+SQLITE_CACHE_MIB: Final = 16
+"""How much of a file an open store keeps in memory to read from: some 100,000 small entries. A get takes 5.7 µs instead
+of 7.3 with SQLite's own 2 MiB (ADR 5)."""
+
+ROW_BYTES: Final = 512
+"""A value that takes more than this with its key is stored in the large value table (ADR 5)."""
+
+INLINE_OPERATIONS: Final = 64
+"""A group of at most this many checks and mutations is written on the event loop, and committed on a thread (ADR 6)."""
+
+INLINE_BYTES: Final = 128 * 1024
+"""The most bytes that the values of such a group may have in all."""
+
+INLINE_SECONDS: Final = 0.001
+"""A group that takes longer on the event loop, because it meets large values, is written again on the thread."""
+
 SQLITE_GETS_PER_STATEMENT: Final = 16
 """How many keys one statement looks up: 1.2 µs per key, against 2.1 µs with a statement per key."""
 
@@ -226,6 +214,19 @@ INSPECTION_SECONDS: Final = 2.0
 # Tuned: the PostgreSQL engine
 
 # Tuned: watches and group commit
+
+GROUP_OPERATIONS: Final = 4096
+"""A group takes no further batch once it holds this many checks and mutations."""
+
+GROUP_BYTES: Final = 16 * 1024 * 1024
+"""A group takes no further batch once its values have this many bytes."""
+
+WATCH_POLL_SECONDS: Final = 0.025
+"""How often the version counter is polled for watches, where the database does not announce other processes' commits.
+"""
+
+WATCH_CHECK_SECONDS: Final = 1.0
+"""How often it is polled where the database announces them, in case an announcement is lost."""
 
 WATCH_PAUSE_FACTOR: Final = 9.0
 """How many times as long as a comparison took a watch of a range pauses before the next: it uses a tenth of a core at

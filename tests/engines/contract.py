@@ -370,7 +370,7 @@ class EngineContract:
     # Appending
 
     async def test_what_is_appended_sorts_as_it_was_committed(self, engine: Engine, clock: ManualClock) -> None:
-        """Alone, with others of its batch and of its group; each key tells the version of its commit."""
+        """Alone, with others of its batch and of its group; each key ends with the version of its commit."""
 
         def append(number: int, suffix: bytes = b"") -> Append:
             return Append(B, b"log/", b"%d" % number, Encoding.JSON, suffix=suffix)
@@ -621,17 +621,17 @@ class EngineContract:
             assert values_of(changes) == {b"k": b"%d" % number}
 
     async def test_a_change_during_the_first_look_is_not_lost(self, engine: Engine) -> None:
-        """The first look may see a commit before this process has heard that it was made."""
-        for turns in range(40):
+        """The first read may show a commit before this process reports it to the watch."""
+        for tries in range(40):
             await write(engine, put(b"old"))
             watch = engine.watch(Scan(A, START, END, 1))
-            writing = asyncio.create_task(write(engine, Delete(A, b"old"), put(b"new", b"%d" % turns)))
-            for _ in range(turns % 8):
+            writing = asyncio.create_task(write(engine, Delete(A, b"old"), put(b"new", b"%d" % tries)))
+            for _ in range(tries % 8):
                 await asyncio.sleep(0)
             seen = values_of(await next_of(watch))
             while len(seen) < 2:
                 seen.update(values_of(await next_of(watch)))
-            assert seen == {b"old": None, b"new": b"%d" % turns}
+            assert seen == {b"old": None, b"new": b"%d" % tries}
             await writing
 
     async def test_an_expiry_between_watch_and_first_step_is_seen(self, engine: Engine, clock: ManualClock) -> None:
@@ -671,7 +671,7 @@ class EngineContract:
 
 
 async def next_of(watch: Watch) -> list[Change]:
-    async with asyncio.timeout(10):  # wait_for of Python 3.11 loses a result that comes with a cancellation
+    async with asyncio.timeout(10):  # wait_for of Python 3.11 loses a result that arrives with a cancellation
         return await watch.__anext__()
 
 

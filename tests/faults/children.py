@@ -1,4 +1,4 @@
-"""Starts Python processes for tests that need more than their own, speaks with them in lines, and sees to their end."""
+"""Starts Python processes for tests that need a second one, exchanges lines with them, and ends them."""
 
 import asyncio
 import sys
@@ -11,13 +11,13 @@ _LONGEST_SECONDS = 30.0
 
 
 class Child:
-    """A process of ours. Whatever is awaited here takes half a minute at most."""
+    """A process that the test started. Each call here waits for half a minute at most."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def line(self) -> str:
-        """What it says next, without the newline; nothing once it has ended, nor for a line cut short by its end."""
+        """The next line that it prints, without the newline; empty once it has ended, or if its end cut the line."""
         assert self._process.stdout is not None
         async with asyncio.timeout(_LONGEST_SECONDS):
             line = await self._process.stdout.readline()
@@ -42,8 +42,8 @@ class Child:
         """Its exit code, and what it wrote to stderr."""
         assert self._process.stderr is not None
         async with asyncio.timeout(_LONGEST_SECONDS):
-            complaints = await self._process.stderr.read()
-            return await self._process.wait(), complaints.decode()
+            errors = await self._process.stderr.read()
+            return await self._process.wait(), errors.decode()
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ class Create(NamedTuple):
 
 
 class Remove(NamedTuple):
-    """A name is gone; its file lives on for whoever has it open."""
+    """A name is gone; its file exists as long as a process has it open."""
 
     name: str
     with_folder: bool

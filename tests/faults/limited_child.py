@@ -18,7 +18,7 @@ def limit_files_to(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def told(error: keyloft.KeyloftError) -> list[str]:
+def described(error: keyloft.KeyloftError) -> list[str]:
     return [type(error).__name__, str(error)]
 
 
@@ -29,14 +29,14 @@ async def fill(path: str, limit: int) -> dict[str, Any]:
     except keyloft.KeyloftError as error:
         limit_files_to(resource.RLIM_INFINITY)
         async with keyloft.open(path) as kv:
-            return {"opening": told(error), "written_then": await kv.set(("later",), 1)}
+            return {"opening": described(error), "written_then": await kv.set(("later",), 1)}
     acknowledged = 0
     failures: list[list[str]] = []
     while len(failures) < 2:
         try:
             await kv.set_many([(("filling", acknowledged, part), bytes(3000)) for part in range(4)])
         except keyloft.KeyloftError as error:
-            failures.append(told(error))
+            failures.append(described(error))
         else:
             acknowledged += 1
     readable = await kv.count(("filling",))

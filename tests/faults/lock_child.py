@@ -4,7 +4,7 @@
     python -m tests.faults.lock_child DATABASE NAME late
 
 Says «held FENCE» for each hold that wrote something under its lock. The late one says so, waits for a line, writes
-under its old fence, and says what came of that.
+under its old fence, and prints the outcome.
 """
 
 import asyncio
@@ -49,11 +49,11 @@ async def work(store: SemanticStore, name: str) -> None:
             async with store.lock(LOCK, writer=f"{name}:work", ttl=TTL_SECONDS) as lock:
                 await step(store, name, lock.fence)
                 say(f"held {lock.fence}")
-                await asyncio.sleep(0.03)  # so that whoever hears it can kill a holder
+                await asyncio.sleep(0.03)  # so that a test that reads the line can kill the holder
                 await step(store, name, lock.fence)
         except (LockLost, StaleFence):
             continue  # on a busy machine, a second may be over
-        # Other processes look 40 times a second: who takes the lock again at once leaves them no chance.
+        # Other processes poll 40 times a second: a process that takes the lock again at once leaves them no chance.
         await asyncio.sleep(random.uniform(0.05, 0.3))
 
 

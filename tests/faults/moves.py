@@ -1,4 +1,4 @@
-"""Writes whose outcome can be told from what is stored: chains of numbered moves, and what a store holds after them.
+"""Writes whose outcome shows in what is stored: chains of numbered moves, and what a store holds after them.
 
 A chain is one caller that makes move after move. Each move writes its number, the atomic kinds to several keys, so that
 a move that was made in part, twice, or not at all despite its acknowledgement can't hide.

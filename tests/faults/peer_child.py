@@ -1,4 +1,4 @@
-"""Shares files with another process: does what it is told, a line at a time, and answers with a line of JSON.
+"""Shares files with another process: carries out one command per line, and answers with a line of JSON.
 
 python -m tests.faults.peer_child NAME
 

@@ -13,9 +13,9 @@ import keyloft
 from .open_files import files_open_in
 
 
-async def pause(turns: int) -> None:
-    """Let the event loop turn so many times."""
-    for _ in range(turns):
+async def pause(iterations: int) -> None:
+    """Let this many iterations of the event loop pass."""
+    for _ in range(iterations):
         await asyncio.sleep(0)
 
 
@@ -77,8 +77,8 @@ async def test_write_cancelled_before_it_is_handed_over_is_not_made(tmp_path: Pa
 
 
 async def test_store_closes_even_if_its_aclose_is_cancelled(tmp_path: Path, rng: random.Random) -> None:
-    for turn in range(10):
-        path = tmp_path / f"{turn}.db"
+    for attempt in range(10):
+        path = tmp_path / f"{attempt}.db"
         kv = await keyloft.open(path)
         writes = [asyncio.create_task(kv.set(("k", number), number)) for number in range(50)]
         await pause(2)

@@ -16,8 +16,8 @@ from .open_files import files_open_in
 
 
 async def test_writes_in_flight_at_aclose_are_kept_or_refused(tmp_path: Path, rng: random.Random) -> None:
-    for turn in range(20):
-        path = tmp_path / f"{turn}.db"
+    for attempt in range(20):
+        path = tmp_path / f"{attempt}.db"
         kv = await keyloft.open(path)
         writing = Writing(kv, enough_after=rng.randrange(1, 300))
         tasks = [asyncio.create_task(writing.until_refused(number)) for number in range(30)]
@@ -124,8 +124,8 @@ async def test_aclose_ends_idle_watches(tmp_path: Path) -> None:
 async def test_aclose_ends_watches_of_what_is_being_written(
     on: str, engine: str, tmp_path: Path, rng: random.Random
 ) -> None:
-    for turn in range(20):
-        kv = await keyloft.open(tmp_path / f"{turn}.db" if engine == "file" else None)
+    for attempt in range(20):
+        kv = await keyloft.open(tmp_path / f"{attempt}.db" if engine == "file" else None)
         await kv.set_many({("k", number): 0 for number in range(200)})
         watch = kv.watch(("k", 0)) if on == "key" else kv.watch(prefix=("k",))
         task = asyncio.create_task(watched(watch))
@@ -139,11 +139,11 @@ async def test_aclose_ends_watches_of_what_is_being_written(
 
 
 async def test_aclose_with_a_long_read_under_way_lets_go_of_the_file(tmp_path: Path) -> None:
-    for turn in range(20):
-        kv = await keyloft.open(tmp_path / f"{turn}.db")
+    for attempt in range(20):
+        kv = await keyloft.open(tmp_path / f"{attempt}.db")
         await kv.set_many({("k", number): number for number in range(2000)})
         reading = asyncio.create_task(kv.count(()))
-        for _ in range(turn % 4):
+        for _ in range(attempt % 4):
             await asyncio.sleep(0)
         await kv.aclose()
         [counted] = await asyncio.gather(reading, return_exceptions=True)
@@ -155,8 +155,8 @@ async def test_aclose_with_a_long_read_under_way_lets_go_of_the_file(tmp_path: P
 async def test_process_that_forgets_to_close_ends_promptly_and_loses_nothing_acknowledged(
     how: str, tmp_path: Path
 ) -> None:
-    for turn in range(3):
-        path = tmp_path / f"{turn}.db"
+    for attempt in range(3):
+        path = tmp_path / f"{attempt}.db"
         began = time.monotonic()
         async with child("forgetful_child", path, how) as process:
             acknowledged = {int(line) async for line in process.lines()}

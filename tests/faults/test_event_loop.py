@@ -1,4 +1,4 @@
-"""The disk may take its time: the event loop never waits for it."""
+"""The event loop never waits for the disk, and an exception in it loses no write."""
 
 import asyncio
 import threading
@@ -236,12 +236,12 @@ async def test_a_group_that_an_interruption_lost_does_not_hold_up_closing(
     if step is CommitStep.FINISHED or (step is CommitStep.TO_THREAD) == (durability == "full"):  # else no step of it
         assert isinstance(done[0], keyloft.CommitUnknown)
     rival = apsw.Connection(str(path))
-    rival.execute("BEGIN IMMEDIATE")  # nobody holds it
+    rival.execute("BEGIN IMMEDIATE")  # no lock is left
     rival.close()
 
 
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
-async def test_reads_never_go_back_while_others_write_and_the_log_is_moved(
+async def test_reads_never_go_back_during_commits_and_checkpoints(
     durability: Durability, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They change between two connections, one of which a thread uses at times."""

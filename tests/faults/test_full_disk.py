@@ -29,9 +29,9 @@ async def fill(kv: Store, after: int = 0) -> tuple[int, keyloft.DiskFull]:
 
     async def caller(number: int) -> None:
         while not errors:
-            turn = acknowledged[number]
+            number_of_round = acknowledged[number]
             try:
-                await kv.set_many([(("filling", number, turn, part), bytes(1500)) for part in range(3)])
+                await kv.set_many([(("filling", number, number_of_round, part), bytes(1500)) for part in range(3)])
             except keyloft.DiskFull as error:
                 errors.append(error)
             else:
@@ -40,9 +40,9 @@ async def fill(kv: Store, after: int = 0) -> tuple[int, keyloft.DiskFull]:
     await asyncio.gather(*[caller(number) for number in acknowledged])
     contents, _ = await contents_of(kv)
     expected = {
-        ("filling", number, turn, part): bytes(1500)
-        for number, turns in acknowledged.items()
-        for turn in range(turns)
+        ("filling", number, number_of_round, part): bytes(1500)
+        for number, rounds in acknowledged.items()
+        for number_of_round in range(rounds)
         for part in range(3)
     }
     assert {key: value for key, value in contents.items() if key[0] == "filling"} == expected
@@ -54,8 +54,8 @@ async def test_full_disk_is_named_and_writes_work_again_on_the_same_store_once_t
     vfs = QuotaVFS(left=400_000)
     kv = Store(await SqliteEngine.open(path, SystemClock(), vfs=vfs.vfs_name))
     await kv.set(("before",), 1)
-    turns, error = await fill(kv)
-    assert turns > 3
+    rounds, error = await fill(kv)
+    assert rounds > 3
     assert path in str(error)
     assert error.code == "DISK_FULL"
     for _ in range(3):
@@ -104,14 +104,14 @@ async def test_limit_on_the_size_of_files_is_a_full_disk_too(tmp_path: Path) -> 
     async with child("limited_child", path, str(700_000)) as process:
         line = await process.line()
         assert await process.ended() == (0, "")
-    told = json.loads(line)
-    for kind, message in told["failures"]:
+    outcome = json.loads(line)
+    for kind, message in outcome["failures"]:
         assert kind == "DiskFull"
         assert str(path) in message
-    assert told["acknowledged"] > 10
-    assert told["readable"] == 4 * told["acknowledged"]
+    assert outcome["acknowledged"] > 10
+    assert outcome["readable"] == 4 * outcome["acknowledged"]
     async with keyloft.open(path) as kv:
-        assert await kv.count(("filling",)) == 4 * told["acknowledged"]
+        assert await kv.count(("filling",)) == 4 * outcome["acknowledged"]
         assert (await kv.get(("later",))).value == 1
 
 
@@ -121,10 +121,10 @@ async def test_opening_under_a_limit_on_the_size_of_files_is_a_full_disk_too(tmp
         async with child("limited_child", path, str(limit)) as process:
             line = await process.line()
             assert await process.ended() == (0, ""), limit
-        told = json.loads(line)
-        kind, message = told["opening"]
+        outcome = json.loads(line)
+        kind, message = outcome["opening"]
         assert (kind, str(path) in message) == ("DiskFull", True), (limit, message)
-        assert told["written_then"] == 1
+        assert outcome["written_then"] == 1
 
 
 @pytest.fixture
@@ -144,9 +144,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def ballast(small_disk: Path) -> Callable[[], None]:
     """Takes a part of the small disk; the call gives it back."""
-    weight = small_disk / "ballast"
-    weight.write_bytes(bytes(2 * 1024 * 1024))
-    return weight.unlink
+    file = small_disk / "ballast"
+    file.write_bytes(bytes(2 * 1024 * 1024))
+    return file.unlink
 
 
 @pytest.mark.parametrize("checkpoint_pages", [20, 8000])
@@ -158,8 +158,8 @@ async def test_real_full_disk_is_named_and_writes_work_again_once_there_is_space
     path = small_disk / "full.db"
     async with keyloft.open(path) as kv:
         await kv.set(("before",), 1)
-        turns, error = await fill(kv)
-        assert turns > 3
+        rounds, error = await fill(kv)
+        assert rounds > 3
         assert str(path) in str(error)
         with pytest.raises(keyloft.DiskFull):
             await kv.set(("large",), bytes(500_000))

@@ -40,19 +40,19 @@ async def test_twenty_kills_lose_nothing_acknowledged_and_leave_nothing_in_part(
     made = dict.fromkeys(everyone, 0)
     newest = 0
     total = 0
-    for turn in range(_KILLS):
+    for attempt in range(_KILLS):
         count = rng.choice([0, rng.randrange(1, 50), rng.randrange(50, 3000)])
-        also = ["checkpointing"] if turn % 2 else []
+        also = ["checkpointing"] if attempt % 2 else []
         async with child("writer_child", path, str(_WRITERS), *also) as process:
             assert await process.line() == "opening"
             acknowledged = await acknowledged_until_killed(process, count)
-            code, complaints = await process.ended()
-        assert (code, complaints) == (-9, ""), f"kill {turn}"
+            code, errors = await process.ended()
+        assert (code, errors) == (-9, ""), f"kill {attempt}"
         total += len(acknowledged)
 
         versionstamps = list(acknowledged.values())
         assert len(set(versionstamps)) == len(versionstamps)
-        assert all(versionstamp > newest for versionstamp in versionstamps), "a versionstamp came back"
+        assert all(versionstamp > newest for versionstamp in versionstamps), "a versionstamp was given twice"
         last = dict(made)
         for move in acknowledged:
             assert move.number == last[move.chain] + 1
@@ -63,8 +63,8 @@ async def test_twenty_kills_lose_nothing_acknowledged_and_leave_nothing_in_part(
         found = made_in(contents, everyone)
         for chain in everyone:
             # The move that was under way may have been made; its caller just never heard of it.
-            assert found[chain] in (last[chain], last[chain] + 1), (turn, chain)
-        assert contents == after(found), f"kill {turn}: something is there in part"
+            assert found[chain] in (last[chain], last[chain] + 1), (attempt, chain)
+        assert contents == after(found), f"kill {attempt}: something is there in part"
         for move, versionstamp in acknowledged.items():
             if found[move.chain] == move.number:
                 assert stamps[witness(move)] == versionstamp
@@ -80,18 +80,18 @@ async def test_sigterm_without_a_handler_loses_nothing_acknowledged(tmp_path: Pa
     path = tmp_path / "terminated.db"
     last = dict.fromkeys(chains(2), 0)
     async with child("writer_child", path, "2") as process:
-        told = 0
+        acknowledged = 0
         async for line in process.lines():
             if line.startswith("open"):
                 continue
             kind, writer, number, _ = line.split()
             last[Chain(kind, int(writer))] = int(number)
-            told += 1
-            if told == 500:
+            acknowledged += 1
+            if acknowledged == 500:
                 process.terminate()
         code, _ = await process.ended()
     assert code == -15
-    assert told >= 500
+    assert acknowledged >= 500
     async with keyloft.open(path) as kv:
         contents, _ = await contents_of(kv)
     found = made_in(contents, last)

@@ -1,4 +1,4 @@
-"""A lock has one holder, whatever is killed, and comes free by itself."""
+"""A lock has one holder, whatever is killed, and is free again after its holder died."""
 
 import asyncio
 import random
@@ -37,7 +37,7 @@ def check_holds(trail: list[AuditRecord]) -> tuple[list[int], int]:
             case "put", key if key == LOCK:
                 assert holder is None, "two holders"
                 assert record.version_after is not None
-                assert record.version_after > max(fences, default=0), "a fence came back"
+                assert record.version_after > max(fences, default=0), "a fence was given twice"
                 holder = record.version_after
                 fences.append(holder)
             case (("delete" | "expire"), key) if key == LOCK:
@@ -45,11 +45,11 @@ def check_holds(trail: list[AuditRecord]) -> tuple[list[int], int]:
                 holder = None
                 expired += record.action == "expire"
             case "put", _:
-                assert record.spec_ref == f"fence {holder}", "a write of somebody who does not hold the lock"
+                assert record.spec_ref == f"fence {holder}", "a write by a process that does not hold the lock"
     return fences, expired
 
 
-async def told_fences(process: Child, count: int) -> list[int]:
+async def fences_of(process: Child, count: int) -> list[int]:
     """So many holds of a process; fewer, if it ends."""
     fences: list[int] = []
     while len(fences) < count and (line := await process.line()):
@@ -58,32 +58,32 @@ async def told_fences(process: Child, count: int) -> list[int]:
 
 
 async def test_twenty_workers_and_their_deaths_never_make_two_holders(url: str, rng: random.Random) -> None:
-    told: list[int] = []
+    fences_seen: list[int] = []
     async with AsyncExitStack() as stack, asyncio.timeout(25):
         processes = [
             await stack.enter_async_context(child("lock_child", url, f"p{number}", str(_WORKERS)))
             for number in range(_PROCESSES)
         ]
         for process in processes:
-            told += await told_fences(process, 1)
+            fences_seen += await fences_of(process, 1)
         for kill in range(_KILLS):
             victim = processes[kill]
-            told += await told_fences(victim, rng.randrange(1, 4))
-            victim.kill()  # whoever spoke last holds the lock, or has just let go of it
-            told += await told_fences(victim, 1000)
+            fences_seen += await fences_of(victim, rng.randrange(1, 4))
+            victim.kill()  # the process that printed last holds the lock, or has just released it
+            fences_seen += await fences_of(victim, 1000)
             assert await victim.ended() == (-9, "")
-            told += await told_fences(processes[-1], 1)
+            fences_seen += await fences_of(processes[-1], 1)
         for process in processes[_KILLS:]:
             process.kill()
     async with keyloft.open(url) as kv, SemanticStore(kv, audit_key="k", sweep_every=None) as store:
-        # The last one was killed as well: what it left comes free by itself.
+        # The last one was killed as well: its lock expires.
         async with store.lock(LOCK, writer="test", wait=TTL_SECONDS + 2) as lock:
-            assert lock.fence > max(told)
+            assert lock.fence > max(fences_seen)
             trail = [record async for record in store.audit(PROJECT)]
             steps = await store.get(STEPS)
         fences, expired = check_holds(trail)
-        assert set(told) <= set(fences)
-        assert expired >= 1, "nobody was killed while it held the lock"
+        assert set(fences_seen) <= set(fences)
+        assert expired >= 1, "no process was killed while it held the lock"
         assert steps is not None
         assert steps.value == sum(record.key == STEPS and record.action == "put" for record in trail)
 
@@ -94,7 +94,7 @@ async def test_a_holder_that_slept_too_long_is_refused_and_told(url: str) -> Non
         keyloft.open(url) as kv,
         SemanticStore(kv, audit_key="k", sweep_every=None) as store,
     ):
-        [fence] = await told_fences(late, 1)
+        [fence] = await fences_of(late, 1)
         async with store.lock(LOCK, writer="next", wait=TTL_SECONDS + 2) as lock:
             assert lock.fence > fence
             late.tell("go on")

@@ -1,4 +1,4 @@
-"""Nothing acknowledged is lost by a power cut, at whatever write or sync it comes, and nothing is ever torn.
+"""Nothing acknowledged is lost by a power cut, at whatever write or sync it happens, and nothing is ever torn.
 
 A store runs once on a disk that notes all requests. Then the power is cut after any of them, again and again, and each
 time what is left of the files is opened as if the machine had come back.
@@ -249,11 +249,11 @@ async def test_power_cut_in_a_checkpoint_of_32_mebibytes_loses_nothing(tmp_path:
             if isinstance(request, Write | Sync) and request.file == main and at > acknowledged[0]
         ]
 
-    # The log goes into the file in the first quiet moment; its end is a sync of the file.
+    # The first quiet moment brings a checkpoint, which ends with a sync of the file.
     async with asyncio.timeout(30):
         while not ((checkpoint := of_checkpoints()) and isinstance(vfs.requests[checkpoint[-1]], Sync)):
             await asyncio.sleep(0.02)
-    assert len(checkpoint) > 100, "the log grew past its limit"
+    assert len(checkpoint) > 100, "the write-ahead log grew past its limit"
     cuts = {*rng.sample(checkpoint, 6), checkpoint[-1], checkpoint[-1] + 1}
     disk = Disk()
     for at, request in enumerate(vfs.requests):

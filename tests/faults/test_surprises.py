@@ -1,4 +1,4 @@
-"""What nobody plans for: lost files, a failing writer, stubborn rivals, giant batches, writes that can't be made."""
+"""What is not planned for: lost files, a failing writer, stubborn rivals, giant batches, writes that can't be made."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ _FOR_THE_THREAD = "x" * limits.INLINE_BYTES
 
 
 class FailingClock(SystemClock):
-    """Fails in the writer's thread as often as it is told; readers see the time."""
+    """Fails in the writer's thread as often as `failures` says; readers get the time."""
 
     __slots__ = ("_failure", "failures")
 
@@ -112,13 +112,13 @@ async def killed_store(path: Path) -> dict[Chain, int]:
     """Leave a store whose process was killed, with its log beside it; returns the last moves it acknowledged."""
     last = dict.fromkeys(chains(2), 0)
     async with child("writer_child", path, "2") as process:
-        told = 0
+        acknowledged = 0
         async for line in process.lines():
             if not line.startswith("open"):
                 kind, writer, number, _ = line.split()
                 last[Chain(kind, int(writer))] = int(number)
-                told += 1
-                if told == 300:
+                acknowledged += 1
+                if acknowledged == 300:
                     process.kill()
     return last
 

@@ -32,7 +32,7 @@ async def peer() -> AsyncIterator[Child]:
         yield process
 
 
-async def told(peer: Child, line: str) -> Any:
+async def ask(peer: Child, line: str) -> Any:
     peer.tell(line)
     return (await answer(peer))["answer"]
 
@@ -51,7 +51,7 @@ async def test_two_processes_open_a_fresh_file_at_once_and_write_it_without_loss
             assert len(stamps) == len(set(stamps)) == 6 * _COUNT
             [first_b, last_a] = [min(s for _, s in of_b["sum"]), max(s for _, s in of_a["sum"])]
             contested += first_b < last_a
-            # Nobody else wrote, so in one order of commits no number is left out.
+            # No other process wrote, so in one order of commits no number is left out.
             assert sorted(stamps) == list(range(1, 6 * _COUNT + 1))
             checked = sorted([*of_a["checked"], *of_b["checked"]])
             assert [value for value, _ in checked] == list(range(1, 2 * _COUNT + 1)), "an increment was lost"
@@ -72,68 +72,68 @@ async def test_two_processes_open_a_fresh_file_at_once_and_write_it_without_loss
 async def test_watch_on_a_key_sees_what_another_process_sets_and_deletes(tmp_path: Path, peer: Child) -> None:
     path = tmp_path / "watched.db"
     async with keyloft.open(path) as kv, asyncio.timeout(20):
-        await told(peer, f"open {path}")
+        await ask(peer, f"open {path}")
         watch = kv.watch(("k",), ("other",))
         assert [entry.exists for entry in await anext(watch)] == [False, False]
-        versionstamp = await told(peer, 'set ["k"] 1')
+        versionstamp = await ask(peer, 'set ["k"] 1')
         [entry, other] = await anext(watch)
         assert (entry.value, entry.versionstamp, other.exists) == (1, versionstamp, False)
-        await told(peer, 'set ["elsewhere"] 1')
-        assert await told(peer, 'delete ["k"]') is True
+        await ask(peer, 'set ["elsewhere"] 1')
+        assert await ask(peer, 'delete ["k"]') is True
         [entry, _] = await anext(watch)
         assert not entry.exists
-        await told(peer, 'set ["other"] 2')
+        await ask(peer, 'set ["other"] 2')
         [entry, other] = await anext(watch)
         assert (entry.exists, other.value) == (False, 2)
-        await told(peer, "close")
+        await ask(peer, "close")
 
 
 async def test_watch_on_a_prefix_sees_what_another_process_sets_and_deletes(tmp_path: Path, peer: Child) -> None:
     path = tmp_path / "watched.db"
     async with keyloft.open(path) as kv, asyncio.timeout(20):
         await kv.set(("users", "old"), 0)
-        await told(peer, f"open {path}")
+        await ask(peer, f"open {path}")
         watch = kv.watch(prefix=("users",))
         pending = asyncio.ensure_future(anext(watch))
-        await told(peer, 'set ["users","new"] 1')
+        await ask(peer, 'set ["users","new"] 1')
         [entry] = await pending
         assert (entry.key, entry.value) == (("users", "new"), 1)
-        await told(peer, 'set ["elsewhere"] 1')
-        await told(peer, 'delete ["users","old"]')
+        await ask(peer, 'set ["elsewhere"] 1')
+        await ask(peer, 'delete ["users","old"]')
         [entry] = await anext(watch)
         assert (entry.key, entry.exists) == (("users", "old"), False)
-        # A change of ours and one of theirs: both come, in one list or in two.
-        await kv.set(("users", "ours"), 2)
-        await told(peer, 'set ["users","new"] 3')
+        # A change by each process: both are reported, in one list or in two.
+        await kv.set(("users", "here"), 2)
+        await ask(peer, 'set ["users","new"] 3')
         seen: dict[Any, Any] = {}
         while len(seen) < 2:
             seen |= {entry.key: entry.value for entry in await anext(watch)}
-        assert seen == {("users", "ours"): 2, ("users", "new"): 3}
-        await told(peer, "close")
+        assert seen == {("users", "here"): 2, ("users", "new"): 3}
+        await ask(peer, "close")
 
 
 async def test_a_rival_killed_in_the_middle_of_its_writes_does_not_stop_this_process(tmp_path: Path) -> None:
     path = tmp_path / "rival.db"
     async with keyloft.open(path) as kv:
-        for turn in range(4):
+        for attempt in range(4):
             last: dict[Chain, int] = dict.fromkeys(chains(2), 0)
             async with child("writer_child", path, "2") as rival:
-                told = 0
+                acknowledged = 0
                 async for line in rival.lines():
                     if line.startswith("open"):
                         continue
                     kind, writer, number, _ = line.split()
                     last[Chain(kind, int(writer))] = int(number)
-                    await kv.set(("ours", turn), told)
-                    told += 1
-                    if told == 60:
+                    await kv.set(("here", attempt), acknowledged)
+                    acknowledged += 1
+                    if acknowledged == 60:
                         rival.kill()
                 assert (await rival.ended())[0] == -9
             async with asyncio.timeout(10):
-                newest = await kv.set(("ours", "after"), turn)
+                newest = await kv.set(("here", "after"), attempt)
             contents, stamps = await contents_of(kv)
             assert max(stamps.values()) == newest
             found = made_in(contents, last)
             assert all(found[chain] >= number for chain, number in last.items())
-            theirs = {key: value for key, value in contents.items() if key[0] != "ours"}
-            assert theirs == after(found)
+            others = {key: value for key, value in contents.items() if key[0] != "here"}
+            assert others == after(found)

@@ -2,7 +2,7 @@
 
     python -m tests.faults.writer_child FILE WRITERS [checkpointing]
 
-With «checkpointing» it also moves the log into the file without a pause, so that a kill is likely to come in between.
+With «checkpointing» it also checkpoints without a pause, so that a kill is likely to hit a checkpoint.
 Says «opening», then «open», then a line for each acknowledged move: kind, writer, number, versionstamp.
 """
 

@@ -1,4 +1,4 @@
-"""Large values lie aside, out of the way of the keys, and nobody can tell."""
+"""Large values are stored in a table of their own, and no caller sees a difference."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ from keyloft.semantic import Semantics, SemanticStore
 from tests.engines.contract import get, put, write
 
 FITS = limits.ROW_BYTES - 1
-"""The largest value beside a key of one byte that lies with it."""
+"""The largest value that is stored with a key of one byte."""
 SIZES = (1, FITS, FITS + 1, 5000, 70_000)
 
 
@@ -39,8 +39,8 @@ def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
         return list(connection.execute(sql).fetchall())
 
 
-def aside(path: Path) -> list[int]:
-    """How long the values are that lie aside."""
+def large_values(path: Path) -> list[int]:
+    """The lengths of the values in the large value table."""
     return [length for (length,) in rows(path, "SELECT length(value) FROM keyloft_tuples_large ORDER BY 1")]
 
 
@@ -63,9 +63,7 @@ async def opened(path: Path, clock: ManualClock) -> AsyncIterator[Engine]:
 
 @pytest.mark.parametrize("before", SIZES)
 @pytest.mark.parametrize("after", SIZES)
-async def test_a_value_can_take_the_place_of_one_of_any_size(
-    before: int, after: int, clock: ManualClock, tmp_path: Path
-) -> None:
+async def test_a_value_can_replace_one_of_any_size(before: int, after: int, clock: ManualClock, tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     async with opened(path, clock) as engine:
         await write(engine, put(b"k", value(before)))
@@ -74,7 +72,7 @@ async def test_a_value_can_take_the_place_of_one_of_any_size(
         record = await get(engine, b"k")
         assert record is not None
         assert (record.value, record.updated_at - record.created_at) == (value(after), 1000)
-    assert aside(path) == [after] * (after > FITS)
+    assert large_values(path) == [after] * (after > FITS)
     assert await damage(path) == []
 
 
@@ -88,7 +86,7 @@ async def test_a_value_goes_with_its_entry(size: int, clock: ManualClock, tmp_pa
         clock.advance(1)
         assert await get(engine, b"c") is None
         await write(engine, put(b"c", value(1)))
-    assert aside(path) == [size] * (size > FITS)
+    assert large_values(path) == [size] * (size > FITS)
 
 
 async def test_a_long_key_counts(clock: ManualClock, tmp_path: Path) -> None:
@@ -96,7 +94,7 @@ async def test_a_long_key_counts(clock: ManualClock, tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     async with opened(path, clock) as engine:
         await write(engine, put(b"k" * 400, value(112)), put(b"l" * 400, value(113)))
-    assert aside(path) == [113]
+    assert large_values(path) == [113]
 
 
 _KEYS = st.sampled_from([b"a", b"b", b"c"])
@@ -114,7 +112,7 @@ _MUTATIONS = st.one_of(
 
 @given(st.lists(st.lists(_MUTATIONS, min_size=1, max_size=4), max_size=12))
 @pytest.mark.slow
-def test_all_is_as_in_memory(batches: list[list[Mutation]]) -> None:
+def test_the_results_are_those_of_the_memory_engine(batches: list[list[Mutation]]) -> None:
     async def live() -> None:
         clock = ManualClock()
         engine, model = await SqliteEngine.open(":memory:", clock), MemoryEngine(clock)
@@ -153,7 +151,7 @@ def _record(size: int, version: int) -> tuple[Space, Record]:
 
 @pytest.mark.parametrize("before", [1, 5000])
 @pytest.mark.parametrize("after", [2, 7000])
-async def test_an_import_puts_values_where_they_belong(before: int, after: int, tmp_path: Path) -> None:
+async def test_an_import_stores_values_in_the_right_table(before: int, after: int, tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     async with keyloft.open(path) as kv:
         await kv.set(("k",), 0)
@@ -164,15 +162,15 @@ async def test_an_import_puts_values_where_they_belong(before: int, after: int, 
     async with maintenance.snapshot() as snapshot:
         parts = keyloft.core.maintenance.Range(Space.TUPLES)
         [[record]] = [found async for found in snapshot.rows(parts)]
-        [[weighed]] = [found async for found in snapshot.sizes(parts)]
-    assert (record.value, record.created_at, record.updated_at, weighed.value_bytes) == (value(after), 5, 6, after)
+        [[sized]] = [found async for found in snapshot.sizes(parts)]
+    assert (record.value, record.created_at, record.updated_at, sized.value_bytes) == (value(after), 5, 6, after)
     await maintenance.aclose()
-    assert aside(path) == [after] * (after > FITS)
+    assert large_values(path) == [after] * (after > FITS)
 
 
 @pytest.fixture
 async def robbed(tmp_path: Path) -> Path:
-    """A file whose large values somebody has removed."""
+    """A file whose large values were removed by hand."""
     path = tmp_path / "app.db"
     async with keyloft.open(path) as kv:
         await kv.set_many([(("a",), 1), (("b",), b"x" * 1000), (("c",), "x" * 1000), (("d",), 4)])
@@ -181,13 +179,13 @@ async def robbed(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_lost_value_is_told_in_its_place(robbed: Path) -> None:
+async def test_a_lost_value_is_reported_for_its_entry_alone(robbed: Path) -> None:
     assert await damage(robbed) == ["3 rows of keyloft_tuples have lost their value"]
     async with keyloft.open(robbed) as kv:
         for key in ("b", "c", "n" * 600):
-            with pytest.raises(Undecodable, match=rf"\('{key}',\) is damaged: its value is lost"):
+            with pytest.raises(Undecodable, match=rf"\('{key}',\) is damaged: the stored value is lost"):
                 await kv.get((key,))
-            with pytest.raises(Undecodable, match="its value is lost"):
+            with pytest.raises(Undecodable, match="the stored value is lost"):
                 await kv.get_many([(key,)] * 6)
         found: list[Part] = []
         listing = kv.list(limit=4)
@@ -212,7 +210,7 @@ async def test_a_lost_value_can_be_replaced_and_removed(robbed: Path, value: obj
         await kv.delete(("c",))
         assert [entry.value async for entry in kv.list()] == [1, 4]
     assert await damage(robbed) == []
-    assert aside(robbed) == []
+    assert large_values(robbed) == []
 
 
 @pytest.mark.parametrize("size", [1, 5000])
@@ -226,7 +224,7 @@ async def test_an_import_replaces_a_lost_value(robbed: Path, size: int) -> None:
         assert (await kv.get(("c",))).value == value(size)
 
 
-async def test_the_place_of_a_lost_value_shows_nobody_elses(tmp_path: Path) -> None:
+async def test_an_entry_that_lost_its_value_never_shows_another_ones(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     async with keyloft.open(path) as kv:
         await kv.set(("one",), "1" * 1000)
@@ -235,14 +233,14 @@ async def test_the_place_of_a_lost_value_shows_nobody_elses(tmp_path: Path) -> N
     async with keyloft.open(path) as kv:
         await kv.set(("other",), "3" * 1000)
         assert rows(path, "SELECT large FROM keyloft_tuples ORDER BY key") == [(1,), (2,), (2,)]
-        with pytest.raises(Undecodable, match="its value is lost"):
+        with pytest.raises(Undecodable, match="the stored value is lost"):
             await kv.get(("victim",))
         await kv.delete(("victim",))
         assert (await kv.get(("other",))).value == "3" * 1000
     assert await damage(path) == []
 
 
-async def test_a_lost_envelope_is_told(tmp_path: Path) -> None:
+async def test_a_lost_envelope_is_reported(tmp_path: Path) -> None:
     path, key = tmp_path / "app.db", "tenant/acme/project/web/plan"
     async with keyloft.open(path) as kv, SemanticStore(kv) as store:
         await store.put(key, "x" * 2000, expected_version=0, writer="tests", semantics=Semantics("config"))
@@ -252,7 +250,7 @@ async def test_a_lost_envelope_is_told(tmp_path: Path) -> None:
             await store.get(key)
 
 
-async def test_a_text_by_hand_is_read_as_ever(tmp_path: Path) -> None:
+async def test_a_text_written_by_hand_is_read(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     async with keyloft.open(path) as kv:
         await kv.set(("k",), 1)
@@ -262,17 +260,17 @@ async def test_a_text_by_hand_is_read_as_ever(tmp_path: Path) -> None:
         assert [entry.value async for entry in kv.list()] == ["hello"]
 
 
-async def test_a_number_by_hand_holds_up_nobody(clock: ManualClock, tmp_path: Path) -> None:
+async def test_a_number_written_by_hand_does_not_stop_the_sweeper(clock: ManualClock, tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     async with opened(path, clock) as engine:
         await write(engine, *[put(b"%d" % number, value(5000), expire_in=5) for number in range(3)])
         rows(path, "UPDATE keyloft_tuples_large SET value = 5 WHERE id = 2")
         clock.advance(1)
         assert await sweep(engine, Space.TUPLES) == 3
-    assert aside(path) == []
+    assert large_values(path) == []
 
 
-async def test_two_values_of_one_entry_are_told(tmp_path: Path) -> None:
+async def test_two_values_of_one_entry_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     async with keyloft.open(path) as kv:
         await kv.set(("k",), "x" * 1000)
@@ -280,7 +278,7 @@ async def test_two_values_of_one_entry_are_told(tmp_path: Path) -> None:
     assert await damage(path) == ["1 rows of keyloft_tuples have two values"]
 
 
-async def test_a_commit_that_fails_leaves_nothing_aside(clock: ManualClock, tmp_path: Path) -> None:
+async def test_a_commit_that_fails_leaves_no_large_value(clock: ManualClock, tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     async with opened(path, clock) as engine:
         await write(engine, put(b"k", value(5000)))
@@ -292,4 +290,4 @@ async def test_a_commit_that_fails_leaves_nothing_aside(clock: ManualClock, tmp_
         with pytest.raises(keyloft.DatabaseError):
             await engine.commit(Batch((put(b"k", value(6000)), put(b"l", value(7000)))))
         assert isinstance(await engine.commit(Batch((put(b"m", value(8000)),))), Committed)
-    assert aside(path) == [5000, 8000]
+    assert large_values(path) == [5000, 8000]

@@ -37,7 +37,7 @@ class TestSqliteInMemory(EngineContract):
 PAGE = 4096 + 24
 
 
-async def test_the_log_goes_into_the_file_in_a_quiet_moment(
+async def test_the_write_ahead_log_is_checkpointed_in_a_quiet_moment(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_PAGES", 20)
@@ -52,10 +52,10 @@ async def test_the_log_goes_into_the_file_in_a_quiet_moment(
 
 
 @pytest.mark.parametrize("reading", [False, True], ids=["writing", "writing and reading"])
-async def test_the_log_does_not_outgrow_its_limit_without_a_quiet_moment(
+async def test_the_write_ahead_log_does_not_outgrow_its_limit_without_a_quiet_moment(
     reading: bool, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A view that outlived its turn would keep the log from being reused."""
+    """A view that outlived its iteration of the event loop would keep the write-ahead log from being overwritten."""
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES", 50)
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     for number in range(300):
@@ -66,7 +66,7 @@ async def test_the_log_does_not_outgrow_its_limit_without_a_quiet_moment(
     await engine.aclose()
 
 
-async def test_small_commits_write_over_a_short_log_and_large_ones_gather(
+async def test_small_commits_overwrite_a_short_write_ahead_log_and_large_ones_let_it_grow(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS", 50)
@@ -119,7 +119,7 @@ def counting_connection(engine: SqliteEngine) -> _Counting:
 
 @pytest.mark.usefixtures("counting")
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
-async def test_a_log_that_somebody_reads_is_not_moved_at_each_commit(
+async def test_a_checkpoint_that_a_reader_prevents_is_not_tried_at_each_commit(
     durability: str, clock: ManualClock, tmp_path: Path
 ) -> None:
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock, durability=durability)
@@ -141,7 +141,7 @@ async def test_a_log_that_somebody_reads_is_not_moved_at_each_commit(
     async with asyncio.timeout(10):
         while connection.checkpoints == tries or engine.wal.is_checkpointing:
             await asyncio.sleep(0.01)
-    await checkpoints_in(200)  # which begin it anew
+    await checkpoints_in(200)  # which overwrite it from the start
     size = (tmp_path / "app.db-wal").stat().st_size
     assert 2 <= await checkpoints_in(200) <= 200 * 3 // 50
     assert (tmp_path / "app.db-wal").stat().st_size == size
@@ -150,7 +150,7 @@ async def test_a_log_that_somebody_reads_is_not_moved_at_each_commit(
 
 
 @pytest.mark.usefixtures("counting")
-async def test_a_log_that_can_not_be_moved_holds_up_nobody(
+async def test_a_checkpoint_that_fails_delays_no_writer(
     clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
@@ -164,7 +164,7 @@ async def test_a_log_that_can_not_be_moved_holds_up_nobody(
 
 
 @pytest.mark.usefixtures("counting")
-async def test_a_log_that_could_not_be_moved_is_moved_later_without_a_further_commit(
+async def test_a_checkpoint_that_a_reader_prevented_is_made_later_without_a_further_commit(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_PAGES", 10)
@@ -178,8 +178,8 @@ async def test_a_log_that_could_not_be_moved_is_moved_later_without_a_further_co
         await write(engine, put(b"k", b"%d" % number))
 
     def left() -> int:
-        pages, moved = reader.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-        return pages - moved
+        pages, checkpointed = reader.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        return pages - checkpointed
 
     reader.execute("ROLLBACK")
     assert left() > 100
@@ -244,7 +244,9 @@ async def test_a_lock_of_another_process_is_tried_often(clock: ManualClock, tmp_
     await engine.aclose()
 
 
-async def test_changes_of_others_between_watch_and_first_step_are_seen(clock: ManualClock, tmp_path: Path) -> None:
+async def test_changes_by_another_process_between_watch_and_its_first_step_are_reported(
+    clock: ManualClock, tmp_path: Path
+) -> None:
     here = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     there = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
     await write(here, put(b"old"))
