@@ -237,10 +237,7 @@ class SqliteEngine:
                 self._notifier.observe(version, version)
 
     def _read_version(self) -> int:
-        try:
-            return number(self._reader.cursor(), READ_VERSION)
-        except apsw.Error as error:
-            raise self._file.explain(error, self._reader) from error
+        return self._file.translated(lambda: number(self._reader.cursor(), READ_VERSION), self._reader)
 
     async def _read_on_thread(self, asks: tuple[Ask, ...]) -> list[Any]:
         if self._long_reader is None:

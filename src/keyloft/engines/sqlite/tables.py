@@ -93,8 +93,44 @@ class Layout(Struct, frozen=True):
 _NO_KEYS: Final = (None,) * limits.SQLITE_GETS_PER_STATEMENT  # no key equals NULL
 
 
-def _scans(scan: Callable[[bool, bool, bool], str]) -> Mapping[tuple[bool, bool, bool], str]:
-    return {(r, k, a): scan(r, k, a) for r, k, a in product((False, True), repeat=3)}
+def _statements(table: str, key: tuple[str, ...], *, no_value: str, listed: str, source: str) -> dict[str, Any]:
+    """The fields of a layout whose SQL differs in the columns of the key alone.
+
+    Args:
+        table: The table.
+        key: The columns of its key; a range covers the last one, the others are equal.
+        no_value: The columns of a list of keys.
+        listed: The columns of a list of entries.
+        source: Where such a list selects from.
+    """
+    last, size = f"{table}.{key[-1]}", len(key)
+
+    def equal(first: int) -> str:
+        return " AND ".join([f"{column} = ?{at}" for at, column in enumerate(key, first)])
+
+    def within(plus: str = "", over: str = ">=") -> str:
+        equal = "".join([f"{plus}{column} = ?{at} AND " for at, column in enumerate(key[:-1], 1)])
+        return f"{equal}{plus}{last} {over} ?{size} AND {plus}{last} < ?{size + 1}"
+
+    scans = {
+        (reverse, keys_only, after): (
+            f"SELECT {no_value if keys_only else listed} FROM {table if keys_only else source} "
+            f"WHERE {within(over='>' if after else '>=')} AND (expires_at IS NULL OR expires_at > ?{size + 2}) "
+            f"ORDER BY {last} {'DESC' if reverse else 'ASC'} LIMIT ?{size + 3}"
+        )
+        for reverse, keys_only, after in product((False, True), repeat=3)
+    }
+    return {
+        "table": table,
+        "key": key,
+        "scans": scans,
+        # The unary plus keeps SQLite from the index of keys: the expired entries are few.
+        "count": f"SELECT (SELECT count(*) FROM {table} WHERE {within()}) - "
+        f"(SELECT count(*) FROM {table} WHERE expires_at <= ?{size + 2} AND {within('+')})",
+        "expired": f"SELECT {no_value} FROM {table} WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
+        "set_expiry": f"UPDATE {table} SET expires_at = ?1 WHERE {equal(2)}",
+        "remove": f"DELETE FROM {table} WHERE {equal(1)}",
+    }
 
 
 def _gets(table: str, columns: str, key: tuple[str, ...]) -> str:
@@ -127,21 +163,12 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
         f"CASE WHEN {table}.value IS NULL AND big.id IS NULL THEN {LOST} ELSE encoding END, version, expires_at{time}"
     )
 
-    def scan(reverse: bool, keys_only: bool, after: bool) -> str:
-        return (
-            f"SELECT {no_value if keys_only else listed} FROM {table if keys_only else joined} "
-            f"WHERE {table}.key {'>' if after else '>='} ?1 AND {table}.key < ?2 "
-            "AND (expires_at IS NULL OR expires_at > ?3) "
-            f"ORDER BY {table}.key {'DESC' if reverse else 'ASC'} LIMIT ?4"
-        )
-
     upsert = (
         "ON CONFLICT (key) DO UPDATE SET value = ?2, encoding = ?3, version = ?4, expires_at = ?5, updated_at = ?7, "
         "created_at = CASE WHEN ?8 OR expires_at <= ?7 THEN ?6 ELSE created_at END"
     )
     return Layout(
-        table=table,
-        key=("key",),
+        **_statements(table, ("key",), no_value=no_value, listed=listed, source=joined),
         create=(
             f"CREATE TABLE {table} (key BLOB NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
             "version INTEGER NOT NULL, expires_at INTEGER, created_at INTEGER NOT NULL, "
@@ -160,12 +187,6 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
         bind_time=lambda moment: moment,
         get=f"SELECT coalesce(value, large), {columns} FROM {table} WHERE key = ?1",
         gets=_gets(table, f"coalesce(value, (SELECT big.value {big})), {columns}", ("key",)),
-        scans=_scans(scan),
-        count=(
-            f"SELECT (SELECT count(*) FROM {table} WHERE key >= ?1 AND key < ?2) - "
-            f"(SELECT count(*) FROM {table} WHERE expires_at <= ?3 AND +key >= ?1 AND +key < ?2)"
-        ),
-        expired=f"SELECT {no_value} FROM {table} WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
         bind_put=lambda record, is_new_entry: (
             record.key,
             record.value,
@@ -180,8 +201,6 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> Layout:
             f"INSERT INTO {table} (key, value, {columns}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) {upsert} "
             "WHERE large IS NULL"
         ),
-        set_expiry=f"UPDATE {table} SET expires_at = ?1 WHERE key = ?2",
-        remove=f"DELETE FROM {table} WHERE key = ?1",
         large=LargeValueTable(
             table=f"{table}_large",
             get=f"SELECT value FROM {table}_large WHERE id = ?2 AND key = ?1",
@@ -203,17 +222,10 @@ def _plugin_layout() -> Layout:
 
     A row that was inserted by hand has version 0, and is read like any other.
     """
-    table = schema.PLUGIN_TABLE
+    table, key = schema.PLUGIN_TABLE, ("plugin_name", "key")
     value = "CAST(value_json AS BLOB)"
     columns = f"{value}, version, expires_at"
     no_value = "plugin_name, key, x'', version, expires_at"
-
-    def scan(reverse: bool, keys_only: bool, after: bool) -> str:
-        return (
-            f"SELECT {no_value if keys_only else f'plugin_name, key, {columns}'} FROM {table} "
-            f"WHERE plugin_name = ?1 AND key {'>' if after else '>='} ?2 AND key < ?3 "
-            f"AND (expires_at IS NULL OR expires_at > ?4) ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?5"
-        )
 
     def record(key: PluginKey, value: bytes, version: int, expires_at: object) -> Record:
         return Record(key, value, JSON, version, None if expires_at is None else milliseconds(expires_at))
@@ -232,8 +244,7 @@ def _plugin_layout() -> Layout:
 
     now = "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
     return Layout(
-        table=table,
-        key=("plugin_name", "key"),
+        **_statements(table, key, no_value=no_value, listed=f"plugin_name, key, {columns}", source=table),
         create=(
             f"CREATE TABLE {table} (plugin_name VARCHAR(100) NOT NULL, key VARCHAR(255) NOT NULL, "
             f"value_json TEXT NOT NULL, expires_at DATETIME, created_at DATETIME DEFAULT ({now}) NOT NULL, "
@@ -252,13 +263,7 @@ def _plugin_layout() -> Layout:
         bind_range=lambda start, end: (*start, end[1]),
         bind_time=lambda moment: None if moment is None else time_text(moment),
         get=f"SELECT {columns} FROM {table} WHERE plugin_name = ?1 AND key = ?2",
-        gets=_gets(table, columns, ("plugin_name", "key")),
-        scans=_scans(scan),
-        count=(
-            f"SELECT (SELECT count(*) FROM {table} WHERE plugin_name = ?1 AND key >= ?2 AND key < ?3) - "
-            f"(SELECT count(*) FROM {table} WHERE expires_at <= ?4 AND +plugin_name = ?1 AND +key >= ?2 AND +key < ?3)"
-        ),
-        expired=f"SELECT {no_value} FROM {table} WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
+        gets=_gets(table, columns, key),
         bind_put=lambda record, is_new_entry: (
             *record.key,
             plugin_text(record),
@@ -274,8 +279,6 @@ def _plugin_layout() -> Layout:
             "value_json = ?3, version = ?4, expires_at = ?5, updated_at = ?7, "
             "created_at = CASE WHEN ?8 OR expires_at <= ?7 THEN ?6 ELSE created_at END"
         ),
-        set_expiry=f"UPDATE {table} SET expires_at = ?1 WHERE plugin_name = ?2 AND key = ?3",
-        remove=f"DELETE FROM {table} WHERE plugin_name = ?1 AND key = ?2",
     )
 
 
