@@ -213,6 +213,48 @@ INSPECTION_SECONDS: Final = 2.0
 
 # Tuned: the PostgreSQL engine
 
+POSTGRES_GET_CONNECTIONS: Final = 2
+"""How many connections answer gets: one waits for its statement while the other hands out results."""
+
+POSTGRES_READ_CONNECTIONS: Final = 4
+"""How many connections answer all other reads."""
+
+POSTGRES_KEYS_PER_READ: Final = 512
+"""How many keys of several callers one statement looks up; a caller with more gets a statement of its own."""
+
+POSTGRES_SHARED_GETS: Final = 16
+"""From this many waiting gets on, two connections share them."""
+
+POSTGRES_IDLE_SECONDS: Final = 60.0
+"""A connection that was idle for longer is tested before use: firewalls drop idle connections silently."""
+
+POSTGRES_PING_SECONDS: Final = 2.0
+"""How long that test waits for an answer."""
+
+POSTGRES_CONNECT_SECONDS: Final = 5.0
+"""How long one attempt to connect to one host may take."""
+
+POSTGRES_CLOSE_SECONDS: Final = 1.0
+"""How long closing a connection may take before it is cut."""
+
+POSTGRES_RETRY_SECONDS: Final = 0.01
+"""The pause between two attempts at a statement."""
+
+POSTGRES_CONNECT_PAUSES: Final = (0.02, 0.5)
+"""The first and the longest pause between two attempts to connect; they double."""
+
+POSTGRES_LOCK_SECONDS: Final = 0.5
+"""How long a commit waits for locks of other clients at most, before the server cancels it and others are tried."""
+
+POSTGRES_LOCKED_SECONDS: Final = 1.0
+"""How long a batch that met a lock is held back before it is tried again: each attempt delays all others."""
+
+POSTGRES_SETUP_ATTEMPTS: Final = 5
+"""How often the tables are created while another process creates them, too."""
+
+POSTGRES_LAST_REPORT_SECONDS: Final = 1.0
+"""How long closing waits for watches to report the last commits."""
+
 # Tuned: watches and group commit
 
 GROUP_OPERATIONS: Final = 4096

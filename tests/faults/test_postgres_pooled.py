@@ -26,7 +26,7 @@ async def stores(url: str, count: int) -> AsyncIterator[list[keyloft.Store]]:
 
 def is_pooled(kv: keyloft.Store) -> bool:
     assert isinstance(kv.engine, PostgresEngine)
-    return kv.engine._writer._server.is_pooled
+    return kv.engine.server.is_pooled
 
 
 async def seen_by(watch: keyloft.Watching, wanted: object) -> list[Any]:

@@ -179,21 +179,21 @@ async def test_statements_of_two_processes_are_not_mixed_up_by_a_pooler(postgres
         for _ in range(4):
             await plain.execute("SELECT 1")
         await plain.close()
-        one, two = between._resting.get_nowait(), between._resting.get_nowait()
+        one, two = between.idle_sessions.get_nowait(), between.idle_sessions.get_nowait()
         began = asyncpg.connection._uid
-        between._resting.put_nowait(one)
+        between.idle_sessions.put_nowait(one)
         a = await keyloft.open(url)
         assert [entry.value for entry in await listed(a)] == [0, 1, 2]
-        assert between._resting.get_nowait() is one
+        assert between.idle_sessions.get_nowait() is one
         asyncpg.connection._uid = began  # B is another process, which counts from the start
-        between._resting.put_nowait(two)
+        between.idle_sessions.put_nowait(two)
         b = await keyloft.open(url)
         assert [entry.value for entry in await listed(b, reverse=True)] == [2, 1, 0]
         asyncpg.connection._uid += 1000
-        assert between._resting.get_nowait() is two
-        between._resting.put_nowait(two)
+        assert between.idle_sessions.get_nowait() is two
+        between.idle_sessions.put_nowait(two)
         found = [entry.value for entry in await listed(a)]
-        between._resting.put_nowait(one)
+        between.idle_sessions.put_nowait(one)
         await a.aclose()
         await b.aclose()
         assert found == [0, 1, 2]

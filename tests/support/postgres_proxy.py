@@ -195,9 +195,9 @@ class Pooler:
 
     def __init__(self, url: str, sessions: int) -> None:
         self._url = url
-        self._resting: asyncio.Queue[_Session | None] = asyncio.Queue()
+        self.idle_sessions: asyncio.Queue[_Session | None] = asyncio.Queue()
         for _ in range(sessions):
-            self._resting.put_nowait(None)
+            self.idle_sessions.put_nowait(None)
         self.transactions = 0
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -206,7 +206,7 @@ class Pooler:
             return
         session = await self._take(startup)
         writer.write(session.greeting)
-        self._resting.put_nowait(session)
+        self.idle_sessions.put_nowait(session)
         while (message := await Message.read(reader)).kind != _END:
             session = await self._take(startup)
             try:
@@ -214,13 +214,13 @@ class Pooler:
             except BaseException:
                 # Left in the middle of a transaction: nobody else may go on with it.
                 session.writer.transport.abort()
-                self._resting.put_nowait(None)
+                self.idle_sessions.put_nowait(None)
                 raise
-            self._resting.put_nowait(session)
+            self.idle_sessions.put_nowait(session)
 
     async def close(self) -> None:
-        while not self._resting.empty():
-            if (session := self._resting.get_nowait()) is not None:
+        while not self.idle_sessions.empty():
+            if (session := self.idle_sessions.get_nowait()) is not None:
                 session.writer.transport.abort()
 
     async def _carry_out(
@@ -261,13 +261,13 @@ class Pooler:
                     await asyncio.gather(task, return_exceptions=True)
 
     async def _take(self, startup: Message) -> _Session:
-        session = await self._resting.get()
+        session = await self.idle_sessions.get()
         if session is not None:
             return session
         try:
             return await self._log_in(startup)
         except BaseException:
-            self._resting.put_nowait(None)
+            self.idle_sessions.put_nowait(None)
             raise
 
     async def _log_in(self, startup: Message) -> _Session:

@@ -90,7 +90,7 @@ async def inspect_database(url: AnyUrl, *, patience: float = limits.SERVER_SECON
     if database.postgres is not None:
         from keyloft.engines.postgres import inspection
 
-        return await inspection.look(database.postgres, patience)
+        return await inspection.inspect(database.postgres, patience)
     if database.is_in_memory:
         return None
     worker = Worker(f"keyloft inspection of {database.path}")

@@ -16,7 +16,7 @@ import pytest
 from keyloft.core.records import Space
 from keyloft.core.urls import DatabaseUrl
 from keyloft.engines.postgres.server import PostgresServer
-from keyloft.engines.postgres.tables import CREATE, LAYOUTS, LOCK_CLOCK, READ_CLOCK, PostgresLayout
+from keyloft.engines.postgres.tables import CREATE, LAYOUTS, LOCK_VERSION, READ_VERSION, PostgresLayout
 from tools.postgres import fresh_database
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def statements(layout: PostgresLayout) -> dict[str, Statement]:
         "expired": Statement(layout.expired, (None, MANY), MANY),
         "load": Statement(layout.load, (None, *keys), MANY),
         "remove": Statement(layout.remove, keys, MANY),
-        "retime": Statement(layout.retime, ([None] * MANY, *keys), MANY),
+        "retime": Statement(layout.set_expiries, ([None] * MANY, *keys), MANY),
         "set": Statement(layout.set, (None, MANY, "me", *puts), 0),
         "put": Statement(layout.put, (1, *puts), 0),
     }
@@ -238,6 +238,6 @@ class TestPlans:
 
 def test_the_clock_is_one_row(world: World) -> None:
     assert [tuple(row) for row in world.rows("SELECT id FROM keyloft_version_counter")] == [(1,)]
-    for statement in (READ_CLOCK.replace("$1", "NULL"), LOCK_CLOCK):
+    for statement in (READ_VERSION.replace("$1", "NULL"), LOCK_VERSION):
         [shown] = world.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
         assert looked_at(json.loads(shown[0])[0]["Plan"], "keyloft_version_counter") == 1

@@ -89,18 +89,18 @@ class TestText:
     @pytest.mark.parametrize("text", ["a\x00b", "\x00", "\ud800", "a\udfffb"], ids=ascii)
     async def test_what_the_server_can_not_hold_never_gets_there(self, db: BotDatabase, kv: Store, text: str) -> None:
         for call in (
-            db.kv_set("trivia", text, 1),
-            db.kv_get("trivia", text),
-            db.kv_delete("trivia", text),
-            db.kv_list("trivia", prefix=text),
-            db.kv_list("trivia", after=text),
-            db.kv_set(text, "k", 1),
-            db.kv_get(text, "k"),
-            db.kv_delete(text, "k"),
-            db.kv_list(text),
+            lambda: db.kv_set("trivia", text, 1),
+            lambda: db.kv_get("trivia", text),
+            lambda: db.kv_delete("trivia", text),
+            lambda: db.kv_list("trivia", prefix=text),
+            lambda: db.kv_list("trivia", after=text),
+            lambda: db.kv_set(text, "k", 1),
+            lambda: db.kv_get(text, "k"),
+            lambda: db.kv_delete(text, "k"),
+            lambda: db.kv_list(text),
         ):
             with pytest.raises(KeyloftError, match=r"NUL|surrogate|plugin_name") as raised:
-                await call
+                await call()
             assert isinstance(raised.value, ValueError)
         assert (await db.kv_list("trivia"))["count"] == 0
 

@@ -1,26 +1,21 @@
-"""Keeps connections to PostgreSQL: each in a place of its own, from which it is used, lost, left and made anew."""
+"""Keeps connections to PostgreSQL in slots: made when needed, prepared statements included, and replaced when lost."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from keyloft.engines.postgres.server import Connection, Failure, PostgresServer
+from keyloft import limits
+from keyloft.engines.postgres.errors import Failure
+from keyloft.engines.postgres.server import Connection, PostgresServer
 from keyloft.errors import DatabaseError
-
-# Firewalls forget connections that are idle for some minutes, and tell neither side.
-_IDLE_SECONDS: Final = 60.0
-_PING_SECONDS: Final = 2.0
-
-PAUSE_SECONDS: Final = 0.01
-"""Between two tries. Whoever has to connect anew first waits longer by himself."""
 
 T = TypeVar("T")
 
 
-class Link:
-    """A place for one connection: made when it is needed, and made anew after it was lost."""
+class Slot:
+    """Holds one connection: made when it is needed, and replaced after it was lost."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -32,18 +27,18 @@ class Link:
     async def connected(self) -> Connection:
         """The connection, as soon as there is one that works."""
         now = self._loop.time()
-        if self._connection is not None and now - self._used > _IDLE_SECONDS:
-            await self._try_out()
+        if self._connection is not None and now - self._used > limits.POSTGRES_IDLE_SECONDS:
+            await self._ping()
         if self._connection is None or self._connection.is_closed():
             self.drop()
             self._connection = await self._server.connect()
         self._used = now
         return self._connection
 
-    async def _try_out(self) -> None:
-        """See whether a connection still leads anywhere, before something depends on it that can't be repeated."""
+    async def _ping(self) -> None:
+        """Drop a dead connection before a commit is sent over it, which can't be repeated."""
         try:
-            async with asyncio.timeout(_PING_SECONDS):
+            async with asyncio.timeout(limits.POSTGRES_PING_SECONDS):
                 await self._connection.execute("SELECT 1")
         except (*Failure, TimeoutError):
             self.drop()
@@ -53,93 +48,99 @@ class Link:
         await self.connected()
         if not self._server.is_pooled:
             try:
-                return await self.ask(statement, *bindings)
+                return await self._fetch(statement, *bindings)
             except asyncio.CancelledError:
                 self.abandon()
                 raise
         async with self.transaction(self._server.begin):
-            return await self.ask(statement, *bindings)
+            return await self._fetch(statement, *bindings)
 
     @asynccontextmanager
     async def transaction(self, begin: str) -> AsyncIterator["Transaction"]:
-        """Commits in the end, unless that was done; whatever goes wrong undoes it all."""
+        """Commits at the end, unless the caller did; rolls back after an exception."""
         connection = await self.connected()
         try:
             await connection.execute(begin)
-            yield Transaction(connection.execute, self.ask)
+            yield Transaction(connection.execute, self._fetch)
             if connection.is_in_transaction():
                 await connection.execute("COMMIT")
         except BaseException as error:
-            is_undone = False
+            is_rolled_back = False
             try:
                 if isinstance(error, Exception):
                     with contextlib.suppress(*Failure):
                         await connection.execute("ROLLBACK")
-                    is_undone = not (connection.is_closed() or connection.is_in_transaction())
+                    is_rolled_back = not (connection.is_closed() or connection.is_in_transaction())
             finally:
-                if not is_undone:
+                if not is_rolled_back:
                     self.abandon()
             raise
 
-    async def ask(self, statement: str, *bindings: Any) -> list[Any]:
-        """The rows of one statement, in whatever transaction there is."""
+    async def _fetch(self, statement: str, *bindings: Any) -> list[Any]:
+        """The rows of one statement, within the current transaction if there is one."""
         rows: list[Any]
         if self._server.is_pooled:
             rows = await self._connection.fetch(statement, *bindings)
             return rows
         prepared = self._prepared.get(statement)
         if prepared is None:
-            # A name that nobody else has: should a pooler go unnoticed, no other's statement is taken for ours.
+            # A name that no other process uses: behind an unnoticed pooler, two processes may share a session.
             name = f"{self._server.token}_{len(self._prepared)}"
             prepared = self._prepared[statement] = await self._connection.prepare(statement, name=name)
         rows = await prepared.fetch(*bindings)
         return rows
 
     def drop(self) -> None:
-        """Forget the connection, at once: what it was doing is undone, or can't be known."""
+        """Close the connection at once; the server rolls back, or has committed, what was under way."""
         self._prepared = {}
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
 
     def abandon(self) -> None:
-        """Leave a connection whose caller was cancelled: the driver stops what it was doing, then it is closed.
+        """Give up a connection whose caller was cancelled: the driver cancels the statement, then closes it.
 
-        It is not used again: what was cancelled may have been half done, and an answer may still come.
+        It is not used again: the statement may be half done, and its answer may still arrive.
         """
         self._prepared = {}
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._server.close_aside(connection)
+            self._server.close_later(connection)
 
 
 class Transaction(NamedTuple):
-    """What can be done between the beginning and the end."""
+    """The statements of an open transaction."""
 
     execute: Callable[[str], Awaitable[object]]
-    """Some SQL, without bindings and without rows."""
+    """Runs SQL without bindings, and returns no rows."""
     fetch: Callable[..., Awaitable[list[Any]]]
-    """The rows of one statement."""
+    """Returns the rows of one statement."""
 
 
-async def patiently(server: PostgresServer, link: Link, work: Callable[[Link], Awaitable[T]], came: float) -> T:
-    """Do something that changes nothing, again if need be, until it is done or the caller has waited long enough.
+async def retry(server: PostgresServer, slot: Slot, work: Callable[[Slot], Awaitable[T]], arrived: float) -> T:
+    """Do something that changes nothing, again after a failure, until the caller has waited for `patience` seconds.
+
+    Args:
+        server: Where.
+        slot: The connection that `work` gets.
+        work: What to do.
+        arrived: When the caller began to wait, by the event loop's time.
 
     Raises:
-        DatabaseError: It can't be done.
+        DatabaseError: It failed for a reason that waiting does not cure, or the time is up.
     """
-    trouble: DatabaseError | None = None
+    failure: DatabaseError | None = None
     while True:
         try:
-            async with asyncio.timeout_at(came + server.patience):
+            async with asyncio.timeout_at(arrived + server.patience):
                 try:
-                    return await work(link)
+                    return await work(slot)
                 except Failure as error:
-                    link.drop()
-                    trouble = server.explain(error)
-                    if not server.learn_from(error):
-                        raise trouble from error
-                    await asyncio.sleep(PAUSE_SECONDS)
+                    slot.drop()
+                    failure = server.explain(error)
+                    if not server.may_succeed_after(error):
+                        raise failure from error
+                    await asyncio.sleep(limits.POSTGRES_RETRY_SECONDS)
         except TimeoutError:
-            link.drop()
-            raise trouble or server.unreachable() from None
+            slot.drop()
+            raise failure or server.unreachable() from None

@@ -1,11 +1,11 @@
-"""Stores records in PostgreSQL: gets gathered into few statements, writes into groups, over connections of its own."""
+"""The engine on a PostgreSQL database: reads, group commits, and watches over connections of its own."""
 
 import asyncio
 import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
@@ -15,36 +15,34 @@ from keyloft.core.urls import PostgresAddress
 from keyloft.engines.commit.groups import Groups
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.lifetime import Lifetime
-from keyloft.engines.postgres.connections import Link, patiently
-from keyloft.engines.postgres.notifications import Notices
-from keyloft.engines.postgres.reads import Others, Points
+from keyloft.engines.postgres.connections import Slot, retry
+from keyloft.engines.postgres.notifications import CommitListener
+from keyloft.engines.postgres.reads import OtherReads, PointReads
 from keyloft.engines.postgres.server import PostgresServer
-from keyloft.engines.postgres.tables import READ_CLOCK
+from keyloft.engines.postgres.tables import READ_VERSION
 from keyloft.engines.postgres.writes import PostgresWriter
 from keyloft.engines.watches import Notifier, RangeWatch
 
-_LAST_LOOKS_SECONDS: Final = 1.0
-
 
 class ServerClock(SystemClock):
-    """This machine's idea of the server's time, for timers alone: what has expired, the server itself decides."""
+    """This machine's estimate of the server's time, for timers only: the server decides what has expired."""
 
     __slots__ = ("_began",)
 
     def __init__(self, now: int) -> None:
-        self.told(now)
+        self.set(now)
 
     def now(self) -> int:
         return self._began + time.monotonic_ns() // 1_000_000
 
-    def told(self, now: int) -> None:
-        """The server said what time it was a moment ago, so this clock is behind it rather than ahead."""
-        # From there on it is counted, not looked up: this machine's own clock may be wrong, and may be set.
+    def set(self, now: int) -> None:
+        """Set it to the time that the server has just reported; so it is never ahead of the server."""
+        # Counted from there by the monotonic clock: this machine's wall clock may be wrong, and may be set.
         self._began = now - time.monotonic_ns() // 1_000_000
 
 
 class PostgresEngine:
-    """An engine on a database of PostgreSQL, which other processes may use at the same time."""
+    """An engine on a PostgreSQL database, which other processes may use at the same time."""
 
     @classmethod
     async def open(
@@ -67,62 +65,64 @@ class PostgresEngine:
             DatabaseError: The database can't be used; the message says why.
         """
         server = PostgresServer(address, durability=durability, patience=patience)
-        link = Link(server)
+        slot = Slot(server)
 
-        async def set_up(link: Link) -> tuple[int, int]:
-            store = await server.set_up_schema(await link.connected())
-            _, now = server.clock_of(await link.fetch(READ_CLOCK, None))
+        async def set_up(slot: Slot) -> tuple[int, int]:
+            store = await server.set_up_schema(await slot.connected())
+            _, now = server.counter_row(await slot.fetch(READ_VERSION, None))
             return store, int(now)
 
         try:
-            store, now = await patiently(server, link, set_up, asyncio.get_running_loop().time())
+            store, now = await retry(server, slot, set_up, asyncio.get_running_loop().time())
         except BaseException:
-            link.abandon()
+            slot.abandon()
             await server.aclose()
             raise
-        return cls(server, clock, ServerClock(now), link, f"{store}.{secrets.token_hex(8)}")
+        return cls(server, clock, ServerClock(now), slot, f"{store}.{secrets.token_hex(8)}")
 
     def __init__(
-        self, server: PostgresServer, clock: Clock | None, server_clock: ServerClock, link: Link, name: str
+        self, server: PostgresServer, clock: Clock | None, server_clock: ServerClock, slot: Slot, name: str
     ) -> None:
-        self._server = server
+        self.server = server
+        """Tests read from it whether there is a pooler."""
         self._clock = clock
         self._groups = Groups(self._start)
-        self._points = Points(server, self._now)
-        self._answers = _Answers(self._points, Others(server, self._now))
-        self._notifier = Notifier(self._answers, clock or server_clock)
-        self._notices = Notices(server, name, self._notifier, self._groups, server_clock.told)
-        self._writer = PostgresWriter(server, link, self._now, name)
+        self._points = PointReads(server, self._now)
+        self._reader = _PostgresReader(self._points, OtherReads(server, self._now))
+        self._notifier = Notifier(self._reader, clock or server_clock)
+        self._listener = CommitListener(server, name, self._notifier, self._groups, server_clock.set)
+        self._writer = PostgresWriter(server, slot, self._now, name)
         self._writing: asyncio.Task[Outcome] | None = None
-        self._beginnings: set[asyncio.Future[Any]] = set()
+        self._first_reads: set[asyncio.Future[Any]] = set()
+        """What watches have yet to read before they have begun."""
         self._lifetime = Lifetime(self._close)
 
     async def read(self, *asks: Ask) -> list[Any]:
         self._lifetime.check()
-        if self._beginnings:
-            await self._watches_begin()
+        if self._first_reads:
+            await self._wait_for_watches()
         if len(asks) == 1 and type(asks[0]) is Get and not asks[0].include_expired:
-            return await self._points.ask(asks[0].space, (asks[0],))  # the hot path: one call less
-        return await self._answers.read(*asks)
+            return await self._points.read(asks[0].space, (asks[0],))  # the hot path: one call less
+        return await self._reader.read(*asks)
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
         self._lifetime.check()
-        if self._beginnings:
-            await self._watches_begin()
+        if self._first_reads:
+            await self._wait_for_watches()
         return await self._groups.commit(batch)
 
     def watch(self, *asks: Get | Scan) -> Watch:
         self._lifetime.check()
-        watch = self._notifier.watch(asks, self._begin)
+        watch = self._notifier.watch(asks, self._read_version)
         if isinstance(watch, RangeWatch) and watch.first_read is not None:
-            self._beginnings.add(watch.first_read)
-            watch.first_read.add_done_callback(self._beginnings.discard)
-        self._notices.start()
+            self._first_reads.add(watch.first_read)
+            watch.first_read.add_done_callback(self._first_reads.discard)
+        self._listener.start()
         return watch
 
     @property
     def location(self) -> str:
-        return self._server.name
+        return self.server.name
 
     @property
     def is_closed(self) -> bool:
@@ -131,20 +131,19 @@ class PostgresEngine:
     async def aclose(self) -> None:
         await self._lifetime.aclose()
 
-    async def _watches_begin(self) -> None:
-        """Wait until watches have begun: what a caller reads or writes after making one comes after its beginning.
+    async def _wait_for_watches(self) -> None:
+        """Wait until new watches have begun: a caller that makes a watch, and then reads or writes, misses nothing.
 
-        So whoever makes a watch and then lists what there is, or tells others to go ahead, misses nothing.
+        Not for ever: a range may be large, and the network slow.
         """
-        # Not for ever: a range may be large, and the network bad.
-        await asyncio.wait(self._beginnings, timeout=self._server.patience / 4)
+        await asyncio.wait(self._first_reads, timeout=self.server.patience / 4)
         self._lifetime.check()
 
-    def _begin(self) -> asyncio.Future[int]:
-        return asyncio.ensure_future(self._answers.latest())
+    def _read_version(self) -> asyncio.Future[int]:
+        return asyncio.ensure_future(self._reader.latest())
 
     def _now(self) -> int | None:
-        """The time of an injected clock; None for the server's own."""
+        """The time of an injected clock; None for the server's."""
         return None if self._clock is None else self._clock.now()
 
     def _start(self, group: list[Batch]) -> None:
@@ -152,26 +151,26 @@ class PostgresEngine:
         self._writing.add_done_callback(partial(self._finished, group))
 
     def _finished(self, group: list[Batch], writing: asyncio.Task[Outcome]) -> None:
-        # Whoever ends a program cancels all tasks, this one included; the callers and `aclose` wait for a verdict.
-        outcome = self._writer.given_up(group) if writing.cancelled() else writing.result()
+        # asyncio.run cancels all tasks at its end, this one included; callers and `aclose` still wait for a verdict.
+        outcome = self._writer.cancelled(group) if writing.cancelled() else writing.result()
         self._notifier.observe(outcome.version_before, outcome.version_after)
         self._notifier.committed(outcome.touched, outcome.version_after)
         self._groups.finished(outcome.verdicts)
 
     async def _close(self) -> None:
         await self._groups.close()
-        await self._notifier.wait_until_reported(_LAST_LOOKS_SECONDS)
+        await self._notifier.wait_until_reported(limits.POSTGRES_LAST_REPORT_SECONDS)
         self._notifier.close()
-        await self._notices.aclose()
-        await self._answers.aclose()
+        await self._listener.aclose()
+        await self._reader.aclose()
         self._writer.close()
-        await self._server.aclose()
+        await self.server.aclose()
 
 
-class _Answers:
-    """Reads, as soon as they are asked for: those of the watches themselves wait for nobody."""
+class _PostgresReader:
+    """Reads without waiting for new watches to begin: the watches use it themselves."""
 
-    def __init__(self, points: Points, others: Others) -> None:
+    def __init__(self, points: PointReads, others: OtherReads) -> None:
         self._points = points
         self._others = others
 
@@ -180,7 +179,7 @@ class _Answers:
             return []
         space = getattr(asks[0], "space", None)
         if all([type(ask) is Get and ask.space is space and not ask.include_expired for ask in asks]):
-            return await self._points.ask(cast("Space", space), cast("Sequence[Get]", asks))
+            return await self._points.read(cast("Space", space), cast("Sequence[Get]", asks))
         return await self._others.read(asks)
 
     async def latest(self) -> int:

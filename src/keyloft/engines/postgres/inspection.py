@@ -1,4 +1,4 @@
-"""Looks at a database of PostgreSQL without changing it: its schema, its clock, and what this user may do there."""
+"""Inspects a PostgreSQL database without changing it: its schema, its clock, and this user's rights."""
 
 import time
 from typing import Final
@@ -6,7 +6,8 @@ from typing import Final
 from keyloft.core import schema
 from keyloft.core.urls import PostgresAddress
 from keyloft.engines.inspection import Inspection
-from keyloft.engines.postgres.server import Connection, Failure, PostgresServer
+from keyloft.engines.postgres.errors import Failure
+from keyloft.engines.postgres.server import Connection, PostgresServer
 from keyloft.engines.postgres.tables import milliseconds
 
 _ALL: Final = "SELECT, INSERT, UPDATE, DELETE"
@@ -16,17 +17,17 @@ _RIGHTS: Final = {
     schema.SEMANTIC_TABLE: _ALL,
     schema.VERSION_COUNTER_TABLE: "SELECT, UPDATE",
 }
-"""By table, what a service needs."""
+"""By table, the rights that a service needs."""
 
 _TIME: Final = f"SELECT {milliseconds('clock_timestamp()')}"
-_PLACE: Final = (
+_STATE: Final = (
     "SELECT current_setting('server_version'), pg_is_in_recovery() OR current_setting('default_transaction_read_only')"
     "::bool, current_schema(), coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)"
 )
 
 
-async def look(address: PostgresAddress, patience: float) -> Inspection:
-    """Connect, look, and leave.
+async def inspect(address: PostgresAddress, patience: float) -> Inspection:
+    """Connect, inspect, disconnect.
 
     Raises:
         DatabaseError: It can't be connected to, or does not answer; the message says why.
@@ -34,26 +35,26 @@ async def look(address: PostgresAddress, patience: float) -> Inspection:
     server = PostgresServer(address, durability="full", patience=patience)
     connection = await server.connect_once()
     try:
-        return await _look(server, connection)
+        return await _inspect(server, connection)
     except Failure as error:
         raise server.explain(error) from error
     finally:
-        server.close_aside(connection)
+        server.close_later(connection)
         await server.aclose()
 
 
-async def _look(server: PostgresServer, connection: Connection) -> Inspection:
+async def _inspect(server: PostgresServer, connection: Connection) -> Inspection:
     before = time.time()
     now = await connection.fetchval(_TIME) / 1000
     after = time.time()
     async with connection.transaction(readonly=True):
-        version, is_read_only, namespace, may_create = await connection.fetchrow(_PLACE)
-    revision = await server.stamp(connection)
+        version, is_read_only, namespace, may_create = await connection.fetchrow(_STATE)
+    revision = await server.revision(connection)
     obstacles: list[tuple[str, str]] = []
     if is_read_only:
         obstacles.append(("it is a standby, or set to read-only", "name the primary in the URL"))
     if revision is None and namespace is None:
-        obstacles.append(("no schema of the search_path is there", "CREATE SCHEMA, or set search_path to another"))
+        obstacles.append(("no schema of the search_path exists", "CREATE SCHEMA, or set search_path to another"))
     elif revision is None and not may_create:
         granted = f"GRANT USAGE, CREATE ON SCHEMA {namespace} TO it, or let its owner run `keyloft migrate`"
         obstacles.append((f"this user may not make tables in the schema {namespace}", granted))
@@ -63,7 +64,7 @@ async def _look(server: PostgresServer, connection: Connection) -> Inspection:
         software=f"PostgreSQL {version.split(' ')[0]}",
         revision=revision,
         wanted=schema.REVISION,
-        # Somewhere between the two it looked at its clock: all that is certain is what lies outside.
+        # The server read its clock somewhere between the two: certain is only a difference beyond them.
         ahead=round(now - after if now > after else min(0.0, now - before), 3),
         obstacles=tuple(obstacles),
     )

@@ -1,8 +1,8 @@
-"""How each key space lies in its table of PostgreSQL: the SQL of every statement, and how rows become records.
+"""The table of each key space in PostgreSQL: the SQL of every statement, and how rows become records.
 
-Whatever is looked up or written comes as arrays, so that one statement serves many callers. `$1` is the time in
-milliseconds, or NULL for the server's own: reads go by the start of their transaction, so that all answers of a
-snapshot share one time, and writes by the moment at which it is their turn.
+Keys and rows are bound as arrays, so that one statement serves many callers. `$1` is the time in milliseconds, or NULL
+for the server's: reads use the start of their transaction, so that all answers of a snapshot share one time; writes use
+the moment at which they got the lock of the version counter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,22 +17,26 @@ from keyloft.core.values import JSON
 
 
 class PostgresLayout(Struct, frozen=True):
-    """A table that holds one key space. Statements take `now`, then the bindings that stand beside them."""
+    """The table of one key space. Statements bind `now`, then what stands below each."""
 
     table: str
+    key: tuple[str, ...]
+    """The columns of the key."""
+    value: str
+    """The column of the value."""
     create: tuple[str, ...]
     bind_key: Callable[[Key], Row]
     bind_keys: Callable[[Sequence[Key]], Row]
     bind_range: Callable[[Key, Key], Row]
     bind_puts: Callable[[Sequence[Record]], Row]
     found: Callable[[Sequence[Row]], Mapping[Key, Record]]
-    """Makes what was found of the rows of `get` and `gets`, by key."""
+    """Turns rows of `get` and `gets` into records by key."""
     page: Callable[[Sequence[Row]], Page]
-    """Makes a page of the rows of a scan, or of `expired`."""
+    """Turns rows of a scan, or of `expired`, into a page."""
     get: str
     """key"""
     get_expired: str
-    """key, and no time before it; also selects what has expired"""
+    """key, without `now`; selects expired entries, too"""
     gets: str
     """keys"""
     scans: Mapping[tuple[bool, bool, bool], str]
@@ -42,43 +46,43 @@ class PostgresLayout(Struct, frozen=True):
     expired: str
     """limit"""
     load: str
-    """keys; selects the clock and the time, then what `gets` selects, or NULLs where there is nothing"""
+    """keys; selects the version counter and the time, then what `gets` selects, or NULLs where nothing is stored"""
     set: str
-    """by how much the clock moves, who moves it, puts; selects the clock before it, and the time.
+    """how many versions to take, the name of the process, puts; selects the version counter before, and the time.
 
-    The records of the puts have versions that count from that clock, and expiries that count from that time.
+    Versions of the puts count from that counter, and their expiries from that time.
     """
     put: str
-    """puts, whose versions and expiries are as they will be stored"""
+    """puts, with versions and expiries as they are stored"""
     remove: str
-    """keys, and no time before them"""
-    retime: str
-    """expiries, keys, and no time before them"""
+    """keys, without `now`"""
+    set_expiries: str
+    """expiries, keys, without `now`"""
 
     def scan(self, ask: Scan) -> str:
         return self.scans[ask.reverse, ask.keys_only, ask.after]
 
 
 CHANNEL: Final = "keyloft"
-"""Where commits are announced to whoever watches from another process."""
+"""The channel of NOTIFY that announces commits to other processes."""
 
 _FLAGS: Final = (False, True)
 
 
 def milliseconds(moment: str) -> str:
-    """SQL: a timestamptz as we count time."""
+    """SQL: a timestamptz in milliseconds since 1970."""
     return f"floor(extract(epoch FROM {moment}) * 1000)::bigint"
 
 
-def _clock_and(time: str) -> str:
+def _version_and(time: str) -> str:
     return (
         f"SELECT version, coalesce($1::bigint, {milliseconds(time)}) AS now "
         f"FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1"
     )
 
 
-def _tick(count: str) -> str:
-    # RETURNING is worked out when the row is ours, be it after a wait: `clock_timestamp` is the time of our turn.
+def _advance(count: str) -> str:
+    # RETURNING is evaluated once the row is locked, perhaps after a wait: `clock_timestamp` is the time of that moment.
     return (
         f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = version + {count}::bigint WHERE id = 1 "
         f"RETURNING version - {count}::bigint AS base, coalesce($1::bigint, {milliseconds('clock_timestamp()')}) AS now"
@@ -86,11 +90,12 @@ def _tick(count: str) -> str:
 
 
 def _statements(insert: Callable[[str, int], str]) -> dict[str, str]:
-    """The two ways to put rows: with the clock in one statement, and after the clock was taken."""
+    """The two ways to put rows: advancing the version counter in the same statement, and after it was locked."""
     return {
         "set": (
-            f"WITH tick AS ({_tick('$2')}), written AS ({insert('(SELECT base, now, now AS since FROM tick)', 4)}) "
-            f"SELECT base, now, pg_notify('{CHANNEL}', $3::text || ' ' || (base + $2)) FROM tick"
+            f"WITH counter AS ({_advance('$2')}), "
+            f"written AS ({insert('(SELECT base, now, now AS since FROM counter)', 4)}) "
+            f"SELECT base, now, pg_notify('{CHANNEL}', $3::text || ' ' || (base + $2)) FROM counter"
         ),
         "put": insert("(SELECT 0::bigint AS base, $1::bigint AS now, 0::bigint AS since)", 2),
     }
@@ -98,7 +103,7 @@ def _statements(insert: Callable[[str, int], str]) -> dict[str, str]:
 
 def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
     """A table with one binary key."""
-    told = "value, encoding, version, expires_at, created_at, updated_at"
+    columns = "value, encoding, version, expires_at, created_at, updated_at"
     now = f"(SELECT coalesce($1::bigint, {milliseconds('now()')}))"
     alive = f"(expires_at IS NULL OR expires_at > {now})"
     time = ", updated_at" if lists_times else ""
@@ -111,12 +116,12 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
             f"ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT $4"
         )
 
-    def insert(tick: str, first: int) -> str:
-        key, value, encoding, version, due = [f"${first + place}" for place in range(5)]
+    def insert(counter: str, first: int) -> str:
+        key, value, encoding, version, due = [f"${first + offset}" for offset in range(5)]
         return (
             f"INSERT INTO {table} AS old (key, value, encoding, version, expires_at, created_at, updated_at) "
             "SELECT new.key, new.value, new.encoding, base + new.version, since + new.due, now, now "
-            f"FROM {tick} AS tick CROSS JOIN unnest({key}::bytea[], {value}::bytea[], {encoding}::int[], "
+            f"FROM {counter} AS counter CROSS JOIN unnest({key}::bytea[], {value}::bytea[], {encoding}::int[], "
             f"{version}::bigint[], {due}::bigint[]) AS new (key, value, encoding, version, due) "
             "ON CONFLICT (key) DO UPDATE SET value = excluded.value, encoding = excluded.encoding, "
             "version = excluded.version, expires_at = excluded.expires_at, updated_at = excluded.updated_at, "
@@ -126,6 +131,8 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
 
     return PostgresLayout(
         table=table,
+        key=("key",),
+        value="value",
         create=(
             f"CREATE TABLE {table} (key BYTEA NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
             "version BIGINT NOT NULL, expires_at BIGINT, created_at BIGINT NOT NULL, "
@@ -144,9 +151,9 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
         ),
         found=lambda rows: {row[0]: Record(*row) for row in rows},
         page=lambda rows: Page(*zip(*rows, strict=True)),
-        get=f"SELECT key, {told} FROM {table} WHERE key = $2 AND {alive}",
-        get_expired=f"SELECT key, {told} FROM {table} WHERE key = $1",
-        gets=f"SELECT key, {told} FROM {table} WHERE key = ANY($2::bytea[]) AND {alive}",
+        get=f"SELECT key, {columns} FROM {table} WHERE key = $2 AND {alive}",
+        get_expired=f"SELECT key, {columns} FROM {table} WHERE key = $1",
+        gets=f"SELECT key, {columns} FROM {table} WHERE key = ANY($2::bytea[]) AND {alive}",
         scans={(r, k, a): scan(r, k, a) for r in _FLAGS for k in _FLAGS for a in _FLAGS},
         count=f"SELECT count(*) FROM {table} WHERE key >= $2 AND key < $3 AND {alive}",
         expired=(
@@ -154,13 +161,13 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
             f"WHERE expires_at <= {now} ORDER BY expires_at LIMIT $2"
         ),
         load=(
-            "SELECT clock.version, clock.now, key, value, encoding, stored.version, expires_at, created_at, "
-            f"updated_at FROM ({_clock_and('clock_timestamp()')}) AS clock "
+            "SELECT counter.version, counter.now, key, value, encoding, stored.version, expires_at, created_at, "
+            f"updated_at FROM ({_version_and('clock_timestamp()')}) AS counter "
             f"LEFT JOIN {table} AS stored ON key = ANY($2::bytea[])"
         ),
         **_statements(insert),
         remove=f"DELETE FROM {table} WHERE key = ANY($1::bytea[])",
-        retime=(
+        set_expiries=(
             f"UPDATE {table} AS old SET expires_at = new.due "
             "FROM unnest($1::bigint[], $2::bytea[]) AS new (due, key) WHERE old.key = new.key"
         ),
@@ -168,9 +175,9 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
 
 
 def _plugin_layout() -> PostgresLayout:
-    """The plugins' table, made to be read by people. A row that somebody inserted by hand is as good as ours."""
+    """The plugins' table, which people can read. A row inserted by hand counts like any other."""
     table = schema.PLUGIN_TABLE
-    # Of what somebody wrote by hand: rounded up to a whole millisecond; 'infinity' never comes.
+    # A time written by hand is rounded up to a whole millisecond; 'infinity' is never reached.
     due = (
         "CASE WHEN expires_at IS NULL THEN NULL WHEN isfinite(expires_at) "
         "THEN ceil(extract(epoch FROM expires_at) * 1000)::bigint "
@@ -187,13 +194,13 @@ def _plugin_layout() -> PostgresLayout:
             f"ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT $5"
         )
 
-    def insert(tick: str, first: int) -> str:
-        plugin, key, value, version, due = [f"${first + place}" for place in range(5)]
+    def insert(counter: str, first: int) -> str:
+        plugin, key, value, version, due = [f"${first + offset}" for offset in range(5)]
         return (
             f"INSERT INTO {table} AS old (plugin_name, key, value_json, version, expires_at, created_at, updated_at) "
             f"SELECT new.plugin_name, new.key, new.value, base + new.version, {moment('since + new.due')}, "
             f"{moment('now')}, {moment('now')} "
-            f"FROM {tick} AS tick CROSS JOIN unnest({plugin}::text[], {key}::text[], {value}::text[], "
+            f"FROM {counter} AS counter CROSS JOIN unnest({plugin}::text[], {key}::text[], {value}::text[], "
             f"{version}::bigint[], {due}::bigint[]) AS new (plugin_name, key, value, version, due) "
             "ON CONFLICT (plugin_name, key) DO UPDATE SET value_json = excluded.value_json, "
             "version = excluded.version, expires_at = excluded.expires_at, updated_at = excluded.updated_at, "
@@ -215,13 +222,15 @@ def _plugin_layout() -> PostgresLayout:
         return [plugin for plugin, _ in keys], [key for _, key in keys]
 
     columns = f"plugin_name, key, value_json, version, {due}"
-    # LIMIT keeps PostgreSQL from turning the join round and walking the whole table.
+    # LIMIT keeps PostgreSQL from starting the join with the whole table.
     asked = (
         "unnest($2::text[], $3::text[]) AS asked (asked_plugin, asked_key) CROSS JOIN LATERAL "
         f"(SELECT * FROM {table} WHERE plugin_name = asked_plugin AND key = asked_key LIMIT 1) AS stored"
     )
     return PostgresLayout(
         table=table,
+        key=("plugin_name", "key"),
+        value="value_json",
         create=(
             f'CREATE TABLE {table} (plugin_name VARCHAR(100) COLLATE "C" NOT NULL, '
             f'key VARCHAR(255) COLLATE "C" NOT NULL, value_json TEXT NOT NULL, expires_at TIMESTAMP WITH TIME ZONE, '
@@ -252,7 +261,7 @@ def _plugin_layout() -> PostgresLayout:
             f"WHERE expires_at <= {now} ORDER BY expires_at LIMIT $2"
         ),
         load=(
-            f"SELECT clock.version, clock.now, found.* FROM ({_clock_and('clock_timestamp()')}) AS clock "
+            f"SELECT counter.version, counter.now, found.* FROM ({_version_and('clock_timestamp()')}) AS counter "
             f"LEFT JOIN LATERAL (SELECT {columns} FROM {asked}) AS found ON true"
         ),
         **_statements(insert),
@@ -260,7 +269,7 @@ def _plugin_layout() -> PostgresLayout:
             f"DELETE FROM {table} AS old USING unnest($1::text[], $2::text[]) AS asked (plugin_name, key) "
             "WHERE old.plugin_name = asked.plugin_name AND old.key = asked.key"
         ),
-        retime=(
+        set_expiries=(
             f"UPDATE {table} AS old SET expires_at = {moment('new.due')} "
             "FROM unnest($1::bigint[], $2::text[], $3::text[]) AS new (due, plugin_name, key) "
             "WHERE old.plugin_name = new.plugin_name AND old.key = new.key"
@@ -269,9 +278,9 @@ def _plugin_layout() -> PostgresLayout:
 
 
 def moment(time: str) -> str:
-    """SQL: milliseconds as a timestamptz; exact, which a float of seconds is not for times far away.
+    """SQL: milliseconds as a timestamptz, exact up to the year 9999.
 
-    By hours, because an interval is multiplied as a float, too: of whole hours that is exact up to the year 9999.
+    A float of seconds would not be exact. Intervals are multiplied as floats, too, which is exact for whole hours.
     """
     hours = f"(({time}) / 3600000) * interval '1 hour'"
     return f"('epoch'::timestamptz + {hours} + (({time}) % 3600000) * interval '1 millisecond')"
@@ -290,13 +299,13 @@ PLUGIN_USAGE: Final = (
 )
 """now"""
 
-READ_CLOCK: Final = _clock_and("clock_timestamp()")
-"""now; selects the clock and the time"""
+READ_VERSION: Final = _version_and("clock_timestamp()")
+"""now; selects the version counter and the time"""
 
-LOCK_CLOCK: Final = f"SELECT version FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1 FOR UPDATE"
-WRITE_CLOCK_AND_COMMIT: Final = (
-    f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = {{clock}} WHERE id = 1; "
-    f"SELECT pg_notify('{CHANNEL}', '{{name}} {{clock}}'); COMMIT"
+LOCK_VERSION: Final = f"SELECT version FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1 FOR UPDATE"
+WRITE_VERSION_AND_COMMIT: Final = (
+    f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = {{version}} WHERE id = 1; "
+    f"SELECT pg_notify('{CHANNEL}', '{{name}} {{version}}'); COMMIT"
 )
 
 CREATE: Final[tuple[str, ...]] = (
@@ -308,4 +317,4 @@ CREATE: Final[tuple[str, ...]] = (
     *(statement for layout in LAYOUTS.values() for statement in layout.create),
     f"INSERT INTO {schema.REVISION_TABLE} (version_num) VALUES ('{schema.REVISION}')",
 )
-"""What makes an empty database ours."""
+"""Creates Keyloft's tables in a database without them."""

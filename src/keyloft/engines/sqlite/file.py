@@ -16,7 +16,7 @@ from keyloft import limits
 from keyloft.core import schema
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.sqlite import errors, tables
-from keyloft.errors import CannotOpen, DatabaseError, NotADatabase, ReadOnly, SchemaTooNew, SchemaTooOld
+from keyloft.errors import CannotOpen, DatabaseError, NotADatabase, ReadOnly
 
 logger = logging.getLogger(__name__)
 
@@ -218,16 +218,7 @@ class SqliteFile:
         return str(rows[0][0]) if rows else None
 
     def _check_revision(self, revision: str) -> None:
-        if revision < schema.REVISION:
-            raise SchemaTooOld(
-                f"{self.path} has schema {revision}, this version of Keyloft has {schema.REVISION}: run "
-                f"`keyloft migrate --database {self.path}`; the file was left as it is"
-            )
-        if revision > schema.REVISION:
-            raise SchemaTooNew(
-                f"{self.path} has schema {revision}, which this version of Keyloft does not know (it has "
-                f"{schema.REVISION}): upgrade keyloft; the file was left as it is"
-            )
+        schema.check_revision(revision, self.path, self.path)
 
 
 def create_private(path: str) -> None:

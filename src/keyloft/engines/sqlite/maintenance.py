@@ -15,7 +15,7 @@ from keyloft import limits
 from keyloft.clock import SystemClock
 from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Size, Snapshot, movable_time
 from keyloft.core.records import Key, Record, Space
-from keyloft.core.schema import REVISION, VERSION_COUNTER_TABLE, Row
+from keyloft.core.schema import REVISION, Row, lost_counter
 from keyloft.core.values import LOST
 from keyloft.engines import loading
 from keyloft.engines.sqlite.file import LIBRARY_VERSION, SqliteFile, busy_handler, create_private
@@ -307,10 +307,7 @@ def _roll_back(writer: apsw.Connection) -> None:
 def _read_version(connection: apsw.Connection, file: SqliteFile) -> int:
     rows: list[Row] = connection.execute(READ_VERSION).fetchall()
     if not rows:
-        raise DatabaseError(
-            f"{file.path}: {VERSION_COUNTER_TABLE} has no row; insert one whose version is at least the largest one in "
-            "Keyloft's tables"
-        )
+        raise lost_counter(file.path)
     version: int = rows[0][0]
     return version
 

@@ -1,0 +1,120 @@
+"""What PostgreSQL's errors mean to a user, a full disk and a lost connection among them, and which of them pass."""
+
+import shlex
+import ssl
+import urllib.parse
+from typing import Final
+
+import asyncpg  # type: ignore[import-untyped,unused-ignore]
+
+from keyloft.core.urls import PostgresAddress
+from keyloft.errors import Busy, CannotOpen, DatabaseError, DiskFull, ReadOnly, Unreachable
+
+Failure: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""What a statement raises if the server refuses it or the connection is lost."""
+
+# SQLSTATEs. The session has ended: by an administrator, by a crash, or because the connection broke.
+_LOST: Final = ("57P", "08", "25P03")
+# Waiting cures these: a lost session, too many connections, and a standby that is about to become the primary.
+_TEMPORARY: Final = (*_LOST, "53300", "25006")
+# The server rolled back, and the next attempt may succeed: serialization, deadlock, lock and statement timeouts.
+_LOCKED: Final = "55P03"
+_RETRYABLE: Final = ("40001", "40P01", _LOCKED, "57014")
+# A table has changed under a prepared statement.
+_CHANGED: Final = "0A000"
+# A prepared statement is missing, or exists already: a pooler gives each transaction another session.
+_POOLED: Final = ("26000", "42P05")
+CREATED_BY_ANOTHER: Final = ("23505", "42P07", "42710", *_RETRYABLE)
+"""What the slower of two processes gets that create the same tables."""
+
+
+def is_locked(error: DatabaseError) -> bool:
+    """Whether another client held a lock for too long."""
+    return getattr(error.__cause__, "sqlstate", None) == _LOCKED
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether the connection is lost, so that it is unknown what became of the statement."""
+    if isinstance(error, asyncpg.PostgresError):
+        return (error.sqlstate or "").startswith(_LOST)
+    return not isinstance(error, asyncpg.DataError)
+
+
+def is_of_pooler(error: Exception) -> bool:
+    return (getattr(error, "sqlstate", None) or "") in _POOLED
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same statement may succeed later."""
+    state = getattr(error, "sqlstate", None) or ""
+    return is_lost(error) or state.startswith((*_RETRYABLE, *_TEMPORARY, *_POOLED, _CHANGED))
+
+
+def explain(error: BaseException, address: PostgresAddress) -> DatabaseError:
+    """The error that tells a user what is wrong with which database."""
+    if isinstance(error, DatabaseError):
+        return error
+    name, state, message = address.name, getattr(error, "sqlstate", None) or "", message_of(error, address)
+    match state:
+        case "53100":
+            return DiskFull(f"{name}: its disk is full; nothing was written")
+        case "25006":
+            return ReadOnly(f"{name} can't be written: it is a standby, or set to read-only")
+        case "42501":
+            return CannotOpen(f"{name}: {message}: {_grant_for(message)}")
+        case "42P01" | "3F000":
+            return DatabaseError(
+                f"{name}: {message}: run `keyloft migrate --database {shlex.quote(address.shown)}`; "
+                "if the tables are in another schema, set search_path"
+            )
+    if state in _RETRYABLE:
+        return Busy(f"{name}: {message}; nothing was written: try again")
+    if state.startswith(_TEMPORARY) or (isinstance(error, Failure) and is_lost(error)):
+        return Unreachable(f"{name} can't be reached: {message}")
+    return DatabaseError(f"{name}: {message} ({state or type(error).__name__})")
+
+
+def explain_connecting(error: BaseException, address: PostgresAddress) -> DatabaseError:
+    """The error that tells a user why no connection could be made."""
+    name, state, message = address.name, getattr(error, "sqlstate", None) or "", message_of(error, address)
+    if state.startswith("28"):
+        return CannotOpen(
+            f"{name} refuses this user: {message}: check the name, and the password in the URL, in PGPASSWORD or in "
+            "the password file"
+        )
+    if state == "3D000":
+        return CannotOpen(f"{name}: {message}: make it with CREATE DATABASE, or correct its name in the URL")
+    if state == "55000":
+        return CannotOpen(f"{name} accepts no connections: {message}: ALTER DATABASE … ALLOW_CONNECTIONS true")
+    if state.startswith(("42704", "22023")):
+        return CannotOpen(f"{name}: {message}: an option after ? in the URL is wrong")
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return ReadOnly(f"{name} can't be written: it is a standby, or set to read-only")
+    if isinstance(error, (asyncpg.ClientConfigurationError, ssl.SSLCertVerificationError, ValueError)):
+        return CannotOpen(f"{name} can't be connected to: {message}")
+    if isinstance(error, TimeoutError):
+        return Unreachable(f"{name} does not answer")
+    if isinstance(error, ConnectionError) and "rejected SSL" in message:
+        return CannotOpen(f"{name} has no TLS: set it up there, or leave sslmode out")
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        return Unreachable(f"{name} can't be reached: {message}: does it run, and are host and port right?")
+    return explain(error, address)
+
+
+def message_of(error: BaseException, address: PostgresAddress) -> str:
+    """The message of an error, without passwords: the driver's may quote the URL."""
+    # Not str(error): PostgreSQL's details quote keys and values.
+    message = str(error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error)
+    if isinstance(error, ValueError):
+        for secret in address.secrets:
+            message = message.replace(secret, "…").replace(urllib.parse.unquote(secret), "…")
+    return message or type(error).__name__
+
+
+def _grant_for(message: str) -> str:
+    """What to grant, by what PostgreSQL denies."""
+    if "for schema" in message:
+        return "GRANT USAGE, CREATE ON its schema TO this user, or let its owner run `keyloft migrate` and grant USAGE"
+    if "for database" in message:
+        return "GRANT CONNECT ON it TO this user"
+    return "GRANT SELECT, INSERT, UPDATE, DELETE ON Keyloft's tables TO this user"
