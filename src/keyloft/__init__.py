@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from keyloft import errors, limits
 from keyloft.clock import Clock, ManualClock
+from keyloft.core.urls import DatabaseUrl
 from keyloft.core.values import U64
 from keyloft.engines import open_engine
 from keyloft.errors import *  # noqa: F403 (all errors are public)
@@ -87,8 +88,10 @@ def open(
 
     async def open_store() -> Store:
         _check_options(max_value_bytes, sweep_every, patience)
-        engine = await open_engine(url, clock, durability=durability, patience=patience)
-        return Store(engine, max_value_bytes=max_value_bytes, sweep_every=sweep_every)
+        database = DatabaseUrl.parse(url)
+        engine = await open_engine(database, clock, durability=durability, patience=patience)
+        every = None if database.read_only else sweep_every
+        return Store(engine, max_value_bytes=max_value_bytes, sweep_every=every)
 
     return Opening(open_store)
 

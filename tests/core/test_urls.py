@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from keyloft import CannotOpen, DatabaseError, InvalidArgument, KeyloftError, migrations
+import keyloft
+from keyloft import CannotOpen, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, migrations
 from keyloft.cli.database import check_there, file_of
 from keyloft.cli.doctor import database as doctor
 from keyloft.core.urls import DatabaseUrl, without_password
-from keyloft.engines import open_engine, open_maintenance
+from keyloft.engines import inspect_database, open_engine, open_maintenance
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
 
@@ -186,7 +187,7 @@ async def test_the_engine_opens_it(spelling: tuple[Any, Any], here: Path) -> Non
             if read_only:
                 with pytest.raises(CannotOpen, match=name):
                     await open_engine(url)
-                return
+                await (await open_engine(name)).aclose()
             await (await open_engine(url)).aclose()
             assert (here / name).exists()
         case Memory(kind):
@@ -254,6 +255,17 @@ async def test_doctor_examines_it(spelling: tuple[Any, Any], here: Path) -> None
             assert found[0].state == "warning"
         case _:
             assert found[0].state == "problem"
+
+
+async def test_read_only_reads_and_refuses_to_write(here: Path) -> None:
+    async with keyloft.open("x.db") as kv:
+        await kv.set(("k",), 1)
+    async with keyloft.open("sqlite:///x.db?mode=ro", sweep_every=0.001) as kv:
+        assert (await kv.get(("k",))).value == 1
+        with pytest.raises(ReadOnly):
+            await kv.set(("k",), 2)
+    inspection = await inspect_database("sqlite:///x.db?mode=ro")
+    assert inspection is not None
 
 
 @pytest.mark.parametrize(
