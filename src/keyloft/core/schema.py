@@ -43,7 +43,7 @@ def check_revision(revision: str, database: str, url: str, remark: str = "") -> 
     if revision > REVISION:
         raise SchemaTooNew(
             f"{database} has schema {revision}, which this version of Keyloft does not know (it has {REVISION}): "
-            "upgrade Keyloft; it was left as it is"
+            "upgrade keyloft; it was left as it is"
         )
 
 
