@@ -183,7 +183,7 @@ class ValueTooLarge(InvalidValue):
     def __init__(self, size: int | None, limit: int | None, message: str | None = None) -> None:
         """`size` and `limit` are None where a service reported both in its message only."""
         if message is None and limit is not None:
-            message = f"value size exceeds the {_unit(limit)} limit: {size:,} bytes as stored, {limit:,} allowed"
+            message = f"value size exceeds {_unit(limit)} limit: {size:,} bytes as stored, {limit:,} allowed"
         super().__init__(message)
         self.size = size
         self.limit = limit

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
@@ -101,9 +100,7 @@ class ServiceClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     async def _request(self, subject: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,35 +5,23 @@ from typing import Any, Final
 
 import msgspec
 
-from keyloft.errors import (
-    Busy,
-    CommitUnknown,
-    DatabaseError,
-    InvalidArgument,
-    InvalidJson,
-    InvalidPluginName,
-    InvalidSubject,
-    KeyloftError,
-    MissingField,
-    StaleFence,
-    Stalled,
-    ValueTooLarge,
-    VersionConflict,
-)
+from keyloft import errors
+from keyloft.errors import CommitUnknown, DatabaseError, KeyloftError, Stalled, ValueTooLarge
 
-WIRE_ERRORS: Final[Mapping[str, type[KeyloftError]]] = {
-    "INVALID_JSON": InvalidJson,
-    "MISSING_FIELD": MissingField,
-    "VALIDATION_ERROR": InvalidArgument,
-    "VALUE_TOO_LARGE": ValueTooLarge,
-    "INVALID_PLUGIN_NAME": InvalidPluginName,
-    "INVALID_SUBJECT": InvalidSubject,
-    "VERSION_CONFLICT": VersionConflict,
-    "STALE_FENCE": StaleFence,
-    "BUSY": Busy,
-    "DATABASE_ERROR": DatabaseError,
-    "INTERNAL_ERROR": KeyloftError,
-}
+_KINDS: Final = (
+    errors.InvalidJson,
+    errors.MissingField,
+    errors.InvalidArgument,
+    errors.ValueTooLarge,
+    errors.InvalidPluginName,
+    errors.InvalidSubject,
+    errors.VersionConflict,
+    errors.StaleFence,
+    errors.Busy,
+    errors.DatabaseError,
+    errors.KeyloftError,
+)
+WIRE_ERRORS: Final[Mapping[str, type[KeyloftError]]] = {kind.code: kind for kind in _KINDS}
 """All codes that a service replies with, and what a client raises for them."""
 
 _FAILED: Final = "the database failed, and this request was not carried out; the service's log has the reason"

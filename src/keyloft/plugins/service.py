@@ -10,10 +10,9 @@ unanswered requests, `_receive` sees one message per read from the socket; those
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Final, Self
 
 from nats.aio.client import Client as Nats
@@ -108,8 +107,9 @@ class DatabaseService:
         self._last_write = 0
         self._parked: dict[int, list[Read]] = {}
         """The reads that wait for a write, by the number of that write."""
-        self._errors: Counter[str] = Counter()
-        self._last_errors: dict[str, str] = {}
+        self._endpoints = {
+            operation: Endpoint(operation, f"{self._prefixes[0]}*.{operation}") for operation in (*wire.OPERATIONS, "")
+        }
         self._discovery = Discovery(
             nats,
             name=NAME,
@@ -117,7 +117,7 @@ class DatabaseService:
             description="JSON storage for the plugins of a bot",
             queue=queue,
             metadata=metadata or {},
-            endpoints=self._endpoints,
+            endpoints=self._counted_endpoints,
         )
 
     def __repr__(self) -> str:
@@ -170,9 +170,7 @@ class DatabaseService:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     # Accepting requests
@@ -445,8 +443,8 @@ class DatabaseService:
 
     def _count_error(self, plugin: str, operation: str, code: str, times: int = 1) -> None:
         self.meters.of(plugin).errors[code] += times
-        self._errors[operation] += times
-        self._last_errors[operation] = code
+        self._endpoints[operation].errors += times
+        self._endpoints[operation].last_error = code
 
     # Tasks
 
@@ -477,16 +475,11 @@ class DatabaseService:
             if seconds > limits.SLOW_CLEANUP_SECONDS:
                 logger.warning("[KV] Cleanup slow: %.2fs for %d keys", seconds, removed, extra=fields)
 
-    def _endpoints(self) -> list[Endpoint]:
-        found = []
-        for operation in wire.OPERATIONS:
-            endpoint = Endpoint(operation, f"{self._prefixes[0]}*.{operation}")
-            endpoint.errors = self._errors[operation]
-            endpoint.last_error = self._last_errors.get(operation, "")
-            endpoint.requests = endpoint.errors
-            for meter in self.meters.plugins.values():
-                if operation in meter.durations:
-                    endpoint.requests += meter.durations[operation].count
-                    endpoint.seconds += meter.durations[operation].seconds
-            found.append(endpoint)
+    def _counted_endpoints(self) -> list[Endpoint]:
+        meters = list(self.meters.plugins.values())
+        found = [self._endpoints[operation] for operation in wire.OPERATIONS]
+        for endpoint in found:
+            done = [meter.durations[endpoint.name] for meter in meters if endpoint.name in meter.durations]
+            endpoint.requests = endpoint.errors + sum([histogram.count for histogram in done])
+            endpoint.seconds = sum([histogram.seconds for histogram in done])
         return found

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Generator
-from types import TracebackType
 from typing import Any, Self
 
 from keyloft import limits
@@ -70,9 +69,7 @@ class BotDatabase:
         await self.create_tables()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     async def create_tables(self) -> None:

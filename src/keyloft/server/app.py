@@ -15,22 +15,10 @@ from typing import Final, NoReturn
 import msgspec
 from nats.aio.client import Client as Nats
 
-from keyloft import limits
+from keyloft import errors, limits
 from keyloft.core.records import Batch, Check, Get, Space
 from keyloft.core.urls import without_password
-from keyloft.errors import (
-    CannotOpen,
-    DatabaseError,
-    InvalidArgument,
-    KeyloftError,
-    NatsServerFailed,
-    NotADatabase,
-    NotPermitted,
-    ReadOnly,
-    SchemaTooNew,
-    SchemaTooOld,
-    Unanswered,
-)
+from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError, NatsServerFailed, NotPermitted, Unanswered
 from keyloft.nats.connection import Login, cancel, connect
 from keyloft.plugins.meters import Meters
 from keyloft.plugins.service import NAME, DatabaseService
@@ -48,7 +36,7 @@ from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
 
-_PERMANENT: Final = (CannotOpen, NotADatabase, ReadOnly, SchemaTooNew, SchemaTooOld)
+_PERMANENT: Final = (errors.CannotOpen, errors.NotADatabase, errors.ReadOnly, errors.SchemaTooNew, errors.SchemaTooOld)
 """What can be wrong with a database that no later attempt finds in order."""
 
 _PROBE: Final = Get(Space.PLUGINS, ("keyloft", "health"))

@@ -208,24 +208,17 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
 
 
 def _user(user: NatsUser, *, publish: Iterable[str], subscribe: Iterable[str]) -> list[str]:
-    def allow(subjects: Iterable[str]) -> list[str]:
-        return [f'            "{subject}"' for subject in subjects]
+    def allow(action: str, subjects: Iterable[str]) -> list[str]:
+        quoted = [f'            "{subject}"' for subject in subjects]
+        return [f"        {action}: {{", "          allow: [", *quoted, "          ]", "        }"]
 
     return [
         "    {",
         f'      user: "{user.name}"',
         f'      password: "{user.password}"',
         "      permissions: {",
-        "        publish: {",
-        "          allow: [",
-        *allow(publish),
-        "          ]",
-        "        }",
-        "        subscribe: {",
-        "          allow: [",
-        *allow(subscribe),
-        "          ]",
-        "        }",
+        *allow("publish", publish),
+        *allow("subscribe", subscribe),
         "      }",
         "    }",
     ]

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,7 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.core.records import Usage, Used
 from keyloft.errors import KeyloftError
-from keyloft.plugins.meters import BOUNDS, OTHER, Histogram, Meters
+from keyloft.plugins.meters import BOUNDS, OTHER, Meters
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic.monitoring import ALERTS, Signals
@@ -116,7 +117,7 @@ class Metrics:
                 for operation in OPERATIONS
             },
             [(name, code, times) for name, meter in plugins.items() for code, times in meter.errors.items()],
-            _frozen(self._meters.cleanups),
+            (tuple(self._meters.cleanups.buckets), self._meters.cleanups.seconds),
             self._meters.cleaned,
             None if self._used is None else _bounded(self._used, plugins),
             [(outcome, purpose, times) for (outcome, purpose), times in self._signals.counts.items()],
@@ -124,29 +125,18 @@ class Metrics:
         )
 
 
-def _frozen(histogram: Histogram) -> tuple[Sequence[int], float]:
-    return tuple(histogram.buckets), histogram.seconds
-
-
 def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
     """Usage by plugin, with the plugins beyond the limit of labels added up; those with requests have labels first."""
     labels = set(known)
-    entries = value_bytes = 0
-    shown = []
+    entries: Counter[str] = Counter()
+    value_bytes: Counter[str] = Counter()
     for plugin in used:
-        if plugin.plugin in labels or len(labels) < limits.PLUGIN_LABELS:
-            labels.add(plugin.plugin)
-            shown.append(plugin)
-        else:
-            entries += plugin.entries
-            value_bytes += plugin.value_bytes
-    if entries:
-        # A plugin may be called «other».
-        shown = [plugin for plugin in shown if plugin.plugin != OTHER] + [
-            Used(OTHER, entries + plugin.entries, value_bytes + plugin.value_bytes)
-            for plugin in [next((plugin for plugin in shown if plugin.plugin == OTHER), Used(OTHER, 0, 0))]
-        ]
-    return shown
+        has_label = plugin.plugin in labels or len(labels) < limits.PLUGIN_LABELS
+        label = plugin.plugin if has_label else OTHER
+        labels.add(label)
+        entries[label] += plugin.entries
+        value_bytes[label] += plugin.value_bytes
+    return [Used(label, entries[label], value_bytes[label]) for label in entries]
 
 
 def _write(prefix: str, counted: _Counted) -> bytes:
