@@ -12,6 +12,7 @@ from tests.semantic.trouble import PROJECT, behind_network, until
 
 KEY = f"{PROJECT}/docs/cursor"
 CURSOR = Semantics("cursor", "harvester", ("search", "ops"), 60)
+PUT = Intent.put(KEY, 1, expected_version=0, writer="w", semantics=CURSOR)
 SECRET = "a-secret-value"
 
 
@@ -140,9 +141,9 @@ class TestConflictRate:
 
     def write(self, signals: Signals, *, conflict: bool) -> None:
         if conflict:
-            signals.conflict("put", KEY, "w", CURSOR, None, 1, reason="version", correlation_id="c")
+            signals.conflict(PUT, CURSOR, None, 1, reason="version", correlation_id="c")
         else:
-            signals.success("put", KEY, "w", CURSOR, None, 1)
+            signals.success(PUT, CURSOR, None, 1)
 
     def run(self, signals: Signals, seconds: Seconds, lasting: float, every: float, conflicts: int) -> None:
         """Write for so many seconds; so many of ten writes meet a conflict."""

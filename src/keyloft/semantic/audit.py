@@ -37,7 +37,7 @@ _HIGHEST: Final = b"\xff" * ENDING_BYTES
 """Above the ending of every record."""
 
 
-class AuditRecord(Struct, frozen=True, rename="camel"):
+class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     """What happened to an entry. The hashes are HMACs of its value before and after: equal for equal values."""
 
     action: Action
@@ -167,7 +167,7 @@ class AuditTrail(LazyList[AuditRecord]):
         pages = self._of_project() if self._key is None else self._of_key(self._key)
         async for page in pages:
             for record in page:
-                yield self._shown(record, read_fact(record))
+                yield self._shown(record)
 
     def _of_project(self) -> AsyncIterator[Page]:
         _, end = rows_below(self._log)
@@ -215,25 +215,16 @@ class AuditTrail(LazyList[AuditRecord]):
         page = sorted([each for each in found if low <= each < high], reverse=self._reverse)
         return page[:count], bool(known) or len(page) > count
 
-    def _shown(self, record: Record, fact: Fact) -> AuditRecord:
-        is_stored = fact.action in ("put", "restore")
+    def _shown(self, record: Record) -> AuditRecord:
+        fact = read_fact(record)
+        fields = msgspec.structs.asdict(fact)
         return AuditRecord(
-            fact.action,
-            f"{self._project}{fact.path}",
-            fact.writer,
-            directive_of(fact.writer),
-            fact.purpose,
-            fact.request_id,
-            fact.spec_ref,
-            fact.version_before,
-            record.version if is_stored else None,
-            fact.before_hash,
-            fact.after_hash,
-            moment(record.updated_at),
-            record.version,
-            fact.expected_version,
-            fact.reason,
-            fact.correlation_id,
+            key=self._project + fields.pop("path"),
+            directive=directive_of(fact.writer),
+            version_after=record.version if fact.action in ("put", "restore") else None,
+            at=moment(record.updated_at),
+            sequence=record.version,
+            **fields,
         )
 
 

@@ -208,16 +208,8 @@ class Committer:
                 plan.refuse(intent, state, reason, correlation_id)
             await self.commit(plan.batch())
             for intent, state, reason in refused:
-                self._signals.conflict(
-                    intent.action,
-                    intent.key,
-                    intent.writer,
-                    intent.semantics or state.semantics,
-                    request.request_id,
-                    state.version,
-                    reason=reason,
-                    correlation_id=correlation_id,
-                )
+                semantics, found = intent.semantics or state.semantics, (request.request_id, state.version)
+                self._signals.conflict(intent, semantics, *found, reason=reason, correlation_id=correlation_id)
         failed = [FailedWrite(one.key, one.expected_version, state.current, reason) for one, state, reason in refused]
         text = "; ".join([_text(one) for one in failed[:3]]) + (f" … {len(failed)} in all" if len(failed) > 3 else "")
         kind = StaleFence if "fence" in reasons else VersionConflict
@@ -235,7 +227,7 @@ class Committer:
                 self.saw(write.key, write.stored, version)
             if write.expired is not None:
                 self.report_expiry(intent.key, write.expired)
-            self._signals.success(intent.action, intent.key, intent.writer, write.semantics, request_id, version)
+            self._signals.success(intent, write.semantics, request_id, version)
 
     def report_expiry(self, key: str, record: Record) -> None:
         was = read_stored(record)

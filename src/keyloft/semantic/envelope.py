@@ -59,7 +59,7 @@ class Semantics(Struct, frozen=True, rename="camel"):
         return None if self.ttl_seconds is None else 1000 * self.ttl_seconds
 
 
-class Envelope(Struct, frozen=True, rename="camel"):
+class Envelope(Struct, frozen=True, rename="camel", omit_defaults=True):
     """An entry as it is stored at a key. `value` is None where values were not asked for."""
 
     key: str
@@ -80,7 +80,7 @@ class Envelope(Struct, frozen=True, rename="camel"):
         return f"<{self.semantics.purpose} {self.key} version {self.version} by {self.last_writer}>"
 
 
-class StoredEntry(Struct, frozen=True, gc=False, omit_defaults=True):
+class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """The value of an entry's row; version and times are the row's."""
 
     writer: str = msgspec.field(name="w")

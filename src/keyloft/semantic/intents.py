@@ -132,14 +132,14 @@ class WriteRequest(Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """Equal for two requests that ask for the same."""
-        told = [
+        fields = [
             (i.action, i.key, i.expected, i.writer, i.semantics, _sorted(i.value_json), i.spec_ref, i.fence)
             for i in self.intents
         ]
-        return hashlib.blake2b(_to_json(told), digest_size=16).hexdigest()
+        return hashlib.blake2b(_to_json(fields), digest_size=16).hexdigest()
 
 
-class FailedWrite(Struct, frozen=True):
+class FailedWrite(Struct, frozen=True, rename="camel"):
     """A put, delete or restore that was refused because of what is stored."""
 
     key: str

@@ -183,7 +183,7 @@ class Lock:
             self._committer.in_background(self._ignoring_failure(releasing))
             raise
         except VersionConflict as error:
-            raise LockLost(f"{self.key} was lost before it was released: {_taken_by(error.current)}") from None
+            raise LockLost(f"{self.key} was lost before it was released: {_loss(error.current)}") from None
 
     # Acquiring
 
@@ -349,27 +349,15 @@ class Lock:
         self.lost.set()
         for guard in self._guards:
             guard.cancel()
-        directive = directive_of(self._writer)
-        logger.warning(
-            "[KV] lock lost: key=%s directive=%s %s",
-            self.key,
-            directive,
-            reason,
-            extra={
-                "operation": "semantic_lock_lost",
-                "key": self.key,
-                "directive": directive,
-                "writer": self._writer,
-                "reason": reason,
-            },
-        )
+        fields = {"operation": "semantic_lock_lost", "key": self.key, "writer": self._writer, "reason": reason}
+        fields["directive"] = directive_of(self._writer)
+        logger.warning("[KV] lock lost: key=%(key)s directive=%(directive)s %(reason)s", fields, extra=fields)
         if self._holder is not None:
             self._holder.cancel()
 
 
-def _taken_by(current: Envelope | None) -> str:
+def _loss(current: Envelope | Record | None) -> str:
+    """Why a lock is lost, by what is stored now."""
+    if isinstance(current, Record):
+        current = envelope_of(current)
     return "it has expired, or was deleted" if current is None else f"{current.last_writer} has it"
-
-
-def _loss(record: Record | None) -> str:
-    return _taken_by(None if record is None else envelope_of(record))

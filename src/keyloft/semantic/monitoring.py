@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.semantic.envelope import Semantics
+from keyloft.semantic.intents import Intent
 from keyloft.semantic.rules import directive_of
 
 logger = logging.getLogger("keyloft.semantic")
@@ -65,22 +66,18 @@ class Signals:
 
     # What happened
 
-    def success(
-        self, action: str, key: str, writer: str, semantics: Semantics | None, request_id: str | None, version: int
-    ) -> None:
+    def success(self, intent: Intent, semantics: Semantics | None, request_id: str | None, version: int) -> None:
         """A put, delete or restore was committed."""
         purpose = "" if semantics is None else semantics.purpose
         self.counts["success", purpose] += 1
         self._count(conflict=False)
         if logger.isEnabledFor(logging.INFO):
-            fields = _fields(action, key, writer, purpose, request_id, version)
-            logger.info(f"[KV] {action}: {_WRITE} version=%(version)d", fields, extra=fields)
+            fields = _fields(intent.action, intent.key, intent.writer, purpose, request_id, version)
+            logger.info(f"[KV] {intent.action}: {_WRITE} version=%(version)d", fields, extra=fields)
 
     def conflict(
         self,
-        action: str,
-        key: str,
-        writer: str,
+        intent: Intent,
         semantics: Semantics | None,
         request_id: str | None,
         version: int | None,
@@ -92,10 +89,10 @@ class Signals:
         purpose = "" if semantics is None else semantics.purpose
         self.counts["conflict", purpose] += 1
         self._count(conflict=True)
-        fields = _fields(action, key, writer, purpose, request_id, version)
+        fields = _fields(intent.action, intent.key, intent.writer, purpose, request_id, version)
         fields |= {"error_code": "VERSION_CONFLICT", "reason": reason, "correlationId": correlation_id}
         logger.warning(
-            f"[KV] {action} conflict (%(reason)s): {_WRITE} version=%(version)s correlationId=%(correlationId)s",
+            f"[KV] {intent.action} conflict (%(reason)s): {_WRITE} version=%(version)s correlationId=%(correlationId)s",
             fields,
             extra=fields,
         )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.records import Append, Batch, Check, Committed, Delete, Mutation, Purge, Record, Set, Space
@@ -107,7 +108,7 @@ class Retention(Struct, frozen=True):
 
 
 class PlannedWrite(Struct, frozen=True):
-    """What an intent comes to, once the plan is committed."""
+    """What the commit of a plan makes of an intent."""
 
     key: EntryKey
     intent: Intent
@@ -174,23 +175,11 @@ class CommitPlan:
 
     def refuse(self, intent: Intent, state: EntryState, reason: ConflictReason, correlation_id: str) -> None:
         """Record that an intent met a conflict."""
-        semantics, before = intent.semantics or state.semantics, state.alive
+        fact = self._fact(intent, intent.semantics or state.semantics, state)
+        expected = intent.expected_version
         self._record(
             state.key,
-            Fact(
-                action="conflict",
-                path=state.key.path,
-                writer=intent.writer,
-                purpose=None if semantics is None else semantics.purpose,
-                request_id=self._request_id,
-                spec_ref=intent.spec_ref,
-                version_before=None if before is None else before.version,
-                before_hash=None if before is None else before.hash,
-                expected_version=intent.expected_version,
-                reason=reason,
-                correlation_id=correlation_id,
-            ),
-            None,
+            replace(fact, action="conflict", expected_version=expected, reason=reason, correlation_id=correlation_id),
         )
 
     def remember(self, row: bytes, memory: bytes) -> None:
@@ -223,20 +212,20 @@ class CommitPlan:
         history = b"" if before is None else before.history
         is_full = len(history) >= limits.AUDIT_UNINDEXED * ENDING_BYTES
         stored = StoredEntry(
-            intent.writer,
-            semantics_json(semantics),
-            value,
-            self._hasher.of(key, bytes(value)),
-            self._request_id,
-            intent.spec_ref,
-            kept,
-            self._facts,
-            b"" if is_full else history,
+            writer=intent.writer,
+            semantics_json=semantics_json(semantics),
+            value=value,
+            hash=self._hasher.of(key, bytes(value)),
+            request_id=self._request_id,
+            spec_ref=intent.spec_ref,
+            kept_fence=kept,
+            number=self._facts,
+            unindexed=b"" if is_full else history,
         )
         self._store(key, stored, semantics)
         if held is not None and kept is None:
             self._mutations.append(Delete(_SEMANTIC, key.project.fence(held)))
-        self._record_write(intent, semantics, state, stored.hash, history if is_full else None)
+        self._record(key, self._fact(intent, semantics, state, stored.hash), history if is_full else None)
         return stored
 
     def _restore(self, intent: Intent, state: EntryState) -> StoredEntry:
@@ -245,12 +234,17 @@ class CommitPlan:
         if state.deleted is not None:
             self.drop(key.deleted, state.deleted.version)
         was = read_stored(old)
-        spec_ref = intent.spec_ref or was.spec_ref
-        stored = StoredEntry(
-            intent.writer, was.semantics_json, was.value, was.hash, self._request_id, spec_ref, None, self._facts
+        stored = replace(
+            was,
+            writer=intent.writer,
+            request_id=self._request_id,
+            spec_ref=intent.spec_ref or was.spec_ref,
+            kept_fence=None,
+            number=self._facts,
+            unindexed=b"",
         )
         self._store(key, stored, was.semantics)
-        self._record_write(intent, was.semantics, state, was.hash)
+        self._record(key, self._fact(intent, was.semantics, state, was.hash))
         return stored
 
     def _store(self, key: EntryKey, stored: StoredEntry, semantics: Semantics) -> None:
@@ -272,7 +266,7 @@ class CommitPlan:
         elif state.expired is not None:
             self._purge(key, state.expired, state.overdue)
         history = b"" if state.alive is None else state.alive.history
-        self._record_write(intent, state.semantics, state, None, history)
+        self._record(key, self._fact(intent, state.semantics, state), history)
         return record
 
     def _purge(self, key: EntryKey, expired: Record, overdue: int) -> None:
@@ -307,32 +301,23 @@ class CommitPlan:
             EntryHead.of(was, expired.version).history,
         )
 
-    def _record_write(
-        self,
-        intent: Intent,
-        semantics: Semantics | None,
-        state: EntryState,
-        after_hash: str | None,
-        index: bytes | None = None,
-    ) -> None:
-        """Record that an intent was carried out; `index` as in `rows_for`."""
+    def _fact(
+        self, intent: Intent, semantics: Semantics | None, state: EntryState, after_hash: str | None = None
+    ) -> Fact:
         before = state.alive
-        self._record(
-            state.key,
-            Fact(
-                action=intent.action,
-                path=state.key.path,
-                writer=intent.writer,
-                purpose=None if semantics is None else semantics.purpose,
-                request_id=self._request_id,
-                spec_ref=intent.spec_ref,
-                version_before=None if before is None else before.version,
-                before_hash=None if before is None else before.hash,
-                after_hash=after_hash,
-            ),
-            index,
+        return Fact(
+            action=intent.action,
+            path=state.key.path,
+            writer=intent.writer,
+            purpose=None if semantics is None else semantics.purpose,
+            request_id=self._request_id,
+            spec_ref=intent.spec_ref,
+            version_before=None if before is None else before.version,
+            before_hash=None if before is None else before.hash,
+            after_hash=after_hash,
         )
 
-    def _record(self, key: EntryKey, fact: Fact, index: bytes | None) -> None:
+    def _record(self, key: EntryKey, fact: Fact, index: bytes | None = None) -> None:
+        """Record a fact; `index` as in `rows_for`."""
         self._mutations += rows_for(key, fact, self._facts, keep=self._retention.audit, index=index)
         self._facts += 1

@@ -87,7 +87,13 @@ def _replayed(intent: Intent, outcome: _Outcome, record: Record, request_id: str
     stored = outcome.restored
     if stored is None:
         assert intent.semantics is not None
-        semantics = semantics_json(intent.semantics)
-        kept = outcome.kept_fence
-        stored = StoredEntry(intent.writer, semantics, intent.value_json, "", request_id, intent.spec_ref, kept)
+        stored = StoredEntry(
+            writer=intent.writer,
+            semantics_json=semantics_json(intent.semantics),
+            value=intent.value_json,
+            hash="",
+            request_id=request_id,
+            spec_ref=intent.spec_ref,
+            kept_fence=outcome.kept_fence,
+        )
     return stored.new_envelope(intent.key, record.version, record.updated_at)

@@ -125,14 +125,9 @@ class Retry:
         if self._dead_letters is not None and request is not None:
             kept = await self._dead_letters.keep(request, code, str(error), attempts)
             outcome = "kept as a dead letter" if kept else "to be kept as a dead letter once the database is back"
-        logger.error(
-            "[KV] escalated after %d attempts (%s): %s; %s",
-            attempts,
-            code,
-            ", ".join(keys),
-            outcome,
-            extra={"error_code": code, "attempts": attempts, "keys": keys, "dead_letter": kept},
-        )
+        fields = {"error_code": code, "attempts": attempts, "keys": keys, "dead_letter": kept}
+        text = "[KV] escalated after %d attempts (%s): %s; %s"
+        logger.error(text, attempts, code, ", ".join(keys), outcome, extra=fields)
         return Escalated(f"given up after {attempts} attempts ({code}), {outcome}: {error}", kept)
 
 

@@ -109,7 +109,7 @@ class SemanticService:
             nats,
             name=NAME,
             version=keyloft.__version__,
-            description="state that says what it means",
+            description="semantic store: state of workflows",
             queue=queue,
             metadata=metadata or {},
             endpoints=self._endpoints.values,

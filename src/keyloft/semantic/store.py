@@ -13,7 +13,7 @@ from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Change, Get, Scan, Space
 from keyloft.errors import Closed, DatabaseError, InvalidArgument, InvalidInput, KeyloftError, Undecodable
-from keyloft.semantic import expiry, keys, rules
+from keyloft.semantic import expiry, keys, read_modify_write, rules
 from keyloft.semantic.audit import AuditTrail, configured_hasher
 from keyloft.semantic.checkpoints import Checkpoint
 from keyloft.semantic.commits import Committer
@@ -25,7 +25,6 @@ from keyloft.semantic.intents import Intent, WriteRequest
 from keyloft.semantic.locks import Lock
 from keyloft.semantic.monitoring import Alert, Signals
 from keyloft.semantic.planning import Retention
-from keyloft.semantic.read_modify_write import Update
 from keyloft.semantic.retry import Retry
 from keyloft.semantic.rules import ExpectedVersion
 from keyloft.semantic.watches import EntryWatch
@@ -349,10 +348,12 @@ class SemanticStore:
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
         """
-        update = Update(self, key, change, writer=writer, semantics=semantics, spec_ref=spec_ref, fence=fence)
+        attempt = read_modify_write.update(
+            self, key, change, writer=writer, semantics=semantics, spec_ref=spec_ref, fence=fence
+        )
         # One at a time: the tasks of one process never conflict with each other.
         async with self._updating.setdefault(keys.parse(key).key, asyncio.Lock()):
-            return await (retry or self.retrying()).run(update.attempt)
+            return await (retry or self.retrying()).run(attempt)
 
     def retrying(self, **options: Any) -> Retry:
         """The retry policy for functions that write here: a decorator, or `await store.retrying().run(function)`.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from keyloft import limits
@@ -266,15 +266,7 @@ def refusal(error: Exception, most_bytes: int) -> bytes:
             error,
             {
                 "current": show(error.current),
-                "conflicts": [
-                    {
-                        "key": failed.key,
-                        "expectedVersion": failed.expected_version,
-                        "reason": failed.reason,
-                        "current": show(failed.current),
-                    }
-                    for failed in error.conflicts
-                ],
+                "conflicts": [replace(failed, current=show(failed.current)) for failed in error.conflicts],
                 "correlationId": error.correlation_id,
                 **_cut(show),
             },
@@ -292,47 +284,27 @@ def as_sent(error: Exception) -> Exception:
     return type(error)(f"{found[1]}{_FIELDS[found[2]]}: {str(error)[found.end() :]}")
 
 
-_Show: TypeAlias = Callable[[Envelope | None], dict[str, Any] | None]
+_Show: TypeAlias = Callable[[Envelope | None], Envelope | None]
 
 
-def _shown(envelope: Envelope | None) -> dict[str, Any] | None:
-    """An entry as it travels."""
+def _shown(envelope: Envelope | None) -> Envelope | None:
+    """An entry as it travels. Its value is encoded here: msgspec can't encode ints over 64 bits."""
     if envelope is None:
         return None
-    # Encoded here, not by msgspec, which can't encode ints over 64 bits.
-    value = {"value": Raw(encode_json(envelope.value, limits.SEMANTIC_VALUE_BYTES))}
-    return {"key": envelope.key} | value | _without_value(envelope)
+    return replace(envelope, value=Raw(encode_json(envelope.value, limits.SEMANTIC_VALUE_BYTES)))
 
 
-def _valueless(envelope: Envelope | None) -> dict[str, Any] | None:
+def _valueless(envelope: Envelope | None) -> Envelope | None:
     """An entry without its value."""
-    return None if envelope is None else {"key": envelope.key} | _without_value(envelope)
+    return None if envelope is None else replace(envelope, value=UNSET)
 
 
-def _outlined(envelope: Envelope | None) -> dict[str, Any] | None:
+def _outlined(envelope: Envelope | None) -> Envelope | None:
     """An entry without the fields that may be long."""
     if envelope is None:
         return None
-    brief = replace(
-        envelope, semantics=Semantics(envelope.semantics.purpose, ttl_seconds=envelope.semantics.ttl_seconds)
-    )
-    return _valueless(replace(brief, request_id=None, spec_ref=None))
-
-
-def _without_value(envelope: Envelope) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "version": envelope.version,
-        "lastWriter": envelope.last_writer,
-        "semantics": envelope.semantics,
-        "requestId": envelope.request_id,
-        "specRef": envelope.spec_ref,
-        "updatedAt": envelope.updated_at,
-    }
-    if envelope.expires_at is not None:
-        shown["expiresAt"] = envelope.expires_at
-    if envelope.fence is not None:
-        shown["fence"] = envelope.fence
-    return shown
+    brief = Semantics(envelope.semantics.purpose, ttl_seconds=envelope.semantics.ttl_seconds)
+    return replace(envelope, value=UNSET, semantics=brief, request_id=None, spec_ref=None)
 
 
 def _cut(show: _Show) -> dict[str, bool]:
