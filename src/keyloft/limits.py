@@ -384,4 +384,9 @@ SEMANTIC_LOG_LINES_PER_SECOND: Final = 20
 UNSENT_REFUSALS: Final = 1000
 """With so many refusals waiting to be sent, the semantic service reads no further request."""
 
+# Tuned: migrations
+
+MIGRATION_ATTEMPTS: Final = 5
+"""How often a migration of PostgreSQL is tried while other processes migrate the same database."""
+
 # Tuned: operators' commands

@@ -121,3 +121,12 @@ def test_alembic_brings_it_along_too_but_not_when_it_only_reads(earlier: str) ->
     done = alembic(earlier, "upgrade", "head")
     assert done.returncode == 0, done.stderr
     asyncio.run(stored(earlier, plugins=True))
+
+
+@pytest.mark.parametrize("earlier", ["sqlite, 0001", "postgresql, 0001"], indirect=True)
+def test_a_plugin_table_that_is_not_keylofts_is_not_taken_over(earlier: str) -> None:
+    rows_at(earlier, "CREATE TABLE plugin_kv_storage (plugin_name TEXT, key TEXT)")
+    before = whole_earlier(earlier)
+    with pytest.raises(DatabaseError, match=r"plugin_kv_storage.*already exists"):
+        migrations.upgrade(earlier)
+    assert whole_earlier(earlier) == before

@@ -8,11 +8,13 @@ from typing import Final
 import sqlalchemy as sa
 from msgspec import Struct
 
+from keyloft.core.schema import PLUGIN_TABLE, REVISION_TABLE, VERSION_COUNTER_TABLE
 from keyloft.migrations import tables
 
 STAMPS: Final = ("0001", "0002", "0003")
+_PLUGIN_INDEXES: Final = {"idx_plugin_kv_expires", "idx_plugin_kv_prefix"}
 _COLUMNS: Final = "key, encoding, version, expires_at, created_at, updated_at"
-# A format of the past: the limit of today may change.
+# What the layout had when these rows were written: `limits.ROW_BYTES` may change.
 _IS_LARGE: Final = "length(key) + length(value) > 512"
 
 
@@ -27,8 +29,10 @@ def succession(connection: sa.Connection) -> Succession:
     """What to do with a database that has an earlier stamp. Nothing is changed."""
     dialect = connection.dialect.name
     inspector = sa.inspect(connection)
-    stamp = "0005" if inspector.has_table(tables.PLUGINS) else "0004"
-    statements = ["ALTER TABLE keyloft_clock RENAME TO keyloft_version_counter"]
+    # Another table of this name lacks the indexes: the step to 0005 fails, and says so.
+    indexes = inspector.get_indexes(PLUGIN_TABLE) if inspector.has_table(PLUGIN_TABLE) else []
+    stamp = "0005" if {index["name"] for index in indexes}.issuperset(_PLUGIN_INDEXES) else "0004"
+    statements = [f"ALTER TABLE keyloft_clock RENAME TO {VERSION_COUNTER_TABLE}"]
     if dialect == "sqlite":
         for table in tables.ROWS:
             if "large" not in _columns(inspector, table):
@@ -38,9 +42,9 @@ def succession(connection: sa.Connection) -> Succession:
     else:
         named = "SELECT conname FROM pg_constraint WHERE conrelid = 'keyloft_clock'::regclass ORDER BY conname"
         for name in connection.exec_driver_sql(named).scalars():
-            new = name.replace("keyloft_clock", "keyloft_version_counter")
-            statements.append(f'ALTER TABLE keyloft_version_counter RENAME CONSTRAINT "{name}" TO "{new}"')
-    return Succession(stamp, (*statements, f"UPDATE keyloft_version SET version_num = '{stamp}'"))
+            new = name.replace("keyloft_clock", VERSION_COUNTER_TABLE)
+            statements.append(f'ALTER TABLE {VERSION_COUNTER_TABLE} RENAME CONSTRAINT "{name}" TO "{new}"')
+    return Succession(stamp, (*statements, f"UPDATE {REVISION_TABLE} SET version_num = '{stamp}'"))
 
 
 def _columns(inspector: sa.Inspector, table: str) -> set[str]:

@@ -22,12 +22,11 @@ from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.migrations import earlier
 from keyloft.plugins.models import Base
 
-# An empty table of ours would be neither a fresh database nor a migrated one.
-_DROP_VERSIONS: Final = f"DROP TABLE IF EXISTS {REVISION_TABLE}"
-_ATTEMPTS: Final = 5
-# What PostgreSQL says to the slower of two that migrate the same database: unique violation, duplicate or undefined
-# table or object, serialization failure, deadlock.
-_SOMEBODY_WAS_FASTER: Final = {"23505", "42P07", "42710", "42P01", "42704", "40001", "40P01"}
+# A database without revisions has no revision table: opening it makes the schema.
+_DROP_REVISIONS: Final = f"DROP TABLE IF EXISTS {REVISION_TABLE}"
+# The errors of PostgreSQL for the slower of two processes that migrate the same database: unique violation, duplicate
+# or undefined table or object, serialization failure, deadlock.
+_LOST_A_RACE: Final = {"23505", "42P07", "42710", "42P01", "42704", "40001", "40P01"}
 
 
 class CannotMigrate(CannotOpen, CommandError):
@@ -35,7 +34,7 @@ class CannotMigrate(CannotOpen, CommandError):
 
 
 def migrate() -> None:
-    """Run what Alembic was asked for on the database that was named."""
+    """Run Alembic's command on the database."""
     if context.config.config_file_name is not None:
         logging.config.fileConfig(context.config.config_file_name, disable_existing_loggers=False)
     database = _database()
@@ -83,8 +82,8 @@ def _migrate_sqlite(file: Path) -> None:
         poolclass=pool.NullPool,
         connect_args={"timeout": limits.BUSY_SECONDS, "isolation_level": None},
     )
-    # Whoever comes second waits here, and then sees what the first one made. The driver itself would begin
-    # a transaction only after the first DDL.
+    # A second process waits here until the first has committed, and then reads what it made. The driver itself would
+    # begin a transaction only after the first DDL.
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
     try:
         with engine.connect() as connection:
@@ -94,7 +93,7 @@ def _migrate_sqlite(file: Path) -> None:
 
 
 def _is_open_here(file: Path) -> bool:
-    """Whether this process has the file open, where the system tells (Linux, macOS)."""
+    """Whether this process has the file open, where the system lists open files (Linux, macOS)."""
     with contextlib.suppress(OSError):
         wanted = file.stat()
         for handle in Path("/dev/fd").iterdir():
@@ -114,30 +113,26 @@ def _migrate_postgres(address: PostgresAddress) -> None:
         ) from error
 
     async def attempt() -> None:
-        # asyncpg reads the URL itself, as it does for the engine: sslmode, several hosts, socket folders.
         async def connect() -> Any:
-            connection = await reach()
+            # asyncpg reads the URL itself, as for the engine. Of several hosts it takes one that can be written.
+            writable = "read-write" if len(address.hosts) > 1 else None
+            connection = await asyncpg.connect(address.dsn, target_session_attrs=writable)
             encoding = await connection.fetchval("SHOW server_encoding")
             if encoding != "UTF8":
                 await connection.close()
                 raise CannotMigrate(f"{address.name} is encoded as {encoding}: make a database with ENCODING 'UTF8'")
             return connection
 
-        async def reach() -> Any:
-            # Of several hosts, the one that can be written.
-            writable = "read-write" if len(address.hosts) > 1 else None
-            return await asyncpg.connect(address.dsn, target_session_attrs=writable)
-
         engine = create_async_engine("postgresql+asyncpg://", poolclass=pool.NullPool, async_creator=connect)
         async with engine.connect() as connection:
             await connection.run_sync(_run)
 
-    for remaining in reversed(range(_ATTEMPTS)):
+    for remaining in reversed(range(limits.MIGRATION_ATTEMPTS)):
         try:
             asyncio.run(attempt())
             return
         except DBAPIError as error:
-            if not remaining or getattr(error.orig, "sqlstate", None) not in _SOMEBODY_WAS_FASTER:
+            if not remaining or getattr(error.orig, "sqlstate", None) not in _LOST_A_RACE:
                 raise _failed(address.name, error.orig) from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             raise _failed(address.name, error) from error
@@ -161,7 +156,7 @@ def _run(connection: Connection) -> None:
             _bring_along(connection)
         context.run_migrations()
         if not context.get_context().get_current_heads() and not _is_read_only():
-            connection.exec_driver_sql(_DROP_VERSIONS)
+            connection.exec_driver_sql(_DROP_REVISIONS)
 
 
 def _bring_along(connection: Connection) -> None:
@@ -189,7 +184,7 @@ def _write_script(dialect: str) -> None:
             context.execute(statement)
         context.run_migrations()
         if left and not left[-1]:
-            context.execute(_DROP_VERSIONS)
+            context.execute(_DROP_REVISIONS)
 
 
 migrate()

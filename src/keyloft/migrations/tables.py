@@ -2,16 +2,17 @@
 
 from typing import Final
 
-ROWS: Final = ("keyloft_tuples", "keyloft_semantic")
-PLUGINS: Final = "plugin_kv_storage"
+from keyloft.core.schema import SEMANTIC_TABLE, TUPLE_TABLE, VERSION_COUNTER_TABLE
+
+ROWS: Final = (TUPLE_TABLE, SEMANTIC_TABLE)
 
 
 def version_counter(dialect: str) -> tuple[str, ...]:
     integer = "INTEGER" if dialect == "sqlite" else "BIGINT"
     return (
-        f"CREATE TABLE keyloft_version_counter (id {integer} NOT NULL PRIMARY KEY CHECK (id = 1), "
+        f"CREATE TABLE {VERSION_COUNTER_TABLE} (id {integer} NOT NULL PRIMARY KEY CHECK (id = 1), "
         f"version {integer} NOT NULL)",
-        "INSERT INTO keyloft_version_counter (id, version) VALUES (1, 0)",
+        f"INSERT INTO {VERSION_COUNTER_TABLE} (id, version) VALUES (1, 0)",
     )
 
 

@@ -6,6 +6,7 @@ Revises: nothing
 
 from alembic import op
 
+from keyloft.core.schema import VERSION_COUNTER_TABLE
 from keyloft.migrations import tables
 
 revision: str = "0004"
@@ -16,15 +17,13 @@ depends_on: str | None = None
 
 def upgrade() -> None:
     dialect = op.get_context().dialect.name
-    for statement in tables.version_counter(dialect):
+    rows = [statement for table in tables.ROWS for statement in tables.rows(table, dialect)]
+    for statement in (*tables.version_counter(dialect), *rows):
         op.execute(statement)
-    for table in tables.ROWS:
-        for statement in tables.rows(table, dialect):
-            op.execute(statement)
 
 
 def downgrade() -> None:
-    for table in (*tables.ROWS, "keyloft_version_counter"):
+    for table in (*tables.ROWS, VERSION_COUNTER_TABLE):
         op.drop_table(table)
     if op.get_context().dialect.name == "sqlite":
         for table in tables.ROWS:
