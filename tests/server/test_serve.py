@@ -413,6 +413,7 @@ async def test_who_is_told_to_end_before_it_has_begun_ends_well(
     try:
         while not is_so_far(served.process.pid):
             assert served.process.poll() is None
+            await asyncio.sleep(0)
         served.process.terminate()
         assert await served.ends() == 0
     finally:
