@@ -61,7 +61,7 @@ def own_folder(within: Path | None = None) -> Iterator[tuple[Path, Path, dict[st
     folder = Path(tempfile.mkdtemp(prefix="keyloft-pg-", dir=_base(within, open_to_all=account is not None)))
     try:
         programs = find_programs()
-        # The variables of a program that is not ours could point the server elsewhere: PGDATA, PGPORT, LC_….
+        # Variables meant for another PostgreSQL would mislead this one: PGDATA, PGPORT, LC_….
         options: dict[str, Any] = {"cwd": folder, "env": {"LC_ALL": "C", "PATH": os.defpath, "TZ": "UTC"}}
         if account is not None:
             programs = _open_to_all(programs, folder)
@@ -141,7 +141,7 @@ class Server:
 
 @contextmanager
 def fresh_database(server: str) -> Iterator[str]:
-    """Make an empty database, and drop it in the end, whoever is still connected."""
+    """Make an empty database, and drop it in the end, also if clients are still connected."""
     name = f"keyloft_{uuid4().hex}"
     # By copying files it takes less than half the time; servers before version 15 don't have the choice.
     strategy = "" if named_server() else " STRATEGY FILE_COPY"
@@ -172,7 +172,7 @@ def _open_to_all(programs: Path, folder: Path) -> Path:
         return programs
     package, installed = programs.parents[1], programs.parent
     shutil.copytree(installed, folder / "wheel" / package.name / installed.name, symlinks=True)
-    # They look for their libraries beside the package.
+    # The programs load their libraries from a folder beside the package.
     for libraries in package.parent.glob(f"{package.name}.libs"):
         shutil.copytree(libraries, folder / "wheel" / libraries.name)
     return folder / "wheel" / package.name / installed.name / "bin"

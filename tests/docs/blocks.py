@@ -8,8 +8,8 @@ The first word behind a fence is the block's language, the rest says what is don
     sh                      runs in the document's folder, and must succeed
     sh background           is started, waited for until it is ready, and ended with the document
     json                    is JSON
-    json request SUBJECT    is sent to the service; the next block is `json reply`, and its answer («…»: anything)
-    sql                     runs on bot.db in the document's folder, which is migrated if nobody made it
+    json request SUBJECT    is sent to the service; the next block is `json reply`: what it replies («…»: anything)
+    sql                     runs on bot.db in the document's folder, which is made if it does not exist
     sql postgres            runs in psql as an administrator, in the PostgreSQL database that the document made last
     toml                    is a configuration that the service takes
     text                    is for people; `text output` is what the block before it printed
@@ -94,13 +94,13 @@ def prose_of(text: str) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def _agrees(shown: Any, told: Any) -> bool:
-    """Whether an answer is the one that a document shows; «…» stands for anything."""
-    if isinstance(shown, dict) and isinstance(told, dict):
-        return shown.keys() == told.keys() and all(_agrees(shown[name], told[name]) for name in shown)
-    if isinstance(shown, list) and isinstance(told, list):
-        return len(shown) == len(told) and all(map(_agrees, shown, told))
-    return bool(shown == "…" or shown == told)
+def _agrees(shown: Any, reply: Any) -> bool:
+    """Whether a reply is the one that a document shows; «…» stands for anything."""
+    if isinstance(shown, dict) and isinstance(reply, dict):
+        return shown.keys() == reply.keys() and all(_agrees(shown[name], reply[name]) for name in shown)
+    if isinstance(shown, list) and isinstance(reply, list):
+        return len(shown) == len(reply) and all(map(_agrees, shown, reply))
+    return bool(shown == "…" or shown == reply)
 
 
 def _free_port() -> int:
@@ -155,8 +155,8 @@ class World:
         self._databases = self._databases_for(blocks)
         if self._databases is not None:
             self._environment["PATH"] = os.pathsep.join([str(self._databases.programs), self._environment["PATH"]])
-        asks = [block for block in blocks if "127.0.0.1:4222" in block.text or block.purpose.startswith("request")]
-        if asks and not any(block.purpose == "background" for block in blocks):
+        requests = [block for block in blocks if "127.0.0.1:4222" in block.text or block.purpose.startswith("request")]
+        if requests and not any(block.purpose == "background" for block in blocks):
             self._start("scripts/serve")
         for block in blocks:
             try:
@@ -197,7 +197,7 @@ class World:
             case "text", "":
                 pass
             case unknown:
-                raise AssertionError(f"nobody knows how to check {unknown}")
+                raise AssertionError(f"there is no way to check {unknown}")
 
     # The kinds of blocks
 
@@ -287,7 +287,7 @@ class World:
         assert done.returncode == 0, done.stderr
 
     def end(self) -> None:
-        """End what runs; a service that was told to end does so with exit code 0."""
+        """End what runs; a service that gets SIGTERM ends with exit code 0."""
         if self._prompt is not None:
             assert self._prompt.stdin is not None
             assert self._prompt.stdout is not None
@@ -296,7 +296,7 @@ class World:
             self._prompt.stdout.close()
         codes = {}
         for process, command in reversed(self._background):
-            # nats-server has its own opinion on what to say after SIGTERM.
+            # After SIGTERM, nats-server ends with exit code 1.
             process.send_signal(signal.SIGINT if "nats-server" in command else signal.SIGTERM)
             codes[command] = _ended(process)
         if self._databases is not None:
@@ -317,7 +317,7 @@ def _ended(process: subprocess.Popen[Any]) -> int:
 
 async def _converse() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
-    answers = sys.stdout
+    replies = sys.stdout
     while line := await asyncio.to_thread(sys.stdin.readline):
         printed, error = io.StringIO(), None
         try:
@@ -325,8 +325,8 @@ async def _converse() -> None:
                 await _execute(json.loads(line), names)
         except Exception:
             error = traceback.format_exc()
-        answers.write(json.dumps([printed.getvalue(), error]) + "\n")
-        answers.flush()
+        replies.write(json.dumps([printed.getvalue(), error]) + "\n")
+        replies.flush()
 
 
 async def _execute(source: str, names: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ def _programs_for(server: str) -> Path:
     newest = find_programs()
     [[version]] = query(server, "SHOW server_version_num")
     for programs in newest.parents[1].glob("pginstall*/bin"):
-        told = subprocess.run([programs / "psql", "--version"], capture_output=True, text=True, check=True).stdout
-        if f" {int(version) // 10_000}." in told:
+        shown = subprocess.run([programs / "psql", "--version"], capture_output=True, text=True, check=True).stdout
+        if f" {int(version) // 10_000}." in shown:
             return programs
     return newest

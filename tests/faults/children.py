@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_LONGEST_SECONDS = 30.0
+_LONGEST_SECONDS = 60.0
 
 
 class Child:
-    """A process that the test started. Each call here waits for half a minute at most."""
+    """A process that the test started. Each call here waits for a minute at most."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -32,7 +32,7 @@ class Child:
         self._process.stdin.write(line.encode() + b"\n")
 
     def kill(self) -> None:
-        """SIGKILL: not one more instruction of its own."""
+        """Send SIGKILL: it runs not one more instruction."""
         self._process.kill()
 
     def terminate(self) -> None:

@@ -34,7 +34,7 @@ def say(*lines: str) -> None:
     os.write(1, "".join(f"{line}\n" for line in lines).encode())
 
 
-def told(what: str, entry: Envelope | None) -> list[str]:
+def acknowledged(what: str, entry: Envelope | None) -> list[str]:
     return [] if entry is None else [f"{what} {entry.key} {entry.version}"]
 
 
@@ -45,13 +45,15 @@ async def make(store: SemanticStore, writer: int, number: int) -> list[str]:
         case 0 | 1 | 2:
             meaning = BRIEF if number % 8 == 2 else CONFIG
             entry = await store.put(key, number, expected_version="*", writer=who, semantics=meaning)
-            return told("put", entry)
+            return acknowledged("put", entry)
         case 3:
             await store.put(key, number, expected_version=1, writer=who, semantics=CONFIG)
         case 4 | 6:
-            return told("delete", await store.delete(key, expected_version="*", writer=who, request_id=f"d{number}"))
+            return acknowledged(
+                "delete", await store.delete(key, expected_version="*", writer=who, request_id=f"d{number}")
+            )
         case 5:
-            return told("restore", await store.restore(key, writer=who))
+            return acknowledged("restore", await store.restore(key, writer=who))
     put, delete = (
         Intent.put(key, number, expected_version="*", writer=who, semantics=CONFIG),
         Intent.delete(pair, expected_version="*", writer=who),
@@ -60,7 +62,7 @@ async def make(store: SemanticStore, writer: int, number: int) -> list[str]:
     one, other = await store.batch(
         [put, delete if deletes else Intent.put(pair, number, expected_version="*", writer=who, semantics=BRIEF)]
     )
-    return told("put", one) + told("delete" if deletes else "put", other)
+    return acknowledged("put", one) + acknowledged("delete" if deletes else "put", other)
 
 
 async def go_on(store: SemanticStore, writer: int) -> None:

@@ -30,7 +30,7 @@ PLUGIN_ROW = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUE
 TABLES = ["keyloft_semantic", "keyloft_tuples", "keyloft_version", "keyloft_version_counter", "plugin_kv_storage"]
 SQLITE_TABLES = sorted([*TABLES, "keyloft_semantic_large", "keyloft_tuples_large"])
 
-# Starts at a word of ours, so that several come as close to each other as can be.
+# Waits for a line before it migrates, so that several processes do it at the same moment.
 CHILD = """
 import sys
 from alembic import command, config, context
@@ -310,7 +310,7 @@ def test_up_down_and_up_again(url: str) -> None:
     assert tables(url) == TABLES
 
 
-def test_a_table_of_that_name_that_is_not_ours_is_not_taken_over(url: str) -> None:
+def test_a_plugin_table_that_is_not_keylofts_is_not_taken_over(url: str) -> None:
     migrations.upgrade(url, "0004")
     rows_at(url, "CREATE TABLE plugin_kv_storage (plugin_name TEXT, key TEXT)")
     with pytest.raises(DatabaseError, match=r"plugin_kv_storage.*already exists"):
@@ -413,8 +413,8 @@ def at_the_same_moment(url: str, *scripts: str) -> None:
             child.stdin.write("go\n")
             child.stdin.flush()
         for child in children:
-            _, complaints = child.communicate(timeout=60)
-            assert (child.returncode, complaints) == (0, "")
+            _, errors = child.communicate(timeout=60)
+            assert (child.returncode, errors) == (0, "")
     finally:
         for child in children:
             if child.poll() is None:

@@ -164,7 +164,7 @@ async def test_the_readme_runs(block: str, tmp_path: Path, nats_url: str) -> Non
 
 
 def run_twice(block: str, tmp_path: Path) -> None:
-    for _ in range(2):  # whoever follows it will run it again, with the file of the first time
+    for _ in range(2):  # a reader will run it again, with the file of the first time
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60
         )

@@ -22,7 +22,7 @@ async def private_server(config: Path | None = None) -> AsyncIterator[NatsServer
 
 
 async def settled(client: Client) -> None:
-    """Wait until the server has carried out all that this client sent, and its complaints about it were heard."""
+    """Wait until the server has carried out all that this client sent, and its errors about it have arrived."""
     # nats-py's ping overtakes what is still in its own buffer: the first one only sees to it that the buffer is sent.
     for _ in range(2):
         await client.flush(timeout=_LONGEST_SECONDS)
@@ -30,14 +30,14 @@ async def settled(client: Client) -> None:
 
 @pytest.fixture(scope="session")
 def nats_url() -> Iterator[str]:
-    """The address of a server that anybody may use for anything; tests share its subjects, so they choose their own."""
+    """The address of a server without permissions; tests share its subjects, so each uses names of its own."""
     with _server_in_a_thread() as server:
         yield server.url
 
 
 @contextmanager
 def _server_in_a_thread() -> Iterator[NatsServer]:
-    # A test's event loop ends with the test. The server's has to last, and to turn while nobody awaits anything.
+    # A test's event loop ends with the test. The server's has to last, and to run while no test awaits anything.
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="nats-server of the tests", daemon=True)
     thread.start()

@@ -77,7 +77,7 @@ class MortalServer(Server):
     def kill(self) -> None:
         """SIGKILL, for the server and each of its processes: not one more instruction. Returns when all have ended."""
         postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
-        # Stopped first: a child born between the look at its family and the end would keep the next start from working.
+        # Stopped first: a child that starts after its children were listed would keep the next server from starting.
         os.kill(postmaster, signal.SIGSTOP)
         _until(lambda: _processes()[postmaster][1].startswith("T"))
         family = [postmaster, *(pid for pid, (parent, _) in _processes().items() if parent == postmaster)]

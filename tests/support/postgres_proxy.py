@@ -93,7 +93,7 @@ async def _startup(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 class Proxy:
-    """Forwards whole messages, as long as it is not told otherwise."""
+    """Forwards whole messages, unless a test changes that."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -101,7 +101,7 @@ class Proxy:
         self._flows.set()
         self._open: set[asyncio.StreamWriter] = set()
         self.accepted = 0
-        """How many clients came so far."""
+        """How many clients have connected so far."""
         self.lets_ask: Verdict = lambda message: True
         """Whether a message of a client goes on to the server; what does not is swallowed."""
         self.lets_answer: Verdict = lambda message: True
@@ -111,7 +111,7 @@ class Proxy:
         self._flows.clear()
 
     def go_on(self) -> None:
-        """Deliver what came meanwhile, and all that follows."""
+        """Deliver what has arrived meanwhile, and all that follows."""
         self._flows.set()
 
     def cut(self) -> None:
@@ -190,7 +190,7 @@ class Pooler:
     """Gives every transaction the session that has rested longest, as PgBouncer does in its transaction mode.
 
     Sessions are made when they are needed, as the user of the first client, who needs no password. What a client left
-    behind in one is met by the next: settings, prepared statements. Notices reach nobody.
+    behind in one is met by the next: settings, prepared statements. Notifications reach no client.
     """
 
     def __init__(self, url: str, sessions: int) -> None:
@@ -212,7 +212,7 @@ class Pooler:
             try:
                 await self._carry_out(message, session, reader, writer)
             except BaseException:
-                # Left in the middle of a transaction: nobody else may go on with it.
+                # Left in the middle of a transaction: no other client may go on with it.
                 session.writer.transport.abort()
                 self.idle_sessions.put_nowait(None)
                 raise
@@ -274,8 +274,8 @@ class Pooler:
         reader, writer = await connect(self._url)
         # The client's own settings stay with the client, as with PgBouncer; only who and where goes to the server.
         names = dict(re.findall(rb"(\w+)\x00([^\x00]*)\x00", startup.body[4:]))
-        told = b"".join(b"%s\x00%s\x00" % (name, names[name]) for name in (b"user", b"database"))
-        writer.write(Message(b"", startup.body[:4] + told + b"client_encoding\x00UTF8\x00\x00").wire)
+        settings = b"".join(b"%s\x00%s\x00" % (name, names[name]) for name in (b"user", b"database"))
+        writer.write(Message(b"", startup.body[:4] + settings + b"client_encoding\x00UTF8\x00\x00").wire)
         greeting = b""
         while True:
             message = await Message.read(reader)
