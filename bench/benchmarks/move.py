@@ -16,7 +16,7 @@ from bench.harness.benchmark import Benchmark
 from bench.harness.contest import same
 from bench.harness.figures import Figure, Row, within
 from bench.harness.postgres_server import serving
-from keyloft.admin import export_format as lines
+from keyloft.admin.export_files import ExportWriter
 from keyloft.core.keys import encode
 from keyloft.core.records import Record, Space
 from tools.postgres import fresh_database
@@ -95,9 +95,11 @@ def _round(folder: Path, number: int, origin: Path, entries: int, postgres: str)
 def _write(file: Path, entries: int) -> None:
     """An export of a database with that many entries, in their order."""
     with file.open("wb") as out:
-        out.write(lines.head(entries))
+        writer = ExportWriter(out)
+        writer.begin(entries, {})
         for start in range(0, entries, _CHUNK):
-            out.write(lines.write(Space.TUPLES, map(_row, range(start, min(entries, start + _CHUNK)))))
+            writer.write(Space.TUPLES, [_row(number) for number in range(start, min(entries, start + _CHUNK))])
+        writer.finish(entries)
 
 
 def _row(number: int) -> Record:

@@ -3,7 +3,8 @@
     KeyloftError                         INTERNAL_ERROR     a defect of Keyloft
     ├── InvalidInput (ValueError)        VALIDATION_ERROR   refused before anything was written
     │   ├── InvalidArgument              VALIDATION_ERROR   an argument is out of range, or contradicts another
-    │   │   └── InvalidCursor            INVALID_CURSOR     a cursor of another list, or no cursor at all
+    │   │   ├── InvalidCursor            INVALID_CURSOR     a cursor of another list, or no cursor at all
+    │   │   └── NotEmpty                 NOT_EMPTY          a restore would replace what is stored
     │   ├── InvalidJson                  INVALID_JSON       a request is not JSON
     │   ├── MissingField                 MISSING_FIELD      a request lacks a required field
     │   ├── InvalidPluginName            INVALID_PLUGIN_NAME
@@ -123,6 +124,24 @@ class InvalidCursor(InvalidArgument):
     """The cursor belongs to a list with another prefix, start, end or direction, or is no cursor."""
 
     code = "INVALID_CURSOR"
+
+
+class NotEmpty(InvalidArgument):
+    """A restore would replace what a database holds, and was not allowed to; nothing was changed."""
+
+    code = "NOT_EMPTY"
+
+    def __init__(self, database: str, rows: int, backup_rows: int) -> None:
+        super().__init__(
+            f"{database} holds {rows:,} row{'' if rows == 1 else 's'}, which would be lost, and is left as it is: "
+            "restore into another database, or pass replace=True (--replace)"
+        )
+        self.database = database
+        self.rows = rows
+        self.backup_rows = backup_rows
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, int, int]]:
+        return type(self), (self.database, self.rows, self.backup_rows)
 
 
 class InvalidJson(InvalidInput):

@@ -390,3 +390,9 @@ MIGRATION_ATTEMPTS: Final = 5
 """How often a migration of PostgreSQL is tried while other processes migrate the same database."""
 
 # Tuned: operators' commands
+
+TRANSFER_SLICE_BYTES: Final = 4 * SCAN_BYTES
+"""How many value bytes one commit of an import holds; MAINTENANCE_ROWS bounds it, too."""
+
+ROWS_BETWEEN_PROGRESS: Final = 1000
+"""How many rows a comparison reads between two reports of its progress."""

@@ -20,13 +20,11 @@ import pytest
 import keyloft
 from keyloft import limits
 from keyloft.engines import open_maintenance
-from tests.cli.test_tuples import LONGEST_SECONDS, Keyloft, at_a_terminal, call, environment, run
+from tests.cli.commands import LONGEST_SECONDS, SURROUNDINGS, Keyloft, at_a_terminal
 from tests.faults.children import child
 from tests.faults.moves import Chain, after, chains, contents_of, made_in
 from tests.support.everything import filled, run_sql, stored
 from tests.support.postgres_proxy import Message, proxy
-
-__all__ = ["call", "environment", "run"]
 
 WRITERS = 2
 LARGE = 24 * 2**20
@@ -92,7 +90,7 @@ def midway(attempt: Callable[[], tuple[int, str]], prepare: Callable[[], object]
 
 class TestBackup:
     def test_it_holds_all_that_is_stored_and_nothing_is_wrong_with_it(
-        self, run: Keyloft, call: Keyloft, url: str, place: Path
+        self, run: Keyloft, url: str, place: Path
     ) -> None:
         filled(url)
         file = place / "nightly.db"
@@ -102,34 +100,34 @@ class TestBackup:
             "file": str(file),
             "rows": len(before) - 1,
             "bytes": file.stat().st_size,
-            "clock": before[0],
+            "version": before[0],
         }
         assert stored(file) == before
         assert names(place) == ["nightly.db"]
-        assert call("check", "--database", str(file))[:2] == (0, "[]\n")
+        assert run("check", "--database", str(file))[:2] == (0, "[]\n")
         assert names(place) == ["nightly.db"]
 
-    def test_a_file_that_exists_is_replaced_only_if_that_is_said(self, call: Keyloft, url: str, place: Path) -> None:
+    def test_a_file_that_exists_is_replaced_only_if_that_is_said(self, run: Keyloft, url: str, place: Path) -> None:
         filled(url)
         file = place / "nightly.db"
         file.write_text("dear to me")
-        code, said, told = call("backup", str(file))
+        code, said, told = run("backup", str(file))
         assert (code, said) == (2, "")
         assert "exists already" in told
         assert "--force" in told
         assert file.read_text() == "dear to me"
-        shown(call("backup", str(file), "--force"))
+        shown(run("backup", str(file), "--force"))
         assert stored(file) == stored(url)
         assert names(place) == ["nightly.db"]
 
-    def test_who_may_read_the_database_may_read_the_backup(self, call: Keyloft, url: str, place: Path) -> None:
+    def test_who_may_read_the_database_may_read_the_backup(self, run: Keyloft, url: str, place: Path) -> None:
         filled(url)
         if "://" not in url:
             Path(url).chmod(0o600)
-        shown(call("backup", str(place / "nightly.db")))
+        shown(run("backup", str(place / "nightly.db")))
         assert (place / "nightly.db").stat().st_mode & 0o777 == 0o600
 
-    def test_what_can_not_be_saved_is_told_and_nothing_is_made(self, call: Keyloft, url: str, place: Path) -> None:
+    def test_what_can_not_be_saved_is_told_and_nothing_is_made(self, run: Keyloft, url: str, place: Path) -> None:
         filled(url)
         for arguments, code, words in (
             ((str(place / "no" / "folder.db"),), 1, "folder.db can't be written: No such file"),
@@ -140,13 +138,13 @@ class TestBackup:
             ((str(place / "b.db"), "--database", ":memory:"), 1, "in memory"),
             ((url, "--database", url, "--force"), 2, "SQLite file" if "://" in url else "the database itself"),
         ):
-            outcome = call("backup", *arguments)
+            outcome = run("backup", *arguments)
             assert outcome[:2] == (code, ""), outcome
             assert words in outcome[2]
         assert names(place) == []
 
     async def test_under_full_load_it_holds_every_write_acknowledged_before_it_began(
-        self, environment: dict[str, str], url: str, place: Path
+        self, run: Keyloft, url: str, place: Path
     ) -> None:
         file = place / "nightly.db"
         made: dict[Chain, int] = {}
@@ -163,15 +161,7 @@ class TestBackup:
                 while sum(made.values()) < 500:
                     await asyncio.sleep(0.01)
             acknowledged = dict(made)
-            backup = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "keyloft", "backup", str(file)),
-                env=environment,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            async with asyncio.timeout(LONGEST_SECONDS):
-                said, told = await backup.communicate()
-            assert (backup.returncode, told) == (0, b"")
+            report = shown(await asyncio.to_thread(run, "backup", str(file)))
             meanwhile = sum(made.values()) - sum(acknowledged.values())
             writer.kill()
             await listening
@@ -180,22 +170,16 @@ class TestBackup:
             contents, stamps = await contents_of(kv)
         saved = made_in(contents, chains(WRITERS))
         assert contents == after(saved)
-        assert max(stamps.values()) <= json.loads(said)["clock"]
+        assert max(stamps.values()) <= report["version"]
         for chain, last in acknowledged.items():
             assert saved[chain] >= last
-        checked = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "keyloft", "check", "--database", str(file)),
-            env=environment,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert (await checked.communicate())[0] == b"[]\n"
+        assert (await asyncio.to_thread(run, "check", "--database", str(file)))[:2] == (0, "[]\n")
 
-    def test_damage_is_not_saved_in_silence(self, call: Keyloft, tmp_path: Path, place: Path) -> None:
+    def test_damage_is_not_saved_in_silence(self, run: Keyloft, tmp_path: Path, place: Path) -> None:
         file = tmp_path / "damaged.db"
         filled(str(file))
         run_sql(str(file), "DROP INDEX idx_plugin_kv_prefix")
-        code, said, told = call("backup", str(place / "nightly.db"), "--database", str(file))
+        code, said, told = run("backup", str(place / "nightly.db"), "--database", str(file))
         assert (code, said) == (1, "")
         assert f"{file} is damaged: idx_plugin_kv_prefix is missing" in told
         assert names(place) == []
@@ -247,10 +231,10 @@ class TestBackup:
 
 
 @pytest.fixture
-def saved(url: str, place: Path, call: Keyloft) -> Path:
+def saved(url: str, place: Path, run: Keyloft) -> Path:
     """A backup of something of every kind; the database is empty again, and not there if it is a file."""
     filled(url)
-    shown(call("backup", str(place / "nightly.db")))
+    shown(run("backup", str(place / "nightly.db")))
     if "://" in url:
         for table in ("keyloft_tuples", "keyloft_semantic", "plugin_kv_storage"):
             run_sql(url, f"DELETE FROM {table}")
@@ -265,55 +249,47 @@ class TestRestore:
         wanted = stored(saved)
         told = shown(run("restore", str(saved)))
         assert told["verified"] is True
-        assert (told["rows"], told["clock"]) == (len(wanted) - 1, wanted[0])
+        assert (told["rows"], told["version"]) == (len(wanted) - 1, wanted[0])
         assert stored(url) == wanted
         assert names(saved.parent) == [saved.name]
 
-    def test_what_is_there_is_lost_only_if_that_is_said_twice(
-        self, run: Keyloft, call: Keyloft, url: str, saved: Path
-    ) -> None:
-        call("set", "mine", "1")
+    def test_what_is_there_is_lost_only_if_that_is_said_twice(self, run: Keyloft, url: str, saved: Path) -> None:
+        run("set", "mine", "1")
         before = stored(url)
-        code, said, told = call("restore", str(saved))
+        code, said, told = run("restore", str(saved))
         assert (code, said) == (2, "")
-        assert "holds 1 rows" in told
+        assert "holds 1 row," in told
         assert "--replace" in told
-        assert call("restore", str(saved), "--yes")[0] == 2
-        code, said, told = call("restore", str(saved), "--replace")
+        assert run("restore", str(saved), "--yes")[0] == 2
+        code, said, told = run("restore", str(saved), "--replace")
         assert (code, said) == (2, "")
         assert "--yes" in told
         assert stored(url) == before
         assert shown(run("restore", str(saved), "--replace", "--yes"))["verified"] is True
         assert stored(url) == stored(saved)
 
-    def test_the_clock_never_goes_back(self, call: Keyloft, url: str, saved: Path) -> None:
+    def test_the_clock_never_goes_back(self, run: Keyloft, url: str, saved: Path) -> None:
         for _ in range(30):
-            call("set", "mine", "1")
-        assert shown(call("restore", str(saved), "--replace", "--yes"))["clock"] == 31
+            run("set", "mine", "1")
+        assert shown(run("restore", str(saved), "--replace", "--yes"))["version"] == 31
         assert stored(url)[1:] == stored(saved)[1:]
 
     @pytest.mark.parametrize("answer", ["y\n", "n\n"])
     def test_at_a_terminal_it_asks(
-        self, call: Keyloft, environment: dict[str, str], url: str, saved: Path, answer: str
+        self, run: Keyloft, environment: dict[str, str], url: str, saved: Path, answer: str
     ) -> None:
-        call("set", "mine", "1")
+        run("set", "mine", "1")
         code, said = at_a_terminal(environment, "restore", str(saved), "--replace", answer=answer)
-        assert "Replace the 1 rows in " in said
+        assert "Replace the 1 row in " in said
         assert "by the 28 of the backup?" in said
         assert code == (0 if answer == "y\n" else 1)
         assert len(stored(url)) == (29 if answer == "y\n" else 2)
 
-    async def test_a_service_that_runs_goes_on(self, environment: dict[str, str], url: str, place: Path) -> None:
+    async def test_a_service_that_runs_goes_on(self, run: Keyloft, url: str, place: Path) -> None:
         file = str(place / "nightly.db")
 
         async def command(*arguments: str) -> Any:
-            pipe = asyncio.subprocess.PIPE
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "keyloft", *arguments), env=environment, stdout=pipe, stderr=pipe
-            )
-            said, told = await process.communicate()
-            assert (process.returncode, told) == (0, b"")
-            return json.loads(said)
+            return shown(await asyncio.to_thread(run, *arguments))
 
         async with keyloft.open(url) as kv:
             await kv.set(("k",), "saved")
@@ -329,7 +305,7 @@ class TestRestore:
             assert await kv.set(("k",), "and on") > version + 1
 
     def test_what_is_no_good_backup_is_refused_and_nothing_is_changed(
-        self, call: Keyloft, url: str, saved: Path, place: Path
+        self, run: Keyloft, url: str, saved: Path, place: Path
     ) -> None:
         content = saved.read_bytes()
         (place / "diary.txt").write_text("Dear diary,\n" * 1000)
@@ -352,7 +328,7 @@ class TestRestore:
             ("other.db", "no database of Keyloft"),
             ("absent.db", "there is no file"),
         ):
-            code, said, told = call("restore", str(place / name))
+            code, said, told = run("restore", str(place / name))
             assert (code, said) == (1, ""), name
             assert words in told
             assert "Traceback" not in told
@@ -360,18 +336,18 @@ class TestRestore:
                 assert stored(url) == [0]
             else:
                 assert not Path(url).exists()
-        assert call("restore", "postgresql://somewhere/else")[0] == 2
+        assert run("restore", "postgresql://somewhere/else")[0] == 2
 
     def test_one_that_is_killed_midway_leaves_the_database_as_it_was(
-        self, environment: dict[str, str], call: Keyloft, url: str, place: Path
+        self, environment: dict[str, str], run: Keyloft, url: str, place: Path
     ) -> None:
         asyncio.run(fill_up(url))
-        shown(call("backup", str(place / "nightly.db")))
+        shown(run("backup", str(place / "nightly.db")))
         before: list[Any] = []
 
         def prepare() -> None:
-            call("delete", "--prefix", "large", "--yes")
-            call("set", "mine", "1")
+            run("delete", "--prefix", "large", "--yes")
+            run("set", "mine", "1")
             before[:] = stored(url)
 
         def killed() -> tuple[int, str]:
@@ -383,7 +359,7 @@ class TestRestore:
         prepare()
         midway(killed, prepare)
         assert stored(url) == before
-        assert shown(call("restore", str(place / "nightly.db"), "--replace", "--yes"))["verified"] is True
+        assert shown(run("restore", str(place / "nightly.db"), "--replace", "--yes"))["verified"] is True
 
 
 def _sizes(folder: Path) -> list[int]:
@@ -451,45 +427,45 @@ class TestRestoreOfFiles:
 
     @pytest.fixture
     def environment(self, tmp_path: Path) -> dict[str, str]:
-        return {"PATH": "/usr/bin:/bin", "KEYLOFT_DATABASE_URL": str(tmp_path / "app.db"), "LANG": "C.UTF-8"}
+        return {**SURROUNDINGS, "KEYLOFT_DATABASE_URL": str(tmp_path / "app.db")}
 
     def test_other_programs_tables_come_along_into_a_fresh_file_and_stay_in_another(
-        self, call: Keyloft, url: str, saved: Path, tmp_path: Path
+        self, run: Keyloft, url: str, saved: Path, tmp_path: Path
     ) -> None:
         run_sql(str(saved), "CREATE TABLE theirs (x)")
-        shown(call("restore", str(saved)))
+        shown(run("restore", str(saved)))
         assert run_sql(url, "SELECT * FROM theirs") == []
         other = str(tmp_path / "bot.db")
         run_sql(other, "CREATE TABLE own (x)")
-        shown(call("restore", str(saved), "--database", other))
+        shown(run("restore", str(saved), "--database", other))
         assert run_sql(other, "SELECT * FROM own") == []
         assert stored(other) == stored(saved)
 
-    def test_an_empty_file_is_an_empty_database(self, call: Keyloft, url: str, saved: Path) -> None:
+    def test_an_empty_file_is_an_empty_database(self, run: Keyloft, url: str, saved: Path) -> None:
         Path(url).touch()
-        shown(call("restore", str(saved)))
+        shown(run("restore", str(saved)))
         assert stored(url) == stored(saved)
 
-    def test_a_file_of_another_kind_is_left_as_it_is(self, call: Keyloft, url: str, saved: Path) -> None:
+    def test_a_file_of_another_kind_is_left_as_it_is(self, run: Keyloft, url: str, saved: Path) -> None:
         Path(url).write_text("Dear diary,\n" * 1000)
-        assert call("restore", str(saved), "--replace", "--yes")[0] == 1
+        assert run("restore", str(saved), "--replace", "--yes")[0] == 1
         assert Path(url).read_text() == "Dear diary,\n" * 1000
 
-    def test_a_log_without_its_file_is_in_the_way(self, call: Keyloft, url: str, saved: Path) -> None:
+    def test_a_log_without_its_file_is_in_the_way(self, run: Keyloft, url: str, saved: Path) -> None:
         Path(f"{url}-wal").write_bytes(b"of another file")
-        code, said, told = call("restore", str(saved))
+        code, said, told = run("restore", str(saved))
         assert (code, said) == (1, "")
         assert "move it away" in told
         assert not Path(url).exists()
 
-    def test_the_backup_is_not_restored_into_itself(self, call: Keyloft, saved: Path) -> None:
-        assert call("restore", str(saved), "--database", str(saved), "--replace", "--yes")[0] == 2
+    def test_the_backup_is_not_restored_into_itself(self, run: Keyloft, saved: Path) -> None:
+        assert run("restore", str(saved), "--database", str(saved), "--replace", "--yes")[0] == 2
 
     def test_one_that_is_interrupted_makes_no_file(
-        self, environment: dict[str, str], call: Keyloft, url: str, place: Path
+        self, environment: dict[str, str], run: Keyloft, url: str, place: Path
     ) -> None:
         asyncio.run(fill_up(url))
-        shown(call("backup", str(place / "nightly.db")))
+        shown(run("backup", str(place / "nightly.db")))
         Path(url).unlink()
         with started(environment, "restore", str(place / "nightly.db")) as restore:
             until(lambda: _sizes(Path(url).parent))
@@ -497,31 +473,31 @@ class TestRestoreOfFiles:
             assert restore.wait(LONGEST_SECONDS) == 130
         assert names(Path(url).parent) == ["backups"]
 
-    def test_a_compact_file_takes_less_and_holds_the_same(self, run: Keyloft, call: Keyloft, url: str) -> None:
+    def test_a_compact_file_takes_less_and_holds_the_same(self, run: Keyloft, url: str) -> None:
         asyncio.run(fill_up(url))
-        call("delete", "--prefix", "large", "--yes")
-        call("set", "k", "1")
+        run("delete", "--prefix", "large", "--yes")
+        run("set", "k", "1")
         before = stored(url)
         told = shown(run("compact"))
         assert told["before"]["database_bytes"] > LARGE
         assert told["after"]["database_bytes"] < 200_000
-        assert told["after"]["log_bytes"] == 0
+        assert told["after"]["wal_bytes"] == 0
         assert Path(url).stat().st_size == told["after"]["database_bytes"]
         assert stored(url) == before
 
     def test_who_holds_the_file_keeps_it_from_being_compacted(
-        self, call: Keyloft, url: str, monkeypatch: pytest.MonkeyPatch
+        self, run: Keyloft, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         filled(url)
         monkeypatch.setattr(limits, "BUSY_SECONDS", 0.05)
         for hold in ("BEGIN IMMEDIATE", "BEGIN; SELECT * FROM keyloft_version_counter"):
             other = apsw.Connection(url)
             other.execute(hold).fetchall()
-            code, said, told = call("compact")
+            code, said, told = run("compact")
             other.close()
             assert (code, said) == (1, "")
             assert told.startswith("keyloft: BUSY: ")
-        assert call("compact")[0] == 0
+        assert run("compact")[0] == 0
 
     def test_waiting_for_others_ends_with_ctrl_c(self, environment: dict[str, str], url: str) -> None:
         filled(url)
@@ -562,18 +538,18 @@ async def test_who_holds_a_table_keeps_it_from_being_compacted(postgres_url: str
     await other.close()
 
 
-def test_compacting_loses_nothing_on_either_database(call: Keyloft, url: str) -> None:
+def test_compacting_loses_nothing_on_either_database(run: Keyloft, url: str) -> None:
     filled(url)
     before = stored(url)
-    told = shown(call("compact"))
+    told = shown(run("compact"))
     # PostgreSQL keeps the room for new rows, and adds what it learns about them.
     assert told["after"]["database_bytes"] <= told["before"]["database_bytes"] or url.startswith("postgres")
     assert stored(url) == before
 
 
 @pytest.mark.parametrize("command", ["stats", "backup", "restore", "check", "compact", "migrate"])
-def test_help_has_an_example(call: Keyloft, command: str) -> None:
-    code, said, _ = call(command, "--help")
+def test_help_has_an_example(run: Keyloft, command: str) -> None:
+    code, said, _ = run(command, "--help")
     assert code == 0
     assert f"Example: keyloft {command}" in said
     assert "--json" in said

@@ -6,6 +6,7 @@ import random
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import keyloft
 from keyloft import ManualClock
-from keyloft.cli.check import _key
+from keyloft.admin.export_format import row_name
 from keyloft.clock import SystemClock
 from keyloft.core import keys
 from keyloft.core.records import Record, Space
@@ -21,10 +22,8 @@ from keyloft.engines import open_engine
 from keyloft.semantic import Semantics, SemanticStore
 from keyloft.semantic.row_checks import RowChecker
 from keyloft.tuples.store import Store
-from tests.cli.test_tuples import Keyloft, at_a_terminal, call, environment, run
+from tests.cli.commands import Keyloft, at_a_terminal
 from tests.support.everything import API, WEB, filled, run_sql
-
-__all__ = ["call", "environment", "run"]
 
 FLAG = Semantics("feature_flag")
 
@@ -51,7 +50,7 @@ def test_nothing_is_wrong_with_what_keyloft_stored(run: Keyloft, url: str) -> No
 
 
 def test_nothing_is_wrong_after_a_life_with_locks_expiries_and_dead_letters(
-    call: Keyloft, environment: dict[str, str]
+    run: Keyloft, environment: dict[str, str]
 ) -> None:
     url = environment["KEYLOFT_DATABASE_URL"]
     clock = ManualClock()
@@ -86,7 +85,7 @@ def test_nothing_is_wrong_after_a_life_with_locks_expiries_and_dead_letters(
         await kv.aclose()
 
     asyncio.run(live())
-    assert problems(call("check")) == []
+    assert problems(run("check")) == []
 
 
 ROW = "(key, value, encoding, version, expires_at, created_at, updated_at) VALUES"
@@ -108,10 +107,10 @@ INDEX = b"i" + POINTER[1:]
 
 
 @pytest.mark.parametrize(
-    ("sql", "where", "kind", "key"),
+    ("sql", "where", "code", "key"),
     [
         (row("tuples", b"\x02no end"), "tuples", "key", r"\x02no end"),
-        (row("tuples", b"\x16\x00\x01"), "tuples", "key", "=1"),  # a long form of a short number
+        (row("tuples", b"\x16\x00\x01"), "tuples", "key", r"\x16\x00\x01"),  # a long form of a short number
         (row("tuples", USER, b"{secret"), "tuples", "value", "users/eve"),
         (row("tuples", USER, b"secret", encoding=2), "tuples", "value", "users/eve"),
         (row("tuples", USER, b"secret", encoding=9), "tuples", "value", "users/eve"),
@@ -123,51 +122,53 @@ INDEX = b"i" + POINTER[1:]
         (row("semantic", b"e/acme/web/UPPER"), "semantic", "key", f"{WEB}/UPPER"),
         (row("semantic", b"e/acme/web/flags/zzz", b'{"secret'), "semantic", "value", f"{WEB}/flags/zzz"),
         (row("semantic", b"d/acme/web/flags/zzz", b"secret"), "semantic", "value", "d/acme/web/flags/zzz"),
-        (row("semantic", b"a/acme/web/" + bytes(10), b"secret"), "semantic", "value", "a/acme/web/" + r"\x00" * 10),
-        (row("semantic", b"r/acme/web/flags/a\x00id", b"secret"), "semantic", "value", r"r/acme/web/flags/a\x00id"),
+        (row("semantic", b"a/acme/web/" + bytes(10), b"secret"), "semantic", "value", "a/acme/web/" + "%00" * 10),
+        (row("semantic", b"r/acme/web/flags/a\x00id", b"secret"), "semantic", "value", "r/acme/web/flags/a%00id"),
         (row("semantic", b"x/acme/web/id", b"secret"), "semantic", "value", "x/acme/web/id"),
-        (row("semantic", POINTER, b"", 1, due=FUTURE), "semantic", "orphan", ascii(POINTER)[2:-1]),
-        (row("semantic", INDEX, b"", 1, due=FUTURE), "semantic", "orphan", ascii(INDEX)[2:-1]),
-        (row("semantic", INDEX, b"secret", 1), "semantic", "value", ascii(INDEX)[2:-1]),
-        (row("semantic", b"f/acme/web/" + bytes(8), b"locks/x", 1), "semantic", "orphan", r"f/acme/web/" + r"\x00" * 8),
+        (row("semantic", POINTER, b"", 1, due=FUTURE), "semantic", "orphan", quote(POINTER)),
+        (row("semantic", INDEX, b"", 1, due=FUTURE), "semantic", "orphan", quote(INDEX)),
+        (row("semantic", INDEX, b"secret", 1), "semantic", "value", quote(INDEX)),
+        (row("semantic", b"f/acme/web/" + bytes(8), b"locks/x", 1), "semantic", "orphan", "f/acme/web/" + "%00" * 8),
         ("DROP INDEX idx_plugin_kv_prefix", "database", "damage", None),
         ("DELETE FROM keyloft_version_counter", "database", "damage", None),
     ],
 )
 def test_what_is_wrong_is_found_and_no_value_is_told(
-    call: Keyloft, url: str, sql: str, where: str, kind: str, key: str | None
+    run: Keyloft, url: str, sql: str, where: str, code: str, key: str | None
 ) -> None:
     run_sql(url, sql)
-    outcome = call("check")
+    outcome = run("check")
     [found] = problems(outcome)
-    assert (found["where"], found["kind"], found["key"]) == (where, kind, key)
+    assert (found["severity"], found["code"]) == ("problem", code)
+    assert found["where"] == (where if key is None else f"{where} {key}")
+    assert found["cure"]
     assert "secret" not in "".join(map(str, outcome))
-    assert "1 problem;" in outcome[2]
+    assert ": 1 problem, in " in outcome[2]
 
 
-def test_a_pointer_that_has_expired_may_outlive_its_record(call: Keyloft, url: str) -> None:
+def test_a_pointer_that_has_expired_may_outlive_its_record(run: Keyloft, url: str) -> None:
     run_sql(url, row("semantic", POINTER, b"", 1, due="5"))
-    assert problems(call("check")) == []
+    assert problems(run("check")) == []
 
 
-def test_an_older_or_newer_schema_is_told(call: Keyloft, url: str) -> None:
+def test_an_older_or_newer_schema_is_told(run: Keyloft, url: str) -> None:
     for revision, told in (("0001", "keyloft migrate"), ("0009", "upgrade keyloft")):
         run_sql(url, f"UPDATE keyloft_version SET version_num = '{revision}'")
-        [found] = problems(call("check"))
-        assert found["kind"] == "schema"
-        assert told in found["problem"]
+        [found] = problems(run("check"))
+        assert found["code"] == "schema"
+        assert told in found["what"]
 
 
-def test_all_are_counted_and_some_are_shown(call: Keyloft, run: Keyloft, url: str, environment: dict[str, str]) -> None:
+def test_all_are_counted_and_some_are_shown(run: Keyloft, url: str, environment: dict[str, str]) -> None:
     for number in range(5):
         run_sql(url, row("tuples", keys.encode(("bad\x1b", number)), b"{"))
     outcome = run("check", "--limit", "2")
-    assert [found["key"] for found in problems(outcome)] == ["bad%1B/=0", "bad%1B/=1"]
-    assert ": 5 problems, of which 2 are shown; " in outcome[2]
+    assert [found["where"] for found in problems(outcome)] == ["tuples bad%1B/=0", "tuples bad%1B/=1"]
+    assert ": 5 problems, of which 2 are shown, in " in outcome[2]
     code, said = at_a_terminal({**environment, "NO_COLOR": "1"}, "check", "--limit", "1")
     assert code == 1
     assert "tuples bad%1B/=0: a stored value of 1 bytes is not JSON" in said
-    assert call("check", "--limit", "-1")[0] == 2
+    assert run("check", "--limit", "-1")[0] == 2
 
 
 class TestDamagedFiles:
@@ -189,49 +190,49 @@ class TestDamagedFiles:
         return path
 
     @pytest.mark.parametrize("seed", range(6))
-    def test_garbage_in_pages_is_told_without_a_traceback(self, file: Path, call: Keyloft, seed: int) -> None:
+    def test_garbage_in_pages_is_told_without_a_traceback(self, file: Path, run: Keyloft, seed: int) -> None:
         rng = random.Random(seed)
         content = bytearray(file.read_bytes())
         for page in rng.sample(range(1, len(content) // 4096), 1 + seed * 3):
             content[page * 4096 : page * 4096 + 300] = rng.randbytes(300)
         file.write_bytes(content)
-        found = problems(call("check"))
-        assert found[0]["kind"] == "damage"
+        found = problems(run("check"))
+        assert found[0]["code"] == "damage"
         assert file.read_bytes() == content
 
-    def test_keys_that_lead_back_to_earlier_ones_are_not_followed_for_ever(self, file: Path, call: Keyloft) -> None:
+    def test_keys_that_lead_back_to_earlier_ones_are_not_followed_for_ever(self, file: Path, run: Keyloft) -> None:
         index = "SELECT pageno FROM dbstat WHERE name = 'keyloft_tuples' AND pagetype = 'leaf'"
         leaves = [number for (number,) in run_sql(str(file), f"{index} ORDER BY path")]
         content = bytearray(file.read_bytes())
         first, last = [(number - 1) * 4096 for number in (leaves[0], leaves[-1])]
         content[last : last + 4096] = content[first : first + 4096]
         file.write_bytes(content)
-        [found] = [one for one in problems(call("check", "--limit", "1000")) if one["where"] == "tuples"]
-        assert "not in the order of its keys" in found["problem"]
+        [found] = [one for one in problems(run("check", "--limit", "1000")) if one["where"] == "tuples"]
+        assert "not in the order of its keys" in found["what"]
 
     @pytest.mark.parametrize("size", [2, 99, 2000, 4096 * 3, 4096 * 50])
-    def test_a_truncated_file_is_told(self, file: Path, call: Keyloft, size: int) -> None:
+    def test_a_truncated_file_is_told(self, file: Path, run: Keyloft, size: int) -> None:
         file.write_bytes(file.read_bytes()[:size])
-        assert problems(call("check"))[0]["kind"] == "damage"
+        assert problems(run("check"))[0]["code"] == "damage"
 
     @pytest.mark.parametrize("content", [b"", b"Dear diary,\n" * 1000])
-    def test_another_file_is_no_database(self, tmp_path: Path, call: Keyloft, content: bytes) -> None:
+    def test_another_file_is_no_database(self, tmp_path: Path, run: Keyloft, content: bytes) -> None:
         (tmp_path / "diary.txt").write_bytes(content)
-        assert "database" in problems(call("check", "--database", str(tmp_path / "diary.txt")))[0]["problem"]
+        assert "database" in problems(run("check", "--database", str(tmp_path / "diary.txt")))[0]["what"]
         assert (tmp_path / "diary.txt").read_bytes() == content
 
-    def test_text_that_is_none_is_told(self, file: Path, call: Keyloft) -> None:
+    def test_text_that_is_none_is_told(self, file: Path, run: Keyloft) -> None:
         run_sql(str(file), plugin_row("fine", "k", "1"))
         run_sql(str(file), "UPDATE plugin_kv_storage SET plugin_name = CAST(x'ff' AS TEXT)")
-        [found] = problems(call("check"))
-        assert (found["where"], found["kind"]) == ("plugins", "damage")
-        assert "not UTF-8" in found["problem"]
-        code, _, told = call("stats")
+        [found] = problems(run("check"))
+        assert (found["where"], found["code"]) == ("plugins", "damage")
+        assert "not UTF-8" in found["what"]
+        code, _, told = run("stats")
         assert code == 1
         assert "not UTF-8" in told
 
-    def test_a_missing_file_is_no_finding(self, tmp_path: Path, call: Keyloft) -> None:
-        code, said, told = call("check", "--database", str(tmp_path / "nowhere.db"))
+    def test_a_missing_file_is_no_finding(self, tmp_path: Path, run: Keyloft) -> None:
+        code, said, told = run("check", "--database", str(tmp_path / "nowhere.db"))
         assert (code, said) == (1, "")
         assert "there is no file" in told
         assert list(tmp_path.iterdir()) == []
@@ -249,9 +250,9 @@ def test_whatever_rows_there_are_the_checker_gets_through(rows: list[tuple[bytes
         key = kind + beginning + ending
         checker.defect(Record(key, value, 0, 1, None))
         for space in (Space.SEMANTIC, Space.TUPLES):
-            assert not CONTROL.search(_key(space, key))
+            assert not CONTROL.search(row_name(space, key))
 
 
 @given(st.text(), st.text())
 def test_whatever_a_plugin_row_is_called_it_can_be_shown(plugin: str, key: str) -> None:
-    assert not CONTROL.search(_key(Space.PLUGINS, (plugin, key)))
+    assert not CONTROL.search(row_name(Space.PLUGINS, (plugin, key)))

@@ -1,6 +1,5 @@
 """The command `keyloft`: what it prints, where to, and how it ends."""
 
-import io
 import json
 import os
 import re
@@ -10,7 +9,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,15 @@ import pytest
 import typer.main
 
 import keyloft
-from keyloft.cli import main
 from keyloft.cli.app import app
-from tests.server.test_serve import LONGEST_SECONDS, Serving
-
-Outcome = tuple[int, str, str]
-Keyloft = Callable[..., Outcome]
+from tests.cli.commands import LONGEST_SECONDS, SURROUNDINGS, Keyloft, run_command
+from tests.server.test_serve import Serving
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Keyloft:
-    """Runs a command in this process: its exit code, its output and its complaints."""
-    for name in [name for name in os.environ if name.startswith("KEYLOFT_")]:
-        monkeypatch.delenv(name)
-
-    def run(*arguments: str) -> Outcome:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return run
+def environment() -> dict[str, str]:
+    """No settings."""
+    return SURROUNDINGS
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +43,16 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def plugin(run: Keyloft, nats: str, monkeypatch: pytest.MonkeyPatch) -> Keyloft:
+def plugin(environment: dict[str, str], nats: str) -> Keyloft:
     """Runs `keyloft plugin …` against that service."""
-    monkeypatch.setenv("KEYLOFT_NATS_URL", nats)
-    return lambda *arguments: run("plugin", *arguments)
+    return partial(run_command, {**environment, "KEYLOFT_NATS_URL": nats}, "plugin")
 
 
 def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a process."""
     return subprocess.run(
         [sys.executable, "-m", "keyloft", *arguments],
-        env={"PATH": "/usr/bin:/bin", **environment},
+        env={**SURROUNDINGS, **environment},
         capture_output=True,
         text=True,
         timeout=LONGEST_SECONDS,
@@ -151,9 +139,8 @@ class TestPlugin:
     def test_text_stays_text_if_asked_for(self, plugin: Keyloft) -> None:
         assert plugin("set", "--text", "values", "number", "100") == (0, '"100"\n', "")
 
-    def test_a_value_can_be_read_from_the_input(self, plugin: Keyloft, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO('{"a":\n 1}\n'))
-        assert plugin("set", "values", "read", "-") == (0, '{"a":1}\n', "")
+    def test_a_value_can_be_read_from_the_input(self, plugin: Keyloft) -> None:
+        assert plugin("set", "values", "read", "-", given=b'{"a":\n 1}\n') == (0, '{"a":1}\n', "")
 
     def test_an_absent_key_ends_with_code_1(self, plugin: Keyloft) -> None:
         assert plugin("get", "absent", "key") == (1, "", "keyloft: absent has no key 'key'\n")
@@ -314,52 +301,48 @@ class TestNatsConfig:
 
 
 class TestMigrate:
-    """In processes of their own: Alembic brings another SQLite library."""
-
-    def test_a_database_goes_up_and_back(self, tmp_path: Path) -> None:
+    def test_a_database_goes_up_and_back(self, run: Keyloft, tmp_path: Path) -> None:
         database = tmp_path / "app.db"
-        up = process("migrate", "--database", str(database))
-        assert (up.returncode, up.stdout, up.stderr) == (0, "", f"{database} has the schema of this version\n")
-        unsaid = process("migrate", "--to", "-1", KEYLOFT_DATABASE_URL=str(database))
-        assert unsaid.returncode == 2
-        assert "say --yes" in unsaid.stderr
-        down = process("migrate", "--to", "-1", "--yes", KEYLOFT_DATABASE_URL=str(database))
-        assert (down.returncode, down.stderr) == (0, f"{database} went back (-1)\n")
-        process("migrate", "--database", str(database))
-        named = process("migrate", "--to", "0004", KEYLOFT_DATABASE_URL=str(database))
-        assert (named.returncode, "--yes" in named.stderr) == (2, True), (
-            "an earlier one, by its name, is a way back, too"
-        )
-        shown = json.loads(process("migrate", "--to", "0004", "--dry-run", "--database", str(database)).stdout)
+        up = run("migrate", "--database", str(database))
+        assert up == (0, "", f"{database} has the schema of this version\n")
+        unsaid = run("migrate", "--to", "-1", "--database", str(database))
+        assert unsaid[0] == 2
+        assert "say --yes" in unsaid[2]
+        down = run("migrate", "--to", "-1", "--yes", "--database", str(database))
+        assert (down[0], down[2]) == (0, f"{database} went back (-1)\n")
+        run("migrate", "--database", str(database))
+        named = run("migrate", "--to", "0004", "--database", str(database))
+        assert (named[0], "--yes" in named[2]) == (2, True), "an earlier one, by its name, is a way back, too"
+        shown = json.loads(run("migrate", "--to", "0004", "--dry-run", "--database", str(database))[1])
         assert (shown["from"], shown["to"]) == ("0005", "0004")
 
-    def test_what_would_be_done_is_shown_and_not_done(self, tmp_path: Path, postgres_url: str) -> None:
+    def test_what_would_be_done_is_shown_and_not_done(self, run: Keyloft, tmp_path: Path, postgres_url: str) -> None:
         for database in (str(tmp_path / "app.db"), postgres_url):
-            shown = process("migrate", "--dry-run", "--database", database)
-            assert (shown.returncode, shown.stderr) == (0, "")
-            plan = json.loads(shown.stdout)
+            shown = run("migrate", "--dry-run", "--database", database)
+            assert (shown[0], shown[2]) == (0, "")
+            plan = json.loads(shown[1])
             assert (plan["from"], plan["to"]) == (None, "0005")
             assert [step["revision"] for step in plan["steps"]] == ["0004", "0005"]
             assert "CREATE TABLE keyloft_version_counter" in plan["sql"]
-            assert process("migrate", "--database", database).returncode == 0
-            back = json.loads(process("migrate", "--dry-run", "--to", "-1", "--database", database).stdout)
+            assert run("migrate", "--database", database)[0] == 0
+            back = json.loads(run("migrate", "--dry-run", "--to", "-1", "--database", database)[1])
             assert (back["from"], back["to"]) == ("0005", "0004")
-            assert json.loads(process("migrate", "--dry-run", "--database", database).stdout)["steps"] == []
-        assert process("migrate", "--dry-run", "--database", str(tmp_path / "no" / "app.db")).returncode == 0
+            assert json.loads(run("migrate", "--dry-run", "--database", database)[1])["steps"] == []
+        assert run("migrate", "--dry-run", "--database", str(tmp_path / "no" / "app.db"))[0] == 0
         assert not (tmp_path / "no").exists()
-        unknown = process("migrate", "--dry-run", "--to", "nowhere", "--database", str(tmp_path / "app.db"))
-        assert (unknown.returncode, unknown.stdout) == (1, "")
-        assert "nowhere" in unknown.stderr
+        unknown = run("migrate", "--dry-run", "--to", "nowhere", "--database", str(tmp_path / "app.db"))
+        assert (unknown[0], unknown[1]) == (1, "")
+        assert "nowhere" in unknown[2]
 
-    def test_what_goes_wrong_is_one_line(self, tmp_path: Path) -> None:
-        failed = process("migrate", "--database", str(tmp_path / "no" / "folder" / "app.db"))
-        assert failed.returncode == 1
-        assert failed.stderr.startswith("keyloft: ")
-        assert len(failed.stderr.splitlines()) == 1
-        unknown = process("migrate", "--database", str(tmp_path / "app.db"), "--to", "nowhere")
-        assert unknown.returncode == 1
-        assert "nowhere" in unknown.stderr
-        assert "Traceback" not in unknown.stderr
+    def test_what_goes_wrong_is_one_line(self, run: Keyloft, tmp_path: Path) -> None:
+        failed = run("migrate", "--database", str(tmp_path / "no" / "folder" / "app.db"))
+        assert failed[0] == 1
+        assert failed[2].startswith("keyloft: ")
+        assert len(failed[2].splitlines()) == 1
+        unknown = run("migrate", "--database", str(tmp_path / "app.db"), "--to", "nowhere")
+        assert unknown[0] == 1
+        assert "nowhere" in unknown[2]
+        assert "Traceback" not in unknown[2]
 
 
 def test_a_traceback_is_shown_only_if_asked_for(tmp_path: Path) -> None:
@@ -379,7 +362,7 @@ def test_output_is_json_that_others_can_read(plugin: Keyloft) -> None:
     [("set a 1 >&-", 0), ("set a - <&-", 0), ("import - <&-", 0), ("get nothing 2>&-", 1), ("stats >&- 2>&- <&-", 0)],
 )
 def test_what_is_closed_is_not_missed(tmp_path: Path, command: str, code: int) -> None:
-    environment = {"PATH": "/usr/bin:/bin", "KEYLOFT_DATABASE_URL": str(tmp_path / "app.db")}
+    environment = {**SURROUNDINGS, "KEYLOFT_DATABASE_URL": str(tmp_path / "app.db")}
     program = f"{shlex.quote(sys.executable)} -W error -m keyloft"
     shell = f"{program} set b 1 > /dev/null && {program} {command}"
     done = subprocess.run(["sh", "-c", shell], env=environment, capture_output=True, timeout=LONGEST_SECONDS)

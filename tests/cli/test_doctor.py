@@ -19,9 +19,9 @@ import apsw
 import pytest
 
 import keyloft
-from keyloft.cli import main
+from keyloft.admin import Finding
 from keyloft.cli.doctor import database as examine_data
-from keyloft.cli.doctor import findings
+from keyloft.cli.doctor.bounded import bounded
 from keyloft.core.records import Latest
 from keyloft.core.schema import REVISION
 from keyloft.engines import Inspection
@@ -30,7 +30,7 @@ from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.server.http import HttpServer, Response
 from keyloft.server.isolation import ADMIN, SERVICE, Isolation, NatsUser, isolate
 from keyloft.server.nats_process import NatsServer
-from tests.cli.test_tuples import LONGEST_SECONDS, at_a_terminal
+from tests.cli.commands import LONGEST_SECONDS, SURROUNDINGS, at_a_terminal, run_command
 from tests.support.nats import private_server
 from tests.support.postgres import PASSWORD, MortalServer
 from tools.postgres import query
@@ -54,34 +54,21 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def doctor(surroundings: Path, capsys: pytest.CaptureFixture[str]) -> Doctor:
+def doctor(surroundings: Path) -> Doctor:
     """Examines in this process: the exit code, and what was found by name."""
 
     def doctor(*arguments: str) -> tuple[int, Found]:
-        with pytest.raises(SystemExit) as ended:
-            main(["doctor", "--json", *arguments])
-        said = capsys.readouterr()
-        assert said.err == ""
+        code, said, told = run_command(os.environ, "doctor", "--json", *arguments)
+        assert told == ""
         found: Found = {}
-        for finding in json.loads(said.out):
-            assert list(finding) == ["name", "state", "seen", "advice"]
-            assert finding["seen"]
-            assert finding["advice"] or finding["state"] in ("ok", "skipped")
-            found.setdefault(finding["name"], []).append(finding)
-        return int(ended.value.code or 0), found
+        for finding in json.loads(said):
+            assert list(finding) == ["severity", "code", "what", "where", "cure"]
+            assert finding["what"]
+            assert finding["cure"] or finding["severity"] in ("ok", "skipped")
+            found.setdefault(finding["code"], []).append(finding)
+        return code, found
 
     return doctor
-
-
-def process(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "keyloft", "doctor", *arguments],
-        cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **QUIET, **environment},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_SECONDS,
-    )
 
 
 def made(file: Path) -> Path:
@@ -102,24 +89,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 # What it prints
 
 
-def test_a_healthy_file_has_no_problem_and_stays_as_it_is(tmp_path: Path) -> None:
-    file = made(tmp_path / "app.db")
-    before = contents(tmp_path)
-    done = process(tmp_path, "--database", str(file))
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+def test_a_healthy_file_has_no_problem_and_stays_as_it_is(surroundings: Path) -> None:
+    file = made(surroundings / "app.db")
+    before = contents(surroundings)
+    code, said, told = run_command(os.environ, "doctor", "--database", str(file))
+    assert (code, told) == (0, "")
+    lines = said.splitlines()
     assert f"ok: keyloft: Keyloft {keyloft.__version__}" in lines
     assert f"ok: database: {file} opens and answers (SQLite {apsw.sqlite_lib_version()})" in lines
     assert f"ok: schema: schema {REVISION}, that of this version" in lines
     assert not [line for line in lines if line.startswith("problem")]
-    assert contents(tmp_path) == before
+    assert contents(surroundings) == before
 
 
-def test_postgresql_is_examined_and_stays_as_it_is(postgres_url: str, tmp_path: Path, doctor: Doctor) -> None:
-    fresh = process(tmp_path, KEYLOFT_DATABASE_URL=postgres_url)
-    assert (fresh.returncode, fresh.stderr) == (0, "")
-    assert "opens and answers (PostgreSQL " in fresh.stdout
-    assert "warning: schema: there are no tables of Keyloft in it yet" in fresh.stdout
+def test_postgresql_is_examined_and_stays_as_it_is(postgres_url: str, doctor: Doctor) -> None:
+    code, said, told = run_command({**os.environ, "KEYLOFT_DATABASE_URL": postgres_url}, "doctor")
+    assert (code, told) == (0, "")
+    assert "opens and answers (PostgreSQL " in said
+    assert "warning: schema: there are no tables of Keyloft in it yet" in said
     assert query(postgres_url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
 
     async def make() -> None:
@@ -128,15 +115,15 @@ def test_postgresql_is_examined_and_stays_as_it_is(postgres_url: str, tmp_path: 
     asyncio.run(make())
     code, found = doctor("--database", postgres_url)
     assert code == 0
-    assert [found[name][0]["state"] for name in ("database", "schema", "clock")] == ["ok", "ok", "ok"]
+    assert [found[name][0]["severity"] for name in ("database", "schema", "clock")] == ["ok", "ok", "ok"]
     query(postgres_url, "UPDATE keyloft_version SET version_num = '0001'")
     code, found = doctor("--database", postgres_url)
-    assert (code, found["schema"][0]["state"]) == (1, "problem")
-    assert "keyloft migrate" in found["schema"][0]["advice"]
+    assert (code, found["schema"][0]["severity"]) == (1, "problem")
+    assert "keyloft migrate" in found["schema"][0]["cure"]
 
 
 def test_at_a_terminal_it_is_laid_out(surroundings: Path) -> None:
-    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "COLUMNS": "200", **QUIET}
+    environment = {**SURROUNDINGS, "COLUMNS": "200", **QUIET}
     code, shown = at_a_terminal(environment, "doctor", "--database", str(surroundings / "no" / "app.db"))
     assert code == 1
     assert "\x1b[32m✓" in shown
@@ -150,7 +137,7 @@ def test_an_interruption_ends_it_in_silence(tmp_path: Path) -> None:
         address = f"postgresql://me:secret@127.0.0.1:{silent.getsockname()[1]}/app"
         waiting = subprocess.Popen(
             [sys.executable, "-m", "keyloft", "doctor", "--database", address],
-            env={"PATH": "/usr/bin:/bin", **QUIET},
+            env={**SURROUNDINGS, **QUIET},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -164,41 +151,39 @@ def test_an_interruption_ends_it_in_silence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [("--plugin", "Trivia"), ("--nats-config", "nowhere"), ("--htpp", "off")])
 def test_a_wrong_call_ends_with_code_2(surroundings: Path, arguments: tuple[str, ...]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", *arguments])
-    assert ended.value.code == 2
+    assert run_command(os.environ, "doctor", *arguments)[0] == 2
 
 
 def test_a_setting_that_can_not_be_read_is_found(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYLOFT_NATS_PORT", "many")
     code, found = doctor()
-    assert (code, found["settings"][0]["state"]) == (1, "problem")
-    assert "KEYLOFT_NATS_PORT" in found["settings"][0]["seen"]
+    assert (code, found["settings"][0]["severity"]) == (1, "problem")
+    assert "KEYLOFT_NATS_PORT" in found["settings"][0]["what"]
 
 
 def test_settings_that_contradict_each_other_are_found(doctor: Doctor) -> None:
     code, found = doctor("--nats-user", "trivia", "--nats-password", "secret")
-    assert (code, found["settings"][0]["state"]) == (1, "problem")
+    assert (code, found["settings"][0]["severity"]) == (1, "problem")
 
 
 def test_a_check_that_fails_is_a_finding(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(url: str) -> list[findings.Finding]:
+    async def fail(url: str) -> list[Finding]:
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(examine_data, "disk", fail)
     code, found = doctor()
-    assert (code, found["disk"][0]["state"]) == (1, "problem")
-    assert "RuntimeError" in found["disk"][0]["seen"]
+    assert (code, found["disk"][0]["severity"]) == (1, "problem")
+    assert "RuntimeError" in found["disk"][0]["what"]
     assert "secret" not in json.dumps(found)
 
 
 async def test_a_check_that_takes_too_long_is_a_finding() -> None:
-    async def hang() -> list[findings.Finding]:
+    async def hang() -> list[Finding]:
         await asyncio.sleep(LONGEST_SECONDS)
         return []
 
-    [finding] = await findings.bounded("disk", hang(), 0.01)
-    assert (finding.name, finding.state) == ("disk", "problem")
+    [finding] = await bounded("disk", hang(), 0.01)
+    assert (finding.code, finding.severity) == ("disk", "problem")
 
 
 @pytest.mark.parametrize(
@@ -216,8 +201,8 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, package, None)
     _, found = doctor(*arguments)
     [finding] = found["packages"]
-    assert finding["state"] == ("problem" if package in ("asyncpg", "nats") else "warning")
-    assert f'pip install "keyloft[{extra}]"' in finding["advice"]
+    assert finding["severity"] == ("problem" if package in ("asyncpg", "nats") else "warning")
+    assert f'pip install "keyloft[{extra}]"' in finding["cure"]
 
 
 # Files
@@ -225,8 +210,8 @@ def test_a_missing_package_is_named_with_its_extra(
 
 def test_a_file_that_is_not_there_is_not_made(doctor: Doctor, surroundings: Path) -> None:
     code, found = doctor("--database", "sqlite:///new.db")
-    assert (code, found["database"][0]["state"]) == (0, "warning")
-    assert "there is no file" in found["database"][0]["seen"]
+    assert (code, found["database"][0]["severity"]) == (0, "warning")
+    assert "there is no file" in found["database"][0]["what"]
     assert list(surroundings.iterdir()) == []
 
 
@@ -247,7 +232,7 @@ def test_what_a_killed_process_left_stays_as_it_is(doctor: Doctor, surroundings:
         before = contents(surroundings / "left")
         assert before["app.db-wal"]
         code, found = doctor("--database", "left/app.db")
-        assert (code, found["database"][0]["state"]) == (0, "ok")
+        assert (code, found["database"][0]["severity"]) == (0, "ok")
         after = contents(surroundings / "left")
         assert after.keys() == before.keys()
         assert [after[name] for name in ("app.db", "app.db-wal")] == [before[name] for name in ("app.db", "app.db-wal")]
@@ -262,7 +247,7 @@ def test_a_file_in_use_is_examined(doctor: Doctor, surroundings: Path) -> None:
             return found
 
     code, found = asyncio.run(use())
-    assert (code, found["schema"][0]["state"]) == (0, "ok")
+    assert (code, found["schema"][0]["severity"]) == (0, "ok")
 
 
 @pytest.mark.parametrize(
@@ -285,9 +270,9 @@ def test_a_wrong_database_is_told_with_what_to_do(
     (surroundings / "folder").mkdir()
     code, found = doctor("--database", database)
     [finding] = found["database"]
-    assert (code, finding["state"]) == (1, "problem")
-    assert seen in finding["seen"]
-    assert advice in finding["advice"]
+    assert (code, finding["severity"]) == (1, "problem")
+    assert seen in finding["what"]
+    assert advice in finding["cure"]
     assert "secret" not in json.dumps(found)
     assert sorted(contents(surroundings / "folder")) == []
 
@@ -302,16 +287,16 @@ def test_what_can_not_be_written_is_found() -> None:
             (folder / part).chmod(mode)
         folder.chmod(0o755)
         script = (
-            "import os, sys; from pathlib import Path; from keyloft.cli.doctor.database import file_of\n"
+            "import os, sys; from pathlib import Path; from keyloft.cli.doctor.database import file_finding\n"
             "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-            "for name in sys.argv[1:]: print(file_of(Path(name)))"
+            "for name in sys.argv[1:]: print(file_finding(Path(name)))"
         )
         files = [str(folder / part / "app.db") for part in ("open", "closed", "hidden")]
         command = [sys.executable, "-c", script, *files]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS)
         (folder / "hidden").chmod(0o755)
     lines = done.stdout.splitlines()
-    assert [re.findall("state='(.*?)'", line) for line in lines] == 3 * [["problem"]], done.stderr
+    assert [re.findall("severity='(.*?)'", line) for line in lines] == 3 * [["problem"]], done.stderr
     assert f"{files[0]} can't be written" in lines[0]
     assert f"the folder {folder / 'closed'} can't be written" in lines[1]
 
@@ -322,25 +307,25 @@ def test_another_schema_is_found(doctor: Doctor, surroundings: Path, revision: s
     connection.execute("UPDATE keyloft_version SET version_num = ?", (revision,)).fetchall()
     connection.close()
     code, found = doctor("--database", "app.db")
-    assert (code, found["schema"][0]["state"]) == (1, "problem")
-    assert advice in found["schema"][0]["advice"]
+    assert (code, found["schema"][0]["severity"]) == (1, "problem")
+    assert advice in found["schema"][0]["cure"]
 
 
 def test_a_database_in_memory_is_a_warning(doctor: Doctor) -> None:
     code, found = doctor("--database", ":memory:")
-    assert (code, found["database"][0]["state"]) == (0, "warning")
+    assert (code, found["database"][0]["severity"]) == (0, "warning")
 
 
 @pytest.mark.parametrize(
-    ("ahead", "state"), [(None, "ok"), (0.4, "ok"), (-2.0, "warning"), (31.0, "problem"), (-3600.0, "problem")]
+    ("ahead", "severity"), [(None, "ok"), (0.4, "ok"), (-2.0, "warning"), (31.0, "problem"), (-3600.0, "problem")]
 )
-def test_clocks_that_differ_are_found(ahead: float | None, state: str) -> None:
+def test_clocks_that_differ_are_found(ahead: float | None, severity: str) -> None:
     found = examine_data.clock(Inspection(software="", revision="0003", wanted="0003", ahead=ahead))
-    assert found.state == state
+    assert found.severity == severity
 
 
 @pytest.mark.parametrize(
-    ("size", "free", "inodes", "state"),
+    ("size", "free", "inodes", "severity"),
     [
         (0, 2**31, None, "ok"),
         (2**30, 2**31 + 1, 10**6, "ok"),
@@ -350,8 +335,8 @@ def test_clocks_that_differ_are_found(ahead: float | None, state: str) -> None:
         (0, 2**20, None, "problem"),
     ],
 )
-def test_a_disk_that_gets_full_is_found(size: int, free: int, inodes: int | None, state: str) -> None:
-    assert examine_data.space_for(size, free, inodes).state == state
+def test_a_disk_that_gets_full_is_found(size: int, free: int, inodes: int | None, severity: str) -> None:
+    assert examine_data.space_for(size, free, inodes).severity == severity
 
 
 def test_a_network_file_system_is_found(tmp_path: Path) -> None:
@@ -375,15 +360,15 @@ def test_a_network_file_system_is_found(tmp_path: Path) -> None:
 
 def test_a_wrong_password_is_found_and_not_shown(mortal_postgres: MortalServer, doctor: Doctor) -> None:
     code, found = doctor("--database", mortal_postgres.url.replace(PASSWORD, "wrong-sesame"))
-    assert (code, found["database"][0]["state"]) == (1, "problem")
-    assert "password" in found["database"][0]["seen"]
+    assert (code, found["database"][0]["severity"]) == (1, "problem")
+    assert "password" in found["database"][0]["what"]
     assert "sesame" not in json.dumps(found)
 
 
 def test_a_server_that_is_not_there_is_found(doctor: Doctor) -> None:
     code, found = doctor("--database", "postgresql://me:secret@127.0.0.1:1/app")
-    assert (code, found["database"][0]["state"]) == (1, "problem")
-    assert "start it" in found["database"][0]["advice"]
+    assert (code, found["database"][0]["severity"]) == (1, "problem")
+    assert "start it" in found["database"][0]["cure"]
     assert "secret" not in json.dumps(found)
 
 
@@ -394,8 +379,8 @@ def test_missing_rights_are_found(postgres_url: str, doctor: Doctor) -> None:
     try:
         as_role = re.sub("://[^@/]*@", f"://{role}:secret@", postgres_url)
         code, found = doctor("--database", as_role)
-        assert (code, found["rights"][0]["state"]) == (1, "problem")
-        assert "GRANT USAGE, CREATE ON SCHEMA public" in found["rights"][0]["advice"]
+        assert (code, found["rights"][0]["severity"]) == (1, "problem")
+        assert "GRANT USAGE, CREATE ON SCHEMA public" in found["rights"][0]["cure"]
 
         async def make() -> None:
             await (await keyloft.open(postgres_url)).aclose()
@@ -404,7 +389,7 @@ def test_missing_rights_are_found(postgres_url: str, doctor: Doctor) -> None:
         query(postgres_url, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
         code, found = doctor("--database", as_role)
         assert code == 1
-        told = "\n".join(finding["advice"] for finding in found["rights"])
+        told = "\n".join(finding["cure"] for finding in found["rights"])
         assert "GRANT SELECT, UPDATE ON keyloft_version_counter" in told
         assert "GRANT SELECT, INSERT, UPDATE, DELETE ON plugin_kv_storage" in told
     finally:
@@ -433,17 +418,17 @@ async def serving(server: NatsServer, user: NatsUser | None = None) -> AsyncIter
 @pytest.mark.parametrize("address", ["nats://me:secret@127.0.0.1:1", "me:secret@127.0.0.1:1"])
 def test_no_nats_at_an_address_that_is_set_is_a_problem(doctor: Doctor, address: str) -> None:
     code, found = doctor("--nats", address)
-    assert (code, found["nats"][0]["state"]) == (1, "problem")
-    assert "keyloft serve" in found["nats"][0]["advice"]
+    assert (code, found["nats"][0]["severity"]) == (1, "problem")
+    assert "keyloft serve" in found["nats"][0]["cure"]
     assert "secret" not in json.dumps(found)
 
 
 async def test_an_open_server_is_a_warning_and_nothing_is_written(doctor: Doctor) -> None:
     async with private_server() as server, serving(server) as db:
         code, found = await asyncio.to_thread(doctor, "--nats", server.url)
-        assert (code, found["service"][0]["state"], found["isolation"][0]["state"]) == (0, "ok", "warning")
-        assert "any client can read and write every plugin's data" in found["isolation"][0]["seen"]
-        assert "keyloft nats-config" in found["isolation"][0]["advice"]
+        assert (code, found["service"][0]["severity"], found["isolation"][0]["severity"]) == (0, "ok", "warning")
+        assert "any client can read and write every plugin's data" in found["isolation"][0]["what"]
+        assert "keyloft nats-config" in found["isolation"][0]["cure"]
         # A login that the server does not ask for protects nobody.
         login = ("--nats-user", "trivia", "--nats-password", "secret")
         assert (await asyncio.to_thread(doctor, "--nats", server.url, *login))[1]["isolation"] == found["isolation"]
@@ -454,12 +439,12 @@ async def test_without_an_address_the_server_at_our_own_port_is_examined(doctor:
     async with private_server() as server:
         port = str(server.port)
         code, found = await asyncio.to_thread(doctor, "--nats-port", port)
-        assert (code, found["service"][0]["state"]) == (1, "warning")
-        assert found[f"port {port}"][0]["state"] == "problem"
-        assert f"--nats nats://127.0.0.1:{port}" in found[f"port {port}"][0]["advice"]
+        assert (code, found["service"][0]["severity"]) == (1, "warning")
+        assert found[f"port {port}"][0]["severity"] == "problem"
+        assert f"--nats nats://127.0.0.1:{port}" in found[f"port {port}"][0]["cure"]
         async with serving(server):
             code, found = await asyncio.to_thread(doctor, "--nats-port", port)
-            assert (code, found[f"port {port}"][0]["state"]) == (0, "ok")
+            assert (code, found[f"port {port}"][0]["severity"]) == (0, "ok")
 
 
 @pytest.fixture
@@ -485,14 +470,14 @@ async def test_a_server_with_our_configuration_keeps_plugins_apart(doctor: Docto
             (("--nats", server.url.replace("//", f"//trivia:{passwords[0]}@")), "ok", "trivia"),
         ):
             code, found = await asyncio.to_thread(doctor, *arguments)
-            assert (code, found["service"][0]["state"]) == (0, service), found
+            assert (code, found["service"][0]["severity"]) == (0, service), found
             [finding] = found["isolation"]
-            assert finding["state"] == "ok"
-            assert finding["seen"].startswith(f"{kept}: all ")
+            assert finding["severity"] == "ok"
+            assert finding["what"].startswith(f"{kept}: all ")
             assert not [password for password in passwords if password in json.dumps(found)]
         for user, service in ((isolation.admin, "ok"), (isolation.service, "skipped")):
             code, found = await asyncio.to_thread(doctor, *login_of(user, server))
-            assert (code, found["service"][0]["state"], found["isolation"][0]["state"]) == (0, service, "skipped")
+            assert (code, found["service"][0]["severity"], found["isolation"][0]["severity"]) == (0, service, "skipped")
         assert await (await db.engine()).read(Latest()) == [0]
 
 
@@ -500,17 +485,17 @@ async def test_a_refused_login_is_found(doctor: Doctor, isolation: Isolation) ->
     async with private_server(Path("nats.conf")) as server:
         wrong = NatsUser("trivia", "wrong-password", "")
         code, found = await asyncio.to_thread(doctor, *login_of(wrong, server))
-        assert (code, found["nats"][0]["state"]) == (1, "problem")
+        assert (code, found["nats"][0]["severity"]) == (1, "problem")
         assert "wrong-password" not in json.dumps(found)
         code, found = await asyncio.to_thread(doctor, "--nats", server.url)
-        assert (code, found["nats"][0]["state"]) == (1, "problem")
-        assert "--nats-user" in found["nats"][0]["advice"]
+        assert (code, found["nats"][0]["severity"]) == (1, "problem")
+        assert "--nats-user" in found["nats"][0]["cure"]
         # A file that the server has not read yet.
         isolate(["trivia"], passwords={"trivia": "another", ADMIN: isolation.admin.password}).write("newer.conf")
         arguments = (*login_of(isolation.admin, server), "--nats-config", "newer.conf")
         code, found = await asyncio.to_thread(doctor, *arguments)
-        assert (code, found["isolation"][0]["state"]) == (1, "problem")
-        assert "reload" in found["isolation"][0]["advice"]
+        assert (code, found["isolation"][0]["severity"]) == (1, "problem")
+        assert "reload" in found["isolation"][0]["cure"]
 
 
 @pytest.mark.parametrize(
@@ -534,21 +519,21 @@ async def test_permissions_that_are_too_wide_are_found(
         code, found = await asyncio.to_thread(doctor, "--nats", server.url, "--nats-config", "wide.conf")
     if seen is None:
         # Who brings no login is trivia, and confined as trivia is.
-        assert (code, found["isolation"][0]["state"]) == (0, "warning")
-        assert "whoever brings no login" in found["isolation"][0]["seen"]
+        assert (code, found["isolation"][0]["severity"]) == (0, "warning")
+        assert "whoever brings no login" in found["isolation"][0]["what"]
         return
     assert code == 1
-    [problem] = [finding for finding in found["isolation"] if finding["state"] == "problem"]
-    assert seen in problem["seen"]
-    assert "keyloft nats-config" in problem["advice"]
+    [problem] = [finding for finding in found["isolation"] if finding["severity"] == "problem"]
+    assert seen in problem["what"]
+    assert "keyloft nats-config" in problem["cure"]
 
 
 async def test_messages_that_are_too_small_for_values_are_found(doctor: Doctor, surroundings: Path) -> None:
     (surroundings / "small.conf").write_text("max_payload: 65536\n")
     async with private_server(surroundings / "small.conf") as server:
         code, found = await asyncio.to_thread(doctor, "--nats", server.url)
-    assert (code, found["nats"][0]["state"]) == (1, "problem")
-    assert "max_payload" in found["nats"][0]["advice"]
+    assert (code, found["nats"][0]["severity"]) == (1, "problem")
+    assert "max_payload" in found["nats"][0]["cure"]
 
 
 # Ports
@@ -564,10 +549,10 @@ async def test_a_port_that_is_taken_is_told_with_the_setting(doctor: Doctor) -> 
     finally:
         await pages.stop()
     assert code == 1
-    assert "did not speak NATS" in found["nats"][0]["seen"]
-    assert (found[f"port {port}"][0]["state"], found[f"port {own}"][0]["state"]) == ("warning", "problem")
-    assert "--http" in found[f"port {port}"][0]["advice"]
-    assert "--nats-port" in found[f"port {own}"][0]["advice"]
+    assert "did not speak NATS" in found["nats"][0]["what"]
+    assert (found[f"port {port}"][0]["severity"], found[f"port {own}"][0]["severity"]) == ("warning", "problem")
+    assert "--http" in found[f"port {port}"][0]["cure"]
+    assert "--nats-port" in found[f"port {own}"][0]["cure"]
 
 
 async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
@@ -580,13 +565,13 @@ async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
     host, port = await server.start("127.0.0.1", 0)
     try:
         code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}")
-        assert (code, found[f"port {port}"][0]["state"]) == (0, "ok")
+        assert (code, found[f"port {port}"][0]["severity"]) == (0, "ok")
     finally:
         await server.stop()
     code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}")
-    assert (code, found[f"port {port}"][0]["seen"]) == (0, "free, for metrics and health")
+    assert (code, found[f"port {port}"][0]["what"]) == (0, "free, for metrics and health")
     code, found = await asyncio.to_thread(doctor, "--http", f"192.0.2.1:{port}")
-    assert (code, found[f"port {port}"][0]["state"]) == (0, "warning")
+    assert (code, found[f"port {port}"][0]["severity"]) == (0, "warning")
 
 
 def test_the_users_of_a_configuration_are_known(isolation: Isolation) -> None:

@@ -8,9 +8,7 @@ import pytest
 
 import keyloft
 from keyloft.semantic import Escalated, Semantics, SemanticStore
-from tests.cli.test_tuples import Keyloft, at_a_terminal, call, environment, run
-
-__all__ = ["call", "environment", "run"]
+from tests.cli.commands import Keyloft, at_a_terminal
 
 PROJECT = "tenant/acme/project/web"
 FLAG = f"{PROJECT}/flags/new-ui"
@@ -92,17 +90,17 @@ def test_dead_letters_are_listed_retried_and_dropped(run: Keyloft, environment: 
         ("audit", PROJECT, "--limit", "0"),
     ],
 )
-def test_a_wrong_call_is_explained(call: Keyloft, arguments: tuple[str, ...]) -> None:
-    call("semantic", "put", FLAG, "1", "--purpose", "config")
-    code, said, told = call("semantic", *arguments)
+def test_a_wrong_call_is_explained(run: Keyloft, arguments: tuple[str, ...]) -> None:
+    run("semantic", "put", FLAG, "1", "--purpose", "config")
+    code, said, told = run("semantic", *arguments)
     assert (code, said) == (2, "")
     assert told.startswith("keyloft: ")
 
 
-def test_an_absent_entry_ends_with_code_1(call: Keyloft) -> None:
-    call("semantic", "put", FLAG, "1", "--purpose", "config")
-    assert call("semantic", "get", f"{PROJECT}/absent") == (1, "", f"keyloft: there is no entry {PROJECT}/absent\n")
+def test_an_absent_entry_ends_with_code_1(run: Keyloft) -> None:
+    run("semantic", "put", FLAG, "1", "--purpose", "config")
+    assert run("semantic", "get", f"{PROJECT}/absent") == (1, "", f"keyloft: there is no entry {PROJECT}/absent\n")
 
 
-def test_a_purpose_of_ones_own_is_registered_by_a_setting(call: Keyloft) -> None:
-    assert call("semantic", "put", FLAG, "1", "--purpose", "own", "--purposes", "own,other")[0] == 0
+def test_a_purpose_of_ones_own_is_registered_by_a_setting(run: Keyloft) -> None:
+    assert run("semantic", "put", FLAG, "1", "--purpose", "own", "--purposes", "own,other")[0] == 0

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_tuples import Keyloft, at_a_terminal, call, environment, run
+from tests.cli.commands import Keyloft, at_a_terminal
 from tests.support.everything import filled, run_sql, stored
-
-__all__ = ["call", "environment", "run"]
 
 
 @pytest.fixture
@@ -28,10 +26,10 @@ def counts(tally: dict[str, Any]) -> tuple[int, int, int, int]:
     return tally["entries"], tally["other_rows"], tally["expiring_soon"], tally["expired"]
 
 
-def test_entries_are_counted_by_face_plugin_and_project(run: Keyloft, url: str) -> None:
+def test_entries_are_counted_by_interface_plugin_and_project(run: Keyloft, url: str) -> None:
     told = shown(run("stats"))
-    assert counts(told["faces"]["tuples"]) == (4, 0, 1, 1)
-    assert counts(told["faces"]["plugins"]) == (3, 0, 1, 0)
+    assert counts(told["interfaces"]["tuples"]) == (4, 0, 1, 1)
+    assert counts(told["interfaces"]["plugins"]) == (3, 0, 1, 0)
     assert [(one["plugin"], *counts(one)) for one in told["plugins"]] == [
         ("quotes", 1, 0, 0, 0),
         ("trivia", 2, 0, 1, 0),
@@ -39,34 +37,38 @@ def test_entries_are_counted_by_face_plugin_and_project(run: Keyloft, url: str) 
     projects = {one["project"]: counts(one) for one in told["projects"]}
     # web: five audit records and four pointers, three requests, one deleted entry; api: a record, a pointer, a token.
     assert projects == {"api": (1, 3, 1, 0), "web": (2, 13, 0, 0)}
-    assert counts(told["faces"]["semantic"]) == (3, 17, 1, 0)  # with the key of the audit's hashes
+    assert counts(told["interfaces"]["semantic"]) == (3, 17, 1, 0)  # with the key of the audit's hashes
     assert counts(told) == (10, 17, 3, 1)
     assert told["entries"] + told["other_rows"] + told["expired"] == len(stored(url)) - 1
 
 
-def test_bytes_are_those_of_keys_and_values(call: Keyloft, url: str) -> None:
-    told = shown(call("stats", "--json"))
+def test_bytes_are_those_of_keys_and_values(run: Keyloft, url: str) -> None:
+    told = shown(run("stats", "--json"))
     [score] = [one for one in told["plugins"] if one["plugin"] == "quotes"]
     assert score["bytes"] == len("quotes") + len("1") + len("null")
-    assert told["bytes"] == sum(face["bytes"] for face in told["faces"].values())
+    assert told["bytes"] == sum(interface["bytes"] for interface in told["interfaces"].values())
     assert told["database_bytes"] > 10_000
-    assert (told["log_bytes"] is None) == ("postgresql" in url)
-    assert told["clock"] == stored(url)[0]
+    assert (told["wal_bytes"] is None) == ("postgresql" in url)
+    assert told["version"] == stored(url)[0]
 
 
-def test_what_soon_means_can_be_said(call: Keyloft, url: str) -> None:
-    assert shown(call("stats", "--soon", "0"))["expiring_soon"] == 0
-    assert shown(call("stats", "--soon", "900"))["expiring_soon"] == 2
-    assert shown(call("stats", "--soon", str(11 * 86_400)))["expiring_soon"] == 4
-    assert call("stats", "--soon", "-1")[0] == 2
-    assert call("stats", "--soon", "nan")[0] == 2
+def test_what_soon_means_can_be_said(run: Keyloft, url: str) -> None:
+    assert shown(run("stats", "--soon", "0"))["expiring_soon"] == 0
+    assert shown(run("stats", "--soon", "900"))["expiring_soon"] == 2
+    assert shown(run("stats", "--soon", str(11 * 86_400)))["expiring_soon"] == 4
+    assert run("stats", "--soon", "-1")[0] == 2
+    assert run("stats", "--soon", "nan")[0] == 2
 
 
-def test_the_oldest_expiry_is_that_of_what_is_not_yet_swept(call: Keyloft, url: str) -> None:
-    told = shown(call("stats"))
-    assert told["oldest_expiry"] == told["faces"]["tuples"]["oldest_expiry"] < told["faces"]["plugins"]["oldest_expiry"]
+def test_the_oldest_expiry_is_that_of_what_is_not_yet_swept(run: Keyloft, url: str) -> None:
+    told = shown(run("stats"))
+    assert (
+        told["oldest_expiry"]
+        == told["interfaces"]["tuples"]["oldest_expiry"]
+        < told["interfaces"]["plugins"]["oldest_expiry"]
+    )
     run_sql(url, "DELETE FROM keyloft_tuples WHERE expires_at IS NOT NULL")
-    assert shown(call("stats"))["faces"]["tuples"]["oldest_expiry"] is None
+    assert shown(run("stats"))["interfaces"]["tuples"]["oldest_expiry"] is None
 
 
 def test_a_terminal_shows_tables_and_no_values(environment: dict[str, str], url: str) -> None:
@@ -79,8 +81,8 @@ def test_a_terminal_shows_tables_and_no_values(environment: dict[str, str], url:
     assert json.loads(last[last.index("{") :])["entries"] == 10  # behind what took the bar away
 
 
-def test_an_empty_database_has_nothing(call: Keyloft) -> None:
-    call("set", "k", "1")
-    call("delete", "k")
-    told = shown(call("stats"))
+def test_an_empty_database_has_nothing(run: Keyloft) -> None:
+    run("set", "k", "1")
+    run("delete", "k")
+    told = shown(run("stats"))
     assert (counts(told), told["oldest_expiry"], told["plugins"]) == ((0, 0, 0, 0), None, [])

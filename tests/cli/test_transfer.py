@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import hashlib
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyloft
-from keyloft import U64, Store
+from keyloft import U64, Store, admin
 from keyloft.admin import export_format as lines
 from keyloft.admin.comparison import compare
+from keyloft.admin.export_files import ExportWriter
 from keyloft.admin.selection import Selection
 from keyloft.clock import SystemClock
 from keyloft.core import keys
@@ -27,11 +31,9 @@ from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.limits import MAINTENANCE_ROWS
 from keyloft.plugins import BotDatabase
 from keyloft.semantic import Semantics, SemanticStore
-from tests.cli.test_tuples import LONGEST_SECONDS, Keyloft, at_a_terminal, call, environment, run
+from tests.cli.commands import LONGEST_SECONDS, Keyloft, at_a_terminal, run_command
 from tests.support.everything import run_sql
 from tools.postgres import fresh_database
-
-__all__ = ["call", "environment", "run"]
 
 THEME = "tenant/acme/project/web/config/theme"
 
@@ -88,20 +90,10 @@ async def maintenance_of(url: str | Path) -> AsyncIterator[Maintenance]:
         await maintenance.aclose()
 
 
-async def exported(maintenance: Maintenance) -> bytes:
-    async with maintenance.snapshot() as snapshot:
-        text = lines.head(snapshot.version)
-        for part in EVERYTHING:
-            async for some in snapshot.rows(part):
-                text += lines.write(part.space, some)
-    return text
-
-
-async def imported(maintenance: Maintenance, text: bytes) -> Loaded:
-    first, *rest = text.splitlines(keepends=True)
-    header = lines.read_head(first)
-    assert header is not None
-    return await maintenance.load([lines.read(line, 0) for line in rest], header.clock, Existing.REFUSE)
+async def exported(url: str | Path) -> bytes:
+    out = io.BytesIO()
+    await admin.export(url, out)
+    return out.getvalue()
 
 
 @settings(max_examples=25)
@@ -113,14 +105,14 @@ def test_export_import_export_is_the_same_byte_by_byte(
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> None:
-    clock = max(row.version for _, row in rows)
+    version = max(row.version for _, row in rows)
 
     async def moved(first: str | Path, second: str | Path) -> tuple[bytes, bytes]:
-        async with maintenance_of(first) as origin, maintenance_of(second) as goal:
-            assert await origin.load(rows, clock, Existing.REFUSE) == Loaded(new=len(rows))
-            text = await exported(origin)
-            await imported(goal, text)
-            return text, await exported(goal)
+        async with maintenance_of(first) as origin:
+            assert await origin.load(rows, version, Existing.REFUSE) == Loaded(new=len(rows))
+        text = await exported(first)
+        await admin.import_(io.BytesIO(text), second)
+        return text, await exported(second)
 
     with contextlib.ExitStack() as stack:
         if engine == "sqlite":
@@ -131,14 +123,14 @@ def test_export_import_export_is_the_same_byte_by_byte(
             first, second = [stack.enter_context(fresh_database(server)) for _ in range(2)]
         text, again = asyncio.run(moved(first, second))
     assert text == again
-    assert text.count(b"\n") == len(rows) + 1
+    assert text.count(b"\n") == len(rows) + 2
 
 
 # The commands
 
 
 async def fill(url: str) -> None:
-    """Something of every face."""
+    """Something of every interface."""
     async with keyloft.open(url) as kv:
         await kv.set_many({("users", name): {"name": name} for name in ("alice", "bob", "é")})
         await kv.set(("log", 1, -2.5, True), b"\x00\xff", expire_in=3600)
@@ -173,7 +165,7 @@ def test_a_database_is_exported_and_imported(url: str, other: str, run: Keyloft,
     code, said, complaints = run("export", str(file))
     assert (code, complaints) == (0, "")
     told = json.loads(said)
-    assert told["entries"] == len(file.read_bytes().splitlines()) - 1 > 10
+    assert told["entries"] == len(file.read_bytes().splitlines()) - 2 > 10
     assert run("import", str(file), "--database", other) == (
         0,
         f'{{"new":{told["entries"]},"same":0,"kept":0,"replaced":0}}\n',
@@ -187,41 +179,38 @@ def test_a_database_is_exported_and_imported(url: str, other: str, run: Keyloft,
     assert run("semantic", "audit", THEME, "--database", other)[1] == audit
 
 
-def test_versions_go_on_where_they_were(url: str, other: str, call: Keyloft, tmp_path: Path) -> None:
+def test_versions_go_on_where_they_were(url: str, other: str, run: Keyloft, tmp_path: Path) -> None:
     asyncio.run(fill(url))
     file = str(tmp_path / "all.jsonl")
-    clock = json.loads(call("export", file)[1])["clock"]
-    call("import", file, "--database", other)
-    assert call("set", "new", "1", "--database", other)[1] == f"{clock + 1}\n"
+    version = json.loads(run("export", file)[1])["version"]
+    run("import", file, "--database", other)
+    assert run("set", "new", "1", "--database", other)[1] == f"{version + 1}\n"
 
 
 def test_sqlite_to_postgresql_to_sqlite_loses_nothing(postgres_url: str, tmp_path: Path) -> None:
     first, last = str(tmp_path / "first.db"), str(tmp_path / "last.db")
     asyncio.run(fill(first))
     for source, target in ((first, postgres_url), (postgres_url, last)):
-        done = subprocess.run(
-            [sys.executable, "-m", "keyloft", "copy", source, target], capture_output=True, timeout=LONGEST_SECONDS
-        )
-        assert (done.returncode, done.stderr) == (0, b"")
-        told = json.loads(done.stdout)
+        code, said, complaint = run_command({}, "copy", source, target)
+        assert (code, complaint) == (0, "")
+        told = json.loads(said)
         assert told["missing"] == told["different"] == told["other_versions"] == 0
         assert told["new"] == told["compared"] > 10
         assert told["source_sha256"] == told["target_sha256"]
 
     async def both() -> tuple[bytes, bytes]:
-        async with maintenance_of(first) as origin, maintenance_of(last) as goal:
-            return await exported(origin), await exported(goal)
+        return await exported(first), await exported(last)
 
     before, after = asyncio.run(both())
     assert before == after
 
 
-def test_only_a_part_is_moved(url: str, other: str, call: Keyloft) -> None:
+def test_only_a_part_is_moved(url: str, other: str, run: Keyloft) -> None:
     asyncio.run(fill(url))
 
     def keys_of(*which: str) -> list[str]:
-        _, said, _ = call("export", *which)
-        return [json.loads(line)["key"] for line in said.split("\n")[1:-1]]
+        _, said, _ = run("export", *which)
+        return [json.loads(line)["key"] for line in said.split("\n")[1:-2]]
 
     assert keys_of("--prefix", "users") == ["users/alice", "users/é"]
     assert keys_of("--prefix", "") == ["deep", "log/=1/=-2.5/=true", "users/alice", "users/é", "visits"]
@@ -230,12 +219,12 @@ def test_only_a_part_is_moved(url: str, other: str, call: Keyloft) -> None:
     assert "e/acme/web/config/theme" in keys_of("--project", "tenant/acme/project/web")
     assert keys_of("--project", "tenant/acme/project/we") == []
     assert len(keys_of("--prefix", "users", "--plugin", "quotes")) == 3
-    assert call("export", "--project", THEME)[0] == 2
-    assert call("copy", url, other, "--prefix", "users")[0] == 0
-    assert call("keys", "--database", other)[1] == "users/alice\nusers/é\n"
+    assert run("export", "--project", THEME)[0] == 2
+    assert run("copy", url, other, "--prefix", "users")[0] == 0
+    assert run("keys", "--database", other)[1] == "users/alice\nusers/é\n"
 
 
-def test_what_has_expired_is_gone_but_workflows_may_still_restore_it(url: str, call: Keyloft) -> None:
+def test_what_has_expired_is_gone_but_workflows_may_still_restore_it(url: str, run: Keyloft) -> None:
     async def work() -> None:
         async with maintenance_of(url) as maintenance:
             gone = [
@@ -246,38 +235,36 @@ def test_what_has_expired_is_gone_but_workflows_may_still_restore_it(url: str, c
             await maintenance.load(gone, 1, Existing.REFUSE)
 
     asyncio.run(work())
-    assert [json.loads(line)["key"] for line in call("export")[1].split("\n")[1:-1]] == ["e/acme/web/gone"]
+    assert [json.loads(line)["key"] for line in run("export")[1].split("\n")[1:-2]] == ["e/acme/web/gone"]
 
 
-def test_what_is_there_already_is_refused_kept_or_replaced(
-    environment: dict[str, str], run: Keyloft, call: Keyloft
-) -> None:
-    call("set", "a", "1")
-    call("set", "b", "2")
+def test_what_is_there_already_is_refused_kept_or_replaced(environment: dict[str, str], run: Keyloft) -> None:
+    run("set", "a", "1")
+    run("set", "b", "2")
     lines = b'{"key":"b","value":3}\n{"key":"a","value":1}\n{"key":"c","value":[1, 2]}\n'
     code, said, complaint = run("import", "-", given=lines)
     assert (code, said) == (1, "")
-    assert "tuples b is there already" in complaint
+    assert "tuples b is stored already" in complaint
     assert "--keep" in complaint
     assert "--replace" in complaint
-    assert call("count")[1] == "2\n", "a slice is stored as a whole, or not at all"
+    assert run("count")[1] == "2\n", "a slice is stored as a whole, or not at all"
     assert run("import", "-", "--keep", given=lines)[:2] == (0, '{"new":1,"same":1,"kept":1,"replaced":0}\n')
-    assert call("get", "b")[1] == "2\n"
-    before = json.loads(call("get", "a", "--entry")[1])["versionstamp"]
+    assert run("get", "b")[1] == "2\n"
+    before = json.loads(run("get", "a", "--entry")[1])["versionstamp"]
     assert run("import", "-", "--replace", given=lines)[:2] == (0, '{"new":0,"same":2,"kept":0,"replaced":1}\n')
-    assert json.loads(call("get", "b", "--entry")[1]) == {"key": "b", "value": 3, "versionstamp": 4}
-    assert json.loads(call("get", "a", "--entry")[1])["versionstamp"] == before
+    assert json.loads(run("get", "b", "--entry")[1]) == {"key": "b", "value": 3, "versionstamp": 4}
+    assert json.loads(run("get", "a", "--entry")[1])["versionstamp"] == before
     assert run("import", "-", "--keep", "--replace")[0] == 2
 
 
 @pytest.mark.parametrize(("how", "left"), [((), '"mine"\n'), (("--keep",), '"mine"\n'), (("--replace",), "2\n")])
 def test_what_is_there_is_found_in_whatever_order_lines_come(
-    environment: dict[str, str], run: Keyloft, call: Keyloft, how: tuple[str, ...], left: str
+    environment: dict[str, str], run: Keyloft, how: tuple[str, ...], left: str
 ) -> None:
-    call("set", "c", '"mine"')
+    run("set", "c", '"mine"')
     code, _, complaint = run("import", "-", *how, given=b'{"key":"c","value":2}\n{"key":"a","value":1}\n')
-    assert (code, "is there already" in complaint) == ((0, False) if how else (1, True))
-    assert call("get", "c")[1] == left
+    assert (code, "is stored already" in complaint) == ((0, False) if how else (1, True))
+    assert run("get", "c")[1] == left
 
 
 @pytest.mark.parametrize(
@@ -289,21 +276,21 @@ def test_what_is_there_is_found_in_whatever_order_lines_come(
     ],
 )
 def test_a_key_that_comes_twice_meets_itself(
-    environment: dict[str, str], run: Keyloft, call: Keyloft, how: tuple[str, ...], told: str | None
+    environment: dict[str, str], run: Keyloft, how: tuple[str, ...], told: str | None
 ) -> None:
     code, said, complaint = run("import", "-", *how, given=b'{"key":"a","value":1}\n' * 2 + b'{"key":"a","value":2}\n')
     if told is None:
         assert (code, said) == (1, "")
-        assert "tuples a is there already" in complaint
+        assert "tuples a is stored already" in complaint
         return
     assert (code, said) == (0, told)
-    assert call("get", "a")[1] == ("1\n" if "--keep" in how else "2\n")
+    assert run("get", "a")[1] == ("1\n" if "--keep" in how else "2\n")
 
 
 def test_times_by_hand_can_be_moved_and_saved(
-    url: str, other: str, call: Keyloft, environment: dict[str, str], tmp_path: Path
+    url: str, other: str, run: Keyloft, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    call("set", "a", "1")
+    run("set", "a", "1")
     times = ["'9999-12-31 23:59:59.999999'", "'1969-01-01 00:00:00'"]
     times += (
         ["'infinity'", "'-infinity'", "'20000-01-01'", "'0044-01-01 BC'"] if "://" in url else ["'never'", "20300101"]
@@ -315,20 +302,20 @@ def test_times_by_hand_can_be_moved_and_saved(
             f"VALUES ('trivia', 'k{number}', '1', {time}, {time})",
         )
     file, saved = str(tmp_path / "all.jsonl"), str(tmp_path / "saved.db")
-    assert call("export", file)[0] == 0
-    told = {line["key"]: line for line in map(json.loads, Path(file).read_text().splitlines()[2:])}
+    assert run("export", file)[0] == 0
+    told = {line["key"]: line for line in map(json.loads, Path(file).read_text().splitlines()[2:-1])}
     last = 253_402_300_799_999
     if "://" in url:
         assert {key: line.get("expires_at") for key, line in told.items()} == {"k0": last, "k2": None, "k4": last}
     else:
         assert {key: line.get("expires_at") for key, line in told.items()} == {"k0": last, "k2": None}
     same = {"new": 0, "same": len(told) + 1, "kept": 0, "replaced": 0}
-    assert json.loads(call("import", file)[1]) == same, "it meets its own rows"
-    assert call("copy", url, other)[0] == 0
-    assert call("backup", saved)[0] == 0
-    assert call("restore", saved, "--replace", "--yes")[0] == 0
-    assert call("restore", saved, "--replace", "--yes", "--database", other)[0] == 0
-    assert call("export", "--database", other)[1].splitlines()[1:] == Path(file).read_text().splitlines()[1:]
+    assert json.loads(run("import", file)[1]) == same, "it meets its own rows"
+    assert run("copy", url, other)[0] == 0
+    assert run("backup", saved)[0] == 0
+    assert run("restore", saved, "--replace", "--yes")[0] == 0
+    assert run("restore", saved, "--replace", "--yes", "--database", other)[0] == 0
+    assert run("export", "--database", other)[1].splitlines()[1:-1] == Path(file).read_text().splitlines()[1:-1]
 
 
 BAD_LINES = [
@@ -366,31 +353,35 @@ def test_a_line_that_holds_no_entry_is_refused(line: bytes) -> None:
         lines.read(line, 0)
 
 
-def test_a_bad_line_is_named_and_what_comes_before_it_is_stored(url: str, run: Keyloft, call: Keyloft) -> None:
+def test_a_bad_line_is_named_and_what_comes_before_it_is_stored(url: str, run: Keyloft) -> None:
     code, said, complaint = run("import", "-", given=b'{"key":"a","value":1}\n\n{"key":"b","value":secret}\n')
     assert (code, said) == (1, "")
-    assert complaint.startswith("keyloft: line 3: ")
+    assert complaint.startswith("keyloft: TRANSFER_FAILED: line 3: ")
+    assert "The 1 entries before it are stored" in complaint
     assert "secret" not in complaint
-    assert call("keys")[1] == "a\n"
-    assert "line 1: no entry" in run("import", "-", given=b'{"keyloft":"export","for')[2]
-    later = b'{"keyloft":"export","format":2,"clock":1}\n'
-    assert "format 2" in run("import", "-", given=later)[2]
+    assert run("keys")[1] == "a\n"
+    assert "line 1: not an entry" in run("import", "-", given=b'{"keyloft":"export","for')[2]
+    later = b'{"keyloft":"export","format":3,"version":1}\n'
+    assert "format 3" in run("import", "-", given=later)[2]
 
 
-def many(number: int, size: int = 10) -> Iterator[bytes]:
-    yield lines.head(number)
-    for at in range(number):
-        yield lines.write(
-            Space.TUPLES, [Record(keys.encode(("n", at)), b'"%s"' % (b"x" * size), 0, at + 1, None, 1, 1)]
-        )
+def many(number: int, size: int = 10) -> bytes:
+    """An export with this many entries."""
+    out = io.BytesIO()
+    writer = ExportWriter(out)
+    writer.begin(number, {})
+    value = b'"%s"' % (b"x" * size)
+    writer.write(Space.TUPLES, [Record(keys.encode(("n", at)), value, 0, at + 1, None, 1, 1) for at in range(number)])
+    writer.finish(number)
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_an_import_that_was_stopped_goes_on(
-    url: str, environment: dict[str, str], call: Keyloft, tmp_path: Path, stop: signal.Signals
+    url: str, environment: dict[str, str], run: Keyloft, tmp_path: Path, stop: signal.Signals
 ) -> None:
     file = tmp_path / "many.jsonl"
-    file.write_bytes(b"".join(many(3 * MAINTENANCE_ROWS)))
+    file.write_bytes(many(3 * MAINTENANCE_ROWS))
     command = [sys.executable, "-m", "keyloft", "import", "-"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as child:
@@ -405,11 +396,11 @@ def test_an_import_that_was_stopped_goes_on(
         assert complaint == ("" if stop is signal.SIGKILL else f"{STOPPED}\n")
         with contextlib.suppress(BrokenPipeError):
             child.stdin.close()
-    assert call("count")[1] == f"{MAINTENANCE_ROWS}\n"
+    assert run("count")[1] == f"{MAINTENANCE_ROWS}\n"
     done = Loaded(new=2 * MAINTENANCE_ROWS, same=MAINTENANCE_ROWS)
-    told = json.loads(call("import", str(file))[1])
+    told = json.loads(run("import", str(file))[1])
     assert told == {"new": done.new, "same": done.same, "kept": 0, "replaced": 0}
-    assert call("export")[1].encode() == file.read_bytes()
+    assert run("export")[1].encode() == file.read_bytes()
 
 
 STOPPED = "Stopped. What is stored stays stored; the same command goes on from there."
@@ -423,42 +414,134 @@ async def until(url: str, entries: int) -> None:
                 return
 
 
-@pytest.mark.parametrize("cut", [0, 20, 60, 100, 1000, 5000])
-def test_an_export_that_was_cut_goes_on(call: Keyloft, environment: dict[str, str], tmp_path: Path, cut: int) -> None:
+# Files that were cut
+
+
+def cut_last_line(text: bytes) -> bytes:
+    return b"".join(text.splitlines(keepends=True)[:-1])
+
+
+def cut_in_a_line(text: bytes) -> bytes:
+    return text[: len(text) // 2]
+
+
+def cut_in_the_last_line(text: bytes) -> bytes:
+    return text[:-10]
+
+
+def lose_lines_in_the_middle(text: bytes) -> bytes:
+    whole = text.splitlines(keepends=True)
+    return b"".join(whole[:10] + whole[15:])
+
+
+def lose_the_first_line(text: bytes) -> bytes:
+    return b"".join(text.splitlines(keepends=True)[1:])
+
+
+def lose_all_but_the_first_line(text: bytes) -> bytes:
+    return text.splitlines(keepends=True)[0]
+
+
+def change_a_value(text: bytes) -> bytes:
+    return text.replace(b"xxx", b"xyz", 1)
+
+
+@pytest.mark.parametrize("through_a_pipe", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "stored", "told"),
+    [
+        (cut_last_line, 33, "the file was cut after 33 entries"),
+        (cut_in_a_line, 16, "the file was cut inside line 18, after 16 entries"),
+        (cut_in_the_last_line, 33, "the file was cut inside line 35, after 33 entries"),
+        (lose_lines_in_the_middle, 28, "the file has 28 entries, and its last line says 33"),
+        (lose_the_first_line, 33, "the first line of the export is missing"),
+        (lose_all_but_the_first_line, 0, "the file was cut after 0 entries"),
+        (change_a_value, 33, "the file was changed since it was written"),
+    ],
+)
+def test_a_file_that_was_cut_is_noticed(
+    run: Keyloft,
+    tmp_path: Path,
+    damage: Callable[[bytes], bytes],
+    stored: int,
+    told: str,
+    through_a_pipe: bool,
+) -> None:
+    whole, file = many(33), tmp_path / "cut.jsonl"
+    file.write_bytes(damage(whole))
+    outcome = run("import", "-", given=file.read_bytes()) if through_a_pipe else run("import", str(file))
+    assert outcome[:2] == (1, "")
+    assert outcome[2].startswith("keyloft: TRANSFER_FAILED: ")
+    assert told in outcome[2]
+    assert (f"The {stored} entries before it are stored, and stay. Get the whole file" in outcome[2]) == (stored > 0)
+    assert ("Nothing is stored." in outcome[2]) == (stored == 0)
+    assert run("count")[1] == f"{stored}\n"
+    file.write_bytes(whole)
+    again = ["--replace"] if damage is change_a_value else []
+    report = json.loads(run("import", str(file), *again)[1])
+    assert report["new"] == 33 - stored
+    assert run("count")[1] == "33\n"
+
+
+def test_an_export_without_its_end_is_cut_also_between_two_of_them(run: Keyloft) -> None:
+    assert run("import", "-", given=many(3) + many(5))[0] == 0
+    code, _, told = run("import", "-", given=cut_last_line(many(3)) + many(5))
+    assert (code, "line 5 begins another export" in told) == (1, True)
+
+
+def test_a_file_by_hand_needs_neither_a_first_nor_a_last_line(run: Keyloft) -> None:
+    assert run("import", "-", given=b'{"key":"a","value":1}\n{"key":"b","value":2}')[0] == 0
+    assert run("count")[1] == "2\n"
+
+
+def test_only_a_part_of_a_whole_file_is_imported(run: Keyloft, tmp_path: Path) -> None:
+    (tmp_path / "many.jsonl").write_bytes(many(33))
+    assert run("import", str(tmp_path / "many.jsonl"), "--prefix", "nothing")[0] == 0
+    assert run("count")[1] == "0\n"
+
+
+def test_the_last_line_of_an_export_has_the_number_and_the_hash_of_the_others(run: Keyloft, tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+    run("import", "-", given=many(33))
+    report = json.loads(run("export", str(file))[1])
+    *others, last = file.read_bytes().splitlines(keepends=True)
+    sha256 = hashlib.sha256(b"".join(others)).hexdigest()
+    assert json.loads(last) == {"keyloft": "end", "entries": 33, "version": 33, "sha256": sha256}
+    assert report == {"file": str(file), "entries": 33, "version": 33, "sha256": sha256}
+
+
+@pytest.mark.parametrize("cut", [0, 20, 60, 100, 1000, 5000, -1, -10])
+def test_an_export_that_was_cut_goes_on(run: Keyloft, environment: dict[str, str], tmp_path: Path, cut: int) -> None:
     if "postgresql" in environment["KEYLOFT_DATABASE_URL"] and cut != 1000:
         pytest.skip("the file is the same whatever the database: one cut is enough there")
     file, again = tmp_path / "all.jsonl", tmp_path / "again.jsonl"
-    (tmp_path / "source.jsonl").write_bytes(b"".join(many(100)))
-    call("import", str(tmp_path / "source.jsonl"))
+    (tmp_path / "source.jsonl").write_bytes(many(100))
+    run("import", str(tmp_path / "source.jsonl"))
     asyncio.run(fill(environment["KEYLOFT_DATABASE_URL"]))
-    call("export", str(file))
+    run("export", str(file))
     partial = tmp_path / "again.jsonl.partial"
     partial.write_bytes(file.read_bytes()[:cut])
-    assert call("export", str(again))[0] == 2, "an export that did not end is not overwritten unasked"
-    code, _, complaint = call("export", str(again), "--resume")
+    assert run("export", str(again))[0] == 2, "an export that did not end is not overwritten unasked"
+    code, _, complaint = run("export", str(again), "--resume")
     assert (code, complaint) == (0, "")
     assert not partial.exists()
-
-    def entries(path: Path) -> list[bytes]:
-        return [line for line in path.read_bytes().splitlines() if lines.read_head(line) is None]
-
-    assert entries(again) == entries(file)
-    assert call("export", str(again))[0] == 2
-    assert call("export", str(again), "--force")[0] == 0
+    assert again.read_bytes() == file.read_bytes(), "the same entries, the same number and the same hash"
+    assert run("export", str(again))[0] == 2
+    assert run("export", str(again), "--force")[0] == 0
     assert again.read_bytes() == file.read_bytes()
-    assert call("import", str(again), "--database", str(tmp_path / "fresh.db"))[0] == 0
+    assert run("import", str(again), "--database", str(tmp_path / "fresh.db"))[0] == 0
 
 
-def test_an_export_goes_on_with_the_same_part_only(call: Keyloft, tmp_path: Path) -> None:
-    call("set", "u/a", "1")
-    call("set", "v/a", "2")
+def test_an_export_goes_on_with_the_same_part_only(run: Keyloft, tmp_path: Path) -> None:
+    run("set", "u/a", "1")
+    run("set", "v/a", "2")
     file = tmp_path / "some.jsonl"
-    call("export", str(file), "--prefix", "v")
+    run("export", str(file), "--prefix", "v")
     partial = file.rename(tmp_path / "some.jsonl.partial")
-    code, _, complaint = call("export", str(file), "--resume")
+    code, _, complaint = run("export", str(file), "--resume")
     assert (code, "another part" in complaint) == (2, True)
     assert partial.exists()
-    assert call("export", str(file), "--resume", "--prefix", "v")[0] == 0
+    assert run("export", str(file), "--resume", "--prefix", "v")[0] == 0
 
 
 async def test_what_expires_on_the_way_is_not_missed(url: str, other: str) -> None:
@@ -505,7 +588,7 @@ async def test_large_values_come_a_few_at_a_time(url: str) -> None:
         assert max(pages[:-1]) <= 2
 
 
-async def test_a_copy_that_differs_is_found_out(url: str, other: str, call: Keyloft) -> None:
+async def test_a_copy_that_differs_is_found_out(url: str, other: str, run: Keyloft) -> None:
     async def told(a: Maintenance, b: Maintenance) -> tuple[int, int, int, str | None, bool]:
         async with a.snapshot() as source, b.snapshot() as target:
             found = await compare(source, target, Selection(), lambda done, total: None)
@@ -533,10 +616,10 @@ async def test_a_copy_that_differs_is_found_out(url: str, other: str, call: Keyl
         assert await told(a, b) == (5, 5, 0, "tuples n/=0", False)
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(call: Keyloft, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_reader_that_has_seen_enough_is_no_error(run: Keyloft, environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "many.jsonl"
-    file.write_bytes(b"".join(many(2 * MAINTENANCE_ROWS, 100)))
-    call("import", str(file))
+    file.write_bytes(many(2 * MAINTENANCE_ROWS, 100))
+    run("import", str(file))
     done = subprocess.run(
         f'"{sys.executable}" -m keyloft export | head -n 1; echo "${{PIPESTATUS[0]}}"',
         shell=True,
@@ -545,11 +628,11 @@ def test_a_reader_that_has_seen_enough_is_no_error(call: Keyloft, environment: d
         capture_output=True,
         timeout=LONGEST_SECONDS,
     )
-    assert done.stdout == lines.head(2 * MAINTENANCE_ROWS) + b"0\n"
+    assert done.stdout == lines.head(2 * MAINTENANCE_ROWS, {}) + b"0\n"
     assert done.stderr == b""
 
 
-def test_mistakes_are_told_and_nothing_is_made(call: Keyloft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_told_and_nothing_is_made(run: Keyloft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     for arguments, said in (
@@ -565,30 +648,40 @@ def test_mistakes_are_told_and_nothing_is_made(call: Keyloft, tmp_path: Path, mo
         (("export", "-", "--resume"), "for a FILE"),
         (("export", "--plugin", "Not A Name"), "plugin"),
     ):
-        code, out, complaint = call(*arguments)
+        code, out, complaint = run(*arguments)
         assert (code in (1, 2), out) == (True, ""), arguments
         assert said in complaint
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_somebody_at_a_terminal_sees_how_far_it_is(call: Keyloft, environment: dict[str, str], tmp_path: Path) -> None:
+def test_somebody_at_a_terminal_sees_how_far_it_is(run: Keyloft, environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "many.jsonl"
-    file.write_bytes(b"".join(many(2 * MAINTENANCE_ROWS)))
+    file.write_bytes(many(2 * MAINTENANCE_ROWS))
     code, shown = at_a_terminal(environment, "import", str(file))
     assert code == 0
     assert "import" in shown
-    assert f'"new": {2 * MAINTENANCE_ROWS}' in shown.replace("\x1b[1;36m", "").replace("\x1b[0m", "")
+    assert f"{2 * MAINTENANCE_ROWS:,} entries stored in " in shown
     assert at_a_terminal({**environment, "TERM": "dumb"}, "export", str(tmp_path / "out.jsonl"))[1].startswith("{")
 
 
-def test_an_export_is_as_private_as_its_database(url: str, call: Keyloft, tmp_path: Path) -> None:
-    call("set", "a", "1")
+def test_a_file_is_readable_by_its_owner_alone_whatever_the_umask(run: Keyloft, url: str, tmp_path: Path) -> None:
+    run("set", "a", "1")
     if "://" not in url:
-        Path(url).chmod(0o640)
-    for force in ((), ("--force",)):
-        assert call("export", str(tmp_path / "all.jsonl"), *force)[0] == 0
-        assert (tmp_path / "all.jsonl").stat().st_mode & 0o777 == (0o600 if "://" in url else 0o640)
-    assert call("export", str(tmp_path))[::2] == (2, f"keyloft: {tmp_path} is a folder: name a file in it\n")
+        Path(url).chmod(0o644)
+    file, partial = tmp_path / "all.jsonl", tmp_path / "all.jsonl.partial"
+    before = os.umask(0)
+    try:
+        assert run("export", str(file))[0] == 0
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.chmod(0o644)
+        assert run("export", str(file), "--force")[0] == 0
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.rename(partial).chmod(0o666)
+        assert run("export", str(file), "--resume")[0] == 0
+        assert file.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+    assert run("export", str(tmp_path))[::2] == (2, f"keyloft: {tmp_path} is a folder: name a file in it\n")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,9 @@
-"""`keyloft get`, `list`, `set` and their like, as processes, on a file and on PostgreSQL."""
+"""`keyloft get`, `list`, `set` and the other commands of the tuple store, on a file and on PostgreSQL."""
 
 import json
-import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,79 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyloft import InvalidKey
-from keyloft.cli import main
 from keyloft.core import key_text
 from keyloft.core.keys import TupleKey
+from tests.cli.commands import LONGEST_SECONDS, Keyloft, at_a_terminal
 from tests.support.everything import run_sql
-from tests.support.postgres import database_url
-
-LONGEST_SECONDS = 30.0
-Outcome = tuple[int, str, str]
-Keyloft = Callable[..., Outcome]
-
-
-@pytest.fixture(params=["sqlite file", "postgresql"])
-def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    url = database_url(request.param, request, tmp_path)
-    assert url is not None
-    return {"PATH": "/usr/bin:/bin", "KEYLOFT_DATABASE_URL": url, "LANG": "C.UTF-8"}
-
-
-@pytest.fixture
-def run(environment: dict[str, str]) -> Keyloft:
-    """Runs a command: its exit code, its output and its complaints."""
-
-    def run(*arguments: str, given: bytes = b"") -> Outcome:
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "keyloft", *arguments],
-            env=environment,
-            input=given,
-            capture_output=True,
-            timeout=LONGEST_SECONDS,
-        )
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-    return run
-
-
-@pytest.fixture
-def call(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Keyloft:
-    """Runs a command in this process, which takes a tenth of the time: for what ends before anything happens."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-
-    def call(*arguments: str) -> Outcome:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call
-
-
-def at_a_terminal(environment: dict[str, str], *arguments: str, answer: str = "") -> tuple[int, str]:
-    """Runs a command at a terminal of its own; what is typed there, and all that it shows."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execve(sys.executable, [sys.executable, "-m", "keyloft", *arguments], {"TERM": "xterm", **environment})
-    shown = b""
-    if answer:
-        os.write(terminal, answer.encode())
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while time.monotonic() < deadline:
-        ready, _, _ = select.select([terminal], [], [], 1.0)
-        if ready:
-            try:
-                some = os.read(terminal, 4096)
-            except OSError:
-                break
-            if not some:
-                break
-            shown += some
-    _, status = os.waitpid(child, 0)
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(status), shown.decode()
-
 
 # Keys as text
 
@@ -128,7 +54,7 @@ def test_what_is_no_key_is_refused(text: str) -> None:
 # Commands
 
 
-def test_what_is_set_is_read_with_its_kind(run: Keyloft, call: Keyloft, tmp_path: Path) -> None:
+def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None:
     (tmp_path / "picture").write_bytes(b"\x89PNG\x00")
     assert run("set", "users/alice", '{"name": "é"}')[:2] == (0, "1\n")
     assert run("set", "users/=5", "-5")[0] == 0
@@ -144,17 +70,17 @@ def test_what_is_set_is_read_with_its_kind(run: Keyloft, call: Keyloft, tmp_path
         ("count", "7"),
         ("bytes", '{"bytes":"iVBORwA="}'),
     ):
-        assert call("get", key) == (0, f"{shown}\n", "")
+        assert run("get", key) == (0, f"{shown}\n", "")
     assert run("get", "users/=5") == (0, "-5\n", "")
     assert run("get", "text", "--raw") == (0, "100", "")
     entry = json.loads(run("get", "count", "--entry")[1])
     assert entry == {"key": "count", "u64": 7, "versionstamp": 5}
 
 
-def test_lists_show_what_they_are_asked_for(run: Keyloft, call: Keyloft) -> None:
+def test_lists_show_what_they_are_asked_for(run: Keyloft) -> None:
     for number in range(5):
-        call("set", f"log/={number}", str(number))
-    call("set", "other", "1", "--expire-in", "1000")
+        run("set", f"log/={number}", str(number))
+    run("set", "other", "1", "--expire-in", "1000")
     lines = run("list")[1].splitlines()
     assert [json.loads(line)["key"] for line in lines] == [*[f"log/={number}" for number in range(5)], "other"]
     assert "expires_at" in json.loads(lines[-1])
@@ -165,12 +91,12 @@ def test_lists_show_what_they_are_asked_for(run: Keyloft, call: Keyloft) -> None
     assert run("list", "nothing") == (0, "", "")
 
 
-def test_what_is_not_there_ends_with_code_1(call: Keyloft) -> None:
-    call("set", "k", "1")
-    assert call("get", "absent") == (1, "", "keyloft: there is no key absent\n")
-    assert call("touch", "absent", "--never") == (1, "", "keyloft: there is no key absent\n")
-    assert call("delete", "absent") == (1, "0\n", "")
-    assert call("delete", "--prefix", "absent", "--yes")[0] == 1
+def test_what_is_not_there_ends_with_code_1(run: Keyloft) -> None:
+    run("set", "k", "1")
+    assert run("get", "absent") == (1, "", "keyloft: there is no key absent\n")
+    assert run("touch", "absent", "--never") == (1, "", "keyloft: there is no key absent\n")
+    assert run("delete", "absent") == (1, "0\n", "")
+    assert run("delete", "--prefix", "absent", "--yes")[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -190,25 +116,21 @@ def test_what_is_not_there_ends_with_code_1(call: Keyloft) -> None:
         ("count", "--database", "mysql://nowhere"),
     ],
 )
-def test_a_wrong_call_is_explained(call: Keyloft, arguments: tuple[str, ...]) -> None:
-    call("set", "k", "1")
-    code, said, told = call(*arguments)
+def test_a_wrong_call_is_explained(run: Keyloft, arguments: tuple[str, ...]) -> None:
+    run("set", "k", "1")
+    code, said, told = run(*arguments)
     assert code in (1, 2)
     assert said == ""
     assert told.startswith("keyloft: ")
     assert "Traceback" not in told
 
 
-def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "keyloft", "list", "--database", str(tmp_path / "nowhere.db")],
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_SECONDS,
-    )
-    assert done.returncode == 1
-    assert "there is no file" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+def test_a_file_that_is_not_there_is_not_made(run: Keyloft, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    code, _, told = run("list", "--database", str(tmp_path / "nowhere.db"))
+    assert code == 1
+    assert "there is no file" in told
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_touching_changes_the_expiry_alone(run: Keyloft) -> None:
@@ -218,15 +140,15 @@ def test_touching_changes_the_expiry_alone(run: Keyloft) -> None:
 
 
 class TestDeleting:
-    def test_several_keys_go_together(self, run: Keyloft, call: Keyloft) -> None:
+    def test_several_keys_go_together(self, run: Keyloft) -> None:
         for key in ("a", "b", "c"):
-            call("set", key, "1")
+            run("set", key, "1")
         assert run("delete", "a", "b", "absent") == (0, "2\n", "")
         assert run("keys") == (0, "c\n", "")
 
-    def test_a_prefix_wants_a_yes_where_nobody_can_be_asked(self, run: Keyloft, call: Keyloft) -> None:
+    def test_a_prefix_wants_a_yes_where_nobody_can_be_asked(self, run: Keyloft) -> None:
         for key in ("users/a", "users/b", "other"):
-            call("set", key, "1")
+            run("set", key, "1")
         code, said, told = run("delete", "--prefix", "users")
         assert (code, said) == (2, "")
         assert "Remove 2 entries below users?" in told
@@ -234,12 +156,12 @@ class TestDeleting:
         assert run("keys") == (0, "other\n", "")
 
     @pytest.mark.parametrize(("answer", "left"), [("y\n", ""), ("n\n", "users/a\n"), ("\n", "users/a\n")])
-    def test_at_a_terminal_it_asks(self, call: Keyloft, environment: dict[str, str], answer: str, left: str) -> None:
-        call("set", "users/a", "1")
+    def test_at_a_terminal_it_asks(self, run: Keyloft, environment: dict[str, str], answer: str, left: str) -> None:
+        run("set", "users/a", "1")
         code, shown = at_a_terminal(environment, "delete", "--prefix", "users", answer=answer)
         assert "Remove 1 entries below users?" in shown
         assert code == (1 if left else 0)
-        assert call("keys") == (0, left, "")
+        assert run("keys") == (0, left, "")
 
 
 class TestTerminal:
@@ -256,9 +178,9 @@ class TestTerminal:
         assert at_a_terminal(environment, "list")[1] == 'users/alice = {"name":"Alice"}\r\n'
 
 
-def test_who_has_seen_enough_ends_a_list_in_silence(call: Keyloft, environment: dict[str, str]) -> None:
+def test_who_has_seen_enough_ends_a_list_in_silence(run: Keyloft, environment: dict[str, str]) -> None:
     for number in range(3):
-        call("set", f"k{number}", json.dumps("x" * 100_000))
+        run("set", f"k{number}", json.dumps("x" * 100_000))
     listing = subprocess.Popen(
         [sys.executable, "-m", "keyloft", "list"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -298,18 +220,18 @@ def test_changes_are_shown_until_it_is_interrupted(run: Keyloft, environment: di
     ["get a", "list", "keys", "count", "watch", "delete a", "touch a --never", "semantic list tenant/acme/project/web"],
 )
 def test_no_tables_are_made_in_a_database_that_is_not_ours(
-    environment: dict[str, str], call: Keyloft, command: str
+    environment: dict[str, str], run: Keyloft, command: str
 ) -> None:
     url = environment["KEYLOFT_DATABASE_URL"]
     run_sql(url, "CREATE TABLE theirs (x INTEGER)")
-    code, said, complaint = call(*command.split())
+    code, said, complaint = run(*command.split())
     assert (code, said) == (1, "")
     assert "NOT_A_DATABASE" in complaint
     tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
     assert run_sql(url, tables if "://" in url else "SELECT name FROM sqlite_schema") == [("theirs",)]
 
 
-def test_a_home_that_nobody_has_is_told_as_a_missing_file(call: Keyloft) -> None:
-    code, said, told = call("count", "--database", "~nobody-here/app.db")
+def test_a_home_that_nobody_has_is_told_as_a_missing_file(run: Keyloft) -> None:
+    code, said, told = run("count", "--database", "~nobody-here/app.db")
     assert (code, said) == (1, "")
     assert "there is no file ~nobody-here/app.db" in told

@@ -8,8 +8,7 @@ import pytest
 from msgspec import Struct
 
 import keyloft
-from keyloft import CannotOpen, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, migrations
-from keyloft.cli.database import check_there, file_of
+from keyloft import CannotOpen, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, admin, migrations
 from keyloft.cli.doctor import database as doctor
 from keyloft.core.urls import DatabaseUrl, without_password
 from keyloft.engines import inspect_database, open_engine, open_maintenance
@@ -223,22 +222,17 @@ def test_migrations_take_it(spelling: tuple[Any, Any], here: Path) -> None:
         assert SECRET not in repr(raised.value)
 
 
-def test_commands_check_its_file(spelling: tuple[Any, Any], here: Path) -> None:
+async def test_admin_makes_no_file_where_it_only_reads(spelling: tuple[Any, Any], here: Path) -> None:
     url, meaning = spelling
     match meaning:
-        case File(name, _):
+        case File():
             with pytest.raises(CannotOpen, match="there is no file"):
-                check_there(url)
-            (here / name).touch()
-            check_there(url)
-            assert file_of(url) == here / name
+                await admin.stats(url)
+            assert list(here.iterdir()) == []
         case Refused(error, _):
             with pytest.raises(error) as raised:
-                check_there(url)
+                await admin.stats(url)
             assert SECRET not in repr(raised.value)
-        case _:
-            check_there(url)
-            assert file_of(url) is None
 
 
 async def test_doctor_examines_it(spelling: tuple[Any, Any], here: Path) -> None:
@@ -249,12 +243,12 @@ async def test_doctor_examines_it(spelling: tuple[Any, Any], here: Path) -> None
     assert SECRET not in repr(found)
     match meaning:
         case File(name, _):
-            assert found[0].state == "ok"
-            assert str(here / name) in found[0].seen
+            assert found[0].severity == "ok"
+            assert str(here / name) in found[0].what
         case Memory():
-            assert found[0].state == "warning"
+            assert found[0].severity == "warning"
         case _:
-            assert found[0].state == "problem"
+            assert found[0].severity == "problem"
 
 
 async def test_read_only_reads_and_refuses_to_write(here: Path) -> None:

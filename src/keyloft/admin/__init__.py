@@ -1,1 +1,41 @@
-"""What operators do with a whole database, for Python programs: save it, move it, check it, count it."""
+"""What operators do with a whole database, as functions: the commands of the same names print what these return.
+
+    from keyloft import admin
+
+    await admin.backup("app.db", "nightly.db")
+    report = await admin.check("nightly.db")
+    await admin.copy("app.db", "postgresql://localhost/app", progress=lambda stage, done, total: print(stage, done))
+
+Each function opens the databases that it is called with and closes them again, while other processes may use them.
+"""
+
+from keyloft.admin.backup import BackupReport, RestoreReport, backup, restore
+from keyloft.admin.check import CheckReport, check
+from keyloft.admin.compact import CompactReport, DiskUsage, compact
+from keyloft.admin.findings import Finding
+from keyloft.admin.progress import Progress
+from keyloft.admin.stats import StatsReport, Tally, stats
+from keyloft.admin.transfer import CopyReport, ExportReport, ImportReport, copy, export, import_
+
+__all__ = [
+    "BackupReport",
+    "CheckReport",
+    "CompactReport",
+    "CopyReport",
+    "DiskUsage",
+    "ExportReport",
+    "Finding",
+    "ImportReport",
+    "Progress",
+    "RestoreReport",
+    "StatsReport",
+    "Tally",
+    "backup",
+    "check",
+    "compact",
+    "copy",
+    "export",
+    "import_",
+    "restore",
+    "stats",
+]

@@ -1,4 +1,4 @@
-"""Tells whether two databases hold the same, by counts and hashes of their rows."""
+"""Compares databases, by counts and hashes of their rows."""
 
 import hashlib
 from collections.abc import AsyncIterator, Sequence
@@ -7,17 +7,17 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from keyloft.admin.export_format import shown_key
+from keyloft import limits
+from keyloft.admin.export_format import row_name
 from keyloft.admin.selection import Selection, count, rows_of
 from keyloft.core.maintenance import EVERYTHING, Progress, Range, Snapshot, content
 from keyloft.core.records import Record, Space
 
 _to_bytes: Final = msgspec.msgpack.Encoder().encode
-_ENTRIES_BETWEEN_LOOKS: Final = 1000
 
 
 class Digest(Struct, frozen=True):
-    """What tells all rows of a database from others: how many they are, and a hash of keys, values, versions, times."""
+    """The number of rows of a database, and a hash of their keys, values, versions and times."""
 
     rows: int
     hash: str
@@ -29,7 +29,7 @@ async def digest(snapshot: Snapshot, progress: Progress) -> Digest:
     for part in EVERYTHING:
         hashed.update(part.space.encode())
         async for some in snapshot.rows(part):
-            # One by one: how rows come in pages is nobody's business.
+            # Row by row: the hash must not depend on where a page ends.
             for row in some:
                 hashed.update(_to_bytes(row))
             rows += len(some)
@@ -37,52 +37,52 @@ async def digest(snapshot: Snapshot, progress: Progress) -> Digest:
     return Digest(rows, hashed.hexdigest())
 
 
-class Compared(Struct):
-    """How what was moved compares with what it was moved to."""
+class Comparison(Struct):
+    """How what was copied compares with its source."""
 
     entries: int = 0
     missing: int = 0
     different: int = 0
     other_versions: int = 0
-    """Equal, but for the version: they were there before, or replaced what was."""
+    """Equal but for the version: they were stored before, or replaced another entry."""
     first: str | None = None
-    """Where the first one is that is missing or different."""
+    """The first row that is missing or different."""
     source_hash: str = ""
     target_hash: str = ""
 
 
-async def compare(source: Snapshot, target: Snapshot, selection: Selection, progress: Progress) -> Compared:
-    """Walk through both, key by key; what else the target holds does not matter."""
-    told = Compared()
+async def compare(source: Snapshot, target: Snapshot, selection: Selection, progress: Progress) -> Comparison:
+    """Read both, key by key. What else the target holds does not matter."""
+    found = Comparison()
     hashes = hashlib.sha256(), hashlib.sha256()
     total = await count(source, selection)
     for part in selection.parts:
         wanted = _rows(rows_of(source, Selection((part,))))
-        stored = _rows(_parts(target, part))
-        there = await anext(stored, None)
+        stored = _rows(_pages(target, part))
+        current = await anext(stored, None)
         async for row in wanted:
-            while there is not None and there.key < row.key:
-                there = await anext(stored, None)
-            if (there is None or there.key != row.key) and not row.is_alive(target.now):
-                continue  # it has expired on the way, and was swept
-            told.entries += 1
-            if not told.entries % _ENTRIES_BETWEEN_LOOKS:
-                progress(told.entries, total)
+            while current is not None and current.key < row.key:
+                current = await anext(stored, None)
+            if (current is None or current.key != row.key) and not row.is_alive(target.now):
+                continue  # it expired on the way, and was swept
+            found.entries += 1
+            if not found.entries % limits.ROWS_BETWEEN_PROGRESS:
+                progress(found.entries, total)
             hashes[0].update(_bytes(part.space, row))
-            if there is None or there.key != row.key:
-                told.missing += 1
+            if current is None or current.key != row.key:
+                found.missing += 1
             else:
-                hashes[1].update(_bytes(part.space, there))
-                if content(row) == content(there):
-                    told.other_versions += row.version != there.version
+                hashes[1].update(_bytes(part.space, current))
+                if content(row) == content(current):
+                    found.other_versions += row.version != current.version
                     continue
-                told.different += 1
-            told.first = told.first or shown_key(part.space, row.key)
-    told.source_hash, told.target_hash = [digest.hexdigest() for digest in hashes]
-    return told
+                found.different += 1
+            found.first = found.first or row_name(part.space, row.key)
+    found.source_hash, found.target_hash = [digest.hexdigest() for digest in hashes]
+    return found
 
 
-async def _parts(snapshot: Snapshot, part: Range) -> AsyncIterator[tuple[Space, Sequence[Record]]]:
+async def _pages(snapshot: Snapshot, part: Range) -> AsyncIterator[tuple[Space, Sequence[Record]]]:
     async for rows in snapshot.rows(part):
         yield part.space, rows
 

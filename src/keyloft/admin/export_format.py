@@ -1,22 +1,27 @@
-"""Entries as lines of JSON, to be moved from one database to another: whatever is stored comes back as it was.
+"""The format of exports: entries as lines of JSON, from which every database can store them as they were.
 
-The first line tells the clock of the database; each other line is an entry. Times are milliseconds since 1970.
+The first line has the version of the database, each line after it an entry, and the last line the number of entries and
+the SHA-256 of all lines before it, so that a file that was cut is noticed. Times are milliseconds since 1970.
 
-    {"keyloft":"export","format":1,"clock":42}
+    {"keyloft":"export","format":2,"version":42}
     {"space":"tuples","key":"users/alice","value":{"name":"Alice"},"version":7,"created_at":…,"updated_at":…}
     {"space":"plugins","plugin":"trivia","key":"score","value":100,"version":9,"expires_at":…,…}
     {"space":"semantic","key":"e/acme/web/config/theme","value":…,…}
+    {"keyloft":"end","entries":3,"version":42,"sha256":"…"}
 
-A key of the tuple store is written as on the command line, one of the semantic store as its row has it, with percent
+A key of the tuple store is written as on the command line; a key of the semantic store as its row has it, with percent
 signs as in a URL. A value stands under the name of its kind: `value` is JSON, `bytes` is base64, `u64` a counter. What
-is damaged, or could not stand in a line as it is, is `key_hex`, or `raw` in base64 with its `encoding`.
+is damaged, or can't be written in a line as it is, is `key_hex`, or `raw` in base64 with its `encoding`.
+
+A file written by hand has entries alone: neither a first nor a last line.
 """
 
 import base64
 import binascii
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -28,24 +33,37 @@ from keyloft.core.maintenance import LAST_MOMENT, UNVERSIONED
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.values import BYTES, COUNTER, JSON, Encoding, decode_json, pack_counter, unpack_counter
 from keyloft.errors import InvalidArgument, InvalidKey, Undecodable
+from keyloft.semantic.keys import is_entry, key_of_row
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
-
+_LONGEST_NAME: Final = 300
 _Moment: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_MOMENT)]
+_Version: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 
 
-class Header(Struct, kw_only=True, tag_field="keyloft", tag="export", forbid_unknown_fields=True):
+class Head(Struct, kw_only=True, tag_field="keyloft", tag="export", forbid_unknown_fields=True, omit_defaults=True):
     """The first line."""
 
-    format: int = FORMAT
-    clock: Annotated[int, Meta(ge=0, le=2**62)]
-    only: dict[str, str] | UnsetType = UNSET
-    """Which part of the database it is; all of it, if nothing is said."""
+    format: int
+    version: _Version = 0
+    """The version of the last commit that the export contains."""
+    clock: _Version = 0
+    """What format 1 called the version."""
+    only: dict[str, str] = {}
+    """Which part of the database it is; empty for all of it."""
+
+
+class End(Struct, kw_only=True, tag_field="keyloft", tag="end", forbid_unknown_fields=True):
+    """The last line."""
+
+    entries: int
+    version: _Version
+    sha256: str
 
 
 class Line(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """An entry. What somebody writes by hand needs a key and a value."""
+    """An entry. One that is written by hand needs a key and a value."""
 
     space: Space | UnsetType = UNSET
     plugin: str | UnsetType = UNSET
@@ -64,13 +82,18 @@ class Line(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True)
 
 _encoder: Final = msgspec.json.Encoder()
 _read_line: Final = msgspec.json.Decoder(Line).decode
-_read_header: Final = msgspec.json.Decoder(Header).decode
+_read_mark: Final = msgspec.json.Decoder(Head | End).decode
 _PLAIN: Final = re.compile(rb"[!-$&-~]*")
 
 
-def head(clock: int, only: Mapping[str, str] | None = None) -> bytes:
+def head(version: int, only: Mapping[str, str]) -> bytes:
     """The first line of a file."""
-    return _encoder.encode(Header(clock=clock, only=dict(only) if only else UNSET)) + b"\n"
+    return _encoder.encode(Head(format=FORMAT, version=version, only=dict(only))) + b"\n"
+
+
+def end(entries: int, version: int, sha256: str) -> bytes:
+    """The last line of a file."""
+    return _encoder.encode(End(entries=entries, version=version, sha256=sha256)) + b"\n"
 
 
 def write(space: Space, rows: Iterable[Record]) -> bytes:
@@ -108,12 +131,20 @@ def _write_key(line: Line, space: Space, key: Key) -> None:
             line.key_hex = key.hex()
 
 
-def shown_key(space: Space, key: Key) -> str:
-    """A key, as it can be shown to people."""
-    line = Line()
-    _write_key(line, space, key)
-    name = line.key if line.key is not UNSET else f"the key {line.key_hex}"
-    return f"{space} {f'{line.plugin} {name!a}' if line.plugin is not UNSET else name}"
+def row_name(space: Space, key: Any) -> str:
+    """A row for people: its space, and its key as it is written elsewhere, or with what can't be printed escaped."""
+    name = ascii(key)
+    if space is Space.PLUGINS:
+        if all(isinstance(part, str) for part in key):
+            name = key_text.written(key)
+    elif isinstance(key, bytes):
+        line = Line()
+        _write_key(line, space, key)
+        name = line.key if line.key is not UNSET else name[2:-1]
+        if is_entry(key) and space is Space.SEMANTIC and "%" not in name:
+            with contextlib.suppress(ValueError):
+                name = key_of_row(key)
+    return f"{space} {name if len(name) <= _LONGEST_NAME else f'{name[:_LONGEST_NAME]}…'}"
 
 
 def _escaped(key: bytes) -> str:
@@ -139,8 +170,8 @@ def _write_value(line: Line, row: Record) -> None:
     line.raw, line.encoding = base64.b64encode(value).decode(), row.encoding
 
 
-def read_head(line: bytes) -> Header | None:
-    """The first line, if it is one; a file that somebody made may have none.
+def read_mark(line: bytes) -> Head | End | None:
+    """The first or the last line of an export, if it is one.
 
     Raises:
         InvalidArgument: It is of a later format.
@@ -148,76 +179,76 @@ def read_head(line: bytes) -> Header | None:
     if b'"keyloft"' not in line:
         return None
     try:
-        header = _read_header(line)
+        mark: Head | End = _read_mark(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if header.format > FORMAT:
+    if isinstance(mark, Head) and mark.format > FORMAT:
         raise InvalidArgument(
-            f"this file has format {header.format}, which this version of Keyloft does not know: upgrade keyloft"
+            f"this file has format {mark.format}, which this version of Keyloft does not know: upgrade Keyloft"
         )
-    return header
+    return mark
 
 
 def read(line: bytes, now: int) -> tuple[Space, Record]:
     """The entry of a line.
 
     Raises:
-        InvalidArgument: It holds none; the message says why, and quotes no value.
+        InvalidArgument: It holds no entry; the message says why, and quotes no value.
     """
     try:
-        told = _read_line(line)
+        entry = _read_line(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgument(f"no entry: {error}") from None
-    space = told.space or (Space.PLUGINS if told.plugin is not UNSET else Space.TUPLES)
-    value, encoding = _value(told)
+        raise InvalidArgument(f"not an entry: {error}") from None
+    space = entry.space or (Space.PLUGINS if entry.plugin is not UNSET else Space.TUPLES)
+    value, encoding = _value(entry)
     if space is Space.PLUGINS and encoding != JSON:
-        raise InvalidArgument("an entry of a plugin has a value in JSON")
-    created_at = told.created_at if told.created_at is not UNSET else now
-    updated_at = told.updated_at if told.updated_at is not UNSET else now
-    return space, Record(_key(told, space), value, encoding, told.version, told.expires_at, created_at, updated_at)
+        raise InvalidArgument("value: expected, because the entry of a plugin is JSON")
+    created_at = entry.created_at if entry.created_at is not UNSET else now
+    updated_at = entry.updated_at if entry.updated_at is not UNSET else now
+    return space, Record(_key(entry, space), value, encoding, entry.version, entry.expires_at, created_at, updated_at)
 
 
-def _key(told: Line, space: Space) -> Key:
-    if (told.key is UNSET) == (told.key_hex is UNSET) or (told.plugin is not UNSET) != (space is Space.PLUGINS):
-        raise InvalidArgument("an entry has a key, and one of a plugin has a plugin")
+def _key(entry: Line, space: Space) -> Key:
+    if (entry.key is UNSET) == (entry.key_hex is UNSET) or (entry.plugin is not UNSET) != (space is Space.PLUGINS):
+        raise InvalidArgument("key, plugin: an entry has a key, and the entry of a plugin has both")
     try:
-        if told.key_hex is not UNSET:
-            return bytes.fromhex(told.key_hex)
-        assert told.key is not UNSET
+        if entry.key_hex is not UNSET:
+            return bytes.fromhex(entry.key_hex)
+        assert entry.key is not UNSET
         match space:
             case Space.PLUGINS:
-                if "\x00" in f"{told.plugin}{told.key}":
-                    raise InvalidArgument("the key of a plugin holds no NUL")
-                return told.plugin, told.key
+                if "\x00" in f"{entry.plugin}{entry.key}":
+                    raise InvalidArgument("key: the key of a plugin can't contain NUL")
+                return entry.plugin, entry.key
             case Space.SEMANTIC:
-                return unquote_to_bytes(told.key)
-        return keys.encode(key_text.read(told.key))
+                return unquote_to_bytes(entry.key)
+        return keys.encode(key_text.read(entry.key))
     except (InvalidKey, ValueError) as error:
-        raise InvalidArgument(f"its key is none: {error}") from None
+        raise InvalidArgument(f"key: {error}") from None
 
 
-def _value(told: Line) -> tuple[bytes, int]:
-    given = [kind for kind in (told.value, told.bytes, told.u64, told.raw) if kind is not UNSET]
-    if len(given) != 1 or (told.raw is UNSET) != (told.encoding is UNSET):
+def _value(entry: Line) -> tuple[bytes, int]:
+    given = [kind for kind in (entry.value, entry.bytes, entry.u64, entry.raw) if kind is not UNSET]
+    if len(given) != 1 or (entry.raw is UNSET) != (entry.encoding is UNSET):
         raise InvalidArgument("an entry has one of value, bytes, u64, or raw with its encoding")
     try:
-        if told.value is not UNSET:
-            data = bytes(told.value)
+        if entry.value is not UNSET:
+            data = bytes(entry.value)
             decode_json(data)
             return data, JSON
-        if told.bytes is not UNSET:
-            return base64.b64decode(told.bytes, validate=True), BYTES
-        if told.u64 is not UNSET:
-            return _counter(told.u64), COUNTER
-        assert told.raw is not UNSET
-        return base64.b64decode(told.raw, validate=True), int(told.encoding or Encoding.JSON)
+        if entry.bytes is not UNSET:
+            return base64.b64decode(entry.bytes, validate=True), BYTES
+        if entry.u64 is not UNSET:
+            return _counter(entry.u64), COUNTER
+        assert entry.raw is not UNSET
+        return base64.b64decode(entry.raw, validate=True), int(entry.encoding or Encoding.JSON)
     except Undecodable as error:
-        raise InvalidArgument(f"its value can't be stored: {error}") from None
+        raise InvalidArgument(f"value: {error}") from None
     except binascii.Error:
-        raise InvalidArgument("its bytes are no base64") from None
+        raise InvalidArgument("bytes, raw: expected base64") from None
 
 
 def _counter(number: int) -> bytes:
     if not 0 <= number <= limits.U64_MAX:
-        raise InvalidArgument("a u64 is between 0 and 2**64 - 1")
+        raise InvalidArgument("u64: expected a number from 0 to 2**64 - 1")
     return pack_counter(number)

@@ -1,27 +1,24 @@
-"""Moves entries from one place to another: which of them, and how many at a time."""
+"""Which entries of a database are meant, and the rows that hold them."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from keyloft import limits
-from keyloft.admin.export_format import shown_key
+from keyloft.admin.export_format import row_name
 from keyloft.core import key_text, keys
-from keyloft.core.maintenance import EVERYTHING, Existing, Loaded, Maintenance, Range, Snapshot
+from keyloft.core.keys import TupleKey
+from keyloft.core.maintenance import EVERYTHING, Range, Snapshot
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.values import LOST
-from keyloft.errors import AlreadyExists, TransferFailed, Undecodable
+from keyloft.errors import Undecodable
 from keyloft.plugins import rules
 from keyloft.semantic.keys import rows_of_project
 
-_SLICE_BYTES: Final = 4 * limits.SCAN_BYTES
 _TIMES: Final = (int, type(None))
-_LONGEST_KEY: Final = 300
 
-
-Place: TypeAlias = tuple[Space, Key]
-"""Where an entry is."""
+Position: TypeAlias = tuple[Space, Key]
+"""Where an entry stands in the order of an export."""
 
 
 class Selection(Struct, frozen=True):
@@ -29,25 +26,31 @@ class Selection(Struct, frozen=True):
 
     parts: tuple[Range, ...] = EVERYTHING
     named: dict[str, str] = {}
-    """As it was said."""
+    """What was selected, as an export's first line has it."""
 
     @classmethod
-    def of(cls, prefix: str | None, plugin: str | None, project: str | None) -> "Selection":
-        """By what somebody says on the command line; nothing means everything."""
+    def of(cls, prefix: TupleKey | None, plugin: str | None, project: str | None) -> "Selection":
+        """Several parts together; everything if none is named.
+
+        Raises:
+            InvalidInput: One of them can't exist.
+        """
         parts: list[Range] = []
+        named: dict[str, str] = {}
         if prefix is not None:
-            start, end = keys.below(keys.encode_prefix(key_text.read_prefix(prefix)))
-            parts.append(Range(Space.TUPLES, start, end))
+            parts.append(Range(Space.TUPLES, *keys.below(keys.encode_prefix(prefix))))
+            named["prefix"] = key_text.written(prefix)
         if project is not None:
             parts += [Range(Space.SEMANTIC, *rows) for rows in rows_of_project(project)]
+            named["project"] = project
         if plugin is not None:
             name = rules.plugin_name(plugin)
             parts.append(Range(Space.PLUGINS, (name, ""), (f"{name}\x01", "")))
-        given = {"prefix": prefix, "plugin": plugin, "project": project}
-        return cls(tuple(parts) or EVERYTHING, {name: said for name, said in given.items() if said is not None})
+            named["plugin"] = name
+        return cls(tuple(parts) or EVERYTHING, named)
 
     def holds(self, space: Space, key: Key) -> bool:
-        """Whether an entry is among them."""
+        """Whether an entry is selected."""
         return any(
             part.space is space and (part.start is None or part.start <= key) and (part.end is None or key < part.end)
             for part in self.parts
@@ -55,11 +58,11 @@ class Selection(Struct, frozen=True):
 
 
 async def rows_of(
-    snapshot: Snapshot, selection: Selection, after: Place | None = None
+    snapshot: Snapshot, selection: Selection, after: Position | None = None
 ) -> AsyncIterator[tuple[Space, Sequence[Record]]]:
-    """What there is to move, some at a time, in a certain order; or what comes after an entry in that order.
+    """The selected rows in pages, always in the same order; or those after a position in that order.
 
-    What has expired is gone, except for workflows: there it can be restored, and its expiry is still to be recorded.
+    Expired rows are left out, except those of workflows: they can be restored, and their expiry is to be recorded.
     """
     for part in selection.parts:
         if after is not None and (part.space is not after[0] or (part.end is not None and part.end <= after[1])):
@@ -74,10 +77,10 @@ async def rows_of(
 
 
 def _check_types(space: Space, rows: Sequence[Record]) -> None:
-    """SQLite stores what it is given: a key by hand may be of any type, and would become another one on the way.
+    """SQLite stores any type in any column: a row written by hand would be another one where it arrives.
 
     Raises:
-        Undecodable: One is.
+        Undecodable: A row has a key, value or time of another type.
     """
     for row in rows:
         key, value = row.key, row.value
@@ -85,45 +88,11 @@ def _check_types(space: Space, rows: Sequence[Record]) -> None:
         is_whole = type(value) is bytes and row.encoding != LOST
         if not (is_key and is_whole and type(row.version) is int and type(row.expires_at) in _TIMES):
             raise Undecodable(
-                f"the row {ascii(key)[:_LONGEST_KEY]} of {space} is no entry and can't be moved: `keyloft check` tells "
-                "all such rows; correct or remove them"
+                f"the row {row_name(space, key)} is not an entry, and can't be moved: `keyloft check` shows all such "
+                "rows; correct or remove them"
             )
 
 
 async def count(snapshot: Snapshot, selection: Selection) -> int:
-    """How many rows there are among them, expired or not."""
+    """How many rows are selected, expired or not."""
     return sum([await snapshot.count(part) for part in selection.parts])
-
-
-class Slices:
-    """Puts rows into a database, as many at a time as one commit is to hold."""
-
-    def __init__(self, target: Maintenance, clock: int, existing: Existing) -> None:
-        self._target = target
-        self.clock = clock
-        self._existing = existing
-        self._rows: list[tuple[Space, Record]] = []
-        self._weight = 0
-        self.loaded = Loaded()
-
-    def add(self, space: Space, row: Record) -> bool:
-        """Take a row; returns whether the slice is full."""
-        self._rows.append((space, row))
-        self._weight += len(row.value)
-        return len(self._rows) >= limits.MAINTENANCE_ROWS or self._weight >= _SLICE_BYTES
-
-    async def flush(self) -> None:
-        """Put the slice. Ends the command if something else is in the place of one of them, and is to be refused."""
-        rows, self._rows, self._weight = self._rows, [], 0
-        if not rows:
-            return
-        # A file without a first line may still name versions.
-        clock = max(self.clock, *[row.version for _, row in rows])
-        try:
-            self.loaded.add(await self._target.load(rows, clock, self._existing))
-        except AlreadyExists as error:
-            raise TransferFailed(
-                f"{shown_key(error.space, error.key)} is stored already, with another value or expiry: existing="
-                '"keep" (--keep) leaves such entries as they are, existing="replace" (--replace) replaces them',
-                self.loaded,
-            ) from None

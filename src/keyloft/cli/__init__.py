@@ -1,12 +1,13 @@
 """The command `keyloft`: its sub-commands, what they print, and their exit codes.
 
 0: done. 1: it failed, there is no such key, or a check found something. 2: it was called in a wrong way. 130:
-interrupted. Results go to the standard output, whatever else there is to say to the standard error output.
+interrupted. Results go to the standard output, all else to the standard error output.
 """
 
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -16,10 +17,10 @@ from keyloft.server.error_output import describe, print_error
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and end the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["serve"]:
-        # Who is told to end before it has begun has nothing to finish.
+    if given[:1] == ["serve"] and threading.current_thread() is threading.main_thread():
+        # A service that is stopped before it has started has nothing to finish.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    _open_what_is_closed()
+    _open_closed_streams()
     try:
         from keyloft.cli.app import app
     except ModuleNotFoundError as error:
@@ -31,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def _open_what_is_closed() -> None:
-    """Somebody who closed an output (`>&-`) does not want to see it, and who closed the input has none to give."""
+def _open_closed_streams() -> None:
+    """Replace a stream that the caller has closed, as with `>&-`, by one that reads and writes nothing."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             nothing = os.open(os.devnull, os.O_RDWR)

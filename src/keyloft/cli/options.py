@@ -20,11 +20,11 @@ Value: TypeAlias = Annotated[
 
 
 def add_commands(
-    group: typer.Typer, settings: Iterable[str], commands: Mapping[str, Callable[..., int | None]]
+    group: typer.Typer, settings: Iterable[str] | None, commands: Mapping[str, Callable[..., int | None]]
 ) -> None:
-    """Add commands by their names, with flags for settings."""
+    """Add commands by their names, with flags for settings; None for commands that take no settings."""
     for name, command in commands.items():
-        group.command(name, cls=Command)(told(with_settings(*settings)(command)))
+        group.command(name, cls=Command)(told(command if settings is None else with_settings(*settings)(command)))
 
 
 class Command(typer.core.TyperCommand):

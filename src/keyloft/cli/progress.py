@@ -1,37 +1,51 @@
-"""Shows how far long work has come, to whoever sits at a terminal."""
+"""Shows how far long work is, at a terminal."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
+from keyloft.admin import Progress
+from keyloft.cli.database import finished
 from keyloft.cli.terminal import is_for_people
-from keyloft.core.maintenance import Progress
+
+T = TypeVar("T")
+
+
+def with_progress(work: Callable[[Progress | None], Coroutine[Any, Any, T]]) -> T:
+    """Run a function of `keyloft.admin`, and show at a terminal how far it is."""
+    with _shown() as progress:
+        return finished(work(progress))
 
 
 @contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Progress]:
-    """Show a bar while something goes on; nothing in a pipe.
-
-    Args:
-        what: What goes on, as in `counting`.
-        total: How much there is to do; None if whoever does it tells, or nobody knows.
-    """
+def _shown() -> Iterator[Progress | None]:
     if not is_for_people(sys.stderr):
-        yield lambda done, of: None
+        yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total, shown="")
+    class KnownTotal(BarColumn):
+        """A bar, if there is a total to compare with."""
 
-        def advance(done: int, of: int) -> None:
-            # Whoever does not know how much is to come tells of all that is done.
-            known = total if total is not None else of if of > done else None
-            bar.update(
-                task, completed=done, total=known, shown=f"{done:,}" if known is None else f"{done:,} of {known:,}"
-            )
+        def render(self, task: Task) -> ProgressBar:
+            return super().render(task) if task.total is not None else Text()  # type: ignore[return-value]
 
-        yield advance
+    columns = (TextColumn("{task.description}"), KnownTotal(), TextColumn("{task.fields[count]}"), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None, count="", visible=False)
+
+        def show(stage: str, done: int, total: int | None) -> None:
+            nonlocal task
+            if bars.tasks[-1].description != stage:
+                bars.remove_task(task)
+                task = bars.add_task(stage, total=total, count="")
+            known = total if total is not None else bars.tasks[-1].total
+            count = f"{done:,}" if known is None else f"{done:,} of {int(known):,}"
+            bars.update(task, completed=done, total=known, count=count)
+
+        yield show

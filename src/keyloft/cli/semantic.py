@@ -11,7 +11,7 @@ import typer
 from keyloft import Store
 from keyloft.cli.database import with_store
 from keyloft.cli.options import AsJson, AsText, Value, Yes, add_commands
-from keyloft.cli.terminal import fail, given_value, is_for_people, remark, say, show_json, table, to_json
+from keyloft.cli.terminal import fail, given_value, is_for_people, local_time, remark, say, show_json, table, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import DeadLetter, Envelope, Semantics, SemanticStore
 from keyloft.server.config import Flags, load
@@ -128,8 +128,8 @@ def listing(
                 entry.semantics.purpose,
                 str(entry.version),
                 entry.last_writer,
-                _moment(entry.updated_at),
-                _moment(entry.expires_at),
+                local_time(entry.updated_at),
+                local_time(entry.expires_at),
                 *([to_json(entry.value)] if values else []),
             ]
             async for entry in entries
@@ -165,7 +165,7 @@ def audit(
         rows = [
             [
                 str(record.sequence),
-                _moment(record.at),
+                local_time(record.at),
                 record.action,
                 _path(record.key),
                 record.writer,
@@ -196,7 +196,13 @@ def locks(project: Project, *, as_json: AsJson = False, flags: Flags) -> int:
             say(to_json(shown(entry)))
         return 0
     rows = [
-        [_path(entry.key), entry.last_writer, str(entry.fence), _moment(entry.updated_at), _moment(entry.expires_at)]
+        [
+            _path(entry.key),
+            entry.last_writer,
+            str(entry.fence),
+            local_time(entry.updated_at),
+            local_time(entry.expires_at),
+        ]
         for entry in held
     ]
     table(["lock", "holder", "fence", "since", "until, unless renewed"], rows)
@@ -214,7 +220,14 @@ def list_letters(project: Project, *, as_json: AsJson = False, flags: Flags) -> 
             say(to_json(_shown_letter(letter)))
         return 0
     rows = [
-        [letter.id, _moment(letter.at), letter.error_code, str(letter.attempts), operation.action, _path(operation.key)]
+        [
+            letter.id,
+            local_time(letter.at),
+            letter.error_code,
+            str(letter.attempts),
+            operation.action,
+            _path(operation.key),
+        ]
         for letter in found
         for operation in letter.operations
     ]
@@ -334,7 +347,3 @@ def _operator() -> str:
 def _path(key: str) -> str:
     """A key without its project, which is on the command line."""
     return key.split("/", 4)[4]
-
-
-def _moment(moment: Any) -> str:
-    return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -7,18 +7,18 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, NoReturn, ParamSpec
 
 import msgspec
 import typer
 
+from keyloft import limits
 from keyloft.core.values import decode_json, encode_json
 from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.server.error_output import describe, exit_code, print_error
 
 P = ParamSpec("P")
-
-_ANY_SIZE = 2**62
 
 
 def told(command: Callable[P, int | None]) -> Callable[P, None]:
@@ -82,7 +82,7 @@ def confirm(question: str) -> None:
 
 def to_json(value: object) -> str:
     """A value as JSON in one line."""
-    return encode_json(value, _ANY_SIZE).decode()
+    return encode_json(value, limits.LARGEST_VALUE_BYTES).decode()
 
 
 def understood(text: str) -> Any:
@@ -106,6 +106,8 @@ def is_for_people(stream: Any = None) -> bool:
 
 def show_json(value: object, *, as_json: bool) -> None:
     """Print a value: laid out and coloured at a terminal, in one line otherwise."""
+    if isinstance(value, (msgspec.Struct, tuple)):
+        value = msgspec.to_builtins(value)
     if as_json or not is_for_people():
         say(to_json(value))
         return
@@ -116,6 +118,24 @@ def show_json(value: object, *, as_json: bool) -> None:
     from rich.console import Console
 
     Console(highlight=False, soft_wrap=True).print_json(laid_out, indent=2, ensure_ascii=False)
+
+
+def show_result(result: object, sentence: str, *, as_json: bool) -> None:
+    """Print a sentence at a terminal, and the result as JSON elsewhere or if asked."""
+    if as_json or not is_for_people():
+        show_json(result, as_json=True)
+    else:
+        say(sentence)
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number with its noun: 1 row, 2 rows."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+def local_time(moment: datetime | None) -> str:
+    """A moment for people, in their time zone."""
+    return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def sized(size: int) -> str:

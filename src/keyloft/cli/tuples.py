@@ -1,5 +1,6 @@
 """The commands of the tuple store: `get`, `list`, `keys`, `count`, `watch`, `set`, `delete`, `touch`."""
 
+import base64
 import sys
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -7,7 +8,6 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from keyloft import Entry, Store
-from keyloft.cli import database
 from keyloft.cli.database import with_store
 from keyloft.cli.options import AsJson, AsText, Value, Yes, add_commands
 from keyloft.cli.terminal import confirm, fail, given_value, is_for_people, say, show_json, to_json
@@ -60,9 +60,9 @@ def get(
         sys.stdout.buffer.flush()
         return 0
     if entry:
-        show_json(database.shown(found), as_json=as_json)
+        show_json(_shown(found), as_json=as_json)
     elif isinstance(found.value, bytes):
-        show_json(database.shown_value(found.value), as_json=as_json)
+        show_json(_shown_value(found.value), as_json=as_json)
     else:
         show_json(int(found.value) if isinstance(found.value, U64) else found.value, as_json=as_json)
     return 0
@@ -87,7 +87,7 @@ def listing(
 
     async def work(kv: Store) -> None:
         async for entry in kv.list(**selection):
-            say(database.in_a_line(entry) if for_people else to_json(database.shown(entry)))
+            say(_in_a_line(entry) if for_people else to_json(_shown(entry)))
 
     with_store(flags, work)
     return 0
@@ -156,7 +156,7 @@ def watch(
         if not entry.exists:
             gone = {"key": key_text.written(entry.key), "value": None}
             return f"{gone['key']} is gone" if for_people else to_json(gone)
-        return database.in_a_line(entry) if for_people else to_json(database.shown(entry))
+        return _in_a_line(entry) if for_people else to_json(_shown(entry))
 
     async def work(kv: Store) -> None:
         async for entries in kv.watch(*watched) if watched else kv.watch(prefix=below):
@@ -253,6 +253,30 @@ def touch(
     if as_json:
         show_json(True, as_json=True)
     return 0
+
+
+def _shown(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON: bytes in base64, and a counter named as one."""
+    fields = {"key": key_text.written(entry.key), **_shown_value(entry.value), "versionstamp": entry.versionstamp}
+    if entry.expires_at is not None:
+        fields["expires_at"] = entry.expires_at.isoformat(timespec="milliseconds")
+    return fields
+
+
+def _shown_value(value: Any) -> dict[str, Any]:
+    """A value under the name of its kind."""
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, U64):
+        return {"u64": int(value)}
+    return {"value": value}
+
+
+def _in_a_line(entry: Entry) -> str:
+    """An entry for people."""
+    [(kind, value)] = _shown_value(entry.value).items()
+    text = to_json(value)
+    return f"{key_text.written(entry.key)} = {text if kind == 'value' else f'{kind} {text}'}"
 
 
 def _selection(prefix: str, start: str | None, end: str | None) -> dict[str, Any]:

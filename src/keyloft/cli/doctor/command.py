@@ -7,10 +7,11 @@ from typing import Annotated, Final
 
 import typer
 
-from keyloft.cli.doctor import findings
-from keyloft.cli.doctor.findings import Finding, bounded
+from keyloft.admin import Finding
+from keyloft.cli.doctor.bounded import bounded
+from keyloft.cli.findings import show_findings
 from keyloft.cli.options import AsJson, add_commands
-from keyloft.cli.terminal import is_for_people, say, show_json
+from keyloft.cli.terminal import counted, is_for_people, say, show_json
 from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
 from keyloft.server.config import NATS_SETTINGS, Config, Flags, check_service, load
@@ -60,14 +61,19 @@ def doctor(
         async for some in _examined(flags, plugin, logins):
             found.extend(some)
             if not as_json:
-                findings.show(some)
+                show_findings(some)
 
     asyncio.run(work())
     if as_json:
-        show_json([finding.to_json() for finding in found], as_json=True)
+        show_json(tuple(found), as_json=True)
     elif is_for_people():
-        say(f"\n{findings.summary(found)}")
-    return 1 if any(finding.state == "problem" for finding in found) else 0
+        say(f"\n{_number(found, 'problem')}, {_number(found, 'warning')}")
+    return 1 if any(finding.severity == "problem" for finding in found) else 0
+
+
+def _number(findings: Sequence[Finding], severity: str) -> str:
+    number = sum(finding.severity == severity for finding in findings)
+    return f"no {severity}s" if not number else counted(number, severity)
 
 
 async def _examined(flags: Flags, plugin: str | None, logins: Mapping[str, str]) -> AsyncIterator[Sequence[Finding]]:
@@ -77,7 +83,7 @@ async def _examined(flags: Flags, plugin: str | None, logins: Mapping[str, str])
     try:
         config = load(flags, only=_SETTINGS)
     except InvalidArgument as error:
-        yield [Finding("settings", "problem", str(error), "correct it; `keyloft serve --help` explains each")]
+        yield [Finding("problem", "settings", str(error), cure="correct it; `keyloft serve --help` explains each")]
         return
     yield [_settings(config)]
     yield host.packages(config)
@@ -85,7 +91,7 @@ async def _examined(flags: Flags, plugin: str | None, logins: Mapping[str, str])
     yield await bounded("disk", database.disk(config.database), _SECONDS)
     found = await bounded("nats", nats.examine(config, plugin, logins), _BUS_SECONDS)
     yield found
-    is_served = any(finding.name == "service" and finding.state == "ok" for finding in found)
+    is_served = any(finding.code == "service" and finding.severity == "ok" for finding in found)
     yield await bounded("ports", host.ports(config, is_served=is_served), _SECONDS)
 
 
@@ -93,5 +99,7 @@ def _settings(config: Config) -> Finding:
     try:
         check_service(config)
     except InvalidArgument as error:
-        return Finding("settings", "problem", f"`keyloft serve` refuses them: {error}", "name the NATS server, too")
-    return Finding("settings", "ok", "they can be read, and don't contradict each other")
+        return Finding(
+            "problem", "settings", f"`keyloft serve` refuses them: {error}", cure="name the NATS server, too"
+        )
+    return Finding("ok", "settings", "they can be read, and don't contradict each other")

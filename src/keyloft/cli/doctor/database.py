@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from keyloft.cli.doctor.findings import Finding, State, aside
+from keyloft.admin import Finding
+from keyloft.admin.threads import in_thread
 from keyloft.core.urls import DatabaseUrl
 from keyloft.engines import Inspection, inspect_database
 from keyloft.errors import CannotOpen, DatabaseError, InvalidInput, NotADatabase, Unreachable
@@ -41,22 +42,22 @@ async def examine(url: str) -> list[Finding]:
     place, migrate, found = named.shown, "`keyloft migrate`, with the same settings", None
     if (file := named.file) is not None:
         place, migrate = str(file), f"`keyloft migrate --database {_quoted(file)}`"
-        found = await aside(lambda: file_of(file))
-        if found.state == "problem" or (failure is not None and not await aside(file.exists)):
+        found = await in_thread(lambda: file_finding(file))
+        if found.severity == "problem" or (failure is not None and not await in_thread(file.exists)):
             return [found]
     if failure is not None:
         return [_failed(failure)]
     if look is None:
         told, advice = f"{named.shown} is in memory: its data ends with its process", "--database FILE keeps it"
-        return [Finding("database", "warning", told, advice)]
-    opened = Finding("database", "ok", f"{place} opens and answers ({look.software})")
-    if found is not None and found.state == "warning":
+        return [Finding("warning", "database", told, cure=advice)]
+    opened = Finding("ok", "database", f"{place} opens and answers ({look.software})")
+    if found is not None and found.severity == "warning":
         opened = found
     return [opened, schema(look, migrate), *_obstacles(look), clock(look)]
 
 
 def _failed(error: Exception) -> Finding:
-    return Finding("database", "problem", str(error), _advice(error))
+    return Finding("problem", "database", str(error), cure=_advice(error))
 
 
 def _advice(error: Exception) -> str:
@@ -76,11 +77,11 @@ def _quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def file_of(file: Path) -> Finding:
+def file_finding(file: Path) -> Finding:
     """Whether a file, and what SQLite keeps beside it, can be written."""
 
     def wrong(seen: str, advice: str) -> Finding:
-        return Finding("database", "problem", seen, advice)
+        return Finding("problem", "database", seen, cure=advice)
 
     folder = file.parent
     try:
@@ -104,17 +105,17 @@ def file_of(file: Path) -> Finding:
                 )
         if (kind := filesystem_of(folder)) in _REMOTE:
             return Finding(
-                "database",
                 "warning",
+                "database",
                 f"{folder} is on a network file system ({kind}), on which SQLite's locks may fail and data get lost",
-                "use a local disk, or PostgreSQL for several machines",
+                cure="use a local disk, or PostgreSQL for several machines",
             )
         if not file.exists():
             told = f"there is no file {file} yet"
-            return Finding("database", "warning", told, "the first write makes it; --database names another")
+            return Finding("warning", "database", told, cure="the first write makes it; --database names another")
     except OSError as error:
         return wrong(f"{file} can't be looked at: {error.strerror}", f"let {_user()} enter the folders above it")
-    return Finding("database", "ok", str(file))
+    return Finding("ok", "database", str(file))
 
 
 def _user() -> str:
@@ -146,30 +147,30 @@ def schema(look: Inspection, migrate: str) -> Finding:
     """Whether the tables are those of this version."""
     if look.revision is None:
         told = "there are no tables of Keyloft in it yet"
-        return Finding("schema", "warning", told, "opening it makes them; --database names another database")
+        return Finding("warning", "schema", told, cure="opening it makes them; --database names another database")
     if look.revision < look.wanted:
         told = f"schema {look.revision} is older than {look.wanted}, which this version of Keyloft has"
-        return Finding("schema", "problem", told, f"stop what uses it, make a copy, then {migrate}")
+        return Finding("problem", "schema", told, cure=f"stop what uses it, make a copy, then {migrate}")
     if look.revision > look.wanted:
         told = f"schema {look.revision} is newer than {look.wanted}, which this version of Keyloft has"
-        return Finding("schema", "problem", told, "pip install --upgrade keyloft")
-    return Finding("schema", "ok", f"schema {look.revision}, that of this version")
+        return Finding("problem", "schema", told, cure="pip install --upgrade keyloft")
+    return Finding("ok", "schema", f"schema {look.revision}, that of this version")
 
 
 def _obstacles(look: Inspection) -> list[Finding]:
-    return [Finding("rights", "problem", seen, advice) for seen, advice in look.obstacles]
+    return [Finding("problem", "rights", seen, cure=advice) for seen, advice in look.obstacles]
 
 
 def clock(look: Inspection) -> Finding:
     """Whether the database and this machine agree on the time."""
     if look.ahead is None:
-        return Finding("clock", "ok", "expiry goes by this machine's clock: there is no other to differ from")
+        return Finding("ok", "clock", "expiry goes by this machine's clock: there is no other to differ from")
     skew = abs(look.ahead)
     if skew <= _MOST_SKEW_SECONDS:
-        return Finding("clock", "ok", "the database and this machine agree on the time")
+        return Finding("ok", "clock", "the database and this machine agree on the time")
     told = f"the database's clock is {skew:,.1f} s {'ahead of' if look.ahead > 0 else 'behind'} this machine's"
-    state: State = "problem" if skew > _FAR_TOO_MUCH_SKEW_SECONDS else "warning"
-    return Finding("clock", state, f"{told}; expiry goes by the database's", "set both by NTP")
+    told += "; expiry goes by the database's"
+    return Finding("problem" if skew > _FAR_TOO_MUCH_SKEW_SECONDS else "warning", "clock", told, cure="set both by NTP")
 
 
 async def disk(url: str) -> list[Finding]:
@@ -179,15 +180,15 @@ async def disk(url: str) -> list[Finding]:
     except (InvalidInput, DatabaseError):
         file = None  # `examine` reports it
     if file is None:
-        return [Finding("disk", "skipped", "the data is in no file of this machine, as far as can be told")]
-    return [await aside(lambda: _disk_below(file))]
+        return [Finding("skipped", "disk", "the data is in no file of this machine, as far as can be told")]
+    return [await in_thread(lambda: _disk_below(file))]
 
 
 def _disk_below(file: Path) -> Finding:
     try:
         space, room = shutil.disk_usage(file.parent), os.statvfs(file.parent)
     except OSError:
-        return Finding("disk", "skipped", f"the folder {file.parent} can't be looked at")
+        return Finding("skipped", "disk", f"the folder {file.parent} can't be looked at")
     size = sum(part.stat().st_size for part in (file, Path(f"{file}-wal")) if part.is_file())
     return space_for(size, space.free, room.f_favail if room.f_files else None)
 
@@ -196,12 +197,14 @@ def space_for(size: int, free: int, inodes: int | None) -> Finding:
     """Whether so much free space is enough for a database of this size."""
     told = f"{_shown(free)} free, the database has {_shown(size)}"
     if free < _HARDLY_ANY_BYTES:
-        return Finding("disk", "problem", told, "make space: writes fail on a full disk")
+        return Finding("problem", "disk", told, cure="make space: writes fail on a full disk")
     if free < max(_LEAST_FREE_BYTES, 2 * size):
-        return Finding("disk", "warning", told, "make space: a copy or a migration needs as much as the database has")
+        return Finding(
+            "warning", "disk", told, cure="make space: a copy or a migration needs as much as the database has"
+        )
     if inodes is not None and inodes < _LEAST_FREE_INODES:
-        return Finding("disk", "warning", f"{told}; only {inodes} more files can be made", "remove files")
-    return Finding("disk", "ok", told)
+        return Finding("warning", "disk", f"{told}; only {inodes} more files can be made", cure="remove files")
+    return Finding("ok", "disk", told)
 
 
 def _shown(size: int) -> str:

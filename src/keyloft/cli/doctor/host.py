@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Final
 
 import keyloft
-from keyloft.cli.doctor.findings import Finding, aside
+from keyloft.admin import Finding
+from keyloft.admin.threads import in_thread
 from keyloft.engines import SQLITE_VERSION
 from keyloft.errors import NatsServerFailed
 from keyloft.server.config import OFF, SETTINGS, Config
@@ -30,26 +31,26 @@ def versions() -> list[Finding]:
     sqlite = f"SQLite {SQLITE_VERSION}, which comes with apsw"
     found = tuple(map(int, re.findall(r"\d+", SQLITE_VERSION)))
     return [
-        Finding("keyloft", "ok", f"Keyloft {keyloft.__version__}"),
-        Finding("python", "ok", python)
+        Finding("ok", "keyloft", f"Keyloft {keyloft.__version__}"),
+        Finding("ok", "python", python)
         if sys.version_info >= _PYTHON
-        else Finding("python", "problem", f"{python} is too old", "install Python 3.11 or later"),
-        Finding("sqlite", "ok", sqlite)
+        else Finding("problem", "python", f"{python} is too old", cure="install Python 3.11 or later"),
+        Finding("ok", "sqlite", sqlite)
         if found >= _SQLITE
-        else Finding("sqlite", "warning", f"{sqlite}, is old", 'pip install --upgrade "apsw>=3.46"'),
+        else Finding("warning", "sqlite", f"{sqlite}, is old", cure='pip install --upgrade "apsw>=3.46"'),
     ]
 
 
 def packages(config: Config) -> list[Finding]:
     """Whether the packages are there that these settings need."""
     missing = list(_missing(config))
-    return missing or [Finding("packages", "ok", "all that these settings need are installed")]
+    return missing or [Finding("ok", "packages", "all that these settings need are installed")]
 
 
 def _missing(config: Config) -> Iterator[Finding]:
     def lacks(package: str, extra: str, why: str, *, must: bool) -> Finding:
         advice = f'pip install "keyloft[{extra}]", or in a clone pip install ".[{extra}]"'
-        return Finding("packages", "problem" if must else "warning", f"{package} is not installed: {why}", advice)
+        return Finding("problem" if must else "warning", "packages", f"{package} is not installed: {why}", cure=advice)
 
     if config.database.lower().startswith("postgres") and not _is_there("asyncpg"):
         yield lacks("asyncpg", "postgres", "the driver of PostgreSQL", must=True)
@@ -82,39 +83,41 @@ async def ports(config: Config, *, is_served: bool) -> list[Finding]:
 
 async def _pages_port(host: str, port: int) -> Finding:
     name, setting = f"port {port}", SETTINGS["http"].flag
-    trouble = await aside(lambda: _why_not(host, port))
+    trouble = await in_thread(lambda: _why_not(host, port))
     if trouble is None:
-        return Finding(name, "ok", "free, for metrics and health")
+        return Finding("ok", name, "free, for metrics and health")
     advice = f"{setting} HOST:PORT takes another address, {setting} off shows no metrics"
     if trouble.errno != errno.EADDRINUSE:
-        return Finding(name, "warning", f"{host}:{port} can't be listened on: {_told(trouble)}", advice)
+        return Finding("warning", name, f"{host}:{port} can't be listened on: {_told(trouble)}", cure=advice)
     status, told = await _health(host, port)
     if (status, told) == (200, "ok"):
-        return Finding(name, "ok", "taken by a service of Keyloft, which is healthy")
+        return Finding("ok", name, "taken by a service of Keyloft, which is healthy")
     if status == 503:
-        return Finding(name, "warning", f"whoever serves there is not healthy: {told}", "see the log of that service")
-    return Finding(name, "warning", "taken by another program: `keyloft serve` would show no metrics", advice)
+        return Finding(
+            "warning", name, f"whoever serves there is not healthy: {told}", cure="see the log of that service"
+        )
+    return Finding("warning", name, "taken by another program: `keyloft serve` would show no metrics", cure=advice)
 
 
 async def _nats_port(port: int, *, is_served: bool) -> Finding:
     name, setting = f"port {port}", SETTINGS["nats_port"].flag
-    trouble = await aside(lambda: _why_not("127.0.0.1", port))
+    trouble = await in_thread(lambda: _why_not("127.0.0.1", port))
     if trouble is None:
-        return Finding(name, "ok", "free, for a nats-server of `keyloft serve`")
+        return Finding("ok", name, "free, for a nats-server of `keyloft serve`")
     if trouble.errno != errno.EADDRINUSE:
         told = f"127.0.0.1:{port} can't be listened on: {_told(trouble)}"
-        return Finding(name, "problem", told, f"{setting} takes another port")
+        return Finding("problem", name, told, cure=f"{setting} takes another port")
     if is_served:
-        return Finding(name, "ok", "taken by a NATS server on which Keyloft serves")
+        return Finding("ok", name, "taken by a NATS server on which Keyloft serves")
     if (await _first_words("127.0.0.1", port)).startswith(b"INFO "):
         return Finding(
-            name,
             "problem",
+            name,
             "taken by a NATS server, so `keyloft serve` can't start its own there",
-            f"--nats nats://127.0.0.1:{port} serves on that one, {setting} starts our own on another port",
+            cure=f"--nats nats://127.0.0.1:{port} serves on that one, {setting} starts our own on another port",
         )
     told = "taken by another program, so `keyloft serve` can't start its nats-server there"
-    return Finding(name, "problem", told, f"{setting} takes another port")
+    return Finding("problem", name, told, cure=f"{setting} takes another port")
 
 
 def _why_not(host: str, port: int) -> OSError | None:

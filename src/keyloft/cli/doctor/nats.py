@@ -18,7 +18,8 @@ from urllib.parse import unquote, urlsplit
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.cli.doctor.findings import Finding, bounded
+from keyloft.admin import Finding
+from keyloft.cli.doctor.bounded import bounded
 from keyloft.cli.plugin import check_somebody_listens
 from keyloft.core.urls import without_password
 from keyloft.errors import (
@@ -84,9 +85,9 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
         logins: Others to try, with their passwords, as `keyloft nats-config` wrote them.
     """
     if importlib.util.find_spec("nats") is None:
-        return [Finding("nats", "skipped", "nats-py is not installed")]
+        return [Finding("skipped", "nats", "nats-py is not installed")]
     if not config.nats and not config.nats_port:
-        return [Finding("nats", "skipped", "no address is set: `keyloft serve` starts a NATS server on a free port")]
+        return [Finding("skipped", "nats", "no address is set: `keyloft serve` starts a NATS server on a free port")]
     addresses = list(config.nats) or [f"nats://127.0.0.1:{config.nats_port}"]
     where = ", ".join(map(without_password, addresses))
     try:
@@ -94,9 +95,9 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
     except Unanswered:
         if not config.nats:
             told = f"no address is set, and nobody listens at {where}: `keyloft serve` starts a NATS server there"
-            return [Finding("nats", "skipped", told)]
+            return [Finding("skipped", "nats", told)]
         advice = "start it there, or correct --nats; without --nats `keyloft serve` starts one of its own"
-        return [Finding("nats", "problem", f"no NATS server answers at {where}", advice)]
+        return [Finding("problem", "nats", f"no NATS server answers at {where}", cure=advice)]
     known = _users(logins, config)
     user = _user(config, addresses, plugin)
     if _is_anonymous(config, addresses) and ADMIN in known:
@@ -212,22 +213,22 @@ def _reached(where: str, user: User, nats: "Nats") -> Finding:
     told = f"{where} lets us in{name}"
     if nats.max_payload < _LEAST_PAYLOAD_BYTES:
         return Finding(
-            "nats",
             "problem",
+            "nats",
             f"{told}, but takes messages of {nats.max_payload:,} bytes at most: too little for the largest values",
-            f"set max_payload to {_LEAST_PAYLOAD_BYTES:,} or more in its configuration; 1MB is its default",
+            cure=f"set max_payload to {_LEAST_PAYLOAD_BYTES:,} or more in its configuration; 1MB is its default",
         )
-    return Finding("nats", "ok", told)
+    return Finding("ok", "nats", told)
 
 
 def _not_reached(where: str, user: User, error: Exception) -> Finding:
     if not isinstance(error, NotPermitted):
-        return Finding("nats", "problem", f"{where}: {error}", "name the address of a NATS server with --nats")
+        return Finding("problem", "nats", f"{where}: {error}", cure="name the address of a NATS server with --nats")
     if user.name is None and user.login == _without_user(user.login):
         advice = "log in with --nats-user and KEYLOFT_NATS_PASSWORD, --nats-creds or KEYLOFT_NATS_TOKEN"
     else:
         advice = "the configuration of the NATS server has the passwords; `keyloft nats-config` writes one"
-    return Finding("nats", "problem", f"{where}: {error}", advice)
+    return Finding("problem", "nats", f"{where}: {error}", cure=advice)
 
 
 # The service
@@ -237,7 +238,9 @@ async def _service(config: Config, addresses: list[str], user: User) -> list[Fin
     """Ask for a key that is not there: the answer comes from the database."""
     if user.name == SERVICE or (user.name or "").startswith(_TENANT):
         told = f"{user.name} may not ask for plugins' data"
-        return [Finding("service", "skipped", told, "log in as a plugin or as ADMIN to see whether a service answers")]
+        return [
+            Finding("skipped", "service", told, cure="log in as a plugin or as ADMIN to see whether a service answers")
+        ]
     from keyloft.plugins import DatabaseClient
 
     began = time.perf_counter()
@@ -254,18 +257,20 @@ async def _service(config: Config, addresses: list[str], user: User) -> list[Fin
             await client.kv.get(_KEY)
     except NoService:
         told = f"nobody serves {config.prefixes[0]}.<plugin>.<operation>"
-        return [Finding("service", "warning", told, "`keyloft serve`, with the same settings, starts a service")]
+        return [Finding("warning", "service", told, cure="`keyloft serve`, with the same settings, starts a service")]
     except NotPermitted:
         told = f"this login may not ask {config.prefixes[0]}.{user.plugin or _NOBODY}.get, or not hear the answer"
         return [
-            Finding("service", "problem", told, "--plugin names the plugin whose login this is; see its permissions")
+            Finding(
+                "problem", "service", told, cure="--plugin names the plugin whose login this is; see its permissions"
+            )
         ]
     except TimedOut:
-        return [Finding("service", "problem", f"no answer within {_SECONDS:g} s", "see the log of the service")]
+        return [Finding("problem", "service", f"no answer within {_SECONDS:g} s", cure="see the log of the service")]
     except KeyloftError as error:
-        return [Finding("service", "problem", f"it answers {error.code}: {error}", "see the log of the service")]
+        return [Finding("problem", "service", f"it answers {error.code}: {error}", cure="see the log of the service")]
     return [
-        Finding("service", "ok", f"it answers, from its database, in {1000 * (time.perf_counter() - began):.0f} ms")
+        Finding("ok", "service", f"it answers, from its database, in {1000 * (time.perf_counter() - began):.0f} ms")
     ]
 
 
@@ -279,10 +284,12 @@ async def _isolation(config: Config, addresses: list[str], users: Sequence[User]
     if strangers is not None:
         if len(strangers) == len(attempts):
             told = "NATS asks for no login, and any client can read and write every plugin's data"
-            return [Finding("isolation", "warning", told, f"if you don't trust all of them: {_HOW_TO_ISOLATE}")]
-        told, advice = "NATS lets in whoever brings no login", "see whom no_auth_user names, or leave it out"
+            return [Finding("warning", "isolation", told, cure=f"if you don't trust all of them: {_HOW_TO_ISOLATE}")]
+        told, advice = "NATS accepts clients without a login", "see which user no_auth_user names, or leave it out"
         found.append(
-            _too_wide("who brings no login", strangers) if strangers else Finding("isolation", "warning", told, advice)
+            _too_wide("a client without a login", strangers)
+            if strangers
+            else Finding("warning", "isolation", told, cure=advice)
         )
     confined = [user for user in users if user.is_confined]
     kept: list[str] = []
@@ -293,20 +300,20 @@ async def _isolation(config: Config, addresses: list[str], users: Sequence[User]
             name = user.plugin or str(user.name)
             if permitted is None:
                 advice = "let the NATS server read its configuration again (nats-server --signal reload)"
-                found.append(Finding("isolation", "problem", f"NATS refuses the login of {name}", advice))
+                found.append(Finding("problem", "isolation", f"NATS refuses the login of {name}", cure=advice))
             elif permitted:
                 found.append(_too_wide(name, permitted))
             else:
                 kept.append(name)
     if kept:
-        told = f"{', '.join(kept)}: all {len(attempts)} attempts to reach others were refused"
-        found.append(Finding("isolation", "ok", told))
+        told = f"{', '.join(kept)}: each user's {len(attempts)} attempts to reach others were refused"
+        found.append(Finding("ok", "isolation", told))
     elif not confined:
         who = (
             f"{users[0].name} may reach more than a plugin" if users[0].name else "it is not known whose login this is"
         )
         advice = "log in as a plugin; or --plugin NAME says whose login it is, --nats-config FILE tries all users of it"
-        found.append(Finding("isolation", "skipped", f"not tried: {who}", advice))
+        found.append(Finding("skipped", "isolation", f"not tried: {who}", cure=advice))
     return found
 
 
@@ -315,7 +322,7 @@ def _too_wide(name: str, permitted: Sequence[tuple[str, str]]) -> Finding:
     shown = [f"{words[kind]} {subject}" for kind, subject in permitted[:3]]
     more = f", and {len(permitted) - 3} more" if len(permitted) > 3 else ""
     told = f"{name} is not kept apart: NATS lets it {', '.join(shown)}{more}"
-    return Finding("isolation", "problem", told, f"narrow its permissions; {_HOW_TO_ISOLATE}")
+    return Finding("problem", "isolation", told, cure=f"narrow its permissions; {_HOW_TO_ISOLATE}")
 
 
 def _attempts(config: Config) -> list[tuple[str, str]]:

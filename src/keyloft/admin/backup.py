@@ -1,0 +1,203 @@
+"""Saves a whole database into an SQLite file, and brings it back."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from keyloft.admin.comparison import Digest, digest
+from keyloft.admin.databases import Database, opened
+from keyloft.admin.files import complete_file
+from keyloft.admin.progress import Progress, stage
+from keyloft.admin.selection import Selection, count
+from keyloft.core.maintenance import Maintenance, Snapshot
+from keyloft.core.urls import DatabaseUrl
+from keyloft.errors import Busy, DatabaseError, DiskFull, InvalidArgument, NotADatabase, NotEmpty
+
+
+class BackupReport(Struct, frozen=True, kw_only=True):
+    """What a backup holds."""
+
+    file: str
+    rows: int
+    bytes: int
+    """The size of the file."""
+    version: int
+    """The version of the last commit that it contains."""
+
+
+class RestoreReport(Struct, frozen=True, kw_only=True):
+    """What a restore brought back."""
+
+    file: str
+    database: str
+    """Where it went, without a password."""
+    rows: int
+    version: int
+    """The version of the database's last commit."""
+    verified: bool
+    """Whether the database holds what the backup holds; False if others wrote into it meanwhile."""
+
+
+async def backup(
+    database: Database, file: Database, *, overwrite: bool = False, progress: Progress | None = None
+) -> BackupReport:
+    """Write all that is stored at this moment into a file, while others continue to write.
+
+    The file is an SQLite database, also for PostgreSQL. It gets its name once it is complete, checked and on disk, and
+    only its owner can read it.
+
+    Example:
+        >>> await admin.backup("postgresql://localhost/app", "nightly.db")
+
+    Args:
+        database: What to save: a path, `sqlite:///…` or `postgresql://…`.
+        file: Where to write it.
+        overwrite: Replace `file` if it exists.
+        progress: Called with the stage, how much is done, and the total or None.
+
+    Returns:
+        What the backup holds.
+
+    Raises:
+        InvalidArgument: `file` exists, is a folder, or is the database itself.
+        DiskFull: There is no space for it; nothing of it is left.
+        DatabaseError: The database can't be read, is damaged, or the file can't be written.
+    """
+    target, source = _path(file), DatabaseUrl.parse(database)
+    if source.file is not None and _is_same(source.file, target):
+        raise InvalidArgument(f"{file} is the database itself: name another file")
+    if target.is_dir():
+        raise InvalidArgument(f"{target} is a folder: name a file in it")
+    try:
+        async with opened(source) as maintenance:
+            with complete_file(target, overwrite=overwrite) as unfinished:
+                await maintenance.backup(str(unfinished), stage(progress, "saving"))
+                async with opened(unfinished) as saved:
+                    await _check(saved, source.shown, progress)
+                    rows, version = await _count(saved)
+    except DiskFull:
+        raise DiskFull(f"no space is left for {target}: the backup was not made, and nothing of it is left") from None
+    return BackupReport(file=str(target), rows=rows, bytes=target.stat().st_size, version=version)
+
+
+async def restore(
+    file: Database, database: Database, *, replace: bool = False, progress: Progress | None = None
+) -> RestoreReport:
+    """Bring back what a backup holds, all of it or nothing, and compare the database with the backup.
+
+    Other processes may have the database open; they see what was restored as any other commit.
+
+    Example:
+        >>> await admin.restore("nightly.db", "app.db", replace=True)
+
+    Args:
+        file: What `backup` wrote.
+        database: Where to restore it; a file that does not exist is made, readable by its owner alone.
+        replace: Replace all that is in the database now.
+        progress: Called with the stage, how much is done, and the total or None.
+
+    Returns:
+        What was brought back.
+
+    Raises:
+        NotEmpty: The database holds rows, and `replace` is False.
+        InvalidArgument: `file` is the database itself.
+        CannotOpen: There is no such file.
+        Busy: Another process wrote into the database meanwhile; nothing was changed.
+        DatabaseError: The backup is damaged, or the database can't be written.
+    """
+    source, url = _path(file), DatabaseUrl.parse(database)
+    target = url.file
+    if target is not None and _is_same(source, target):
+        raise InvalidArgument(f"{file} is the database itself: name the database to restore it into (--database)")
+    is_new = target is not None and not target.exists()
+    async with opened(source) as saved, saved.snapshot() as wanted:
+        lost = 0 if is_new else await _rows_in(url)
+        if lost and not replace:
+            raise NotEmpty(url.shown, lost, await count(wanted, Selection()))
+        await _check(saved, str(source), progress)
+        held = await digest(wanted, stage(progress, "reading"))
+        if target is not None and is_new:
+            # A copy of the file brings other programs' tables, too.
+            with complete_file(target) as unfinished:
+                await saved.backup(str(unfinished), stage(progress, "restoring"))
+                async with opened(unfinished) as made, made.snapshot() as found:
+                    verified, version = await _verify(held, found, progress), found.version
+        else:
+            verified, version = await _replace_rows(wanted, held, url, lost, progress)
+    return RestoreReport(file=str(source), database=url.shown, rows=held.rows, version=version, verified=verified)
+
+
+async def _replace_rows(
+    wanted: Snapshot, held: Digest, database: DatabaseUrl, lost: int, progress: Progress | None
+) -> tuple[bool, int]:
+    """Replace all rows of a database; whether it now holds the same, and its version."""
+    async with _with_tables(database) as target:
+        rows, before = await _count(target)
+        if rows and not lost:
+            raise Busy(f"another process wrote into {database.shown} meanwhile; nothing was changed")
+        restoring = stage(progress, "restoring")
+        # Where no row was to be lost, none may have been added since.
+        await target.become(
+            wanted, lambda done, _: restoring(done, held.rows), expected_version=None if lost else before
+        )
+        alone = wanted.version if before < wanted.version else before + 1
+        async with target.snapshot() as found:
+            return await _verify(held, found, progress, alone=found.version == alone), found.version
+
+
+async def _check(saved: Maintenance, origin: str, progress: Progress | None) -> None:
+    """Refuse a backup that is damaged, and so is what it is a copy of."""
+    if found := await saved.damage(stage(progress, "checking")):
+        raise DatabaseError(f"{origin} is damaged: {found[0]}; `keyloft check --database {origin}` shows all of it")
+
+
+async def _count(maintenance: Maintenance) -> tuple[int, int]:
+    """How many rows there are, and the version of the last commit."""
+    async with maintenance.snapshot() as snapshot:
+        return await count(snapshot, Selection()), snapshot.version
+
+
+async def _rows_in(database: DatabaseUrl) -> int:
+    try:
+        async with opened(database) as target:
+            return (await _count(target))[0]
+    except NotADatabase:
+        return 0
+
+
+@asynccontextmanager
+async def _with_tables(database: DatabaseUrl) -> AsyncIterator[Maintenance]:
+    """A database, with Keyloft's tables made in it if there are none."""
+    try:
+        async with opened(database):
+            make = False
+    except NotADatabase:
+        make = True
+    async with opened(database, make=make) as maintenance:
+        yield maintenance
+
+
+async def _verify(held: Digest, found: Snapshot, progress: Progress | None, *, alone: bool = True) -> bool:
+    """Whether a database holds what the backup does; if others write there, it need not.
+
+    Raises:
+        DatabaseError: It does not, although no one else wrote.
+    """
+    is_same = await digest(found, stage(progress, "comparing")) == held
+    if not is_same and alone:
+        raise DatabaseError("what was restored is not what the backup holds: check the disk, and restore again")
+    return is_same
+
+
+def _path(file: Database) -> Path:
+    url = DatabaseUrl.parse(file)
+    if url.file is None:
+        raise InvalidArgument(f"{url.shown}: a backup is an SQLite file: name one by its path")
+    return url.file
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)

@@ -1,0 +1,176 @@
+"""Finds what is wrong with a database, without changing it."""
+
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from keyloft.admin.databases import Database, opened
+from keyloft.admin.export_format import row_name
+from keyloft.admin.findings import Finding
+from keyloft.admin.progress import Progress, stage
+from keyloft.core import keys, values
+from keyloft.core.maintenance import Maintenance, Range, Snapshot
+from keyloft.core.records import Record, Space
+from keyloft.errors import (
+    DatabaseError,
+    InvalidArgument,
+    InvalidInput,
+    NotADatabase,
+    SchemaTooNew,
+    SchemaTooOld,
+    Undecodable,
+)
+from keyloft.plugins import rules
+from keyloft.semantic.row_checks import RowChecker
+
+_CURES: Final = {
+    "damage": "restore a backup; export what can be read before",
+    "schema": "migrate the database, or upgrade Keyloft, as the message says",
+    "key": "correct or remove the row with SQL: readers of other rows are not affected",
+    "value": "correct or remove the row with SQL: readers of other rows are not affected",
+    "time": "correct or remove the row with SQL: readers of other rows are not affected",
+    "version": "while nothing runs, raise keyloft_clock to the highest version there is",
+    "orphan": "nothing: it is harmless",
+}
+_DATABASE: Final = "database"
+
+Defects: TypeAlias = Iterator[tuple[str, str]]
+"""The code of each defect of a row, and what is wrong."""
+
+
+class CheckReport(Struct, frozen=True, kw_only=True):
+    """What a check found."""
+
+    rows: int
+    """How many rows were read."""
+    problems: int
+    """How many problems there are."""
+    findings: tuple[Finding, ...]
+    """The first of them, up to the limit."""
+
+
+async def check(database: Database, *, limit: int = 100, progress: Progress | None = None) -> CheckReport:
+    """Find what is wrong with a database. It may run beside a service, and changes nothing.
+
+    It reads pages and indexes, the schema, and all rows: keys and values that can't be decoded, versions that were
+    never given, rows that point to nothing.
+
+    Example:
+        >>> report = await admin.check("nightly.db")
+        >>> [finding.what for finding in report.findings]
+
+    Args:
+        database: A path, `sqlite:///…` or `postgresql://…`.
+        limit: How many findings to return; all are counted.
+        progress: Called with the stage, how much is done, and the total or None.
+
+    Returns:
+        The findings, without values, and how many there are.
+
+    Raises:
+        InvalidArgument: `limit` is below 0.
+        DatabaseError: The database can't be checked: its server does not answer, or this user may not read it.
+    """
+    if limit < 0:
+        raise InvalidArgument("limit (--limit) is the number of findings to show, 0 or more")
+    examination = _Examination(limit)
+    try:
+        async with opened(database) as maintenance:
+            await examination.examine(maintenance, progress)
+    except (SchemaTooOld, SchemaTooNew) as error:
+        examination.add("schema", error, _DATABASE)
+    except DatabaseError as error:
+        examination.add_damage(error, _DATABASE)
+    return CheckReport(rows=examination.rows, problems=examination.problems, findings=tuple(examination.findings))
+
+
+class _Examination:
+    """Counts all problems, and keeps the first ones."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.findings: list[Finding] = []
+        self.problems = 0
+        self.rows = 0
+
+    def add(self, code: str, what: object, where: str) -> None:
+        self.problems += 1
+        if len(self.findings) < self._limit:
+            self.findings.append(Finding("problem", code, " ".join(str(what).split()), where, _CURES[code]))
+
+    def add_damage(self, error: DatabaseError, where: str, what: str = "") -> None:
+        """A server that is away, a lock or a missing permission prevents a check, and is not a finding of it."""
+        if type(error) not in (DatabaseError, NotADatabase):
+            raise error
+        self.add("damage", f"{what}{error}", where)
+
+    async def examine(self, maintenance: Maintenance, progress: Progress | None) -> None:
+        try:
+            for line in await maintenance.damage(stage(progress, "checking the database")):
+                self.add("damage", line, _DATABASE)
+        except DatabaseError as error:
+            self.add_damage(error, _DATABASE)
+        advance = stage(progress, "checking rows")
+        async with maintenance.snapshot() as snapshot:
+            for space in Space:
+                defects = _defects_of(space, snapshot)
+                try:
+                    async for rows in snapshot.rows(Range(space)):
+                        for row in rows:
+                            for code, what in defects(row):
+                                self.add(code, what, row_name(space, row.key))
+                        self.rows += len(rows)
+                        advance(self.rows, self.rows)
+                except DatabaseError as error:
+                    self.add_damage(error, space.value, "not all rows can be read: ")
+
+
+def _defects_of(space: Space, snapshot: Snapshot) -> Callable[[Record], Defects]:
+    """Finds the defects of a space's rows, which arrive in the order of their keys."""
+    checker = RowChecker(snapshot.now)
+
+    def semantic(row: Record) -> Defects:
+        if defect := checker.defect(row):
+            yield defect
+
+    of_space = {Space.TUPLES: _tuple_defects, Space.PLUGINS: _plugin_defects, Space.SEMANTIC: semantic}[space]
+
+    def defects(row: Record) -> Defects:
+        if not isinstance(row.version, int):
+            yield "version", "its version is not a number"
+        elif row.version > snapshot.version:
+            yield "version", f"its version, {row.version}, is above the version counter, {snapshot.version}"
+        if not isinstance(row.expires_at, int | None):
+            yield "time", "its expiry is not a time"
+        elif space is not Space.PLUGINS and not (isinstance(row.key, bytes) and isinstance(row.value, bytes)):
+            yield "key", "its key or value is not binary"
+        else:
+            yield from of_space(row)
+
+    return defects
+
+
+def _tuple_defects(row: Record) -> Defects:
+    try:
+        if keys.encode(keys.decode(row.key)) != row.key:
+            yield "key", "its key is not encoded as Keyloft encodes keys, so that no read finds it"
+    except (Undecodable, InvalidInput):
+        yield "key", "its key can't be decoded"
+    try:
+        values.decode(row.value, row.encoding)
+    except Undecodable as error:
+        yield "value", str(error)
+
+
+def _plugin_defects(row: Record) -> Defects:
+    plugin, key = row.key
+    try:
+        rules.plugin_name(plugin)
+        rules.key(key)
+    except InvalidInput as error:
+        yield "key", f"no service can serve it: {error}"
+    try:
+        values.decode_json(row.value)
+    except Undecodable as error:
+        yield "value", str(error)

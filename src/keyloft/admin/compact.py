@@ -1,0 +1,55 @@
+"""Gives the space of removed entries back."""
+
+from msgspec import Struct
+
+from keyloft.admin.databases import Database, opened
+from keyloft.admin.progress import Progress
+from keyloft.core.maintenance import Facts
+
+
+class DiskUsage(Struct, frozen=True):
+    """How many bytes a database takes."""
+
+    database_bytes: int
+    wal_bytes: int | None
+    """The size of SQLite's write-ahead log; None for PostgreSQL, whose log belongs to the server."""
+
+
+class CompactReport(Struct, frozen=True):
+    """What a compaction achieved."""
+
+    before: DiskUsage
+    after: DiskUsage
+
+
+async def compact(database: Database, *, progress: Progress | None = None) -> CompactReport:
+    """Give the space of removed entries back.
+
+    An SQLite file is written again: that needs as much free space as the file has, and writers wait. PostgreSQL makes
+    the space free for new rows, and keeps most of it.
+
+    Example:
+        >>> report = await admin.compact("app.db")
+        >>> report.before.database_bytes - report.after.database_bytes
+
+    Args:
+        database: A path, `sqlite:///…` or `postgresql://…`.
+        progress: Called once, when the work begins: no engine reports how far it is.
+
+    Returns:
+        The sizes before and after.
+
+    Raises:
+        Busy: Other processes hold the database for too long.
+        DatabaseError: It can't be opened or written.
+    """
+    async with opened(database) as maintenance:
+        before = await maintenance.facts()
+        if progress is not None:
+            progress("compacting", 0, None)
+        await maintenance.compact()
+        return CompactReport(_usage(before), _usage(await maintenance.facts()))
+
+
+def _usage(facts: Facts) -> DiskUsage:
+    return DiskUsage(facts.database_bytes, facts.wal_bytes)

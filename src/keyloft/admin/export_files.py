@@ -1,0 +1,204 @@
+"""Writes and reads the files of exports, and notices when lines of one are missing."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from keyloft import limits
+from keyloft.admin import export_format as lines
+from keyloft.admin.files import PRIVATE, make_private, sync
+from keyloft.admin.selection import Position, Selection
+from keyloft.clock import SystemClock
+from keyloft.core.records import Record, Space
+from keyloft.errors import InvalidArgument
+
+
+class ExportWriter:
+    """Writes the lines of an export, and counts and hashes them."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        self._hash = hashlib.sha256()
+        self._has_head = False
+        self.entries = 0
+        self.after: Position | None = None
+        """The last entry of an export that is continued."""
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def begin(self, version: int, only: Mapping[str, str]) -> None:
+        """Write the first line, unless the file that is continued has one."""
+        if not self._has_head:
+            self._write(lines.head(version, only))
+
+    def write(self, space: Space, rows: Sequence[Record]) -> None:
+        """Write entries."""
+        self._write(lines.write(space, rows))
+        self.entries += len(rows)
+
+    def finish(self, version: int) -> None:
+        """Write the last line."""
+        self._out.write(lines.end(self.entries, version, self.sha256))
+        self._out.flush()
+
+    def _write(self, text: bytes) -> None:
+        self._hash.update(text)
+        self._out.write(text)
+
+    def resume(self, only: Mapping[str, str]) -> None:
+        """Read an export that did not end, and continue after its last whole entry: what is behind it is cut off.
+
+        Raises:
+            InvalidArgument: It is an export of another part of the database.
+        """
+        last, size = b"", 0
+        for line, is_whole in _split(self._out):
+            mark = lines.read_mark(line)
+            if not is_whole or isinstance(mark, lines.End):
+                break
+            if not self._has_head and (mark is None or mark.format != lines.FORMAT):
+                raise InvalidArgument(f"{self._out.name} is not an export of this version: overwrite it (--force)")
+            if mark is None:
+                last = line
+                self.entries += 1
+            elif mark.only != only:
+                raise InvalidArgument(
+                    f"{self._out.name} is an export of another part: give the same --prefix, --plugin and --project, "
+                    "or overwrite it (--force)"
+                )
+            self._has_head = True
+            self._hash.update(line + b"\n")
+            size += len(line) + 1
+        self._out.seek(size)
+        self._out.truncate()
+        if last:
+            space, row = lines.read(last, 0)
+            self.after = space, row.key
+
+
+@contextmanager
+def partial_file(file: Path, only: Mapping[str, str], *, resume: bool, overwrite: bool) -> Iterator[ExportWriter]:
+    """An export that gets its name when all of it is written and on disk; until then it is FILE.partial.
+
+    Raises:
+        InvalidArgument: There is a file of that name already, or an export that did not end; or no folder.
+    """
+    partial = file.with_name(f"{file.name}.partial")
+    if file.is_dir():
+        raise InvalidArgument(f"{file} is a folder: name a file in it")
+    if not file.parent.is_dir():
+        raise InvalidArgument(f"{file} can't be written: there is no folder {file.parent}")
+    if file.exists() and not overwrite:
+        raise InvalidArgument(f"{file} exists already: pass overwrite=True (--force) to replace it")
+    if partial.exists() and not (resume or overwrite):
+        raise InvalidArgument(
+            f"{partial} is an export that did not end: pass resume=True (--resume) to continue it, or overwrite=True "
+            "(--force) to start again"
+        )
+    if not resume:
+        partial.unlink(missing_ok=True)
+    if not partial.exists():
+        make_private(partial)
+    with partial.open("rb+") as out:
+        os.fchmod(out.fileno(), PRIVATE)
+        writer = ExportWriter(out)
+        if resume:
+            writer.resume(only)
+        yield writer
+    sync(partial)
+    partial.replace(file)
+    sync(file.parent)
+
+
+class ExportReader:
+    """Reads the entries of an export, or of a file written by hand, in slices that one commit can hold."""
+
+    def __init__(self, source: IO[bytes], selection: Selection) -> None:
+        self._entries = self._read(source, selection)
+        self.version = 0
+        """The highest version of the database that the export came from, as far as was read."""
+        self.done_bytes = 0
+        self.is_done = False
+        self.fault: str | None = None
+        """What is wrong with the file, if something is."""
+
+    def take(self) -> list[tuple[Space, Record]]:
+        """The next entries. After the last one, or a fault, `is_done` is true."""
+        taken, size = [], 0
+        try:
+            for space, row in self._entries:
+                taken.append((space, row))
+                size += len(row.value)
+                if len(taken) >= limits.MAINTENANCE_ROWS or size >= limits.TRANSFER_SLICE_BYTES:
+                    return taken
+        except InvalidArgument as error:
+            self.fault = str(error)
+        self.is_done = True
+        return taken
+
+    def _read(self, source: IO[bytes], selection: Selection) -> Iterator[tuple[Space, Record]]:
+        now, number, entries, hashed = SystemClock().now(), 0, 0, None
+        for number, (line, is_whole) in enumerate(_split(source), 1):
+            self.done_bytes += len(line) + 1
+            try:
+                mark = lines.read_mark(line)
+                entry = lines.read(line, now) if mark is None and line.strip() else None
+            except InvalidArgument as error:
+                if not is_whole and hashed is not None:
+                    raise InvalidArgument(f"the file was cut inside line {number}, after {entries:,} entries") from None
+                raise InvalidArgument(f"line {number}: {error}") from None
+            if isinstance(mark, lines.Head):
+                if hashed is not None:
+                    raise InvalidArgument(_without_end(entries, f"line {number} begins another export"))
+                self.version = max(self.version, mark.version, mark.clock)
+                entries, hashed = 0, hashlib.sha256()
+            elif isinstance(mark, lines.End):
+                self.version = max(self.version, mark.version)
+                _check_complete(mark, entries, None if hashed is None else hashed.hexdigest())
+                hashed = None
+            if hashed is not None:
+                hashed.update(line + b"\n")
+                entries += entry is not None
+            if entry is not None and selection.holds(entry[0], entry[1].key):
+                yield entry
+        if hashed is not None:
+            raise InvalidArgument(_without_end(entries, f"it ends with line {number}"))
+
+
+def _without_end(entries: int, what: str) -> str:
+    return (
+        f"the file was cut after {entries:,} entries: {what}, without the last line of an export, which has their "
+        "number (an export of an early version of Keyloft has none)"
+    )
+
+
+def _check_complete(end: lines.End, entries: int, sha256: str | None) -> None:
+    if sha256 is None:
+        raise InvalidArgument("the file was cut: the first line of the export is missing")
+    if entries != end.entries:
+        raise InvalidArgument(
+            f"lines are missing or were added: the file has {entries:,} entries, and its last line says {end.entries:,}"
+        )
+    if sha256 != end.sha256:
+        raise InvalidArgument(
+            "the file was changed since it was written: its lines don't have the SHA-256 that its last line names"
+        )
+
+
+def _split(source: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Lines without their ends, and whether they had one. A raw stream would read its lines byte by byte."""
+    pieces: list[bytes] = []
+    while chunk := source.read(limits.SCAN_BYTES):
+        first, *rest = chunk.split(b"\n")
+        pieces.append(first)
+        if rest:
+            yield b"".join(pieces), True
+            yield from [(line, True) for line in rest[:-1]]
+            pieces = [rest[-1]]
+    if last := b"".join(pieces):
+        yield last, False

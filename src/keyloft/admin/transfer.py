@@ -1,0 +1,311 @@
+"""Moves entries between databases and files: `export`, `import_` and `copy`."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import IO, Literal, TypeAlias
+
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.admin.comparison import compare
+from keyloft.admin.databases import Database, opened
+from keyloft.admin.export_files import ExportReader, ExportWriter, partial_file
+from keyloft.admin.export_format import row_name
+from keyloft.admin.progress import Progress, stage
+from keyloft.admin.selection import Selection, count, rows_of
+from keyloft.admin.threads import in_thread
+from keyloft.core.keys import TupleKey
+from keyloft.core.maintenance import Existing, Loaded, Maintenance
+from keyloft.core.records import Record, Space
+from keyloft.core.urls import DatabaseUrl
+from keyloft.errors import AlreadyExists, InvalidArgument, TransferFailed
+
+IfExists: TypeAlias = Literal["refuse", "keep", "replace"]
+"""What happens to an entry whose key another entry is to be stored under."""
+
+
+class ExportReport(Struct, frozen=True, kw_only=True):
+    """What an export holds."""
+
+    file: str | None
+    """None for a stream."""
+    entries: int
+    version: int
+    """The version of the last commit that it contains."""
+    sha256: str
+    """Of all lines but the last one, which names it."""
+
+
+class ImportReport(Struct, frozen=True, kw_only=True):
+    """What became of the entries that were to be stored."""
+
+    new: int = 0
+    same: int = 0
+    """An equal entry was stored already."""
+    kept: int = 0
+    """Another entry was stored, and stays."""
+    replaced: int = 0
+
+
+class CopyReport(ImportReport, frozen=True, kw_only=True):
+    """What became of the entries that were copied, and how both databases compare."""
+
+    compared: int
+    missing: int
+    different: int
+    other_versions: int
+    """Equal but for the version: they were stored before, or replaced another entry."""
+    first_difference: str | None
+    source_sha256: str
+    target_sha256: str
+
+
+async def export(
+    database: Database,
+    target: Database | IO[bytes],
+    *,
+    prefix: TupleKey | None = None,
+    plugin: str | None = None,
+    project: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Write entries as lines of JSON, as they are at one moment.
+
+    Entries that have expired are left out, except where workflows can still restore them. The last line has the number
+    and the hash of the others, so that `import_` notices a file that was cut. A file is `FILE.partial` until it is
+    complete, and only its owner can read it.
+
+    Example:
+        >>> await admin.export("app.db", "users.jsonl", prefix=("users",))
+
+    Args:
+        database: A path, `sqlite:///…` or `postgresql://…`.
+        target: A file, or a binary stream to write to.
+        prefix: Of the tuple store, only what is below it.
+        plugin: Only what this plugin stores.
+        project: Only this project, `tenant/<tenant>/project/<project>`. Of several selectors, all parts are exported.
+        resume: Continue an export that did not end; it then has entries as they are when they are read.
+        overwrite: Replace `target`, or an export that did not end.
+        progress: Called with the stage, how much is done, and the total or None.
+
+    Returns:
+        What the export holds.
+
+    Raises:
+        InvalidArgument: The file exists already, or can't be made.
+        Undecodable: A row can't be moved; the message names it.
+        DatabaseError: The database can't be read.
+    """
+    selection = Selection.of(prefix, plugin, project)
+    file = Path(target) if isinstance(target, (str, os.PathLike)) else None
+    if file is None and (resume or overwrite):
+        raise InvalidArgument("resume and overwrite (--resume, --force) are for a file, not for a stream")
+    async with opened(database) as source, source.snapshot() as snapshot:
+        advance, total = stage(progress, "exporting"), await count(snapshot, selection) if progress else 0
+        with (
+            nullcontext(ExportWriter(target))  # type: ignore[arg-type]
+            if file is None
+            else partial_file(file, selection.named, resume=resume, overwrite=overwrite)
+        ) as writer:
+            writer.begin(snapshot.version, selection.named)
+            async for space, rows in rows_of(snapshot, selection, writer.after):
+                # In a thread: the reader of a pipe may be slow, and Ctrl-C ends the wait.
+                await in_thread(partial(writer.write, space, rows))
+                advance(writer.entries, total)
+            await in_thread(lambda: writer.finish(snapshot.version))
+        return ExportReport(
+            file=None if file is None else str(file),
+            entries=writer.entries,
+            version=snapshot.version,
+            sha256=writer.sha256,
+        )
+
+
+async def import_(
+    source: Database | IO[bytes],
+    database: Database,
+    *,
+    prefix: TupleKey | None = None,
+    plugin: str | None = None,
+    project: str | None = None,
+    existing: IfExists = "refuse",
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Store the entries of an export, with their versions and expiries, in a database that is made if need be.
+
+    Some thousand entries at a time are stored in one commit. After an error the same call continues: it passes over
+    what is stored already.
+
+    Example:
+        >>> await admin.import_("users.jsonl", "app.db", existing="keep")
+
+    Args:
+        source: A file that `export` wrote, or one with an entry per line, or a binary stream.
+        database: A path, `sqlite:///…` or `postgresql://…`.
+        prefix: Of the tuple store, only what is below it.
+        plugin: Only what this plugin stores.
+        project: Only this project, `tenant/<tenant>/project/<project>`.
+        existing: What to do where another entry is stored: "refuse", "keep" it or "replace" it.
+        progress: Called with the stage, how many bytes are read, and the total or None.
+
+    Returns:
+        What became of the entries.
+
+    Raises:
+        TransferFailed: A line is not an entry, the file was cut, or another entry is stored. What was read before is
+            stored, and stays; `result` is an `ImportReport` of that.
+        InvalidArgument: There is no such file.
+        DatabaseError: The database can't be written.
+    """
+    selection, conflict = Selection.of(prefix, plugin, project), _existing(existing)
+    with _readable(source) as (stream, size):
+        async with opened(database, make=True) as target:
+            reader, loader = ExportReader(stream, selection), _Loader(target, conflict)
+            while not reader.is_done:
+                # In a thread that may be abandoned: a pipe may be silent for ever, and Ctrl-C ends the wait.
+                await loader.load(await in_thread(reader.take), reader.version)
+                if progress is not None:
+                    progress("importing", reader.done_bytes, size)
+            report = _import_report(loader.loaded)
+            if reader.fault is not None:
+                raise TransferFailed(f"{reader.fault}. {_after_fault(loader.loaded.all)}", report)
+    return report
+
+
+async def copy(
+    source: Database,
+    target: Database,
+    *,
+    prefix: TupleKey | None = None,
+    plugin: str | None = None,
+    project: str | None = None,
+    existing: IfExists = "refuse",
+    progress: Progress | None = None,
+) -> CopyReport:
+    """Copy entries from one database to another, then read both and compare them.
+
+    They are copied as they are at one moment, while others may write. After an error the same call continues.
+
+    Example:
+        >>> await admin.copy("app.db", "postgresql://localhost/app")
+
+    Args:
+        source: A path, `sqlite:///…` or `postgresql://…`.
+        target: The same; it is made if need be.
+        prefix: Of the tuple store, only what is below it.
+        plugin: Only what this plugin stores.
+        project: Only this project, `tenant/<tenant>/project/<project>`.
+        existing: What to do where another entry is stored: "refuse", "keep" it or "replace" it.
+        progress: Called with the stage, how much is done, and the total or None.
+
+    Returns:
+        What became of the entries, and how both databases compare.
+
+    Raises:
+        TransferFailed: Another entry is stored, or what arrived is not what was read; `result` is the report so far.
+        Undecodable: A row can't be moved; the message names it.
+        DatabaseError: A database can't be read or written.
+    """
+    selection, conflict = Selection.of(prefix, plugin, project), _existing(existing)
+    async with opened(source) as origin, opened(target, make=True) as goal, origin.snapshot() as snapshot:
+        loader, advance = _Loader(goal, conflict), stage(progress, "copying")
+        total = await count(snapshot, selection) if progress else 0
+        rows: list[tuple[Space, Record]] = []
+        async for space, page in rows_of(snapshot, selection):
+            rows += [(space, row) for row in page]
+            size = sum([len(row.value) for _, row in rows])
+            if len(rows) >= limits.MAINTENANCE_ROWS or size >= limits.TRANSFER_SLICE_BYTES:
+                await loader.load(rows, snapshot.version)
+                advance(loader.loaded.all, total)
+                rows = []
+        await loader.load(rows, snapshot.version)
+        async with goal.snapshot() as arrived:
+            compared = await compare(snapshot, arrived, selection, stage(progress, "comparing"))
+    report = CopyReport(
+        **_counts(loader.loaded),
+        compared=compared.entries,
+        missing=compared.missing,
+        different=compared.different,
+        other_versions=compared.other_versions,
+        first_difference=compared.first,
+        source_sha256=compared.source_hash,
+        target_sha256=compared.target_hash,
+    )
+    if report.missing or report.different > report.kept:
+        raise TransferFailed(
+            f"{DatabaseUrl.parse(target).shown} does not hold what {DatabaseUrl.parse(source).shown} held, beginning "
+            f"with {report.first_difference}: another process may have written there meanwhile",
+            report,
+        )
+    return report
+
+
+class _Loader:
+    """Stores rows, and counts what they met."""
+
+    def __init__(self, target: Maintenance, existing: Existing) -> None:
+        self._target = target
+        self._existing = existing
+        self.loaded = Loaded()
+
+    async def load(self, rows: list[tuple[Space, Record]], version: int) -> None:
+        """Store rows in one commit; `version` is that of the database they come from."""
+        if not rows:
+            return
+        try:
+            # A file without a first line may still name versions.
+            highest = max(version, *[row.version for _, row in rows])
+            self.loaded.add(await self._target.load(rows, highest, self._existing))
+        except AlreadyExists as error:
+            raise TransferFailed(
+                f"{row_name(error.space, error.key)} is stored already, with another value or expiry: existing="
+                '"keep" (--keep) leaves such entries as they are, existing="replace" (--replace) replaces them',
+                _import_report(self.loaded),
+            ) from None
+
+
+@contextmanager
+def _readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int | None]]:
+    """A stream to read from, and its size if that is known."""
+    if not isinstance(source, (str, os.PathLike)):
+        yield source, None
+        return
+    file = Path(source)
+    if file.is_dir():
+        raise InvalidArgument(f"{file} is a folder: name a file in it")
+    if not file.exists():
+        raise InvalidArgument(f"there is no file {file}")
+    with file.open("rb", buffering=0) as stream:
+        yield stream, os.fstat(stream.fileno()).st_size or None
+
+
+def _existing(name: str) -> Existing:
+    try:
+        return Existing(name)
+    except ValueError:
+        raise InvalidArgument('existing is "refuse", "keep" or "replace"') from None
+
+
+def _after_fault(stored: int) -> str:
+    if not stored:
+        return (
+            "Nothing is stored. Is it a file of `keyloft export`? A line by hand is like "
+            '{"key":"users/alice","value":1}; the JSON file of a plugin is for `keyloft plugin import-json`'
+        )
+    return (
+        f"The {stored:,} entries before it are stored, and stay. Get the whole file, or correct the line, and import "
+        "it again: what is stored already is passed over"
+    )
+
+
+def _counts(loaded: Loaded) -> dict[str, int]:
+    return {"new": loaded.new, "same": loaded.same, "kept": loaded.kept, "replaced": loaded.replaced}
+
+
+def _import_report(loaded: Loaded) -> ImportReport:
+    return ImportReport(**_counts(loaded))
