@@ -396,3 +396,42 @@ TRANSFER_SLICE_BYTES: Final = 4 * SCAN_BYTES
 
 ROWS_BETWEEN_PROGRESS: Final = 1000
 """How many rows a comparison reads between two reports of its progress."""
+
+PLUGIN_REQUESTS_AT_ONCE: Final = 200
+"""How many requests `keyloft plugin purge` and `import-json` have under way; a service takes a thousand per plugin."""
+
+DOCTOR_CHECK_SECONDS: Final = 8.0
+"""How long one check of `keyloft doctor` may take."""
+
+DOCTOR_DATABASE_SECONDS: Final = 6.0
+"""How long doctor waits for a database server."""
+
+DOCTOR_NATS_SECONDS: Final = 40.0
+"""How long all checks of NATS may take together."""
+
+DOCTOR_ISOLATION_SECONDS: Final = 20.0
+"""How long doctor tries whether NATS keeps users apart; there may be many users."""
+
+DOCTOR_LOGINS_AT_ONCE: Final = 8
+"""How many users doctor tries at a time."""
+
+DOCTOR_ANSWER_SECONDS: Final = 3.0
+"""How long doctor waits for one answer of NATS or of the service."""
+
+DOCTOR_PORT_SECONDS: Final = 2.0
+"""How long doctor waits for a program that listens on a port to say what it is."""
+
+DOCTOR_SKEW_SECONDS: Final = 1.0
+"""A database clock that differs by more than this is a warning."""
+
+DOCTOR_HARMFUL_SKEW_SECONDS: Final = 30.0
+"""A database clock that differs by more than this is a problem."""
+
+DOCTOR_FREE_BYTES: Final = 1024**3
+"""Less free space than this, or than twice the database, is a warning."""
+
+DOCTOR_LEAST_FREE_BYTES: Final = 16 * 1024**2
+"""Less free space than this is a problem."""
+
+DOCTOR_FREE_INODES: Final = 1000
+"""Fewer free inodes than this are a warning."""

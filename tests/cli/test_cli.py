@@ -73,6 +73,23 @@ def test_a_wrong_call_ends_with_code_2(run: Keyloft, arguments: tuple[str, ...])
     assert "Usage: keyloft" in told
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("export", "--prefx", "users"), "--prefix"),
+        (("list", "--limt", "1"), "--limit"),
+        (("semantic", "get", "--databse", "x", "k"), "--database"),
+        (("exprt",), "export"),
+        (("semantic", "gett"), "get"),
+        (("plugin", "prge"), "purge"),
+    ],
+)
+def test_what_was_mistyped_is_suggested(run: Keyloft, arguments: tuple[str, ...], meant: str) -> None:
+    code, said, told = run(*arguments)
+    assert (code, said) == (2, "")
+    assert re.search(rf"Did you mean .*{meant}.*\?", told)
+
+
 def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
     from keyloft.server.config import SETTINGS
 
@@ -136,6 +153,13 @@ class TestPlugin:
         assert plugin("set", "values", "key", given) == (0, f"{stored}\n", "")
         assert plugin("get", "values", "key") == (0, f"{stored}\n", "")
 
+    def test_what_begins_like_json_and_is_none_is_refused(self, plugin: Keyloft) -> None:
+        code, said, told = plugin("set", "values", "broken", '{"a": secret}')
+        assert (code, said) == (2, "")
+        assert told == "keyloft: VALUE is not JSON: Expecting value at line 1, column 7. --text stores it as text\n"
+        assert plugin("get", "values", "broken")[0] == 1
+        assert plugin("set", "values", "broken", '{"a": secret}', "--text")[0] == 0
+
     def test_text_stays_text_if_asked_for(self, plugin: Keyloft) -> None:
         assert plugin("set", "--text", "values", "number", "100") == (0, '"100"\n', "")
 
@@ -184,7 +208,7 @@ class TestPlugin:
         plugin("set", "purged-2", "a", "1")
         code, said, told = plugin("purge", "purged")
         assert (code, said) == (2, "")
-        assert "Remove all 2 keys of purged?" in told
+        assert "Remove 2 keys, all that purged stores?" in told
         assert plugin("purge", "purged", "--yes") == (0, "2\n", "")
         assert plugin("purge", "purged") == (0, "0\n", "")
         assert plugin("list", "purged-2") == (0, '["a"]\n', "")

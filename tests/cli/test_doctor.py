@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ import keyloft
 from keyloft.admin import Finding
 from keyloft.cli.doctor import database as examine_data
 from keyloft.cli.doctor.bounded import bounded
+from keyloft.cli.doctor.host import SQLITE
 from keyloft.core.records import Latest
 from keyloft.core.schema import REVISION
 from keyloft.engines import Inspection
@@ -154,6 +156,12 @@ def test_a_wrong_call_ends_with_code_2(surroundings: Path, arguments: tuple[str,
     assert run_command(os.environ, "doctor", *arguments)[0] == 2
 
 
+def test_the_least_sqlite_is_that_of_the_oldest_apsw_that_is_allowed() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    [apsw_bound] = [bound for bound in project["dependencies"] if bound.startswith("apsw")]
+    assert apsw_bound == f"apsw>={'.'.join(map(str, SQLITE))}"
+
+
 def test_a_setting_that_can_not_be_read_is_found(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYLOFT_NATS_PORT", "many")
     code, found = doctor()
@@ -202,7 +210,7 @@ def test_a_missing_package_is_named_with_its_extra(
     _, found = doctor(*arguments)
     [finding] = found["packages"]
     assert finding["severity"] == ("problem" if package in ("asyncpg", "nats") else "warning")
-    assert f'pip install "keyloft[{extra}]"' in finding["cure"]
+    assert f'pip install ".[{extra}]"' in finding["cure"]
 
 
 # Files

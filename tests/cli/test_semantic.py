@@ -42,6 +42,27 @@ def test_an_entry_is_put_and_read_with_all_it_says_of_itself(run: Keyloft) -> No
     assert shown(run("semantic", "audit", PROJECT, "--reverse", "--limit", "1"))["action"] == "conflict"
 
 
+def test_an_entry_is_deleted_and_restored(run: Keyloft) -> None:
+    put = shown(run("semantic", "put", FLAG, "true", "--purpose", "feature_flag"))
+    wrong = str(put["version"] + 1)
+    code, said, told = run("semantic", "delete", FLAG, "--expected-version", wrong)
+    assert (code, said) == (1, "")
+    assert told.startswith("keyloft: VERSION_CONFLICT: ")
+    deleted = shown(run("semantic", "delete", FLAG, "--expected-version", str(put["version"]), "--writer", "me:test"))
+    assert (deleted["key"], deleted["value"]) == (FLAG, True)
+    assert run("semantic", "get", FLAG)[0] == 1
+    assert run("semantic", "delete", FLAG)[::2] == (1, f"keyloft: there is no entry {FLAG}\n")
+    restored = shown(run("semantic", "restore", FLAG, "--writer", "me:again", "--json"))
+    assert (restored["value"], restored["lastWriter"]) == (True, "me:again")
+    assert shown(run("semantic", "get", FLAG)) == restored
+    assert run("semantic", "restore", FLAG)[0] == 1
+    actions = [record["action"] for record in shown(run("semantic", "audit", FLAG))]
+    assert actions == ["put", "conflict", "delete", "restore", "conflict"]
+    code, said, told = run("semantic", "restore", f"{PROJECT}/flags/absent")
+    assert (code, said) == (1, "")
+    assert told.startswith("keyloft: NOTHING_TO_RESTORE: ")
+
+
 def test_locks_are_shown_with_their_holders(run: Keyloft, environment: dict[str, str]) -> None:
     run("semantic", "put", FLAG, "true", "--purpose", "feature_flag")
     run("semantic", "put", f"{PROJECT}/locks/sync", "1", "--purpose", "lock", "--ttl", "1000", "--writer", "w:sync")
@@ -51,6 +72,8 @@ def test_locks_are_shown_with_their_holders(run: Keyloft, environment: dict[str,
     assert code == 0
     assert "locks/sync" in seen
     assert "w:sync" in seen
+    empty = "tenant/acme/project/empty"
+    assert at_a_terminal(environment, "semantic", "locks", empty) == (0, f"no lock is held in {empty}\r\n")
     for command in ("list", "audit"):
         assert "flags/new-ui" in at_a_terminal({**environment, "COLUMNS": "150"}, "semantic", command, PROJECT)[1]
 

@@ -77,6 +77,7 @@ def test_a_terminal_shows_tables_and_no_values(environment: dict[str, str], url:
     for word in ("trivia", "acme/web", "trail and others", "on disk", "schema 0003"):
         assert word in said
     assert "Alice" not in said
+    assert "\u2501" not in said, "a bar without a total says nothing"
     last = at_a_terminal(environment, "stats", "--json")[1].splitlines()[-1]
     assert json.loads(last[last.index("{") :])["entries"] == 10  # behind what took the bar away
 

@@ -641,7 +641,7 @@ def test_mistakes_are_told_and_nothing_is_made(run: Keyloft, tmp_path: Path, mon
         (("import", "nowhere.jsonl", "--database", "new.db"), "there is no file nowhere.jsonl"),
         (("export", "--database", "mysql://x"), "no engine"),
         (("export", "--database", ":memory:"), "in memory"),
-        (("copy", "nowhere.db", "new.db"), "nowhere.db to copy from"),
+        (("copy", "nowhere.db", "new.db"), "there is no file"),
         (("import", ".", "--database", "new.db"), "is a folder"),
         (("export", ".", "--force"), "is a folder"),
         (("export", "nowhere/all.jsonl"), "there is no folder nowhere"),

@@ -77,6 +77,29 @@ def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None
     assert entry == {"key": "count", "u64": 7, "versionstamp": 5}
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ('{"name": "Alice", secret}', "Expecting property name enclosed in double quotes at line 1, column 19"),
+        ("[1, 2", "Expecting ',' delimiter at line 1, column 6"),
+        ('"secret', "Unterminated string starting at at line 1, column 1"),
+        ('\n {"a":\n secret}', "Expecting value at line 3, column 2"),
+        ('{"secret": NaN}', "it contains NaN"),
+        ("[" * 5000 + "]" * 5000, "it nests too deep"),
+    ],
+)
+def test_what_begins_like_json_and_is_none_is_refused(run: Keyloft, value: str, told: str) -> None:
+    run("set", "k", "1")
+    code, said, complaint = run("set", "k", "-", given=value.encode())
+    assert (code, said) == (2, "")
+    assert f"VALUE is not JSON: {told}" in complaint
+    assert "--text stores it as text" in complaint
+    assert "secret" not in complaint
+    assert run("get", "k")[1] == "1\n"
+    assert run("set", "k", "-", "--text", given=value.encode())[0] == 0
+    assert json.loads(run("get", "k")[1]) == value
+
+
 def test_lists_show_what_they_are_asked_for(run: Keyloft) -> None:
     for number in range(5):
         run("set", f"log/={number}", str(number))
@@ -159,7 +182,7 @@ class TestDeleting:
     def test_at_a_terminal_it_asks(self, run: Keyloft, environment: dict[str, str], answer: str, left: str) -> None:
         run("set", "users/a", "1")
         code, shown = at_a_terminal(environment, "delete", "--prefix", "users", answer=answer)
-        assert "Remove 1 entries below users?" in shown
+        assert "Remove 1 entry below users?" in shown
         assert code == (1 if left else 0)
         assert run("keys") == (0, left, "")
 

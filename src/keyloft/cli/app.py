@@ -7,9 +7,11 @@ import typer
 import keyloft
 from keyloft.cli import backup, check, compact, migrate, nats_config, plugin, semantic, serve, stats, transfer, tuples
 from keyloft.cli.doctor import command as doctor
+from keyloft.cli.options import Group
 from keyloft.cli.terminal import say
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
@@ -28,7 +30,7 @@ def about(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """A key-value store with several faces.
+    """A key-value store with several interfaces.
 
     get, list, keys, count, watch, set, delete and touch are about the tuple store, which programs open with
     `keyloft.open`; `plugin` is about what plugins store, `semantic` about the state of workflows. stats, export,

@@ -3,19 +3,22 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 import typer.core
 
-from keyloft.cli.terminal import told
+from keyloft.cli.terminal import ended
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, also at a terminal.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
-AsText: TypeAlias = Annotated[bool, typer.Option("--text", help="VALUE is text, even if it could be JSON.")]
+AsText: TypeAlias = Annotated[bool, typer.Option("--text", help="VALUE is text, whatever it begins with.")]
 Value: TypeAlias = Annotated[
     str,
-    typer.Argument(metavar="VALUE", help="JSON, as in 100 or '{\"a\": 1}'; whatever is not JSON is text. - reads it."),
+    typer.Argument(
+        metavar="VALUE", help="JSON, as in 100 or '{\"a\": 1}'; what does not begin like JSON is text. - reads it."
+    ),
 ]
 
 
@@ -24,7 +27,7 @@ def add_commands(
 ) -> None:
     """Add commands by their names, with flags for settings; None for commands that take no settings."""
     for name, command in commands.items():
-        group.command(name, cls=Command)(told(command if settings is None else with_settings(*settings)(command)))
+        group.command(name, cls=Command)(ended(command if settings is None else with_settings(*settings)(command)))
 
 
 class Command(typer.core.TyperCommand):
@@ -32,7 +35,29 @@ class Command(typer.core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.ignore_unknown_options = any([_NEGATIVE.match(arg) for arg in args])
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _suggest(error, getattr(error, "possibilities", None))
+            raise
+
+
+class Group(typer.core.TyperGroup):
+    """A group of commands that suggests one for a mistyped name."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            _suggest(error, get_close_matches(args[0], self.commands))
+            raise
+
+
+def _suggest(error: Any, names: list[str] | None) -> None:
+    """Add to a usage error what was meant, in the same words whichever version of Typer raised it."""
+    if names and "Did you mean" not in error.message:
+        error.message = f"{error.message.rstrip('.')}. Did you mean {' or '.join(names)}?"
+    error.possibilities = None
 
 
 _NEGATIVE: Final = re.compile(r"-[0-9.]")

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from keyloft.cli.options import AsJson, AsText, Value, Yes, add_commands
-from keyloft.cli.terminal import confirm, given_value, remark, show_json
+from keyloft import limits
+from keyloft.cli.options import AsJson, AsText, Group, Value, Yes, add_commands
+from keyloft.cli.terminal import confirm, counted, given_value, remark, show_json
 from keyloft.core.urls import without_password
 from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, Unanswered
 from keyloft.nats import payloads
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from keyloft.plugins import DatabaseClient
 
 _ABSENT: Final = object()
-_AT_ONCE: Final = 200
-"""How many requests are under way at a time: a service takes a thousand of one plugin."""
 _PREFIX: Final = "db.kv"
 
 Plugin: TypeAlias = Annotated[str, typer.Argument(metavar="PLUGIN", help="Whose storage, as in trivia.")]
@@ -37,7 +36,7 @@ Timeout: TypeAlias = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    plugin = typer.Typer(no_args_is_help=True, help="Read and write what a plugin stores, over NATS.")
+    plugin = typer.Typer(cls=Group, no_args_is_help=True, help="Read and write what a plugin stores, over NATS.")
     add_commands(
         plugin,
         NATS_SETTINGS,
@@ -148,12 +147,12 @@ def purge(
 
     there = _ask(plugin, subjects, timeout, flags, keys)
     if there and not yes:
-        confirm(f"Remove all {len(there):,} keys of {plugin}?")
+        confirm(f"Remove {counted(len(there), 'key')}, all that {plugin} stores?")
 
     async def remove(client: "DatabaseClient") -> int:
         removed = 0
-        for first in range(0, len(there), _AT_ONCE):
-            some = there[first : first + _AT_ONCE]
+        for first in range(0, len(there), limits.PLUGIN_REQUESTS_AT_ONCE):
+            some = there[first : first + limits.PLUGIN_REQUESTS_AT_ONCE]
             removed += sum(await asyncio.gather(*[client.kv.delete(key) for key in some]))
         return removed
 
@@ -188,8 +187,8 @@ def import_json(
         for key in wanted:
             rules.key(key)
             rules.value(content[key])
-        for first in range(0, len(wanted), _AT_ONCE):
-            some = wanted[first : first + _AT_ONCE]
+        for first in range(0, len(wanted), limits.PLUGIN_REQUESTS_AT_ONCE):
+            some = wanted[first : first + limits.PLUGIN_REQUESTS_AT_ONCE]
             await asyncio.gather(*[client.kv.set(key, content[key], ttl=ttl) for key in some])
         return wanted
 

@@ -10,7 +10,7 @@ import typer
 
 from keyloft import Store
 from keyloft.cli.database import with_store
-from keyloft.cli.options import AsJson, AsText, Value, Yes, add_commands
+from keyloft.cli.options import AsJson, AsText, Group, Value, Yes, add_commands
 from keyloft.cli.terminal import fail, given_value, is_for_people, local_time, remark, say, show_json, table, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import DeadLetter, Envelope, Semantics, SemanticStore
@@ -35,11 +35,20 @@ ExpectedVersion: TypeAlias = Annotated[
     typer.Option(metavar="VERSION", help="0: nothing may be there. N: it must be version N. *: whatever is there."),
 ]
 
+Writer: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Who writes. [default: operator:USER@HOST]", show_default=False)
+]
+RequestId: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="ID", help="The same request again gets the first outcome.")
+]
+SpecRef: TypeAlias = Annotated[str | None, typer.Option(metavar="REF", help="The spec that governs it.")]
+
 
 def add_to(app: typer.Typer) -> None:
-    semantic = typer.Typer(no_args_is_help=True, help="Look at and change the state of workflows, in a database.")
-    letters = typer.Typer(no_args_is_help=True, help="Writes that were given up: look at them, retry or drop them.")
-    add_commands(semantic, _SETTINGS, {"get": get, "put": put, "list": listing, "audit": audit, "locks": locks})
+    semantic = typer.Typer(cls=Group, no_args_is_help=True, help="Read and change the state of workflows.")
+    letters = typer.Typer(cls=Group, no_args_is_help=True, help="Writes that were given up: list, retry or drop them.")
+    add_commands(semantic, _SETTINGS, {"get": get, "put": put, "delete": delete, "restore": restore, "list": listing})
+    add_commands(semantic, _SETTINGS, {"audit": audit, "locks": locks})
     add_commands(letters, _SETTINGS, {"list": list_letters, "retry": retry_letter, "drop": drop_letter})
     semantic.add_typer(letters, name="dead-letters")
     app.add_typer(semantic, name="semantic")
@@ -65,18 +74,14 @@ def put(
         str, typer.Option(metavar="NAME", help="What the entry is for: config, cursor, feature_flag, …")
     ],
     expected_version: ExpectedVersion = "*",
-    writer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Who writes. [default: operator:USER@HOST]", show_default=False)
-    ] = None,
+    writer: Writer = None,
     producer: Annotated[str | None, typer.Option(metavar="NAME", help="Who makes it.")] = None,
     consumer: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Who reads it; to be repeated for several.")
     ] = None,
     ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="After so many seconds it is gone.")] = None,
-    request_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The same request again gets the first outcome.")
-    ] = None,
-    spec_ref: Annotated[str | None, typer.Option(metavar="REF", help="The spec that governs it.")] = None,
+    request_id: RequestId = None,
+    spec_ref: SpecRef = None,
     text: AsText = False,
     as_json: AsJson = False,
     flags: Flags,
@@ -100,6 +105,59 @@ def put(
         )
 
     show_json(shown(_with_semantic(flags, work, make=True)), as_json=as_json)
+    return 0
+
+
+def delete(
+    key: Key,
+    *,
+    expected_version: ExpectedVersion = "*",
+    writer: Writer = None,
+    request_id: RequestId = None,
+    spec_ref: SpecRef = None,
+    as_json: AsJson = False,
+    flags: Flags,
+) -> int:
+    """Remove an entry, if it is what is expected, and print it; exit code 1 if there is none.
+
+    It can be restored for a week.
+
+    Example: keyloft semantic delete tenant/acme/project/web/flags/new-ui
+    """
+
+    async def work(store: SemanticStore) -> Envelope | None:
+        return await store.delete(
+            key,
+            expected_version=_version(expected_version),
+            writer=writer or _operator(),
+            request_id=request_id,
+            spec_ref=spec_ref,
+        )
+
+    if (entry := _with_semantic(flags, work)) is None:
+        fail(f"there is no entry {key}")
+    show_json(shown(entry), as_json=as_json)
+    return 0
+
+
+def restore(
+    key: Key,
+    *,
+    writer: Writer = None,
+    request_id: RequestId = None,
+    spec_ref: SpecRef = None,
+    as_json: AsJson = False,
+    flags: Flags,
+) -> int:
+    """Bring back what was deleted or has expired at a key where nothing is now, and print it.
+
+    Example: keyloft semantic restore tenant/acme/project/web/flags/new-ui
+    """
+
+    async def work(store: SemanticStore) -> Envelope:
+        return await store.restore(key, writer=writer or _operator(), request_id=request_id, spec_ref=spec_ref)
+
+    show_json(shown(_with_semantic(flags, work)), as_json=as_json)
     return 0
 
 
@@ -134,7 +192,8 @@ def listing(
             ]
             async for entry in entries
         ]
-        table(["path", "purpose", "version", "last writer", "updated", "expires", *(["value"] if values else [])], rows)
+        columns = ["path", "purpose", "version", "last writer", "updated", "expires", *(["value"] if values else [])]
+        table(columns, rows, f"there are no entries below {prefix}")
 
     _with_semantic(flags, work)
     return 0
@@ -175,7 +234,7 @@ def audit(
             ]
             async for record in trail
         ]
-        table(["sequence", "when", "what", "path", "who", "before", "after", "why"], rows)
+        table(["sequence", "when", "what", "path", "who", "before", "after", "why"], rows, "nothing happened")
 
     _with_semantic(flags, work)
     return 0
@@ -205,7 +264,7 @@ def locks(project: Project, *, as_json: AsJson = False, flags: Flags) -> int:
         ]
         for entry in held
     ]
-    table(["lock", "holder", "fence", "since", "until, unless renewed"], rows)
+    table(["lock", "holder", "fence", "since", "until, unless renewed"], rows, f"no lock is held in {project}")
     return 0
 
 
@@ -231,7 +290,7 @@ def list_letters(project: Project, *, as_json: AsJson = False, flags: Flags) -> 
         for letter in found
         for operation in letter.operations
     ]
-    table(["id", "when", "why", "attempts", "what", "path"], rows)
+    table(["id", "when", "why", "attempts", "what", "path"], rows, f"there are no dead letters in {project}")
     return 0
 
 

@@ -4,6 +4,7 @@ At a terminal a result is laid out for people; in a pipe, or with --json, it is 
 """
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,8 +22,8 @@ from keyloft.server.error_output import describe, exit_code, print_error
 P = ParamSpec("P")
 
 
-def told(command: Callable[P, int | None]) -> Callable[P, None]:
-    """Make a command end with its exit code, and tell of whatever goes wrong in one line."""
+def ended(command: Callable[P, int | None]) -> Callable[P, None]:
+    """Make a command end with its exit code, and print what goes wrong in one line."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -57,24 +58,24 @@ def say(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """Tell of what goes on."""
+    """Print something about the work, to the standard error output."""
     sys.stderr.write(f"{text}\n")
 
 
 def fail(text: str) -> NoReturn:
-    """End a command that did not do what it was asked for."""
+    """End a command with a message and exit code 1."""
     print_error(text)
     raise typer.Exit(1)
 
 
 def confirm(question: str) -> None:
-    """Go on only if somebody agrees.
+    """Ask a question at the terminal, and end the command unless the answer is yes.
 
     Raises:
-        InvalidArgument: Nobody is there.
+        InvalidArgument: There is no terminal to ask at.
     """
     if not sys.stdin.isatty():
-        raise InvalidArgument(f"{question} Nobody is here to answer: --yes says so beforehand")
+        raise InvalidArgument(f"{question} There is no terminal to ask at: --yes answers beforehand")
     if not typer.confirm(question, err=True):
         remark("Nothing was changed.")
         raise typer.Exit(1)
@@ -85,22 +86,36 @@ def to_json(value: object) -> str:
     return encode_json(value, limits.LARGEST_VALUE_BYTES).decode()
 
 
-def understood(text: str) -> Any:
-    """A value as somebody types it: JSON, and whatever is none is text."""
+def given_value(text: str, *, is_text: bool) -> Any:
+    """The value of an argument: JSON, and what does not begin like JSON is text; `-` reads it from the input.
+
+    Raises:
+        InvalidArgument: It begins like an object, an array or a string of JSON, and is none.
+    """
+    text = sys.stdin.read() if text == "-" else text
+    if is_text:
+        return text
     try:
         return decode_json(text.encode())
     except (Undecodable, UnicodeEncodeError):
+        if text.lstrip().startswith(("{", "[", '"')):
+            raise InvalidArgument(f"VALUE is not JSON: {_json_fault(text)}. --text stores it as text") from None
         return text
 
 
-def given_value(text: str, *, is_text: bool) -> Any:
-    """The value of an argument; a hyphen reads it from the standard input."""
-    text = sys.stdin.read() if text == "-" else text
-    return text if is_text else understood(text)
+def _json_fault(text: str) -> str:
+    """Where JSON breaks, without a word of the value."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"{error.msg} at line {error.lineno}, column {error.colno}"
+    except RecursionError:
+        return "it nests too deep"
+    return "it contains NaN, Infinity or a lone surrogate"
 
 
 def is_for_people(stream: Any = None) -> bool:
-    """Whether somebody looks at the output, and not a program."""
+    """Whether the output goes to a terminal, and not to a program."""
     return bool((stream or sys.stdout).isatty()) and os.environ.get("TERM") != "dumb"
 
 
@@ -150,8 +165,11 @@ def sized(size: int) -> str:
     return f"{amount:,.1f} {unit}"
 
 
-def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table for people."""
+def table(names: Sequence[str], rows: Sequence[Sequence[str]], nothing: str = "") -> None:
+    """Print a table for people, or the sentence `nothing` if there are no rows."""
+    if not rows:
+        say(nothing)
+        return
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -160,4 +178,4 @@ def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     shown = Table(*names, box=box.SIMPLE, header_style="bold")
     for row in rows:
         shown.add_row(*[Text(cell, overflow="fold") for cell in row])
-    Console(highlight=False).print(shown if rows else "nothing")
+    Console(highlight=False).print(shown)

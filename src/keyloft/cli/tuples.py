@@ -10,7 +10,7 @@ import typer
 from keyloft import Entry, Store
 from keyloft.cli.database import with_store
 from keyloft.cli.options import AsJson, AsText, Value, Yes, add_commands
-from keyloft.cli.terminal import confirm, fail, given_value, is_for_people, say, show_json, to_json
+from keyloft.cli.terminal import confirm, counted, fail, given_value, is_for_people, say, show_json, to_json
 from keyloft.core import key_text
 from keyloft.core.keys import TupleKey
 from keyloft.core.values import U64
@@ -220,7 +220,7 @@ def delete(
         if not number:
             fail(f"there is nothing below {prefix!r}")
         if not yes:
-            confirm(f"Remove {number:,} entries {f'below {prefix}' if below else 'in all'}?")
+            confirm(f"Remove {counted(number, 'entry', 'entries')} {f'below {prefix}' if below else 'in all'}?")
         removed = with_store(flags, lambda kv: kv.delete_range(prefix=below))
     else:
         wanted = [key_text.read(one) for one in key or ()]

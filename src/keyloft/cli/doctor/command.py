@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.cli.doctor.bounded import bounded
 from keyloft.cli.findings import show_findings
@@ -17,9 +18,6 @@ from keyloft.plugins import rules
 from keyloft.server.config import NATS_SETTINGS, Config, Flags, check_service, load
 
 _SETTINGS: Final = ("database", *NATS_SETTINGS, "nats_port", "prefixes", "semantic_prefix", "http")
-_SECONDS: Final = 8.0
-_BUS_SECONDS: Final = 40.0
-"""Its parts have bounds of their own."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -87,12 +85,12 @@ async def _examined(flags: Flags, plugin: str | None, logins: Mapping[str, str])
         return
     yield [_settings(config)]
     yield host.packages(config)
-    yield await bounded("database", database.examine(config.database), _SECONDS)
-    yield await bounded("disk", database.disk(config.database), _SECONDS)
-    found = await bounded("nats", nats.examine(config, plugin, logins), _BUS_SECONDS)
+    yield await bounded("database", database.examine(config.database), limits.DOCTOR_CHECK_SECONDS)
+    yield await bounded("disk", database.disk(config.database), limits.DOCTOR_CHECK_SECONDS)
+    found = await bounded("nats", nats.examine(config, plugin, logins), limits.DOCTOR_NATS_SECONDS)
     yield found
     is_served = any(finding.code == "service" and finding.severity == "ok" for finding in found)
-    yield await bounded("ports", host.ports(config, is_served=is_served), _SECONDS)
+    yield await bounded("ports", host.ports(config, is_served=is_served), limits.DOCTOR_CHECK_SECONDS)
 
 
 def _settings(config: Config) -> Finding:

@@ -7,18 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.admin.threads import in_thread
 from keyloft.core.urls import DatabaseUrl
 from keyloft.engines import Inspection, inspect_database
 from keyloft.errors import CannotOpen, DatabaseError, InvalidInput, NotADatabase, Unreachable
 
-_PATIENCE_SECONDS: Final = 6.0
-_MOST_SKEW_SECONDS: Final = 1.0
-_FAR_TOO_MUCH_SKEW_SECONDS: Final = 30.0
-_LEAST_FREE_BYTES: Final = 1024**3
-_HARDLY_ANY_BYTES: Final = 16 * 1024**2
-_LEAST_FREE_INODES: Final = 1000
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _REMOTE: Final = frozenset(
     (
@@ -36,7 +31,7 @@ async def examine(url: str) -> list[Finding]:
     except (InvalidInput, DatabaseError) as error:
         return [_failed(error)]
     try:
-        look = await inspect_database(named, patience=_PATIENCE_SECONDS)
+        look = await inspect_database(named, patience=limits.DOCTOR_DATABASE_SECONDS)
     except DatabaseError as error:
         failure = error
     place, migrate, found = named.shown, "`keyloft migrate`, with the same settings", None
@@ -153,7 +148,7 @@ def schema(look: Inspection, migrate: str) -> Finding:
         return Finding("problem", "schema", told, cure=f"stop what uses it, make a copy, then {migrate}")
     if look.revision > look.wanted:
         told = f"schema {look.revision} is newer than {look.wanted}, which this version of Keyloft has"
-        return Finding("problem", "schema", told, cure="pip install --upgrade keyloft")
+        return Finding("problem", "schema", told, cure="upgrade Keyloft")
     return Finding("ok", "schema", f"schema {look.revision}, that of this version")
 
 
@@ -166,11 +161,12 @@ def clock(look: Inspection) -> Finding:
     if look.ahead is None:
         return Finding("ok", "clock", "expiry goes by this machine's clock: there is no other to differ from")
     skew = abs(look.ahead)
-    if skew <= _MOST_SKEW_SECONDS:
+    if skew <= limits.DOCTOR_SKEW_SECONDS:
         return Finding("ok", "clock", "the database and this machine agree on the time")
     told = f"the database's clock is {skew:,.1f} s {'ahead of' if look.ahead > 0 else 'behind'} this machine's"
     told += "; expiry goes by the database's"
-    return Finding("problem" if skew > _FAR_TOO_MUCH_SKEW_SECONDS else "warning", "clock", told, cure="set both by NTP")
+    is_harmful = skew > limits.DOCTOR_HARMFUL_SKEW_SECONDS
+    return Finding("problem" if is_harmful else "warning", "clock", told, cure="set both by NTP")
 
 
 async def disk(url: str) -> list[Finding]:
@@ -196,13 +192,13 @@ def _disk_below(file: Path) -> Finding:
 def space_for(size: int, free: int, inodes: int | None) -> Finding:
     """Whether so much free space is enough for a database of this size."""
     told = f"{_shown(free)} free, the database has {_shown(size)}"
-    if free < _HARDLY_ANY_BYTES:
+    if free < limits.DOCTOR_LEAST_FREE_BYTES:
         return Finding("problem", "disk", told, cure="make space: writes fail on a full disk")
-    if free < max(_LEAST_FREE_BYTES, 2 * size):
+    if free < max(limits.DOCTOR_FREE_BYTES, 2 * size):
         return Finding(
             "warning", "disk", told, cure="make space: a copy or a migration needs as much as the database has"
         )
-    if inodes is not None and inodes < _LEAST_FREE_INODES:
+    if inodes is not None and inodes < limits.DOCTOR_FREE_INODES:
         return Finding("warning", "disk", f"{told}; only {inodes} more files can be made", cure="remove files")
     return Finding("ok", "disk", told)
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 import keyloft
+from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.admin.threads import in_thread
 from keyloft.engines import SQLITE_VERSION
@@ -20,9 +21,9 @@ from keyloft.server.config import OFF, SETTINGS, Config
 from keyloft.server.nats_process import find_binary
 
 _PYTHON: Final = (3, 11)
-_SQLITE: Final = (3, 46)
-"""What the apsw that pyproject.toml asks for comes with."""
-_SECONDS: Final = 2.0
+SQLITE: Final = (3, 51)
+"""The SQLite of the oldest apsw that pyproject.toml allows."""
+_SHOWN: Final = ".".join(map(str, SQLITE))
 
 
 def versions() -> list[Finding]:
@@ -36,8 +37,8 @@ def versions() -> list[Finding]:
         if sys.version_info >= _PYTHON
         else Finding("problem", "python", f"{python} is too old", cure="install Python 3.11 or later"),
         Finding("ok", "sqlite", sqlite)
-        if found >= _SQLITE
-        else Finding("warning", "sqlite", f"{sqlite}, is old", cure='pip install --upgrade "apsw>=3.46"'),
+        if found >= SQLITE
+        else Finding("warning", "sqlite", f"{sqlite}, is old", cure=f'pip install --upgrade "apsw>={_SHOWN}"'),
     ]
 
 
@@ -49,7 +50,7 @@ def packages(config: Config) -> list[Finding]:
 
 def _missing(config: Config) -> Iterator[Finding]:
     def lacks(package: str, extra: str, why: str, *, must: bool) -> Finding:
-        advice = f'pip install "keyloft[{extra}]", or in a clone pip install ".[{extra}]"'
+        advice = f'pip install ".[{extra}]" in a clone of Keyloft'
         return Finding("problem" if must else "warning", "packages", f"{package} is not installed: {why}", cure=advice)
 
     if config.database.lower().startswith("postgres") and not _is_there("asyncpg"):
@@ -57,7 +58,7 @@ def _missing(config: Config) -> Iterator[Finding]:
     if not (_is_there("alembic") and _is_there("sqlalchemy")):
         yield lacks("Alembic", "sql", "`keyloft migrate` needs it", must=False)
     if not _is_there("nats"):
-        yield lacks("nats-py", "nats", "whatever goes over NATS needs it", must=bool(config.nats))
+        yield lacks("nats-py", "nats", "all that goes over NATS needs it", must=bool(config.nats))
     if config.http != OFF and not _is_there("prometheus_client"):
         yield lacks("prometheus-client", "server", "the metrics of `keyloft serve` need it", must=False)
     if not config.nats:
@@ -154,7 +155,7 @@ async def _first_words(host: str, port: int, request: bytes = b"") -> bytes:
     """What somebody says, until a pause or the end."""
     said = b""
     with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(_SECONDS):
+        async with asyncio.timeout(limits.DOCTOR_PORT_SECONDS):
             reader, writer = await asyncio.open_connection(_reachable(host), port)
             try:
                 writer.write(request)

@@ -42,16 +42,12 @@ if TYPE_CHECKING:
 
     from keyloft.nats.connection import Login
 
-_SECONDS: Final = 3.0
-_ISOLATION_SECONDS: Final = 20.0
-"""There may be many users to try."""
 _NOBODY: Final = "keyloft-doctor-nobody"
 """A plugin, and a tenant, that there is not."""
 _KEY: Final = "keyloft-doctor"
 _TENANT: Final = keys.tenant_user("")
 _LEAST_PAYLOAD_BYTES: Final = limits.PLUGIN_VALUE_BYTES + 8192
 """The largest value, and what a request or an answer has around it."""
-_AT_ONCE: Final = 8
 _REFUSED: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 _HOW_TO_ISOLATE: Final = "`keyloft nats-config --plugin NAME …` writes a configuration that keeps plugins apart"
 
@@ -91,7 +87,7 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
     addresses = list(config.nats) or [f"nats://127.0.0.1:{config.nats_port}"]
     where = ", ".join(map(without_password, addresses))
     try:
-        await check_somebody_listens(addresses, _SECONDS)
+        await check_somebody_listens(addresses, limits.DOCTOR_ANSWER_SECONDS)
     except Unanswered:
         if not config.nats:
             told = f"no address is set, and nobody listens at {where}: `keyloft serve` starts a NATS server there"
@@ -107,10 +103,10 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
             found = [_reached(where, user, link.nats)]
     except (KeyloftError, OSError) as error:
         return [_not_reached(where, user, error)]
-    found += await bounded("service", _service(config, addresses, user), 2 * _SECONDS)
+    found += await bounded("service", _service(config, addresses, user), 2 * limits.DOCTOR_ANSWER_SECONDS)
     confined = [one for one in known.values() if one.is_confined and plugin in (None, one.plugin)]
     places, users = (_bare(addresses), confined) if confined else (addresses, [user])
-    found += await bounded("isolation", _isolation(config, places, users), _ISOLATION_SECONDS)
+    found += await bounded("isolation", _isolation(config, places, users), limits.DOCTOR_ISOLATION_SECONDS)
     return found
 
 
@@ -192,12 +188,12 @@ async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
         refusals.update((kind.lower(), subject.lower()) for kind, subject in _REFUSED.findall(str(error)))
 
     try:
-        async with asyncio.timeout(_SECONDS):
+        async with asyncio.timeout(limits.DOCTOR_ANSWER_SECONDS):
             connection = await connect(
                 addresses, name="keyloft doctor", login=user.login, on_error=heard, inbox_prefix=user.inbox
             )
     except TimeoutError:
-        raise Unanswered(f"whoever listens there did not speak NATS within {_SECONDS:g} s") from None
+        raise Unanswered(f"the program there did not speak NATS within {limits.DOCTOR_ANSWER_SECONDS:g} s") from None
     except KeyloftError:
         raise
     except Exception as error:
@@ -250,7 +246,7 @@ async def _service(config: Config, addresses: list[str], user: User) -> list[Fin
             plugin_name=user.plugin or _NOBODY,
             login=user.login,
             prefix=config.prefixes[0],
-            timeout=_SECONDS,
+            timeout=limits.DOCTOR_ANSWER_SECONDS,
             inbox_prefix=user.inbox,
         ) as client:
             began = time.perf_counter()
@@ -266,7 +262,8 @@ async def _service(config: Config, addresses: list[str], user: User) -> list[Fin
             )
         ]
     except TimedOut:
-        return [Finding("problem", "service", f"no answer within {_SECONDS:g} s", cure="see the log of the service")]
+        told = f"no answer within {limits.DOCTOR_ANSWER_SECONDS:g} s"
+        return [Finding("problem", "service", told, cure="see the log of the service")]
     except KeyloftError as error:
         return [Finding("problem", "service", f"it answers {error.code}: {error}", cure="see the log of the service")]
     return [
@@ -293,8 +290,8 @@ async def _isolation(config: Config, addresses: list[str], users: Sequence[User]
         )
     confined = [user for user in users if user.is_confined]
     kept: list[str] = []
-    for first in range(0, len(confined), _AT_ONCE):
-        some = confined[first : first + _AT_ONCE]
+    for first in range(0, len(confined), limits.DOCTOR_LOGINS_AT_ONCE):
+        some = confined[first : first + limits.DOCTOR_LOGINS_AT_ONCE]
         tried = await asyncio.gather(*[_permitted(addresses, user, attempts) for user in some])
         for user, permitted in zip(some, tried, strict=True):
             name = user.plugin or str(user.name)
