@@ -309,7 +309,7 @@ def test_what_can_not_be_written_is_found() -> None:
     assert f"the folder {folder / 'closed'} can't be written" in lines[1]
 
 
-@pytest.mark.parametrize(("revision", "advice"), [("0001", "keyloft migrate --database "), ("9999", "--upgrade")])
+@pytest.mark.parametrize(("revision", "advice"), [("0001", "keyloft migrate --database "), ("9999", "upgrade Keyloft")])
 def test_another_schema_is_found(doctor: Doctor, surroundings: Path, revision: str, advice: str) -> None:
     connection = apsw.Connection(str(made(surroundings / "app.db")))
     connection.execute("UPDATE keyloft_version SET version_num = ?", (revision,)).fetchall()
@@ -528,7 +528,7 @@ async def test_permissions_that_are_too_wide_are_found(
     if seen is None:
         # Who brings no login is trivia, and confined as trivia is.
         assert (code, found["isolation"][0]["severity"]) == (0, "warning")
-        assert "whoever brings no login" in found["isolation"][0]["what"]
+        assert "clients without a login" in found["isolation"][0]["what"]
         return
     assert code == 1
     [problem] = [finding for finding in found["isolation"] if finding["severity"] == "problem"]

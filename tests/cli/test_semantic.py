@@ -57,7 +57,7 @@ def test_an_entry_is_deleted_and_restored(run: Keyloft) -> None:
     assert shown(run("semantic", "get", FLAG)) == restored
     assert run("semantic", "restore", FLAG)[0] == 1
     actions = [record["action"] for record in shown(run("semantic", "audit", FLAG))]
-    assert actions == ["put", "conflict", "delete", "restore", "conflict"]
+    assert actions == ["put", "conflict", "delete", "delete", "restore", "conflict"]
     code, said, told = run("semantic", "restore", f"{PROJECT}/flags/absent")
     assert (code, said) == (1, "")
     assert told.startswith("keyloft: NOTHING_TO_RESTORE: ")

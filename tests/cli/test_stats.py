@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from keyloft.core.schema import REVISION
 from tests.cli.commands import Keyloft, at_a_terminal
 from tests.support.everything import filled, run_sql, stored
 
@@ -74,7 +75,7 @@ def test_the_oldest_expiry_is_that_of_what_is_not_yet_swept(run: Keyloft, url: s
 def test_a_terminal_shows_tables_and_no_values(environment: dict[str, str], url: str) -> None:
     code, said = at_a_terminal({**environment, "COLUMNS": "160", "NO_COLOR": "1"}, "stats")
     assert code == 0
-    for word in ("trivia", "acme/web", "trail and others", "on disk", "schema 0003"):
+    for word in ("trivia", "acme/web", "trail and others", "on disk", f"schema {REVISION}"):
         assert word in said
     assert "Alice" not in said
     assert "\u2501" not in said, "a bar without a total says nothing"

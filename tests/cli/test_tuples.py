@@ -254,7 +254,7 @@ def test_no_tables_are_made_in_a_database_that_is_not_ours(
     assert run_sql(url, tables if "://" in url else "SELECT name FROM sqlite_schema") == [("theirs",)]
 
 
-def test_a_home_that_nobody_has_is_told_as_a_missing_file(run: Keyloft) -> None:
+def test_a_home_folder_of_an_unknown_user_is_named(run: Keyloft) -> None:
     code, said, told = run("count", "--database", "~nobody-here/app.db")
     assert (code, said) == (1, "")
-    assert "there is no file ~nobody-here/app.db" in told
+    assert "~nobody-here/app.db can't be opened: there is no such user" in told

@@ -303,7 +303,7 @@ async def _isolation(config: Config, addresses: list[str], users: Sequence[User]
             else:
                 kept.append(name)
     if kept:
-        told = f"{', '.join(kept)}: each user's {len(attempts)} attempts to reach others were refused"
+        told = f"{', '.join(kept)}: all {len(attempts)} attempts per user to reach others were refused"
         found.append(Finding("ok", "isolation", told))
     elif not confined:
         who = (
