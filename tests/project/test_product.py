@@ -27,7 +27,7 @@ def test_the_public_names_are_these() -> None:
         Entry EntryList Escalated IncompatibleLibrary InvalidArgument InvalidCursor InvalidInput InvalidJson
         InvalidKey InvalidKeyType InvalidPluginName InvalidSubject InvalidValue InvalidValueType KeyTooLarge
         KeyloftError Listing LockHeld LockLost ManualClock MissingField NatsServerFailed NoService NotACounter
-        NotADatabase NotForward NotPermitted NothingToRestore Opening ReadOnly SchemaTooNew SchemaTooOld
+        NotADatabase NotEmpty NotForward NotPermitted NothingToRestore Opening ReadOnly SchemaTooNew SchemaTooOld
         StaleFence Stalled Store TimedOut TransferFailed U64 Unanswered Undecodable Unreachable ValueTooLarge
         VersionConflict
         Watching WrongLoop open
