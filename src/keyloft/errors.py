@@ -80,6 +80,7 @@ __all__ = [
     "NoService",
     "NotACounter",
     "NotADatabase",
+    "NotEmpty",
     "NotForward",
     "NotPermitted",
     "NothingToRestore",
