@@ -128,7 +128,7 @@ def test_constraints_are_plain_versions_of_other_packages() -> None:
 def test_the_lowest_versions_are_those_that_pyproject_allows() -> None:
     lowest = constraints_of(ROOT, "lowest").splitlines()
     requirements = (ROOT / "pyproject.toml").read_text()
-    assert "apsw==3.51" in lowest
+    assert "apsw==3.53" in lowest
     assert all(
         [
             re.search(rf'"{name}(\[\w+\])?>={version}', requirements)
