@@ -1,4 +1,4 @@
-"""A quote database for a chat bot: a plugin in a process of its own, which keeps all it knows in Keyloft.
+"""A quote database for a chat bot: a plugin in a process of its own, which keeps its data in Keyloft.
 
     python quotes.py [--nats nats://127.0.0.1:4222]
 
@@ -69,7 +69,7 @@ class Quotes:
         except keyloft.KeyloftError as error:
             return f"Sorry: {error}"
         except ValueError:
-            pass  # no number, no JSON, or no user in it
+            pass  # not a number, not JSON, or without a user
         return USAGE
 
     async def add(self, user: str, line: str) -> str:
@@ -77,8 +77,8 @@ class Quotes:
         if not author or not text:
             return USAGE
         async with self.writing:
-            # Three keys change, and there is no transaction over NATS. If we are killed in between, this order leaves
-            # a number that is never used, or one that a search passes over; never two quotes with one number.
+            # Three keys change, and there is no transaction over NATS. If the plugin is killed in between, this
+            # order leaves a number that is never used, or one that a search skips; never two quotes with one number.
             number: int = await patiently(self.kv.get, "next", default=1)
             await patiently(self.kv.set, "next", number + 1)
             await patiently(self.kv.set, _author_key(author, number), number)
@@ -102,7 +102,7 @@ class Quotes:
 
     async def delete(self, number: int) -> str:
         async with self.writing:
-            # What a repeated delete() returns says nothing, as the first one may have been carried out: so look first.
+            # A repeated delete() may return False because the first one was carried out: so read first.
             quote = await patiently(self.kv.get, _key(number))
             if not quote:
                 return f"There is no quote {number}."
@@ -128,9 +128,9 @@ def _shown(number: int, quote: dict[str, Any]) -> str:
 
 
 async def patiently(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call the storage, again and again for some seconds if it is away, as while it is restarted."""
-    # After TimedOut nobody knows whether it was carried out. That does no harm: to get, to delete, or to set the same
-    # value has the same effect once and twice, and nobody else writes our keys in between.
+    """Call the storage; repeat the call for some seconds if the service does not answer, as during a restart."""
+    # After TimedOut, the call may have been carried out. Repeating it does no harm: a get, a delete, or a set of the
+    # same value has the same effect once and twice, and no other program writes these keys.
     give_up = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     while True:
         try:
@@ -142,10 +142,10 @@ async def patiently(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.
 
 
 async def run(url: str) -> None:
-    told_to_end = asyncio.Event()
+    ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_end.set)
-    # Two seconds are long for a chat, and many for the storage.
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    # In a chat, two seconds are a long time; the storage answers in milliseconds.
     async with await DatabaseClient.connect(url, plugin_name="quotes", timeout=2) as client:
         subscription = await client.nats.subscribe("chat.quotes.*")
         quotes = Quotes(client)
@@ -157,8 +157,8 @@ async def run(url: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(listen())
             logging.info("quotes: waiting for users")
-            await told_to_end.wait()
-            # No new commands from here on; the group ends when those that came are answered.
+            await ended.wait()
+            # No new commands from here on; the group ends when those that arrived are answered.
             await subscription.drain()  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""Plays the chat bot: sends a plugin what somebody says, and shows the reply.
+"""Plays the chat bot: sends a plugin what a user typed, and prints the reply.
 
 python say.py [--nats nats://127.0.0.1:4222] alice trivia answer Jupiter
 """
@@ -22,12 +22,12 @@ async def say(url: str, user: str, plugin: str, command: str, text: str) -> str:
     try:
         bot = await asyncio.wait_for(nats.connect(url, error_cb=ignore), 3)
     except TimeoutError:
-        sys.exit(f"no NATS answers at {url}: start it with scripts/serve")
+        sys.exit(f"no NATS server answers at {url}: scripts/serve starts one")
     try:
         message = json.dumps({"user": user, "text": text}).encode()
         return (await bot.request(f"chat.{plugin}.{command}", message, timeout=LONGEST_SECONDS)).data.decode()
     except nats.errors.NoRespondersError:
-        sys.exit(f"nobody listens: start examples/{plugin}.py")
+        sys.exit(f"no plugin {plugin} is running: start examples/{plugin}.py")
     finally:
         await bot.close()
 
@@ -39,8 +39,8 @@ def main() -> None:
     parser.add_argument("plugin")
     parser.add_argument("command")
     parser.add_argument("text", nargs="*")
-    asked = parser.parse_args()
-    sys.stdout.write(asyncio.run(say(asked.nats, asked.user, asked.plugin, asked.command, " ".join(asked.text))) + "\n")
+    given = parser.parse_args()
+    sys.stdout.write(asyncio.run(say(given.nats, given.user, given.plugin, given.command, " ".join(given.text))) + "\n")
 
 
 if __name__ == "__main__":

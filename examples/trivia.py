@@ -1,4 +1,4 @@
-"""A trivia game for a chat bot: a plugin in a process of its own, which keeps all it knows in Keyloft.
+"""A trivia game for a chat bot: a plugin in a process of its own, which keeps its data in Keyloft.
 
     python trivia.py [--nats nats://127.0.0.1:4222]
 
@@ -8,7 +8,7 @@ The bot sends what a player typed to `chat.trivia.<command>`, as `{"user": "alic
     score:<player>   the points of a player, and what the last one is for
 
 Start this program once: it is the only one that writes these keys, and carries out one command after the other, in the
-order they came.
+order of their arrival.
 """
 
 import argparse
@@ -81,7 +81,7 @@ class Trivia:
         except keyloft.KeyloftError as error:
             return f"Sorry: {error}"
         except ValueError:
-            pass  # no JSON, or no user in it
+            pass  # not JSON, or without a user
         return USAGE
 
     async def start(self) -> str:
@@ -103,9 +103,9 @@ class Trivia:
             return NO_GAME
         if text.strip().casefold() != QUESTIONS[game["left"][0]][1].casefold():
             return f"No. {_question(game)}"
-        await self._score(player)  # a name that can't be part of a key is refused here, while nothing is decided
-        # Two keys change, and there is no transaction over NATS: this write decides, the score follows from it. If we
-        # are killed in between, the next command gives the point.
+        await self._score(player)  # a name that can't be part of a key is refused here, before anything is decided
+        # Two keys change, and there is no transaction over NATS: this write decides, the score follows from it. If the
+        # plugin is killed in between, the next command gives the point.
         game = Game(id=game["id"], left=game["left"][1:], winner=player)
         await patiently(self.kv.set, "game", game, ttl=GAME_SECONDS)
         await self._give_point(game)
@@ -143,9 +143,9 @@ def _question(game: Game) -> str:
 
 
 async def patiently(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call the storage, again and again for some seconds if it is away, as while it is restarted."""
-    # After TimedOut nobody knows whether it was carried out. That does no harm: to get, or to set the same value, has
-    # the same effect once and twice, and nobody else writes our keys in between.
+    """Call the storage; repeat the call for some seconds if the service does not answer, as during a restart."""
+    # After TimedOut, the call may have been carried out. Repeating it does no harm: a get, or a set of the same value,
+    # has the same effect once and twice, and no other program writes these keys.
     give_up = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     while True:
         try:
@@ -157,10 +157,10 @@ async def patiently(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.
 
 
 async def run(url: str) -> None:
-    told_to_end = asyncio.Event()
+    ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_end.set)
-    # Two seconds are long for a chat, and many for the storage.
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    # In a chat, two seconds are a long time; the storage answers in milliseconds.
     async with await DatabaseClient.connect(url, plugin_name="trivia", timeout=2) as client:
         subscription = await client.nats.subscribe("chat.trivia.*")
         trivia = Trivia(client)
@@ -174,8 +174,8 @@ async def run(url: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(play())
             logging.info("trivia: waiting for players")
-            await told_to_end.wait()
-            # No new commands from here on; play() ends when those that came are answered.
+            await ended.wait()
+            # No new commands from here on; play() ends when those that arrived are answered.
             await subscription.drain()  # type: ignore[no-untyped-call]
 
 
