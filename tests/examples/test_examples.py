@@ -236,7 +236,7 @@ async def test_what_makes_no_sense_is_answered_and_harms_nobody(chat: Chat) -> N
         for command in ("add", "get", "delete"):
             assert await chat.say("bob", "quotes", command, text) == usage
     assert (await chat.say("bob", "quotes", "add", f"{'x' * 300}: y")).startswith("Sorry: key must be ≤255 characters")
-    assert (await chat.say("bob", "quotes", "add", f"x: {'y' * 65_536}")).startswith("Sorry: the value's size")
+    assert (await chat.say("bob", "quotes", "add", f"x: {'y' * 65_536}")).startswith("Sorry: value size exceeds 64KB")
     assert await chat.send("quotes", "search", b'{"user": "bob", "text": "\\ud800"}')
     assert await chat.say("bob", "quotes", "search", "x") == "Nobody of that name is quoted."
 
