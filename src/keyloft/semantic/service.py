@@ -20,7 +20,7 @@ from nats.aio.subscription import Subscription
 import keyloft
 from keyloft import limits
 from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
-from keyloft.nats.connection import drain, subscribe
+from keyloft.nats.connection import drain, servers, subscribe
 from keyloft.nats.discovery import Discovery, Endpoint
 from keyloft.nats.errors import wire_code
 from keyloft.nats.log_rate import LogRate
@@ -94,6 +94,7 @@ class SemanticService:
         self._per_tenant = requests_per_tenant
         self._in_all = requests_in_all
         self._deadline = deadline
+        self._state = "not started"
         self._subscriptions: list[Subscription] = []
         self._under_way: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,8 +117,7 @@ class SemanticService:
         )
 
     def __repr__(self) -> str:
-        state = "serving" if self._subscriptions else "not serving"
-        return f"<SemanticService on {self._prefix}<tenant>.<project>.<operation>, {state}>"
+        return f"<SemanticService of {self._prefix.removesuffix('.')} at {servers(self.nats)}, {self._state}>"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -132,10 +132,12 @@ class SemanticService:
         """Begin to serve."""
         self._subscriptions = await subscribe(self.nats, [self._prefix], self._queue, self._receive)
         await self._discovery.start()
+        self._state = "serving"
         logger.info("[KV] serving %s<tenant>.<project>.<operation>", self._prefix)
 
     async def aclose(self) -> None:
         """Accept no more requests, answer those that were accepted, then return. A second call does nothing."""
+        self._state = "closed"
         subscriptions, self._subscriptions = self._subscriptions, []
         await drain(self.nats, subscriptions, self._deadline)
         while self._tasks or self._refusing:
