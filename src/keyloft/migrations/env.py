@@ -16,6 +16,7 @@ from sqlalchemy import URL, Connection, create_engine, event, pool
 from sqlalchemy.exc import DBAPIError
 
 from keyloft import limits
+from keyloft.core.files import create_private
 from keyloft.core.schema import REVISION_TABLE
 from keyloft.core.urls import DatabaseUrl, PostgresAddress
 from keyloft.errors import CannotOpen, InvalidArgument
@@ -77,6 +78,7 @@ def _migrate_sqlite(file: Path) -> None:
             f"{file} is open in this process, and a second SQLite library would take its locks away: "
             "close it first, or migrate in a process of its own"
         )
+    create_private(file)
     engine = create_engine(
         URL.create("sqlite", database=str(file)),
         poolclass=pool.NullPool,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import keyloft
+from keyloft import migrations
 from keyloft.engines import open_maintenance
 
 
@@ -26,6 +27,12 @@ async def test_a_new_database_and_what_lies_beside_it_are_private(tmp_path: Path
     async with keyloft.open(tmp_path / "app.db") as kv:
         await kv.set(("k",), 1)
         assert modes(tmp_path) == {"app.db": 0o600, "app.db-wal": 0o600, "app.db-shm": 0o600}
+    assert modes(tmp_path) == {"app.db": 0o600}
+
+
+@pytest.mark.usefixtures("_umask")
+def test_a_database_that_a_migration_makes_is_private(tmp_path: Path) -> None:
+    migrations.upgrade(tmp_path / "app.db")
     assert modes(tmp_path) == {"app.db": 0o600}
 
 

@@ -1,9 +1,7 @@
 """Opens SQLite files: who may read a new one, pragmas, the schema, and whether the file can be used at all."""
 
-import contextlib
 import ctypes
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ import apsw
 
 from keyloft import limits
 from keyloft.core import schema
+from keyloft.core.files import create_private
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.sqlite import errors, tables
 from keyloft.errors import CannotOpen, DatabaseError, NotADatabase, ReadOnly
@@ -26,7 +25,6 @@ LIBRARY_VERSION: Final[str] = apsw.sqlite_lib_version()
 """The version of the SQLite that is part of apsw; Python's `sqlite3` has another one."""
 
 _SYNCHRONOUS: Final = {"full": "FULL", "relaxed": "NORMAL"}
-_OWNER_ONLY: Final = 0o600
 
 
 class SqliteFile:
@@ -219,21 +217,6 @@ class SqliteFile:
 
     def _check_revision(self, revision: str) -> None:
         schema.check_revision(revision, self.path, self.path)
-
-
-def create_private(path: str) -> None:
-    """Make an empty file that its owner alone can read, unless there is one; SQLite gives -wal and -shm its mode.
-
-    Errors are left to SQLite, which meets them next.
-    """
-    with contextlib.suppress(OSError):
-        # The real path, because O_EXCL refuses a symbolic link, which SQLite follows.
-        file = os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWNER_ONLY)
-        try:
-            if hasattr(os, "fchmod"):
-                os.fchmod(file, _OWNER_ONLY)  # the umask may have taken bits away
-        finally:
-            os.close(file)
 
 
 def busy_handler(is_cancelled: Callable[[], bool] = lambda: False) -> Callable[[int], bool]:

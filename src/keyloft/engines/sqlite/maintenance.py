@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.clock import SystemClock
+from keyloft.core.files import create_private
 from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Size, Snapshot, movable_time
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.schema import REVISION, Row, lost_counter
 from keyloft.core.values import LOST
 from keyloft.engines import loading
-from keyloft.engines.sqlite.file import LIBRARY_VERSION, SqliteFile, busy_handler, create_private
+from keyloft.engines.sqlite.file import LIBRARY_VERSION, SqliteFile, busy_handler
 from keyloft.engines.sqlite.reads import number, point
 from keyloft.engines.sqlite.tables import CREATE, LAYOUTS, READ_VERSION, WRITE_VERSION, Layout, milliseconds
 from keyloft.engines.sqlite.worker import Worker
