@@ -117,12 +117,19 @@ def test_an_environment_is_kept_where_the_system_does_not_name_its_processes(pro
     assert (first / COMPLETE).exists()
 
 
-def test_constraints_are_plain_versions_of_other_packages() -> None:
+def normal(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def test_every_requirement_is_constrained_to_a_plain_version() -> None:
     first, *lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert "Python 3.11" in first
     names = [re.fullmatch(r"([\w.-]+)==[\w.]+", line) for line in lines]
     assert all(names)
-    assert "keyloft" not in [name[1] for name in names if name]
+    constrained = {normal(name[1]) for name in names if name}
+    required = set(re.findall(r'"([\w.-]+)(?:\[\w+\])?>=', (ROOT / "pyproject.toml").read_text())) - {"hatchling"}
+    assert "keyloft" not in constrained
+    assert {normal(name) for name in required} - constrained == set()
 
 
 def test_the_lowest_versions_are_those_that_pyproject_allows() -> None:
