@@ -4,12 +4,13 @@ import importlib
 import inspect
 import re
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parent.parent
-MODULES: Final = ("keyloft", "keyloft.plugins", "keyloft.semantic")
+MODULES: Final = ("keyloft", "keyloft.plugins", "keyloft.semantic", "keyloft.admin")
 HEAD: Final = """\
 # Reference
 
@@ -68,9 +69,13 @@ def reference() -> str:
         public = {each: getattr(module, each) for each in module.__all__}
         errors = [each for each in public.values() if inspect.isclass(each) and issubclass(each, Exception)]
         for each in sorted(public, key=lambda each: (inspect.isclass(public[each]), each)):
-            if not inspect.isclass(public[each]):
+            if inspect.isclass(public[each]) and public[each] in errors:
+                continue
+            if typing.get_origin(public[each]) is not None:
+                parts += [f"### {each}", f"The type `{_annotation(public[each])}`."]
+            elif not inspect.isclass(public[each]):
                 parts += _function(f"### {each}", public[each])
-            elif public[each] not in errors:
+            else:
                 parts += _class(each, public[each])
         if errors:
             parts += _errors(errors)
