@@ -1,4 +1,4 @@
-"""What stores the data: `open_engine` for the interfaces, `open_maintenance` and `inspect_database` for operators."""
+"""Engines store the data: `open_engine` for interfaces, `open_maintenance` and `inspect_database` for operators."""
 
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
@@ -28,17 +28,17 @@ async def open_engine(
 
     Args:
         url: What to open.
-        clock: Another clock than the database's own, for tests.
+        clock: Another clock than the database's, for tests.
         durability: "full" or "relaxed".
-        cache_mib: How much of an SQLite file is kept in memory to read from.
-        patience: How many seconds a call waits for a database server that is away or silent.
+        cache_mib: How much of an SQLite file is cached in memory.
+        patience: How many seconds a call waits for a database server that does not answer.
 
     Raises:
-        CannotOpen: No engine goes by that name.
-        DatabaseError: The engine can't open its database.
+        InvalidArgument: `url` or `durability` is wrong.
+        DatabaseError: The database can't be opened; the message says why.
     """
     if durability not in ("full", "relaxed"):
-        raise InvalidArgument('durability is "full" or "relaxed"')
+        raise InvalidArgument('durability: expected "full" or "relaxed"')
     database = DatabaseUrl.parse(url)
     if database.postgres is not None:
         from keyloft.engines.postgres.engine import PostgresEngine  # its driver is not installed everywhere
@@ -56,13 +56,14 @@ async def open_engine(
 
 
 async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
-    """Open a database as a whole, for whoever runs it.
+    """Open a database as a whole, for its operator.
 
     Args:
         url: What to open.
-        make: Make it, or its tables, if need be; otherwise nothing is written until something is to be put.
+        make: Make the database, or its tables, if there are none; otherwise nothing is written before the first change.
 
     Raises:
+        InvalidArgument: `url` is not a database URL.
         CannotOpen: There is no such database, or it is in memory.
         DatabaseError: It can't be opened.
     """
@@ -79,11 +80,11 @@ async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
 
 
 async def inspect_database(url: AnyUrl, *, patience: float = limits.SERVER_SECONDS) -> Inspection | None:
-    """Look at a database without making or changing anything; None for one in memory.
+    """Inspect a database without making or changing anything; None for one in memory.
 
     Raises:
-        InvalidArgument: This is no URL.
-        CannotOpen: No engine goes by that name, or there is no such file.
+        InvalidArgument: `url` is not a database URL.
+        CannotOpen: There is no such file.
         DatabaseError: It can't be read; the message says why.
     """
     database = DatabaseUrl.parse(url)

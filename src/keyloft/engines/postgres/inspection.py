@@ -71,16 +71,13 @@ async def _inspect(server: PostgresServer, connection: Connection) -> Inspection
 
 
 async def _missing_rights(connection: Connection) -> list[tuple[str, str]]:
+    missing: dict[str, tuple[str, str]] = {}
     async with connection.transaction(readonly=True):
-        missing = []
-        for table, rights in _RIGHTS.items():
-            for right in rights.split(", "):
-                has = await connection.fetchval("SELECT has_table_privilege(to_regclass($1), $2)", table, right)
-                if not has:
-                    missing.append(
-                        (f"there is no table {table}", "restore it from a backup")
-                        if has is None
-                        else (f"this user may not {right} on {table}", f"GRANT {rights} ON {table} TO it")
-                    )
-                    break
-        return missing
+        for table, right in [(table, right) for table, rights in _RIGHTS.items() for right in rights.split(", ")]:
+            has = await connection.fetchval("SELECT has_table_privilege(to_regclass($1), $2)", table, right)
+            if has is None:
+                missing[table] = f"there is no table {table}", "restore it from a backup"
+            elif not has:
+                granted = f"GRANT {_RIGHTS[table]} ON {table} TO it"
+                missing.setdefault(table, (f"this user may not {right} on {table}", granted))
+    return list(missing.values())

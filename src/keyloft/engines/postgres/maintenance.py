@@ -1,30 +1,17 @@
 """Reads, loads, checks, backs up and compacts a PostgreSQL database as a whole."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.core.maintenance import (
-    LAST_MOMENT,
-    Existing,
-    Facts,
-    Loaded,
-    Progress,
-    Range,
-    Size,
-    Snapshot,
-    movable_time,
-    plugin_text,
-)
+from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Size, Snapshot, movable_time
 from keyloft.core.records import Key, Record, Space
-from keyloft.core.schema import REVISION, Row
+from keyloft.core.schema import REVISION
 from keyloft.core.urls import PostgresAddress
-from keyloft.core.values import JSON
 from keyloft.engines import loading
 from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.errors import Failure, is_lost
@@ -36,7 +23,6 @@ from keyloft.engines.postgres.tables import (
     READ_VERSION,
     WRITE_VERSION_AND_COMMIT,
     PostgresLayout,
-    moment,
 )
 from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 
@@ -53,78 +39,29 @@ _CREATED: Final = [statement.split()[2] for statement in CREATE if statement.sta
 _TIMES: Final = ("expires_at", "created_at", "updated_at")
 
 
-class _RowFormat(Struct, frozen=True):
-    """How whole rows of a space are read and stored, with their times."""
-
-    columns: str
-    """What `record` takes."""
-    expiry: str
-    """SQL: when a row expires, in milliseconds."""
-    record: Callable[..., Record]
-    put: str
-    bind: Callable[[Sequence[Record]], Row]
+def _whole_row(layout: PostgresLayout) -> str:
+    """The columns of a row with all its times, which `layout.record` takes."""
+    return ", ".join((*layout.columns, "version", *map(layout.milliseconds, _TIMES)))
 
 
-def _upsert(layout: PostgresLayout, columns: Sequence[str], select: str) -> str:
+def _put_whole_rows(layout: PostgresLayout) -> str:
+    """The statement that puts rows with their versions and times, over whatever is stored."""
+    columns = (*layout.columns, "version", *_TIMES)
+    types = [*layout.columns.values(), *["bigint"] * (len(_TIMES) + 1)]
+    arrays = ", ".join([f"${at}::{kind}[]" for at, kind in enumerate(types, 1)])
+    selected = ", ".join((*layout.columns, "version", *[layout.moment(f"new.{time}") for time in _TIMES]))
     replaced = ", ".join([f"{column} = excluded.{column}" for column in columns if column not in layout.key])
+    names = ", ".join(columns)
     return (
-        f"INSERT INTO {layout.table} ({', '.join(columns)}) {select} "
+        f"INSERT INTO {layout.table} ({names}) SELECT {selected} FROM unnest({arrays}) AS new ({names}) "
         f"ON CONFLICT ({', '.join(layout.key)}) DO UPDATE SET {replaced}"
     )
 
 
-def _times(rows: Sequence[Record]) -> Row:
-    return [row.created_at for row in rows], [row.updated_at for row in rows]
-
-
-def _bytes_format(layout: PostgresLayout) -> _RowFormat:
-    columns = ("key", "value", "encoding", "version", *_TIMES)
-    arrays = "$1::bytea[], $2::bytea[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[]"
-    return _RowFormat(
-        columns=", ".join(columns),
-        expiry="expires_at",
-        record=Record,
-        put=_upsert(layout, columns, f"SELECT * FROM unnest({arrays})"),
-        bind=lambda rows: (*layout.bind_puts(rows), *_times(rows)),
-    )
-
-
-def _plugin_format(layout: PostgresLayout) -> _RowFormat:
-    def milliseconds(column: str) -> str:
-        # A time written by hand is rounded up to a whole millisecond within what any database can hold; 'infinity' is
-        # never reached, '-infinity' is long past.
-        whole = f"ceil(extract(epoch FROM {column}) * 1000)"
-        return (
-            f"CASE WHEN {column} = 'infinity' THEN NULL WHEN isfinite({column}) "
-            f"THEN least(greatest({whole}, 0), {LAST_MOMENT})::bigint WHEN {column} IS NOT NULL THEN 0 END"
-        )
-
-    def record(plugin: str, key: str, value: str, version: int, due: int | None, *times: int | None) -> Record:
-        created_at, updated_at = times
-        return Record((plugin, key), value.encode(), JSON, version, due, created_at or 0, updated_at or 0)
-
-    def bind(rows: Sequence[Record]) -> Row:
-        plugins, keys = layout.bind_keys([row.key for row in rows])
-        versions, expiries = [row.version for row in rows], [row.expires_at for row in rows]
-        return plugins, keys, list(map(plugin_text, rows)), versions, expiries, *_times(rows)
-
-    columns = (*layout.key, layout.value, "version")
-    put_times = ", ".join([moment(f"new.{time}") for time in _TIMES])
-    arrays = "$1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[]"
-    names = ", ".join(columns)
-    new = f"new ({names}, {', '.join(_TIMES)})"
-    return _RowFormat(
-        columns=f"{names}, {', '.join(map(milliseconds, _TIMES))}",
-        expiry=milliseconds("expires_at"),
-        record=record,
-        put=_upsert(layout, (*columns, *_TIMES), f"SELECT {names}, {put_times} FROM unnest({arrays}) AS {new}"),
-        bind=bind,
-    )
-
-
-_FORMATS: Final[Mapping[Space, _RowFormat]] = {
-    space: (_plugin_format if space is Space.PLUGINS else _bytes_format)(layout) for space, layout in LAYOUTS.items()
-}
+def _movable(row: Record) -> Record:
+    """A plugin's row with times that any database can hold: people may have written others."""
+    expires_at, created_at, updated_at = map(movable_time, (row.expires_at, row.created_at, row.updated_at))
+    return replace(row, expires_at=expires_at, created_at=created_at or 0, updated_at=updated_at or 0)
 
 
 def _select(part: Range, after: Key | None, columns: str, *, with_values: bool) -> tuple[str, list[Any]]:
@@ -293,11 +230,13 @@ class _PostgresLoad:
         stored = layout.found([row[2:] for row in found if row[2] is not None])
         if space is not Space.PLUGINS:
             return dict(stored)
-        return {key: replace(row, expires_at=movable_time(row.expires_at)) for key, row in stored.items()}
+        return {key: _movable(row) for key, row in stored.items()}
 
     async def put(self, space: Space, rows: Sequence[Record]) -> None:
         if rows:
-            await self._transaction.fetch(_FORMATS[space].put, *_FORMATS[space].bind(rows))
+            layout = LAYOUTS[space]
+            times = [row.created_at for row in rows], [row.updated_at for row in rows]
+            await self._transaction.fetch(_put_whole_rows(layout), *layout.bind_puts(rows), *times)
 
     async def clear(self) -> None:
         for layout in LAYOUTS.values():
@@ -314,8 +253,9 @@ class PostgresSnapshot:
         self.now = now
 
     def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
-        row_format = _FORMATS[part.space]
-        return self._pages(part, after, row_format.columns, row_format.record, with_values=True)
+        layout = LAYOUTS[part.space]
+        made = layout.record if part.space is not Space.PLUGINS else lambda *row: _movable(layout.record(*row))
+        return self._pages(part, after, _whole_row(layout), made, with_values=True)
 
     async def count(self, part: Range) -> int:
         layout = LAYOUTS[part.space]
@@ -325,7 +265,7 @@ class PostgresSnapshot:
 
     def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
         layout = LAYOUTS[part.space]
-        columns = f"{', '.join(layout.key)}, octet_length({layout.value}), {_FORMATS[part.space].expiry}"
+        columns = f"{', '.join(layout.key)}, octet_length({layout.value}), {layout.milliseconds('expires_at')}"
         return self._pages(part, None, columns, _plugin_size if len(layout.key) > 1 else Size, with_values=False)
 
     async def _pages(
@@ -342,4 +282,4 @@ class PostgresSnapshot:
 
 
 def _plugin_size(plugin: str, key: str, value_bytes: int, expires_at: int | None) -> Size:
-    return Size((plugin, key), value_bytes, expires_at)
+    return Size((plugin, key), value_bytes, movable_time(expires_at))

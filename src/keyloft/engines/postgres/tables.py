@@ -6,11 +6,12 @@ the moment at which they got the lock of the version counter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
 from keyloft.core import schema
+from keyloft.core.maintenance import plugin_text
 from keyloft.core.records import Key, Page, Record, Scan, Space
 from keyloft.core.schema import Row
 from keyloft.core.values import JSON
@@ -22,13 +23,21 @@ class PostgresLayout(Struct, frozen=True):
     table: str
     key: tuple[str, ...]
     """The columns of the key."""
+    columns: Mapping[str, str]
+    """The columns of key and value, and their types."""
     value: str
     """The column of the value."""
+    milliseconds: Callable[[str], str]
+    """SQL: the time in a column in milliseconds."""
+    moment: Callable[[str], str]
+    """SQL: milliseconds as a column holds them."""
     create: tuple[str, ...]
     bind_key: Callable[[Key], Row]
     bind_keys: Callable[[Sequence[Key]], Row]
     bind_range: Callable[[Key, Key], Row]
     bind_puts: Callable[[Sequence[Record]], Row]
+    record: Callable[..., Record]
+    """Turns a row of `get`, and the times of creation and last change if they follow, into a record."""
     found: Callable[[Sequence[Row]], Mapping[Key, Record]]
     """Turns rows of `get` and `gets` into records by key."""
     page: Callable[[Sequence[Row]], Page]
@@ -89,8 +98,34 @@ def _advance(count: str) -> str:
     )
 
 
-def _statements(insert: Callable[[str, int], str]) -> dict[str, str]:
-    """The two ways to put rows: advancing the version counter in the same statement, and after it was locked."""
+def _puts(
+    table: str, key: Sequence[str], columns: Mapping[str, str], moment: Callable[[str], str] = lambda time: time
+) -> dict[str, str]:
+    """The two ways to put rows: advancing the version counter in the same statement, and after it was locked.
+
+    Args:
+        table: Its name.
+        key: The columns of its key.
+        columns: The columns of key and value, and their types.
+        moment: SQL: milliseconds as a column of the table holds them.
+    """
+    names = ", ".join(columns)
+    replaced = [column for column in (*columns, "version", "expires_at", "updated_at") if column not in key]
+
+    def insert(counter: str, first: int) -> str:
+        arrays = ", ".join(
+            [f"${at}::{kind}[]" for at, kind in enumerate((*columns.values(), "bigint", "bigint"), first)]
+        )
+        return (
+            f"INSERT INTO {table} AS old ({names}, version, expires_at, created_at, updated_at) "
+            f"SELECT {names}, base + new.version, {moment('since + new.due')}, {moment('now')}, {moment('now')} "
+            f"FROM {counter} AS counter CROSS JOIN unnest({arrays}) AS new ({names}, version, due) "
+            f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET "
+            f"{', '.join([f'{column} = excluded.{column}' for column in replaced])}, "
+            "created_at = CASE WHEN old.expires_at <= excluded.updated_at THEN excluded.created_at "
+            "ELSE old.created_at END"
+        )
+
     return {
         "set": (
             f"WITH counter AS ({_advance('$2')}), "
@@ -103,6 +138,7 @@ def _statements(insert: Callable[[str, int], str]) -> dict[str, str]:
 
 def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
     """A table with one binary key."""
+    types = {"key": "bytea", "value": "bytea", "encoding": "int"}
     columns = "value, encoding, version, expires_at, created_at, updated_at"
     now = f"(SELECT coalesce($1::bigint, {milliseconds('now()')}))"
     alive = f"(expires_at IS NULL OR expires_at > {now})"
@@ -116,23 +152,13 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
             f"ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT $4"
         )
 
-    def insert(counter: str, first: int) -> str:
-        key, value, encoding, version, due = [f"${first + offset}" for offset in range(5)]
-        return (
-            f"INSERT INTO {table} AS old (key, value, encoding, version, expires_at, created_at, updated_at) "
-            "SELECT new.key, new.value, new.encoding, base + new.version, since + new.due, now, now "
-            f"FROM {counter} AS counter CROSS JOIN unnest({key}::bytea[], {value}::bytea[], {encoding}::int[], "
-            f"{version}::bigint[], {due}::bigint[]) AS new (key, value, encoding, version, due) "
-            "ON CONFLICT (key) DO UPDATE SET value = excluded.value, encoding = excluded.encoding, "
-            "version = excluded.version, expires_at = excluded.expires_at, updated_at = excluded.updated_at, "
-            "created_at = CASE WHEN old.expires_at <= excluded.updated_at THEN excluded.created_at "
-            "ELSE old.created_at END"
-        )
-
     return PostgresLayout(
         table=table,
         key=("key",),
+        columns=types,
         value="value",
+        milliseconds=lambda column: column,
+        moment=lambda time: time,
         create=(
             f"CREATE TABLE {table} (key BYTEA NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
             "version BIGINT NOT NULL, expires_at BIGINT, created_at BIGINT NOT NULL, "
@@ -149,6 +175,7 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
             [record.version for record in records],
             [record.expires_at for record in records],
         ),
+        record=Record,
         found=lambda rows: {row[0]: Record(*row) for row in rows},
         page=lambda rows: Page(*zip(*rows, strict=True)),
         get=f"SELECT key, {columns} FROM {table} WHERE key = $2 AND {alive}",
@@ -165,7 +192,7 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
             f"updated_at FROM ({_version_and('clock_timestamp()')}) AS counter "
             f"LEFT JOIN {table} AS stored ON key = ANY($2::bytea[])"
         ),
-        **_statements(insert),
+        **_puts(table, ("key",), types),
         remove=f"DELETE FROM {table} WHERE key = ANY($1::bytea[])",
         set_expiries=(
             f"UPDATE {table} AS old SET expires_at = new.due "
@@ -177,12 +204,17 @@ def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
 def _plugin_layout() -> PostgresLayout:
     """The plugins' table, which people can read. A row inserted by hand counts like any other."""
     table = schema.PLUGIN_TABLE
-    # A time written by hand is rounded up to a whole millisecond; 'infinity' is never reached.
-    due = (
-        "CASE WHEN expires_at IS NULL THEN NULL WHEN isfinite(expires_at) "
-        "THEN ceil(extract(epoch FROM expires_at) * 1000)::bigint "
-        f"WHEN expires_at > now() THEN {schema.NEVER} ELSE 0 END"
-    )
+    key, types = ("plugin_name", "key"), {"plugin_name": "text", "key": "text", "value_json": "text"}
+
+    def milliseconds(column: str) -> str:
+        # A time written by hand is rounded up to a whole millisecond; 'infinity' is never reached.
+        return (
+            f"CASE WHEN {column} IS NULL THEN NULL WHEN isfinite({column}) "
+            f"THEN ceil(extract(epoch FROM {column}) * 1000)::bigint "
+            f"WHEN {column} > now() THEN {schema.NEVER} ELSE 0 END"
+        )
+
+    due = milliseconds("expires_at")
     now = f"(SELECT coalesce({moment('$1::bigint')}, now()))"
     alive = f"(expires_at IS NULL OR expires_at > {now})"
 
@@ -194,22 +226,8 @@ def _plugin_layout() -> PostgresLayout:
             f"ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT $5"
         )
 
-    def insert(counter: str, first: int) -> str:
-        plugin, key, value, version, due = [f"${first + offset}" for offset in range(5)]
-        return (
-            f"INSERT INTO {table} AS old (plugin_name, key, value_json, version, expires_at, created_at, updated_at) "
-            f"SELECT new.plugin_name, new.key, new.value, base + new.version, {moment('since + new.due')}, "
-            f"{moment('now')}, {moment('now')} "
-            f"FROM {counter} AS counter CROSS JOIN unnest({plugin}::text[], {key}::text[], {value}::text[], "
-            f"{version}::bigint[], {due}::bigint[]) AS new (plugin_name, key, value, version, due) "
-            "ON CONFLICT (plugin_name, key) DO UPDATE SET value_json = excluded.value_json, "
-            "version = excluded.version, expires_at = excluded.expires_at, updated_at = excluded.updated_at, "
-            "created_at = CASE WHEN old.expires_at <= excluded.updated_at THEN excluded.created_at "
-            "ELSE old.created_at END"
-        )
-
-    def record(plugin: str, key: str, value: str, version: int, expires_at: int | None) -> Record:
-        return Record((plugin, key), value.encode(), JSON, version, expires_at)
+    def record(plugin: str, key: str, value: str, version: int, *times: Any) -> Record:
+        return Record((plugin, key), value.encode(), JSON, version, *times)
 
     def page(rows: Sequence[Row]) -> Page:
         if not rows:
@@ -229,8 +247,11 @@ def _plugin_layout() -> PostgresLayout:
     )
     return PostgresLayout(
         table=table,
-        key=("plugin_name", "key"),
+        key=key,
+        columns=types,
         value="value_json",
+        milliseconds=milliseconds,
+        moment=moment,
         create=(
             f'CREATE TABLE {table} (plugin_name VARCHAR(100) COLLATE "C" NOT NULL, '
             f'key VARCHAR(255) COLLATE "C" NOT NULL, value_json TEXT NOT NULL, expires_at TIMESTAMP WITH TIME ZONE, '
@@ -245,10 +266,11 @@ def _plugin_layout() -> PostgresLayout:
         bind_range=lambda start, end: (start[0], start[1], end[1]),
         bind_puts=lambda records: (
             *bind_keys([record.key for record in records]),
-            [record.value.decode() for record in records],
+            list(map(plugin_text, records)),
             [record.version for record in records],
             [record.expires_at for record in records],
         ),
+        record=record,
         found=lambda rows: {(row[0], row[1]): record(*row) for row in rows},
         page=page,
         get=f"SELECT {columns} FROM {table} WHERE plugin_name = $2 AND key = $3 AND {alive}",
@@ -264,7 +286,7 @@ def _plugin_layout() -> PostgresLayout:
             f"SELECT counter.version, counter.now, found.* FROM ({_version_and('clock_timestamp()')}) AS counter "
             f"LEFT JOIN LATERAL (SELECT {columns} FROM {asked}) AS found ON true"
         ),
-        **_statements(insert),
+        **_puts(table, key, types, moment),
         remove=(
             f"DELETE FROM {table} AS old USING unnest($1::text[], $2::text[]) AS asked (plugin_name, key) "
             "WHERE old.plugin_name = asked.plugin_name AND old.key = asked.key"
