@@ -48,16 +48,12 @@ class WriteAheadLog:
             return
         pages, checkpointed = self._length()
         self._pages_left = left = pages - checkpointed
-        worth_it, small, due = (
-            limits.CHECKPOINT_QUIET_PAGES,
-            limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS,
-            limits.CHECKPOINT_PAGES,
-        )
-        if left < min(worth_it, small, due):
+        due, due_after_small = limits.CHECKPOINT_PAGES, limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS
+        if left < min(limits.CHECKPOINT_QUIET_PAGES, due, due_after_small):
             return
         now = self._last_commit = self._loop.time()
         commits_were_small = left <= self._commits * limits.CHECKPOINT_SMALL_COMMIT_PAGES
-        if left >= (min(small, due) if commits_were_small else due) and now >= self._not_before:
+        if left >= (min(due, due_after_small) if commits_were_small else due) and now >= self._not_before:
             self._start()
         else:
             self._wait(limits.CHECKPOINT_QUIET_SECONDS)
