@@ -1,4 +1,4 @@
-"""The example plugins lose nothing and count nothing twice, whoever is killed or restarted while people play."""
+"""The example plugins lose nothing and count nothing twice, whichever process is killed or restarted."""
 
 import asyncio
 import itertools
@@ -42,7 +42,7 @@ class Chat:
         self._running: dict[str, asyncio.subprocess.Process] = {}
 
     async def start(self, name: str) -> None:
-        """Start the service or a plugin. Nobody waits until it is ready: the plugins and the bot can."""
+        """Start the service or a plugin. It is not waited for: the plugins and the bot wait themselves."""
         if name == "service":
             command = ["-m", "keyloft", "serve", "--nats", self.url, "--database", "bot.db", "--http", "off"]
         else:
@@ -75,7 +75,7 @@ class Chat:
             while True:
                 try:
                     reply = await self._bot.request(f"chat.{plugin}.{command}", data, timeout=LONGEST_SECONDS)
-                except NoRespondersError:  # nobody has taken it: it can be sent once more
+                except NoRespondersError:  # no plugin has received it: it can be sent once more
                     await asyncio.sleep(0.01)
                 else:
                     return reply.data.decode()
@@ -101,7 +101,7 @@ async def chat(tmp_path: Path) -> AsyncIterator[Chat]:
 
 
 class Crowd:
-    """People who play and quote as fast as they can, and remember what they were told."""
+    """People who play and quote as fast as they can, and remember the replies."""
 
     def __init__(self, chat: Chat) -> None:
         self.points: Counter[str] = Counter()
@@ -154,7 +154,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_nothing_is_lost_or_counted_twice_whoever_restarts(chat: Chat) -> None:
+async def test_nothing_is_lost_or_counted_twice_through_restarts(chat: Chat) -> None:
     crowd = Crowd(chat)
     async with asyncio.TaskGroup() as people:
         for user in ("alice", "bob", "carol"):
@@ -225,7 +225,7 @@ async def test_quotes_are_added_found_and_deleted(chat: Chat) -> None:
     assert await chat.say("bob", "quotes", "add", "Alan: More.") == "Quote 4 is added.", "numbers are not used again"
 
 
-async def test_what_makes_no_sense_is_answered_and_harms_nobody(chat: Chat) -> None:
+async def test_what_makes_no_sense_is_answered_and_does_no_harm(chat: Chat) -> None:
     for plugin in PLUGINS:
         usage = await chat.say("bob", plugin, "help")
         assert " · " in usage
@@ -259,6 +259,6 @@ async def test_the_lines_of_the_readme_can_be_said(chat: Chat) -> None:
             *(sys.executable, program, "--nats", chat.url, *words), cwd=ROOT, stdout=asyncio.subprocess.PIPE
         )
         async with asyncio.timeout(LONGEST_SECONDS):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
         assert process.returncode == 0
-        assert not re.search(r"^Sorry| · |^There is no", said.decode()), f"{line}: {said.decode()}"
+        assert not re.search(r"^Sorry| · |^There is no", output.decode()), f"{line}: {output.decode()}"

@@ -26,7 +26,7 @@ def test_other_errors_travel_as_the_nearest_kind() -> None:
     assert wire_code(ZeroDivisionError()) == "INTERNAL_ERROR"
 
 
-def test_what_a_database_or_a_bug_says_stays_here() -> None:
+def test_messages_of_a_database_or_a_bug_are_not_sent() -> None:
     for error in (keyloft.DiskFull("/secret/path"), ZeroDivisionError("/secret/path")):
         assert b"secret" not in refusal(error)
     assert b"may still be" in refusal(keyloft.Stalled("it may still be carried out"))

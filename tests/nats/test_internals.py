@@ -140,33 +140,33 @@ class TestFlush:
 
 
 class TestReading:
-    async def test_refusals_are_told_to_all_also_when_reading_pauses_between_them(self) -> None:
+    async def test_all_refusals_are_sent_also_when_reading_pauses_between_them(self) -> None:
         connection = NatsConnection()
         refused: list[bytes] = []
-        told: list[bytes] = []
+        sent: list[bytes] = []
 
         def take(subject: str, reply: str, data: bytes) -> list[bytes]:
             refused.append(reply.encode())
             return refused
 
-        def turn() -> None:
+        def iterate() -> None:
             nonlocal refused
-            told.extend(refused)
+            sent.extend(refused)
             refused = []
 
         async def pause(*_: object) -> None:
-            turn()
+            iterate()
 
         connection._handlers[1] = take
         connection._process_ping = connection._process_msg = pause  # type: ignore[method-assign, assignment]
         for between in (b"PING\r\n", b"MSG other 2 0\r\n\r\n"):
-            told.clear()
+            sent.clear()
             flood = b"".join([b"MSG db.kv.rogue.get 1 r%d 0\r\n\r\n" % number for number in range(10)])
             await connection.feed(flood + between + flood)
-            turn()
-            assert len(told) == 20
+            iterate()
+            assert len(sent) == 20
 
-    async def test_half_a_message_of_one_who_left_does_not_hold_up_the_next(self) -> None:
+    async def test_half_a_message_of_an_ended_subscription_does_not_delay_the_next(self) -> None:
         connection = NatsConnection()
         taken: list[str] = []
         connection._handlers[1] = lambda subject, reply, data: taken.append(subject)

@@ -55,7 +55,7 @@ class TestCalls:
         assert await client.kv.list("none") == []
         assert len(await client.kv.list()) == 2501
 
-    async def test_keys_that_were_not_awaited_say_so(self, client: DatabaseClient) -> None:
+    async def test_keys_that_were_not_awaited_can_not_be_used_as_a_bool(self, client: DatabaseClient) -> None:
         keys = client.kv.list("user:")
         assert "await" in repr(keys)
         with pytest.raises(TypeError, match="has not been read yet"):
@@ -120,18 +120,18 @@ class TestCalls:
 
 
 class TestNoAnswer:
-    async def test_a_missing_service_is_told_at_once(self, nats_url: str) -> None:
-        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="nobody.here") as client:
+    async def test_a_missing_service_is_reported_at_once(self, nats_url: str) -> None:
+        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="no.service") as client:
             began = time.monotonic()
             with pytest.raises(keyloft.NoService, match="keyloft serve"):
                 await client.kv.get("k")
             assert time.monotonic() - began < limits.PATIENCE_SECONDS / 2
 
-    async def test_a_deaf_service_times_out(self, nats_url: str) -> None:
+    async def test_a_service_that_does_not_answer_times_out(self, nats_url: str) -> None:
         other = await nats.connect(nats_url)
-        await other.subscribe("deaf.>")
+        await other.subscribe("silent.>")
         await settled(other)
-        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="deaf", timeout=0.5) as client:
+        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="silent", timeout=0.5) as client:
             with pytest.raises(keyloft.TimedOut, match="may have been carried out"):
                 await client.kv.set("k", 1)
             with pytest.raises(TimeoutError):
@@ -139,24 +139,24 @@ class TestNoAnswer:
         await other.close()
 
     @pytest.mark.parametrize("data", [b"", b"rubbish", b"[]", b'{"exists": true}'])
-    async def test_somebody_elses_answer_is_not_taken_for_ours(self, nats_url: str, data: bytes) -> None:
+    async def test_another_programs_answer_is_refused(self, nats_url: str, data: bytes) -> None:
         other = await nats.connect(nats_url)
 
         async def answer(message: Msg) -> None:
             await message.respond(data)
 
-        await other.subscribe("stranger.>", cb=answer)
+        await other.subscribe("other-program.>", cb=answer)
         await settled(other)
-        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="stranger") as client:
+        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="other-program") as client:
             with pytest.raises(keyloft.Unanswered, match="another program answers"):
                 await client.kv.get("k")
         await other.close()
 
-    async def test_a_server_that_is_not_there_is_told(self) -> None:
+    async def test_a_server_that_is_not_running_is_reported(self) -> None:
         with pytest.raises(keyloft.Unanswered, match="is it running"):
             await DatabaseClient.connect("nats://127.0.0.1:1", plugin_name="trivia", timeout=0.5)
 
-    async def test_a_server_that_goes_away_is_told_and_come_back_to(self, tmp_path: Path) -> None:
+    async def test_a_stopped_server_is_reported_and_reconnected_to(self, tmp_path: Path) -> None:
         async with private_server() as server:
             db = BotDatabase(tmp_path / "bot.db")
             connection = await connect(server.url, name="service")
@@ -189,7 +189,9 @@ class TestPermissions:
     def isolation(self) -> Isolation:
         return isolate(["trivia", "quote-db"])
 
-    async def test_plugins_reach_their_own_and_are_told_of_the_rest(self, isolation: Isolation, tmp_path: Path) -> None:
+    async def test_plugins_reach_their_own_keys_and_get_errors_for_others(
+        self, isolation: Isolation, tmp_path: Path
+    ) -> None:
         isolation.write(tmp_path / "nats.conf")
         async with private_server(tmp_path / "nats.conf") as server:
             db = BotDatabase(tmp_path / "bot.db")
@@ -220,7 +222,7 @@ class TestPermissions:
             ) as eavesdropper:
                 with pytest.raises(keyloft.NotPermitted, match=r"user trivia may not subscribe to _INBOX_quote-db\.>"):
                     await eavesdropper.kv.get("score")
-            # Nobody's replies reach another plugin's subjects: the service itself refuses to be a messenger.
+            # No reply reaches another plugin's subjects: the service refuses such reply subjects.
             raw = await nats.connect(server.url, **trivia.options())
             await raw.publish("db.kv.trivia.get", b'{"key": "score"}', reply="db.kv.quote-db.set")
             await settled(raw)

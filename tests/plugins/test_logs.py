@@ -1,4 +1,4 @@
-"""What the log of a plugin service says, and how often."""
+"""The lines of a plugin service's log, and how many there are."""
 
 import logging
 
@@ -10,7 +10,7 @@ from keyloft.plugins.logs import OperationLog
 
 
 class Seconds:
-    """A clock for the log, turned by hand."""
+    """A clock for the log, set by hand."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -42,7 +42,7 @@ def test_an_operation_has_a_line_and_fields(log: OperationLog, caplog: pytest.Lo
     assert fields.items() <= record.__dict__.items()
 
 
-def test_a_set_tells_its_size_and_ttl(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_set_is_logged_with_its_size_and_ttl(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
     log.operation("set", "trivia", "score", 0.001, size=3, ttl=None)
     log.operation("set", "trivia", "score", 0.001, size=3, ttl=60)
     assert [record.__dict__["ttl"] for record in caplog.records] == [None, 60]
@@ -57,7 +57,7 @@ def test_a_slow_operation_is_a_warning(log: OperationLog, caplog: pytest.LogCapt
     assert "slow set" in caplog.text
 
 
-def test_above_a_thousand_a_second_one_in_a_hundred_is_told(
+def test_above_a_thousand_a_second_one_in_a_hundred_is_logged(
     log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: Seconds
 ) -> None:
     for _ in range(5000):

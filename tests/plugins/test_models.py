@@ -186,13 +186,13 @@ def test_a_value_is_stored_as_compact_json(value: object, stored: str) -> None:
 
 
 @given(json_values)
-def test_a_value_comes_back_equal(value: Any) -> None:
+def test_a_value_is_read_back_as_an_equal_one(value: Any) -> None:
     made = entry()
     made.set_value(value)
     assert made.get_value() == value
 
 
-def test_an_integer_of_any_length_comes_back() -> None:
+def test_an_integer_of_any_length_is_read_back() -> None:
     made = entry()
     made.set_value(10**5000)
     assert made.get_value() == 10**5000
@@ -274,13 +274,13 @@ def test_a_time_is_aware_and_in_utc_as_soon_as_it_is_assigned(moment: datetime) 
         assert kept == utc(moment)
 
 
-def test_an_entry_comes_back_as_it_was_stored(run: Run) -> None:
+def test_an_entry_is_read_back_as_it_was_stored(run: Run) -> None:
     made = entry(key="ключ%_", expires_at=datetime(2026, 3, 1, 17, 30, 0, 123456, tzinfo=INDIA), created_at=NOON)
     made.set_value({"name": "Alice\x00", "scores": [95, 8.7, None]})
     wanted = (made.key, made.value_json, NOON.replace(microsecond=123456), NOON, made.updated_at)
     run(lambda session: session.add(made))
 
-    def look(session: Session) -> None:
+    def inspect(session: Session) -> None:
         found = the_only(session)
         assert (found.key, found.value_json, found.expires_at, found.created_at, found.updated_at) == wanted
         assert found.get_value() == {"name": "Alice\x00", "scores": [95, 8.7, None]}
@@ -288,10 +288,10 @@ def test_an_entry_comes_back_as_it_was_stored(run: Run) -> None:
         assert {found.expires_at.tzinfo, found.created_at.tzinfo, found.updated_at.tzinfo} == {UTC}
         assert found.version == 0
 
-    run(look)
+    run(inspect)
 
 
-def test_any_time_comes_back_equal_from_the_database(run: Run) -> None:
+def test_any_time_is_read_back_equal_from_the_database(run: Run) -> None:
     @given(moments)
     def check(moment: datetime) -> None:
         def there_and_back(session: Session) -> datetime | None:
@@ -337,17 +337,17 @@ def test_an_update_moves_updated_at_alone(run: Run) -> None:
 
 def test_a_row_inserted_by_hand_is_whole(run: Run) -> None:
     sql = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', 'score', '7')"
-    before = datetime.now(UTC) - timedelta(milliseconds=1)  # SQLite's clock tells milliseconds
+    before = datetime.now(UTC) - timedelta(milliseconds=1)  # SQLite's clock has milliseconds
     run(lambda session: session.execute(text(sql)))
     after = datetime.now(UTC)
 
-    def look(session: Session) -> None:
+    def inspect(session: Session) -> None:
         found = the_only(session)
         assert before <= found.created_at <= after
         assert before <= found.updated_at <= after
         assert (found.get_value(), found.version, found.is_expired) == (7, 0, False)
 
-    run(look)
+    run(inspect)
 
 
 def test_rows_inserted_without_the_constructor_are_whole(run: Run) -> None:

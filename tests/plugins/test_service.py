@@ -1,4 +1,4 @@
-"""The plugin service, asked over a real NATS by a stock client."""
+"""The plugin service, over a real NATS, with a stock client."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ async def client(nats_url: str) -> AsyncIterator[Nats]:
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> str:
-    """What the entries are kept in: a file, or whatever ON_EVERY_DATABASE says."""
+    """What the entries are kept in: a file, or each database of ON_EVERY_DATABASE."""
     return str(getattr(request, "param", "sqlite file"))
 
 
@@ -58,7 +58,7 @@ async def db(url: str | None, clock: ManualClock) -> AsyncIterator[BotDatabase]:
 
 
 async def by_hand(db: BotDatabase, sql: str) -> list[Any]:
-    """The rows of a statement that did not come from us."""
+    """The rows of a statement that another program runs."""
     engine: Any = await db.engine()
     if str(db._url).startswith("postgresql"):
         return await asyncio.to_thread(query, str(db._url), sql)
@@ -174,7 +174,7 @@ class TestOperations:
         assert (await ask(client, "trivia.list", {"prefix": "user_", "after": "a"}))["count"] == 3
 
     @ON_EVERY_DATABASE
-    async def test_a_list_that_is_too_large_for_a_message_is_cut_and_says_so(
+    async def test_a_list_that_is_too_large_for_a_message_is_cut_and_marked_as_truncated(
         self, client: Nats, db: BotDatabase
     ) -> None:
         keys = [f"{number:05d}" + "x" * 250 for number in range(6000)]
@@ -273,13 +273,13 @@ REFUSED: list[tuple[str, Any, str, str]] = [
 
 @pytest.mark.usefixtures("service")
 class TestRefusals:
-    @pytest.mark.parametrize(("subject", "payload", "code", "told"), REFUSED, ids=lambda part: str(part)[:40])
+    @pytest.mark.parametrize(("subject", "payload", "code", "expected"), REFUSED, ids=lambda part: str(part)[:40])
     async def test_each_mistake_has_its_code_and_a_reason(
-        self, client: Nats, subject: str, payload: Any, code: str, told: str
+        self, client: Nats, subject: str, payload: Any, code: str, expected: str
     ) -> None:
         found, message = await refused(client, subject, payload)
         assert found == code
-        assert told in message
+        assert expected in message
         assert (await ask(client, "trivia.list"))["count"] == 0
 
     @ON_EVERY_DATABASE
@@ -297,7 +297,7 @@ class TestRefusals:
         assert await ask(client, f"{name}.set", {"key": "😀" * 255, "value": 1}) == {"success": True}
         assert (await ask(client, f"{name}.list"))["keys"] == ["😀" * 255]
 
-    async def test_a_refused_publish_is_told_to_the_log(self, client: Nats, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_refused_publish_is_logged(self, client: Nats, caplog: pytest.LogCaptureFixture) -> None:
         await client.publish("db.kv.trivia.set", json.dumps({"key": "k", "value": "secret" * 20_000}).encode())
         await ask(client, "trivia.get", {"key": "k"})
         [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -305,7 +305,7 @@ class TestRefusals:
         assert record.__dict__["plugin"] == "trivia"
         assert "secret" not in caplog.text
 
-    async def test_the_service_is_nobodys_messenger(
+    async def test_no_reply_is_sent_to_the_subjects_of_plugins(
         self, client: Nats, db: BotDatabase, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A get whose reply subject is a set would store the reply, in whatever plugin's name."""
@@ -433,7 +433,7 @@ class TestTrouble:
 
     @ON_EVERY_DATABASE
     @pytest.mark.slow
-    async def test_ten_thousand_are_taken_in_all(
+    async def test_ten_thousand_are_accepted_in_all(
         self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
     ) -> None:
         service = await started(nats_url, db)
@@ -452,7 +452,7 @@ class TestTrouble:
         await stopped(service)
 
     @ON_EVERY_DATABASE
-    async def test_a_failing_database_is_told_and_used_again_when_it_is_back(
+    async def test_a_failing_database_is_reported_and_used_again_when_it_is_back(
         self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty, caplog: pytest.LogCaptureFixture
     ) -> None:
         service = await started(nats_url, db)
@@ -495,7 +495,7 @@ class TestTrouble:
         await stopped(service)
 
     @ON_EVERY_DATABASE
-    async def test_stopping_answers_what_was_taken(
+    async def test_stopping_answers_the_accepted_requests(
         self, nats_url: str, client: Nats, db: BotDatabase, faulty: Faulty
     ) -> None:
         service = await started(nats_url, db)
@@ -524,7 +524,7 @@ class TestTrouble:
             client = await nats.connect(server.url, pending_size=64 * 1024 * 1024)
             inbox = client.new_inbox()
             replies = await client.subscribe(inbox, pending_msgs_limit=0, pending_bytes_limit=0)
-            # Each is taken by the service, or NATS says that nobody is there.
+            # Each is accepted by the service, or NATS answers that there is none.
             for number in range(6000):
                 data = b"{" if number % 3 else b'{"key":"k","value":1}'
                 await client.publish("db.kv.trivia.set", data, reply=inbox)
@@ -581,7 +581,7 @@ class TestTrouble:
 
 
 def flood(port: int, message: bytes, times: int) -> tuple[int, int]:
-    """Send as fast as a socket takes it; returns how many answers came, and how many of them said BUSY."""
+    """Send as fast as a socket takes it; returns how many answers arrived, and how many of them were BUSY."""
     with socket.create_connection(("127.0.0.1", port)) as rogue:
         rogue.sendall(b'CONNECT {"verbose":false,"headers":true}\r\nSUB inbox 1\r\n')
         sending = threading.Thread(target=rogue.sendall, args=(message * times,))
@@ -595,8 +595,8 @@ def flood(port: int, message: bytes, times: int) -> tuple[int, int]:
         return answered, busy
 
 
-class TestStrangers:
-    """What arrives need not come from a client of NATS."""
+class TestUntrustedSenders:
+    """Messages that no client library would send."""
 
     @pytest.mark.parametrize(
         "sent",
@@ -615,7 +615,7 @@ class TestStrangers:
             b"PUB $SRV.INFO " + b"x" * 3000 + b" 0\r\n\r\n",
         ],
     )
-    async def test_a_message_that_no_client_would_send_takes_nothing_from_the_others(
+    async def test_a_message_that_no_client_would_send_does_not_harm_other_senders(
         self, db: BotDatabase, sent: bytes
     ) -> None:
         async with private_server() as server:
@@ -628,7 +628,7 @@ class TestStrangers:
             async with asyncio.timeout(15):
                 for _ in range(20):
                     assert await ask(client, "trivia.set", {"key": "k", "value": 1}) == {"success": True}
-                with contextlib.suppress(asyncio.IncompleteReadError):  # of which NATS itself wants to know nothing
+                with contextlib.suppress(asyncio.IncompleteReadError):  # NATS itself refuses some of them
                     await answers.readuntil(b"PONG")
                 assert (await ask(client, "trivia.get", {"key": "k"}))["value"] == 1
             assert connection.stats["reconnects"] == 0
@@ -668,7 +668,7 @@ class TestStrangers:
             await stopped(service)
 
     @pytest.mark.parametrize("size", [1, 7, 50, 4096])
-    async def test_requests_are_taken_whole_wherever_the_reading_cuts_them(self, db: BotDatabase, size: int) -> None:
+    async def test_requests_are_read_whole_wherever_the_reading_cuts_them(self, db: BotDatabase, size: int) -> None:
         async with private_server() as server:
             connection = await connect(server.url, name="service")
             service = DatabaseService(connection, db)
@@ -740,7 +740,7 @@ class TestStrangers:
     async def test_each_of_a_flood_is_refused_once_wherever_the_reading_cuts_it(
         self, db: BotDatabase, faulty: Faulty, size: int
     ) -> None:
-        """What is refused is passed over by its length: whatever it holds is no message of its own."""
+        """A refused message is skipped by its length: nothing in it is read as a message."""
         async with private_server() as server:
             connection = await connect(server.url, name="service")
             service = DatabaseService(connection, db, requests_per_plugin=10)
@@ -871,11 +871,11 @@ class TestOperation:
         assert stats["endpoints"][0]["last_error"] == "MISSING_FIELD"
         assert stats["endpoints"][0]["processing_time"] > 0
 
-    async def test_names_that_cost_nothing_cost_no_memory(self, service: DatabaseService, client: Nats) -> None:
+    async def test_many_names_of_plugins_take_bounded_memory(self, service: DatabaseService, client: Nats) -> None:
         for number in range(12_000):
             await client.publish(f"db.kv.p{number}.get", b'{"key":"k"}')
         await ask(client, "last.get", {"key": "k"})
         assert len(service._routes) <= 10_001
-        assert len(service._plugins) <= 20_001, "those with something under way are kept beside"
+        assert len(service._plugins) <= 20_001, "plugins with unanswered requests are kept"
         assert len(service.meters.plugins) <= 1001
         assert "other" in service.meters.plugins

@@ -66,7 +66,7 @@ class TestValues:
         ],
         ids=repr,
     )
-    async def test_every_type_comes_back(self, db: BotDatabase, value: Any) -> None:
+    async def test_every_type_is_read_back(self, db: BotDatabase, value: Any) -> None:
         assert await db.kv_set("test", "k", value) is None  # type: ignore[func-returns-value]
         found = await db.kv_get("test", "k")
         assert found == {"exists": True, "value": value}
@@ -151,7 +151,7 @@ class TestLists:
         assert (await db.kv_list("test", "user_\U0010ffff"))["keys"] == ["user_\U0010ffff"]
         assert (await db.kv_list("test", "user__"))["keys"] == []
 
-    async def test_a_truncated_list_says_so_and_goes_on(self, db: BotDatabase) -> None:
+    async def test_a_truncated_list_is_marked_and_can_be_continued(self, db: BotDatabase) -> None:
         await asyncio.gather(*[db.kv_set("test", f"key{number:04d}", number) for number in range(1500)])
         first = await db.kv_list("test")
         assert (first["count"], first["truncated"]) == (1000, True)
@@ -281,7 +281,7 @@ names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x0
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(keys=st.lists(names, max_size=30, unique=True), prefix=names | st.just(""))
-async def test_a_list_is_what_startswith_says(keys: list[str], prefix: str) -> None:
+async def test_a_list_has_the_keys_that_startswith_finds(keys: list[str], prefix: str) -> None:
     db = BotDatabase("sqlite:///:memory:")
     for key in keys:
         await db.kv_set("p", key, key)

@@ -1,4 +1,4 @@
-"""The settings of a service: where they come from, and what is said of wrong ones."""
+"""The settings of a service: their sources, and the messages for wrong ones."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_a_list_in_the_file_can_be_an_array(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "expected"),
     [
         ("nats_port", "70000", "--nats-port: expected whole number <= 65535"),
         ("nats_port", "x", "--nats-port: expected whole number"),
@@ -87,10 +87,10 @@ def test_a_list_in_the_file_can_be_an_array(tmp_path: Path) -> None:
         ("queue", "a b", "--queue: expected text"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_source(name: str, text: str, told: str) -> None:
+def test_a_wrong_setting_is_named_with_its_source(name: str, text: str, expected: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         load({name: text}, {})
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(expected)
 
 
 def test_a_wrong_variable_is_named() -> None:
@@ -99,7 +99,7 @@ def test_a_wrong_variable_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ('nats_port = "4222"', r"nats_port: expected whole number, got text"),
         ("nats_port = true", r"nats_port: expected whole number, got bool"),
@@ -111,14 +111,14 @@ def test_a_wrong_variable_is_named() -> None:
         ("\x00", r"is not TOML"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_named_with_the_file(tmp_path: Path, text: str, told: str) -> None:
+def test_what_is_wrong_in_the_file_is_named_with_the_file(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "keyloft.toml"
     file.write_text(text)
-    with pytest.raises(InvalidArgument, match=rf"keyloft\.toml: .*{told}"):
+    with pytest.raises(InvalidArgument, match=rf"keyloft\.toml: .*{expected}"):
         load({"config": str(file)}, {})
 
 
-def test_a_missing_file_is_told() -> None:
+def test_a_missing_file_is_reported() -> None:
     with pytest.raises(InvalidArgument, match=r"^nowhere\.toml: the configuration can't be read: No such file"):
         load({"config": "nowhere.toml"}, {})
 

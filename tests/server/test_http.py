@@ -1,4 +1,4 @@
-"""The pages for monitoring: what they answer, and that nobody can bring them down."""
+"""The pages for monitoring: what they answer, and that no client can bring them down."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -98,7 +98,7 @@ async def test_a_slow_sender_is_cut_off(port: int, begun: bytes) -> None:
     assert await send(port, begun) == b""
 
 
-async def test_whoever_hangs_up_does_no_harm(port: int) -> None:
+async def test_a_client_that_hangs_up_does_no_harm(port: int) -> None:
     for begun in (b"", b"GET /", b"GET / HTTP/1.1\r\n\r\n", b"GET /huge HTTP/1.1\r\n\r\n"):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(begun)

@@ -151,7 +151,7 @@ async def test_a_plugin_gets_answers_to_its_own_requests(world: World, name: str
     assert len(await world.heard()) == 9
 
 
-async def test_a_plugin_learns_that_nobody_serves(tmp_path: Path) -> None:
+async def test_a_plugin_learns_that_no_service_runs(tmp_path: Path) -> None:
     isolation = isolate(["trivia"])
     isolation.write(tmp_path / "nats.conf")
     async with (
@@ -266,7 +266,7 @@ async def test_a_client_without_its_inbox_prefix_hears_no_answers(world: World) 
     "reply",
     ["db.kv.trivia.set", "rosey.db.kv.trivia.delete", "db.kv.a.set", "db.semantic.a.web.put", "$SRV.PING", "other"],
 )
-async def test_the_service_is_nobodys_messenger(world: World, reply: str) -> None:
+async def test_the_service_sends_no_reply_to_plugins_subjects(world: World, reply: str) -> None:
     async with world.plugin("a") as plugin:
         assert not await plugin.is_refused_to_publish("db.kv.a.get", reply=reply)
     assert await world.heard() == ["db.kv.a.get"]
@@ -274,7 +274,7 @@ async def test_the_service_is_nobodys_messenger(world: World, reply: str) -> Non
     assert f'publish to "{reply}"'.lower() in world.service.refusals[0].lower()
 
 
-async def test_without_our_configuration_it_would_be_a_messenger() -> None:
+async def test_without_this_configuration_it_would_send_them() -> None:
     """Shows that the test above can fail."""
     async with private_server() as server, connected(server, None) as client, connected(server, None) as plugin:
         service = WorstService(client.nats, client.refusals)
@@ -352,7 +352,7 @@ async def test_a_tenant_reaches_neither_another_tenant_nor_a_plugin(world: World
     assert await world.heard() == []
 
 
-async def test_the_service_is_no_tenants_messenger(world: World) -> None:
+async def test_the_service_sends_no_reply_to_tenants_subjects(world: World) -> None:
     async with world.tenant("acme") as workflow:
         for reply in ("db.semantic.acme-2.web.put", "db.semantic.acme.web.put", "db.kv.trivia.set"):
             assert not await workflow.is_refused_to_publish("db.semantic.acme.web.get", reply=reply)
@@ -402,32 +402,32 @@ async def test_the_operator_can_pose_neither_as_the_service_nor_as_the_system(wo
         assert await admin.is_refused_to_subscribe("_INBOX_a.>")
 
 
-async def test_nobody_comes_in_without_the_right_password(world: World) -> None:
+async def test_no_client_logs_in_without_the_right_password(world: World) -> None:
     a, other = world.isolation.plugins["a"], world.isolation.plugins["a-b"]
-    strangers = [
+    refused_users = [
         None,
         NatsUser("a", "wrong", a.inbox_prefix),
         NatsUser("a", "", a.inbox_prefix),
         NatsUser("a", other.password, a.inbox_prefix),
         NatsUser("A", a.password, a.inbox_prefix),
         NatsUser("", "", "_INBOX"),
-        NatsUser("stranger", a.password, "_INBOX"),
+        NatsUser("unknown", a.password, "_INBOX"),
         NatsUser(SERVICE, a.password, "_INBOX"),
         NatsUser(ADMIN, a.password, "_INBOX"),
     ]
-    for stranger in strangers:
-        assert "Authorization Violation" in await greeting(world.server, stranger)
+    for user in refused_users:
+        assert "Authorization Violation" in await greeting(world.server, user)
     assert await greeting(world.server, a) == "PONG\r\n"
 
 
 async def greeting(server: NatsServer, user: NatsUser | None) -> str:
-    """What the server first says to somebody; nats-py leaves sockets open when it is refused."""
+    """The server's first answer to a login, over a bare socket: nats-py leaves sockets open when it is refused."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:
         async with asyncio.timeout(_LONGEST_SECONDS):
             await reader.readline()
-            said = {"verbose": False} | ({"user": user.name, "pass": user.password} if user else {})
-            writer.write(f"CONNECT {json.dumps(said)}\r\nPING\r\n".encode())
+            login = {"verbose": False} | ({"user": user.name, "pass": user.password} if user else {})
+            writer.write(f"CONNECT {json.dumps(login)}\r\nPING\r\n".encode())
             return (await reader.readline()).decode()
     finally:
         writer.close()
@@ -532,7 +532,7 @@ def test_a_password_that_the_configuration_cannot_hold_is_refused_and_not_shown(
     assert not password or password not in str(caught.value)
 
 
-def test_a_password_for_nobody_is_refused() -> None:
+def test_a_password_for_an_unknown_user_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="'quote'"):
         isolate(["trivia"], passwords={"quote": "secret"})
 
@@ -584,7 +584,7 @@ def test_the_file_is_its_owners_alone_and_not_overwritten(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_cannot_be_written_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     for replace in (False, True):
         with pytest.raises(InvalidArgument, match="can't be written"):
             isolate([]).write(tmp_path / "nowhere" / "nats.conf", replace=replace)

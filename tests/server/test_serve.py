@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Serving:
-    """A `keyloft serve` of our own, in a folder with its database and what it says."""
+    """A `keyloft serve` for one test, in a folder with its database and its output."""
 
     def __init__(self, folder: Path, *flags: str, program: tuple[str, ...] = ("-m", "keyloft")) -> None:
         run = secrets.token_hex(4)
@@ -135,7 +135,7 @@ def runs(pid: int) -> bool:
 
 
 async def answers(url: str, key: str = "score") -> object:
-    """A value of trivia, from whoever serves there by now."""
+    """A value of trivia, from the service that runs there by now."""
     async with asyncio.timeout(LONGEST_SECONDS):
         while True:
             try:
@@ -146,7 +146,7 @@ async def answers(url: str, key: str = "score") -> object:
 
 
 async def keyloft(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """A command of the user's: its exit code, its output and its complaints."""
+    """Run a command: its exit code, standard output and standard error."""
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "keyloft", *arguments],
@@ -199,7 +199,7 @@ async def test_what_was_taken_is_answered_before_it_ends(tmp_path: Path, nats_ur
             try:
                 reply = await client.request(f"{prefix}.trivia.set", data, timeout=LONGEST_SECONDS)
             except NoRespondersError:
-                return  # it came after the end
+                return  # it was sent after the end
             assert json.loads(reply.data) == {"success": True}
             stored.append(f"k{number}")
             if len(stored) == 1:
@@ -278,7 +278,7 @@ def dropped(path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=LONGEST_SECONDS)
 
 
-async def test_a_second_service_with_other_data_says_so(tmp_path: Path) -> None:
+async def test_a_second_service_with_other_data_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     async with private_server() as server, serving(tmp_path, "--nats", server.url):
         async with serving(tmp_path / "other", "--nats", server.url) as second:
@@ -314,7 +314,7 @@ async def test_a_lost_nats_shows_in_the_health_until_it_is_back(tmp_path: Path) 
         assert await answers(server.url) == "nothing"
 
 
-async def test_metrics_and_logs_tell_of_an_operation_and_not_of_its_value(tmp_path: Path) -> None:
+async def test_metrics_and_logs_show_an_operation_and_not_its_value(tmp_path: Path) -> None:
     async with serving(tmp_path, "--nats-port", "0", "--log-format", "json", "--log-level", "debug") as served:
         async with await DatabaseClient.connect(served.nats, plugin_name="trivia") as client:
             await client.kv.set("score", "confidential")
@@ -345,7 +345,7 @@ async def test_a_taken_metrics_port_is_a_warning(tmp_path: Path) -> None:
 
 
 async def refused(folder: Path, *flags: str) -> tuple[int, str]:
-    """How a service that can't start ends, and what it says to its user."""
+    """The exit code and last line of a service that can't start."""
     async with serving(folder, *flags, ready=False) as served:
         code = await served.ends()
         assert "is running" not in served.log
@@ -355,15 +355,15 @@ async def refused(folder: Path, *flags: str) -> tuple[int, str]:
 
 async def test_a_taken_nats_port_names_the_ways_out(tmp_path: Path, nats_url: str) -> None:
     port = nats_url.rpartition(":")[2]
-    code, told = await refused(tmp_path, "--nats-port", port)
+    code, error = await refused(tmp_path, "--nats-port", port)
     assert code == 1
-    assert f"port {port} is taken" in told
-    assert f"--nats {nats_url}" in told
-    assert "--nats-port" in told
+    assert f"port {port} is taken" in error
+    assert f"--nats {nats_url}" in error
+    assert "--nats-port" in error
 
 
 @pytest.mark.parametrize(
-    ("database", "code", "told"),
+    ("database", "code", "error"),
     [
         ("sqlite:///no/such/folder/x.db", 1, "CANNOT_OPEN: .*the folder .* does not exist"),
         ("not-a-database", 1, "NOT_A_DATABASE: .*is not an SQLite database"),
@@ -371,11 +371,11 @@ async def test_a_taken_nats_port_names_the_ways_out(tmp_path: Path, nats_url: st
         ("oracle://host/x", 1, "CANNOT_OPEN: no engine"),
     ],
 )
-async def test_a_database_that_will_never_open_ends_it(tmp_path: Path, database: str, code: int, told: str) -> None:
+async def test_a_database_that_will_never_open_ends_it(tmp_path: Path, database: str, code: int, error: str) -> None:
     (tmp_path / "not-a-database").write_text("This is text, and enough of it to be no empty file. " * 100)
     ended, line = await refused(tmp_path, "--nats-port", "0", "--database", database)
     assert ended == code
-    assert re.search(told, line)
+    assert re.search(error, line)
 
 
 _IMPATIENT = """
@@ -406,9 +406,7 @@ def _is_the_service(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("is_so_far", [_hears_sigterm, _is_the_service])
-async def test_who_is_told_to_end_before_it_has_begun_ends_well(
-    tmp_path: Path, is_so_far: Callable[[int], bool]
-) -> None:
+async def test_a_signal_before_it_has_started_ends_it_well(tmp_path: Path, is_so_far: Callable[[int], bool]) -> None:
     served = Serving(tmp_path, "--nats-port", "0")
     try:
         while not is_so_far(served.process.pid):
@@ -442,21 +440,21 @@ async def test_wrong_settings_end_it_with_code_2(tmp_path: Path) -> None:
     )
 
 
-async def test_logins_are_used_and_their_refusal_is_told(tmp_path: Path) -> None:
+async def test_logins_are_used_and_their_refusal_is_reported(tmp_path: Path) -> None:
     isolation = isolate(["trivia"])
     config = tmp_path / "nats.conf"
     isolation.write(config)
     async with private_server(config) as server:
-        code, told = await refused(tmp_path, "--nats", server.url)
+        code, error = await refused(tmp_path, "--nats", server.url)
         assert code == 1
-        assert "NATS refuses this login" in told
-        assert "--nats-user" in told
+        assert "NATS refuses this login" in error
+        assert "--nats-user" in error
 
         trivia = isolation.plugins["trivia"]
         login = ["--nats", server.url, "--nats-user", "trivia", f"--nats-password={trivia.password}"]
-        code, told = await refused(tmp_path, *login)
+        code, error = await refused(tmp_path, *login)
         assert code == 1
-        assert "NATS refused to let this user subscribe to db.kv.>" in told
+        assert "NATS refused to let this user subscribe to db.kv.>" in error
 
         login = ["--nats", server.url, "--nats-user", "SERVICE", f"--nats-password={isolation.service.password}"]
         async with serving(tmp_path, *login) as served:
@@ -470,9 +468,9 @@ async def test_logins_are_used_and_their_refusal_is_told(tmp_path: Path) -> None
                     KEYLOFT_NATS_USER=user.name,
                     KEYLOFT_NATS_PASSWORD=user.password,
                 ) == (0, f'"{user.name}"\n', "")
-            code, _, told = await keyloft("plugin", "get", "trivia", "by", "--nats", server.url)
+            code, _, error = await keyloft("plugin", "get", "trivia", "by", "--nats", server.url)
             assert code == 1
-            assert told.startswith("keyloft: NOT_PERMITTED: NATS refuses this login")
+            assert error.startswith("keyloft: NOT_PERMITTED: NATS refuses this login")
 
             # A server that no longer knows us ends the connection for good; once it does again, we are back.
             other = isolate(["trivia"], passwords={"trivia": trivia.password})

@@ -1,4 +1,4 @@
-"""`keyloft serve` on PostgreSQL, as a process: with a server that comes late or dies, and with a second service."""
+"""`keyloft serve` on PostgreSQL, as a process: with a server that starts late or dies, and with a second service."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def ask(client: Nats, operation: str, **fields: object) -> dict[str, objec
     return reply
 
 
-async def test_it_serves_without_telling_anybody_the_password(url: str, tmp_path: Path) -> None:
+async def test_it_serves_without_showing_the_password(url: str, tmp_path: Path) -> None:
     elsewhere = url.replace(f":{PASSWORD}@", "@") + f"&password={PASSWORD}"
     for database in (url.replace("postgresql://", "postgresql+asyncpg://"), elsewhere):
         flags = ["--nats-port", "0", "--database", database, "--log-level", "debug", "--log-format", "json"]
@@ -52,13 +52,13 @@ async def test_it_serves_without_telling_anybody_the_password(url: str, tmp_path
             assert 'rosey_kv_keys_total{plugin="trivia"} 1.0' in metrics
             served.process.send_signal(signal.SIGTERM)
             assert await served.ends() == 0
-            told = served.printed + served.log + metrics + info.data.decode()
+            error = served.printed + served.log + metrics + info.data.decode()
             for secret in (PASSWORD, "confidential", "Traceback"):
-                assert secret not in told
+                assert secret not in error
             assert "postgresql" in served.log
 
 
-async def test_the_state_of_workflows_is_served_and_told_without_its_values(url: str, tmp_path: Path) -> None:
+async def test_the_state_of_workflows_is_served_and_logged_without_its_values(url: str, tmp_path: Path) -> None:
     cursor = Semantics("cursor", ttl_seconds=1)
     flags = ["--nats-port", "0", "--log-format", "json", "--cleanup-every", "0.1", "--purposes", "workflow_state"]
     for database in (url, f"sqlite:///{tmp_path / 'state.db'}"):
@@ -114,7 +114,7 @@ async def test_a_database_that_is_not_up_yet_is_waited_for(
             assert "Traceback" not in log
 
 
-async def test_a_database_that_dies_is_told_of_and_used_again_when_it_is_back(
+async def test_a_database_that_dies_is_reported_and_used_again_when_it_is_back(
     url: str, mortal_postgres: MortalServer, tmp_path: Path
 ) -> None:
     flags = ["--nats-port", "0", "--database", url, "--deadline", "0.5"]
@@ -166,7 +166,7 @@ async def test_two_services_share_the_requests_and_lose_nothing(postgres_url: st
             listed = await ask(clients[0], "list")
             assert (listed["count"], listed["truncated"]) == (4 * 60 + 4, False)
 
-            # Of all who delete an entry, one is told that it was there.
+            # Of all clients that delete an entry, one gets the answer that it existed.
             deleted = await asyncio.gather(
                 *[ask(client, "delete", key=f"k0.{number}") for client in clients for number in range(60)]
             )
@@ -182,21 +182,21 @@ async def test_two_services_share_the_requests_and_lose_nothing(postgres_url: st
 
 
 async def test_migrations_by_the_command_line(url: str, tmp_path: Path) -> None:
-    said = []
+    ended = []
     for steps in ([], ["--to", "-1"], ["--to", "-1", "--yes"]):
-        code, output, told = await keyloft("migrate", "--database", url, *steps)
+        code, output, error = await keyloft("migrate", "--database", url, *steps)
         assert output == ""
-        assert PASSWORD not in told
-        assert "Traceback" not in told
-        said.append((code, told))
-    assert [code for code, _ in said] == [0, 2, 0]
-    assert "--yes" in said[1][1]
+        assert PASSWORD not in error
+        assert "Traceback" not in error
+        ended.append((code, error))
+    assert [code for code, _ in ended] == [0, 2, 0]
+    assert "--yes" in ended[1][1]
 
-    code, told = await refused(tmp_path, "--nats-port", "0", "--database", url)
+    code, error = await refused(tmp_path, "--nats-port", "0", "--database", url)
     assert code == 1
-    assert "SCHEMA_TOO_OLD" in told
-    assert "keyloft migrate --database 'postgresql://" in told
-    assert PASSWORD not in told
+    assert "SCHEMA_TOO_OLD" in error
+    assert "keyloft migrate --database 'postgresql://" in error
+    assert PASSWORD not in error
 
     assert (await keyloft("migrate", KEYLOFT_DATABASE_URL=url))[0] == 0
     async with serving(tmp_path, "--nats-port", "0", "--database", url) as served:
@@ -204,17 +204,17 @@ async def test_migrations_by_the_command_line(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "told"),
+    ("right", "wrong", "error"),
     [
         (PASSWORD, "not-the-one", "CANNOT_OPEN: .*check the name, and the password"),
         ("/keyloft_", "/no_such_", "CANNOT_OPEN: .*CREATE DATABASE"),
     ],
 )
 async def test_a_database_that_will_never_open_ends_it(
-    url: str, tmp_path: Path, right: str, wrong: str, told: str
+    url: str, tmp_path: Path, right: str, wrong: str, error: str
 ) -> None:
     code, line = await refused(tmp_path, "--nats-port", "0", "--database", url.replace(right, wrong))
     assert code == 1
-    assert re.search(told, line)
+    assert re.search(error, line)
     assert PASSWORD not in line
     assert "not-the-one" not in line

@@ -23,7 +23,7 @@ async def private_server(config: Path | None = None) -> AsyncIterator[NatsServer
 
 async def settled(client: Client) -> None:
     """Wait until the server has carried out all that this client sent, and its errors about it have arrived."""
-    # nats-py's ping overtakes what is still in its own buffer: the first one only sees to it that the buffer is sent.
+    # nats-py's ping overtakes the commands in its buffer: the first flush makes sure that the buffer is sent.
     for _ in range(2):
         await client.flush(timeout=_LONGEST_SECONDS)
 
