@@ -120,12 +120,25 @@ class TestBackup:
         assert stored(file) == stored(url)
         assert names(place) == ["nightly.db"]
 
-    def test_who_may_read_the_database_may_read_the_backup(self, run: Keyloft, url: str, place: Path) -> None:
+    def test_a_file_is_readable_by_its_owner_alone_whatever_the_umask(
+        self, run: Keyloft, url: str, place: Path
+    ) -> None:
         filled(url)
         if "://" not in url:
-            Path(url).chmod(0o600)
-        shown(run("backup", str(place / "nightly.db")))
-        assert (place / "nightly.db").stat().st_mode & 0o777 == 0o600
+            Path(url).chmod(0o644)
+        file, restored = place / "nightly.db", place / "restored.db"
+        before = os.umask(0)
+        try:
+            shown(run("backup", str(file)))
+            assert file.stat().st_mode & 0o777 == 0o600
+            file.chmod(0o644)
+            shown(run("backup", str(file), "--force"))
+            assert file.stat().st_mode & 0o777 == 0o600
+            file.chmod(0o644)
+            shown(run("restore", str(file), "--database", str(restored)))
+            assert restored.stat().st_mode & 0o777 == 0o600
+        finally:
+            os.umask(before)
 
     def test_what_can_not_be_saved_is_told_and_nothing_is_made(self, run: Keyloft, url: str, place: Path) -> None:
         filled(url)

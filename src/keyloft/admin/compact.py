@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from keyloft.admin.databases import Database, opened
-from keyloft.admin.progress import Progress
+from keyloft.admin.progress import Progress, stage
 from keyloft.core.maintenance import Facts
 
 
@@ -45,8 +45,7 @@ async def compact(database: Database, *, progress: Progress | None = None) -> Co
     """
     async with opened(database) as maintenance:
         before = await maintenance.facts()
-        if progress is not None:
-            progress("compacting", 0, None)
+        stage(progress, "compacting")
         await maintenance.compact()
         return CompactReport(_usage(before), _usage(await maintenance.facts()))
 

@@ -10,10 +10,11 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 
 def stage(progress: Progress | None, name: str) -> StageProgress:
-    """Report one stage. Where an engine does not know the total, it reports what is done as the total."""
+    """Report that a stage begins, then how far it is. An engine that does not know a total reports what is done."""
 
     def report(done: int, total: int) -> None:
         if progress is not None:
             progress(name, done, total if total > done else None)
 
+    report(0, 0)
     return report

@@ -1,0 +1,169 @@
+"""`keyloft.admin`: what operators' commands do, as functions."""
+
+import inspect
+import io
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keyloft
+from keyloft import InvalidArgument, NotEmpty, TransferFailed, admin
+from keyloft.admin.progress import Progress
+from tests.support.everything import fill
+from tests.support.postgres import database_url
+
+FUNCTIONS = ["backup", "check", "compact", "copy", "export", "import_", "restore", "stats"]
+
+
+@pytest.fixture(params=["sqlite file", "postgresql"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database with something of every kind."""
+    url = database_url(request.param, request, tmp_path)
+    assert url is not None
+    await fill(url)
+    return url
+
+
+class Heard:
+    """Remembers the progress that was reported."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        assert done >= 0
+        assert total is None or total >= done
+        if stage not in self.stages:
+            self.stages.append(stage)
+
+
+def test_the_public_names_are_these() -> None:
+    reports = [f"{name.strip('_').title()}Report" for name in FUNCTIONS]
+    assert sorted(admin.__all__) == sorted([*FUNCTIONS, *reports, "DiskUsage", "Finding", "Progress", "Tally"])
+    assert all(hasattr(admin, name) for name in admin.__all__)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_is_documented_with_an_example_and_reports_progress(name: str) -> None:
+    function = getattr(admin, name)
+    assert inspect.iscoroutinefunction(function)
+    documentation = inspect.getdoc(function) or ""
+    for heading in ("Example:", "Args:", "Returns:", "Raises:"):
+        assert f"\n{heading}\n" in documentation
+    parameters = inspect.signature(function).parameters
+    assert parameters["progress"].annotation == Progress | None
+    for parameter in parameters:
+        assert f"    {parameter}: " in documentation
+
+
+def test_it_needs_none_of_the_extras() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('nats', 'sqlalchemy', 'alembic', 'typer', 'rich', 'asyncpg'): sys.modules[name] = None\n"
+        "from keyloft import admin; print(admin.__all__[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
+    assert (done.stdout, done.stderr) == ("BackupReport\n", "")
+
+
+async def test_a_database_is_saved_checked_and_restored(url: str, tmp_path: Path) -> None:
+    file, target, heard = tmp_path / "nightly.db", tmp_path / "restored.db", Heard()
+    saved = await admin.backup(url, file, progress=heard)
+    assert (saved.file, saved.bytes) == (str(file), file.stat().st_size)
+    checked = await admin.check(file, progress=heard)
+    assert checked == admin.CheckReport(rows=saved.rows, problems=0, findings=())
+    restored = await admin.restore(file, target, progress=heard)
+    assert (restored.rows, restored.version, restored.verified) == (saved.rows, saved.version, True)
+    assert heard.stages == [
+        "saving",
+        "checking",
+        "checking the database",
+        "checking rows",
+        "reading",
+        "restoring",
+        "comparing",
+    ]
+    with pytest.raises(InvalidArgument, match="exists already"):
+        await admin.backup(url, file)
+    assert await admin.backup(url, file, overwrite=True) == saved
+
+
+async def test_what_is_stored_is_replaced_only_if_allowed(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "nightly.db"
+    saved = await admin.backup(url, file)
+    with pytest.raises(NotEmpty) as refused:
+        await admin.restore(file, url)
+    assert (refused.value.rows, refused.value.backup_rows) == (saved.rows, saved.rows)
+    again = pickle.loads(pickle.dumps(refused.value))
+    assert (str(again), again.rows) == (str(refused.value), saved.rows)
+    assert (await admin.restore(file, url, replace=True)).verified
+
+
+async def test_entries_travel_through_a_stream(url: str, tmp_path: Path) -> None:
+    out, heard, other = io.BytesIO(), Heard(), tmp_path / "other.db"
+    report = await admin.export(url, out, progress=heard)
+    assert report.file is None
+    out.seek(0)
+    assert await admin.import_(out, other, progress=heard) == admin.ImportReport(new=report.entries)
+    assert heard.stages == ["exporting", "importing"]
+    again = io.BytesIO()
+    assert await admin.export(other, again) == report
+    assert again.getvalue() == out.getvalue()
+
+
+async def test_an_import_that_fails_returns_what_was_stored(url: str, tmp_path: Path) -> None:
+    out = io.BytesIO()
+    report = await admin.export(url, out)
+    cut = b"".join(out.getvalue().splitlines(keepends=True)[:-1])
+    with pytest.raises(TransferFailed, match="the file was cut") as failed:
+        await admin.import_(io.BytesIO(cut), tmp_path / "other.db")
+    assert failed.value.result == admin.ImportReport(new=report.entries)
+
+
+async def test_entries_are_copied_compared_and_kept_or_replaced(url: str, tmp_path: Path) -> None:
+    other, heard = str(tmp_path / "other.db"), Heard()
+    copied = await admin.copy(url, other, progress=heard)
+    assert (copied.new, copied.missing, copied.different) == (copied.compared, 0, 0)
+    assert copied.source_sha256 == copied.target_sha256
+    assert heard.stages == ["copying", "comparing"]
+    async with keyloft.open(other) as kv:
+        await kv.set(("users", "alice"), "another")
+    with pytest.raises(TransferFailed, match="tuples users/alice is stored already"):
+        await admin.copy(url, other)
+    assert (await admin.copy(url, other, existing="keep")).kept == 1
+    assert (await admin.copy(url, other, existing="replace")).replaced == 1
+    with pytest.raises(InvalidArgument, match='existing is "refuse", "keep" or "replace"'):
+        await admin.copy(url, other, existing="whatever")  # type: ignore[arg-type]
+
+
+async def test_what_is_stored_is_counted(url: str) -> None:
+    heard = Heard()
+    report = await admin.stats(url, progress=heard)
+    assert report.total.entries == sum(tally.entries for tally in report.interfaces.values()) == 10
+    assert set(report.interfaces) == {"tuples", "semantic", "plugins"}
+    assert (set(report.plugins), set(report.projects)) == ({"quotes", "trivia"}, {("acme", "api"), ("acme", "web")})
+    assert heard.stages == ["counting"]
+    with pytest.raises(InvalidArgument, match="soon"):
+        await admin.stats(url, soon=-1)
+
+
+async def test_space_is_given_back(url: str) -> None:
+    async with keyloft.open(url) as kv:
+        await kv.set_many({("large", number): "x" * 10_000 for number in range(200)})
+        await kv.delete_range(prefix=("large",))
+    report = await admin.compact(url)
+    if "://" not in url:
+        assert report.after.database_bytes < report.before.database_bytes
+
+
+async def test_findings_say_what_is_wrong_where_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").write_text("Dear diary,\n" * 1000)
+    report = await admin.check(tmp_path / "diary.txt")
+    [finding] = report.findings
+    assert (finding.severity, finding.code, finding.where) == ("problem", "damage", "database")
+    assert finding.what
+    assert finding.cure
