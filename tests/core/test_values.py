@@ -95,7 +95,7 @@ def test_a_value_that_fails_to_compare_is_refused_without_a_word_of_it() -> None
         values.encode([Secret(a=math.nan)], MEBIBYTE)
 
 
-def test_a_caller_deep_in_its_own_stack_is_told_so_and_not_that_data_is_damaged() -> None:
+def test_a_caller_deep_in_its_stack_gets_a_recursion_error_and_not_undecodable() -> None:
     data, encoding = values.encode(nested(120), MEBIBYTE)
 
     def descend() -> Any:
@@ -281,7 +281,7 @@ def test_a_counter_is_made_of_an_int(number: Any) -> None:
         U64(number)
 
 
-def test_a_counter_looks_like_one() -> None:
+def test_a_counter_shows_itself_as_one() -> None:
     assert repr(U64(5)) == "U64(5)"
     assert f"{U64(5)} visits, {U64(5)!s}" == "5 visits, 5"
     assert U64(5) + 1 == 6

@@ -31,7 +31,7 @@ class Load:
     def __init__(self, stores: dict[str, keyloft.Store], judge: keyloft.Store) -> None:
         self._stores = stores
         self._judge = judge
-        """A patient store, which tells what became of a write whose caller was not told."""
+        """A store with a long timeout, which reads what became of a write with an unknown outcome."""
         self.made: dict[Chain, int] = {}
         self.stamps: dict[Chain, list[int]] = {}
         self.counted: dict[str, int] = {}
@@ -77,7 +77,7 @@ class Load:
             done = await self._outcome(name, make(store, move))
             if isinstance(done, int):
                 stamps.append(done)
-            if isinstance(done, int) or self._is_told_to_look(done, await self._shows(witness(move), move.number)):
+            if isinstance(done, int) or self._was_unknown_but_made(done, await self._shows(witness(move), move.number)):
                 self.made[chain] = move.number
 
     async def _outcome(self, name: str, write: Awaitable[T]) -> T | keyloft.DatabaseError:
@@ -88,8 +88,8 @@ class Load:
             self.failures.append((name, error))
             return error
 
-    def _is_told_to_look(self, error: keyloft.DatabaseError, was_made: bool) -> bool:
-        """Whether a write that failed was made after all; its caller must have been told that this may be so."""
+    def _was_unknown_but_made(self, error: keyloft.DatabaseError, was_made: bool) -> bool:
+        """Whether a write that failed was made after all; then its error must have been CommitUnknown."""
         assert not was_made or isinstance(error, keyloft.CommitUnknown), f"this was written nevertheless: {error}"
         return was_made
 
@@ -110,7 +110,7 @@ class Load:
                 self.counted[name] += done.ok
             else:
                 entry = await self._judge.get(("counted", name, attempt))
-                self.counted[name] += self._is_told_to_look(done, entry.exists)
+                self.counted[name] += self._was_unknown_but_made(done, entry.exists)
 
     async def _read(self, once: Callable[[], Awaitable[None]]) -> None:
         while not self._stopping:
@@ -126,7 +126,7 @@ class Load:
         assert len({entry.value for entry in entries}) <= 1, "a batch was seen in part"
 
     async def check(self) -> None:
-        """What is stored is what the callers were told, no more and no less."""
+        """What is stored is what was acknowledged to the callers, no more and no less."""
         contents, _ = await contents_of(self._judge)
         counters = {key: contents.pop(key) for key in list(contents) if key[0] in ("count", "counted")}
         assert made_in(contents, self.made) == self.made
@@ -167,7 +167,7 @@ async def test_server_killed_under_load_loses_nothing_acknowledged_and_is_waited
                     [entry] = await anext(watch)
 
 
-async def test_sessions_ended_by_an_administrator_lose_nothing_acknowledged_and_are_made_anew(
+async def test_sessions_ended_by_an_administrator_lose_nothing_acknowledged_and_are_replaced(
     postgres_url: str,
 ) -> None:
     async with keyloft.open(postgres_url) as kv:
@@ -197,7 +197,7 @@ async def sessions_left(url: str) -> int:
         await connection.close()
 
 
-async def test_sessions_that_end_while_nobody_uses_them_cost_nobody_an_error(postgres_url: str) -> None:
+async def test_sessions_that_end_while_idle_cause_no_error(postgres_url: str) -> None:
     async with keyloft.open(postgres_url) as kv:
         for number in range(3):
             await asyncio.gather(kv.set(("k",), number), kv.get(("k",)), kv.count(()))
@@ -208,7 +208,7 @@ async def test_sessions_that_end_while_nobody_uses_them_cost_nobody_an_error(pos
             await kv.set(("k",), number)
 
 
-async def test_connections_cut_without_a_word_lose_nothing_acknowledged_and_are_made_anew(postgres_url: str) -> None:
+async def test_connections_cut_silently_lose_nothing_acknowledged_and_are_replaced(postgres_url: str) -> None:
     async with proxy(postgres_url) as (network, url), keyloft.open(url) as kv:
         load = Load({"patient": kv}, judge=kv)
         async with load.running(writers=2):
@@ -234,7 +234,7 @@ async def listed(kv: keyloft.Store) -> int:
     return len([entry async for entry in kv.list(prefix=())])
 
 
-async def test_network_pause_is_waited_for_and_the_impatient_are_told_what_became_of_their_calls(
+async def test_network_pause_is_waited_for_and_callers_that_time_out_learn_the_outcome(
     postgres_url: str,
 ) -> None:
     async with (
@@ -347,7 +347,7 @@ async def test_server_that_comes_up_meanwhile_is_waited_for(
 
 
 async def pause(rng: random.Random, longest: float) -> None:
-    """Some turns of the event loop, or some time: so short that it ends in the middle of whatever is under way."""
+    """Some iterations of the event loop, or some time: so short that it ends in the middle of whatever is under way."""
     if rng.random() < 0.5:
         for _ in range(rng.randrange(6)):
             await asyncio.sleep(0)

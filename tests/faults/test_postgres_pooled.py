@@ -1,4 +1,4 @@
-"""Many engines share one PostgreSQL, some through a pooler or without notices, and all see one order of writes."""
+"""Many engines share one PostgreSQL, some through a pooler or without notifications; all see one order of writes."""
 
 import asyncio
 import json
@@ -121,10 +121,10 @@ async def test_watch_on_a_prefix_sees_the_changes_of_other_engines(postgres_url:
         assert seen == {"new": 1, "old": None}
 
 
-# A network that loses notices
+# A network that loses notifications
 
 
-async def test_watch_sees_the_changes_of_others_where_notices_get_lost(postgres_url: str) -> None:
+async def test_watch_sees_the_changes_of_others_where_notifications_get_lost(postgres_url: str) -> None:
     async with proxy(postgres_url) as (network, url), keyloft.open(url) as kv, keyloft.open(postgres_url) as other:
         network.lets_answer = lambda message: message.kind != NOTIFICATION
         watch = kv.watch(("k",))
@@ -134,7 +134,9 @@ async def test_watch_sees_the_changes_of_others_where_notices_get_lost(postgres_
             await seen_by(watch, number)
 
 
-async def test_watch_sees_the_changes_of_others_where_notices_get_lost_after_some_were_heard(postgres_url: str) -> None:
+async def test_watch_sees_the_changes_of_others_where_notifications_get_lost_after_some_arrived(
+    postgres_url: str,
+) -> None:
     async with proxy(postgres_url) as (network, url), keyloft.open(url) as kv, keyloft.open(postgres_url) as other:
         watch = kv.watch(("k",))
         await other.set(("k",), 0)
@@ -172,7 +174,7 @@ async def test_all_calls_work_through_a_pooler(postgres_url: str) -> None:
         assert between.transactions > 50
 
 
-async def test_engines_behind_a_pooler_lose_no_update_and_harm_nobody(postgres_url: str) -> None:
+async def test_engines_behind_a_pooler_lose_no_update_and_harm_no_other_client(postgres_url: str) -> None:
     async with pooler(postgres_url) as (_, url), stores(url, 2) as several, keyloft.open(postgres_url) as direct:
         everyone = [*several, direct]
         async with asyncio.timeout(20):

@@ -20,7 +20,7 @@ _WRONG = "wrong-sesame"
 
 
 async def refusal(url: str, *secrets: str, patience: float = 5) -> keyloft.KeyloftError:
-    """The error of opening a database, which tells nobody the password, nor does any error below it."""
+    """The error of opening a database; neither it nor its causes show the password."""
     with pytest.raises(keyloft.KeyloftError) as caught:
         await keyloft.open(url, patience=patience)
     error: BaseException | None = caught.value
@@ -58,9 +58,9 @@ async def test_wrong_password(mortal_postgres: MortalServer) -> None:
 
 
 async def test_unknown_user(mortal_postgres: MortalServer) -> None:
-    error = await refusal(mortal_postgres.url.replace("//postgres:", "//nobody-we-know:"))
+    error = await refusal(mortal_postgres.url.replace("//postgres:", "//unknown-user:"))
     assert type(error) is keyloft.CannotOpen
-    assert "nobody-we-know" in str(error)
+    assert "unknown-user" in str(error)
 
 
 async def test_password_changed_while_the_store_is_open(mortal_postgres: MortalServer) -> None:
@@ -184,7 +184,7 @@ async def test_server_that_becomes_read_only_refuses_writes_and_goes_on_later(po
 
 
 @pytest.mark.parametrize(("durability", "wanted"), [("full", "on"), ("relaxed", "off")])
-async def test_durability_is_ours_to_say_and_not_the_databases(
+async def test_durability_of_a_store_overrides_the_setting_of_the_database(
     durability: Literal["full", "relaxed"], wanted: str, postgres_url: str
 ) -> None:
     other = {"on": "off", "off": "on"}[wanted]
@@ -259,7 +259,7 @@ async def test_serialization_failures_are_retried(isolation: str, postgres_url: 
 
 
 async def test_deadlocks_are_retried(postgres_url: str) -> None:
-    """Somebody locks rows, then the clock, while the engine holds the clock and wants these rows."""
+    """Another client locks rows, then the version counter, while the engine holds the counter and wants these rows."""
     query(postgres_url, f"ALTER DATABASE {name_of(postgres_url)} SET deadlock_timeout = '300ms'")
     async with keyloft.open(postgres_url) as kv:
         await writes_for_a_while(kv, 1)

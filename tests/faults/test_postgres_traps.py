@@ -1,4 +1,4 @@
-"""PostgreSQL in bad company: locks that are not let go, lost machines, poolers, hosts and passwords gone wrong."""
+"""PostgreSQL under bad conditions: locks that are held for long, lost machines, poolers, wrong hosts and passwords."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ async def listed(kv: Store, *, reverse: bool = False) -> list[keyloft.Entry]:
     return [entry async for entry in kv.list(prefix=(), reverse=reverse)]
 
 
-async def test_durability_of_a_pooled_engine_is_nobody_elses(postgres_url: str) -> None:
+async def test_durability_of_a_pooled_engine_does_not_change_that_of_others(postgres_url: str) -> None:
     async def commit_modes(url: str) -> set[Any]:
         connection = await asyncpg.connect(url, statement_cache_size=0)
         try:
@@ -44,13 +44,13 @@ async def test_write_whose_outcome_was_read_stays_as_it_was_read(postgres_url: s
         await rival.execute("BEGIN; LOCK TABLE keyloft_tuples IN EXCLUSIVE MODE")
         with pytest.raises(keyloft.DatabaseError) as caught:
             await kv.set(("k",), 1)
-        told = (await kv.get(("k",))).value
+        stored = (await kv.get(("k",))).value
         await rival.execute("COMMIT")
         await kv.set(("elsewhere",), 1)
         await asyncio.sleep(0.3)
         late = (await kv.get(("k",))).value
         await rival.close()
-        assert told == late, repr(caught.value)
+        assert stored == late, repr(caught.value)
 
 
 async def test_machine_lost_in_the_middle_of_a_write_does_not_stop_all_others(postgres_url: str) -> None:
@@ -151,10 +151,10 @@ async def test_password_that_should_have_been_escaped_is_not_shown(written: str)
     assert "%40" in str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["[::1/app", "127.0.0.1:99999/app"])
-async def test_url_with_an_impossible_place_is_refused_as_such(place: str) -> None:
+@pytest.mark.parametrize("host", ["[::1/app", "127.0.0.1:99999/app"])
+async def test_url_with_an_impossible_host_is_refused(host: str) -> None:
     with pytest.raises(keyloft.KeyloftError):
-        await keyloft.open(f"postgresql://me:secret@{place}", patience=0.3)
+        await keyloft.open(f"postgresql://me:secret@{host}", patience=0.3)
 
 
 async def test_port_is_not_taken_for_a_password() -> None:
@@ -199,7 +199,7 @@ async def test_statements_of_two_processes_are_not_mixed_up_by_a_pooler(postgres
         assert found == [0, 1, 2]
 
 
-async def test_whoever_makes_a_watch_and_then_reads_or_writes_misses_nothing(postgres_url: str) -> None:
+async def test_a_caller_that_makes_a_watch_and_then_reads_or_writes_misses_nothing(postgres_url: str) -> None:
     async with keyloft.open(postgres_url) as kv, keyloft.open(postgres_url) as other:
         for number in range(10):
             await other.set(("users", "old"), number)
@@ -234,7 +234,7 @@ async def test_lock_that_is_never_let_go_ends_a_write_in_time_and_undone(postgre
         assert [entry.key async for entry in kv.list()] == [("after",)]
 
 
-async def test_locked_row_holds_up_nobody_else(postgres_url: str) -> None:
+async def test_locked_row_delays_no_write_to_others(postgres_url: str) -> None:
     async with keyloft.open(postgres_url, patience=4) as kv:
         await kv.set_many({("locked",): 0, ("free",): 0})
         rival = await asyncpg.connect(postgres_url)
@@ -252,13 +252,13 @@ async def test_locked_row_holds_up_nobody_else(postgres_url: str) -> None:
         assert (await kv.get(("locked",))).value == 2
 
 
-async def test_whoever_cancels_all_tasks_can_still_read_write_and_close(postgres_url: str) -> None:
-    for turns in range(6):
+async def test_after_all_tasks_were_cancelled_a_caller_can_still_read_write_and_close(postgres_url: str) -> None:
+    for iterations in range(6):
         kv = await keyloft.open(postgres_url, patience=3)
         await kv.set(("k",), 1)
         calls = [asyncio.create_task(kv.set(("k", number), 1)) for number in range(20)]
         calls += [asyncio.create_task(kv.set(("k",), (await kv.get(("k",))).value))]
-        for _ in range(turns):
+        for _ in range(iterations):
             await asyncio.sleep(0)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()

@@ -99,12 +99,12 @@ async def test_a_clock_that_is_set_while_a_watch_waits_makes_it_neither_late_nor
     async with keyloft.open(postgres_url, sweep_every=None) as kv:
         watching = kv.watch(("k",))
         await anext(watching)
-        looks = 0
+        reads = 0
         read = kv.engine.read
 
         async def counted(*asks: Ask) -> list[Any]:
-            nonlocal looks
-            looks += 1
+            nonlocal reads
+            reads += 1
             return await read(*asks)
 
         kv.engine.read = counted  # type: ignore[method-assign]
@@ -115,4 +115,4 @@ async def test_a_clock_that_is_set_while_a_watch_waits_makes_it_neither_late_nor
         async with asyncio.timeout(3):
             [entry] = await anext(watching)
         assert not entry.exists
-        assert looks < 50
+        assert reads < 50

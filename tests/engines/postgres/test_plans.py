@@ -1,4 +1,4 @@
-"""Every statement of the PostgreSQL engine looks at no more rows than it has to, whenever its plan was made.
+"""Every statement of the PostgreSQL engine reads no more rows than it has to, whenever its plan was made.
 
 A plan that a connection keeps is as old as the first few uses of the statement: the table may have been empty then, or
 so small that walking all of it was the best way. So statements are planned in several worlds, and carried out in a
@@ -74,7 +74,7 @@ def statements(layout: PostgresLayout) -> dict[str, Statement]:
         "expired": Statement(layout.expired, (None, MANY), MANY),
         "load": Statement(layout.load, (None, *keys), MANY),
         "remove": Statement(layout.remove, keys, MANY),
-        "retime": Statement(layout.set_expiries, ([None] * MANY, *keys), MANY),
+        "set_expiries": Statement(layout.set_expiries, ([None] * MANY, *keys), MANY),
         "set": Statement(layout.set, (None, MANY, "me", *puts), 0),
         "put": Statement(layout.put, (1, *puts), 0),
     }
@@ -133,7 +133,7 @@ class World:
                 self.carried_out(layout, name)
 
     def carried_out(self, layout: PostgresLayout, name: str) -> Node:
-        """Do it, and undo it; returns how it was done."""
+        """Run a statement and roll back; returns its plan."""
         bindings = ", ".join(map(literal, statements(layout)[name].bindings))
         done = f'EXECUTE "{layout.table} {name}"({bindings})'
         self.execute("BEGIN")
@@ -202,7 +202,7 @@ def world(request: pytest.FixtureRequest, postgres_server: str) -> Iterator[Worl
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.table)
 class TestPlans:
-    def test_each_statement_looks_at_the_rows_it_needs(self, world: World, layout: PostgresLayout) -> None:
+    def test_each_statement_reads_only_the_rows_it_needs(self, world: World, layout: PostgresLayout) -> None:
         too_many = {}
         for name, statement in statements(layout).items():
             count = looked_at(world.carried_out(layout, name), layout.table)
@@ -228,7 +228,7 @@ class TestPlans:
         assert scan["Actual Rows"] == MANY
         assert "Sort" not in {node["Node Type"] for node in nodes(plan)}
 
-    def test_an_upsert_looks_for_its_key_alone(self, world: World, layout: PostgresLayout) -> None:
+    def test_an_upsert_searches_for_its_key_alone(self, world: World, layout: PostgresLayout) -> None:
         key = "pk_plugin_kv_storage" if layout is PLUGINS else f"{layout.table}_pkey"
         for name in ("set", "put"):
             [write] = [node for node in nodes(world.carried_out(layout, name)) if "Conflict Resolution" in node]
@@ -236,7 +236,7 @@ class TestPlans:
             assert (write["Tuples Inserted"], write["Conflicting Tuples"]) == (0, MANY)
 
 
-def test_the_clock_is_one_row(world: World) -> None:
+def test_the_version_counter_is_one_row(world: World) -> None:
     assert [tuple(row) for row in world.rows("SELECT id FROM keyloft_version_counter")] == [(1,)]
     for statement in (READ_VERSION.replace("$1", "NULL"), LOCK_VERSION):
         [shown] = world.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")

@@ -24,26 +24,26 @@ class TestPostgres(EngineContract):
 async def test_a_cancelled_call_ends_wherever_it_is(postgres_url: str) -> None:
     async with keyloft.open(postgres_url, sweep_every=None) as kv:
         await kv.count()
-        for turns in range(8):
+        for iterations in range(8):
             calls = [asyncio.ensure_future(call) for call in (kv.count(), kv.get(("k",)), kv.set(("k",), 1))]
-            for _ in range(turns):
+            for _ in range(iterations):
                 await asyncio.sleep(0)
             under_way = [call for call in calls if not call.done()]
             for call in under_way:
                 call.cancel()
             await asyncio.wait(calls)
-            assert all(call.cancelled() for call in under_way), turns
+            assert all(call.cancelled() for call in under_way), iterations
 
 
 @pytest.mark.parametrize("table", ["keyloft_version", "keyloft_semantic", "plugin_kv_storage"])
-async def test_a_table_of_somebody_else_is_named(postgres_url: str, table: str) -> None:
+async def test_a_table_of_another_program_is_named(postgres_url: str, table: str) -> None:
     query(postgres_url, f"CREATE TABLE {table} (version_num TEXT)")
     with pytest.raises(DatabaseError, match=table) as raised:
         await keyloft.open(postgres_url)
     assert not isinstance(raised.value, Unreachable)
 
 
-async def test_a_lost_clock_is_named(postgres_url: str) -> None:
+async def test_a_lost_version_counter_is_named(postgres_url: str) -> None:
     async with keyloft.open(postgres_url, sweep_every=None) as kv:
         query(postgres_url, "DELETE FROM keyloft_version_counter")
         for call in (lambda: kv.set(("k",), 1), lambda: kv.delete(("k",)), lambda: anext(kv.watch(prefix=("a",)))):

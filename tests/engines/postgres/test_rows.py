@@ -1,4 +1,4 @@
-"""What PostgreSQL stores for us: the largest, the longest, the strangest, and rows that somebody wrote by hand."""
+"""What PostgreSQL stores: the largest values, the longest keys, unusual texts and times, and rows written by hand."""
 
 import logging
 import random
@@ -153,7 +153,7 @@ async def test_text_keys_sort_as_in_sqlite_whatever_the_databases_language(engli
 
 
 class TestRowsByHand:
-    async def test_a_row_without_a_version_is_as_good_as_ours(self, db: BotDatabase, postgres_url: str) -> None:
+    async def test_a_row_inserted_by_hand_counts_like_any_other(self, db: BotDatabase, postgres_url: str) -> None:
         query(postgres_url, _INSERT.format("k", "NULL"))
         assert await db.kv_get("trivia", "k") == {"exists": True, "value": 1}
         assert (await db.kv_list("trivia"))["keys"] == ["k"]
