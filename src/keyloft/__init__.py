@@ -12,7 +12,6 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Coroutine, Generator
-from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 from keyloft import errors, limits
@@ -124,9 +123,7 @@ class Opening:
             raise
         return self._store
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         if self._store is not None:
             store, self._store = self._store, None
             self._in_use = False

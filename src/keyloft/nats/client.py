@@ -12,6 +12,7 @@ from nats.errors import ConnectionClosedError, ConnectionDrainingError, NoRespon
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
 from keyloft.nats.connection import Login, connect, servers, shown
@@ -20,7 +21,7 @@ _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscriptio
 _to_json = msgspec.json.Encoder().encode
 
 
-class ServiceClient:
+class ServiceClient(AsyncClosing):
     """What the clients of all services share: the connection, and requests over it."""
 
     def __init__(
@@ -96,12 +97,6 @@ class ServiceClient:
             await self.nats.close()
 
     close = aclose
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     async def _request(self, subject: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and wait for its reply.

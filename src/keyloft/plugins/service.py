@@ -20,6 +20,7 @@ from nats.aio.subscription import Subscription
 
 import keyloft
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Get, Scan, Set, Space
 from keyloft.errors import DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 NAME: Final = "keyloft-plugins"
 
 
-class DatabaseService:
+class DatabaseService(AsyncClosing):
     """Lets plugins store JSON by sending NATS messages.
 
     Example:
@@ -169,9 +170,6 @@ class DatabaseService:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     # Accepting requests
 

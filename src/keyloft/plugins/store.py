@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from keyloft import limits
 from keyloft.clock import Clock
+from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
 from keyloft.core.lazy import PagedList
 from keyloft.core.records import Batch, Committed, Delete, Get, Mutation, Page, Record, Space
@@ -21,7 +22,7 @@ from keyloft.plugins import rules
 logger = logging.getLogger(__name__)
 
 
-class BotDatabase:
+class BotDatabase(AsyncClosing):
     """The plugins' entries in a database: JSON under a plugin's name and a key, with an optional time to live.
 
     The database is opened by `create_tables`, or by the first call of another method.
@@ -68,9 +69,6 @@ class BotDatabase:
     async def __aenter__(self) -> Self:
         await self.create_tables()
         return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     async def create_tables(self) -> None:
         """Open the database, and create its tables if it is empty.

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
 from keyloft.errors import Closed, InvalidArgument, KeyloftError
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.keys import Project, key_of
@@ -113,7 +113,7 @@ class Flags:
         return key_of(self._project.tenant, self._project.name, _FOLDER, name)
 
 
-class LiveFlags(Mapping[str, Any]):
+class LiveFlags(AsyncClosing, Mapping[str, Any]):
     """A mapping of flags that keeps itself up to date and is read without waiting."""
 
     def __init__(self, flags: Flags) -> None:
@@ -131,11 +131,6 @@ class LiveFlags(Mapping[str, Any]):
             self._following.cancel()  # `__aexit__` does not run
             raise
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """End the updates."""

@@ -10,7 +10,6 @@ import logging
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Final, Self
 
 from msgspec import Struct
@@ -19,6 +18,7 @@ from nats.aio.subscription import Subscription
 
 import keyloft
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
 from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
 from keyloft.nats.connection import drain, servers, subscribe
 from keyloft.nats.discovery import Discovery, Endpoint
@@ -54,7 +54,7 @@ class _Received(Struct, gc=False, kw_only=True):
         return {self.content} if self.operation == "get" else None
 
 
-class SemanticService:
+class SemanticService(AsyncClosing):
     """Lets workflows keep their state by sending NATS messages.
 
     Example:
@@ -122,11 +122,6 @@ class SemanticService:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def start(self) -> None:
         """Begin to serve."""

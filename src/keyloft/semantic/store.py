@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
@@ -38,7 +38,7 @@ Written: TypeAlias = list[Envelope | None]
 """What `put` and `delete` return, for each intent."""
 
 
-class SemanticStore:
+class SemanticStore(AsyncClosing):
     """Entries with meaning, on an open store: each write says what it expects, who writes it and what for.
 
     Example:
@@ -104,14 +104,6 @@ class SemanticStore:
 
     def __repr__(self) -> str:
         return f"<SemanticStore on {self._kv!r}, {'closed' if self._committer.is_closed else 'open'}>"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """End the sweeps and refuse further calls. The caller closes the store below."""

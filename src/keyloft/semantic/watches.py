@@ -1,16 +1,16 @@
 """A watch of entries, as the semantic store returns it."""
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Watch
 from keyloft.core.records import Change
 
 T = TypeVar("T")
 
 
-class EntryWatch(Generic[T]):
+class EntryWatch(AsyncClosing, Generic[T]):
     """Iterate it with `async for`. It misses no change after it was made, but may merge several into one.
 
     Closing it, or the store, ends the iteration.
@@ -19,14 +19,6 @@ class EntryWatch(Generic[T]):
     def __init__(self, watch: Watch, show: Callable[[list[Change]], T]) -> None:
         self._watch = watch
         self._show = show
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __aiter__(self) -> Self:
         return self

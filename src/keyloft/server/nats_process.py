@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
 from keyloft.errors import InvalidArgument, NatsServerFailed
 
 logger = logging.getLogger("keyloft.nats_server")
@@ -49,7 +50,7 @@ def find_binary() -> str:
     return found
 
 
-class NatsServer:
+class NatsServer(AsyncClosing):
     """A nats-server on loopback, without JetStream unless its configuration turns it on.
 
     It ends with `aclose()`; on Linux also when the thread that started it ends, even if killed. Elsewhere a killed
@@ -186,9 +187,6 @@ class NatsServer:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     def _started(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 from keyloft import limits
 from keyloft.core import keys, values
+from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
 from keyloft.core.keys import KeyLike, TupleKey
 from keyloft.core.paging import Pages, PageSize
@@ -27,7 +27,7 @@ _TUPLES = Space.TUPLES
 Entries: TypeAlias = list[Entry]
 
 
-class Store:
+class Store(AsyncClosing):
     """An open store. Get one from `keyloft.open`; close it with `aclose`, or use `async with`."""
 
     def __init__(
@@ -43,14 +43,6 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<Store on {self.engine.location}, {'closed' if self.engine.is_closed else 'open'}>"
-
-    async def __aenter__(self) -> "Store":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def get(self, key: KeyLike) -> Entry:
         """The entry at a key; `exists` is False where there is none."""

@@ -1,30 +1,22 @@
 """Watches of the tuple store: changes as entries."""
 
 from collections.abc import Sequence
-from types import TracebackType
 
 from keyloft.core import keys
+from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Watch
 from keyloft.core.records import Change
 from keyloft.errors import Undecodable
 from keyloft.tuples.entries import Entry, entry_of
 
 
-class Watching:
+class Watching(AsyncClosing):
     """An open watch: iterate it with `async for`; closing it, or the store, ends the iteration."""
 
     def __init__(self, watch: Watch, *, whole: bool) -> None:
         self._watch = watch
         self._whole = whole
         self._left: Sequence[Change] = ()
-
-    async def __aenter__(self) -> "Watching":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __aiter__(self) -> "Watching":
         return self

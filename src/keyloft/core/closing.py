@@ -1,0 +1,16 @@
+"""What every class that must be closed has in common: `async with` closes it."""
+
+from typing import Self
+
+
+class AsyncClosing:
+    """Closed by `aclose`, or at the end of an `async with`."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        raise NotImplementedError
