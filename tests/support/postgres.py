@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tools.postgres import (
-    PATIENCE_SECONDS,
-    NoPlace,
+    TIMEOUT_SECONDS,
+    NoFolder,
     Server,
     fresh_database,
     initdb,
@@ -39,7 +39,7 @@ def postgres_server() -> Iterator[str]:
     try:
         with own_server() as url:
             yield url
-    except NoPlace as error:
+    except NoFolder as error:
         pytest.skip(str(error))
 
 
@@ -94,7 +94,7 @@ def _processes() -> dict[int, tuple[int, str]]:
 
 
 def _until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not is_so():
         assert time.monotonic() < deadline, "a signal has no effect"
         time.sleep(0.005)
