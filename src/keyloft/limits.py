@@ -21,6 +21,7 @@ VALUE_DEPTH: Final = 128
 """How deep lists and dicts may nest, so that what one caller stored another can read, with less of the stack left."""
 
 U64_MAX: Final = 2**64 - 1
+"""The largest `U64`; a sum beyond it wraps around to 0."""
 
 LONGEST_EXPIRY_SECONDS: Final = 1000 * 366 * 86_400
 """The longest `expire_in`: about a thousand years, which a `datetime` can still show."""
@@ -147,6 +148,7 @@ CONFLICT_RATE: Final = 0.10
 """More conflicts than this share of all writes, for CONFLICT_WINDOW_SECONDS, raise an alert."""
 
 CONFLICT_WINDOW_SECONDS: Final = 60.0
+"""How long writes have to conflict that often before an alert is raised."""
 
 OUTAGE_SECONDS: Final = 300.0
 """A database that fails for longer than this raises an alert."""

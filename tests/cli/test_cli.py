@@ -5,11 +5,13 @@ import os
 import re
 import shlex
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -339,6 +341,20 @@ class TestMigrate:
         assert (named[0], "--yes" in named[2]) == (2, True), "an earlier one, by its name, is a way back, too"
         shown = json.loads(run("migrate", "--to", "0004", "--dry-run", "--database", str(database))[1])
         assert (shown["from"], shown["to"]) == ("0005", "0004")
+
+    def test_going_back_keeps_entries_of_plugins_unless_they_may_be_dropped(self, run: Keyloft, tmp_path: Path) -> None:
+        database = str(tmp_path / "app.db")
+        run("migrate", "--database", database)
+        row = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', 'score', '7')"
+        with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+            connection.execute(row)
+        code, _, error = run("migrate", "--to", "-1", "--yes", "--database", database)
+        assert (code, "plugin_kv_storage has rows" in error, "--drop" in error) == (1, True, True)
+        with closing(sqlite3.connect(database)) as connection:
+            assert connection.execute("SELECT count(*) FROM plugin_kv_storage").fetchall() == [(1,)]
+        assert run("migrate", "--to", "-1", "--yes", "--drop", "--database", database)[0] == 0
+        with closing(sqlite3.connect(database)) as connection:
+            assert connection.execute("SELECT 1 FROM sqlite_master WHERE name LIKE 'plugin%'").fetchall() == []
 
     def test_what_would_be_done_is_shown_and_not_done(self, run: Keyloft, tmp_path: Path, postgres_url: str) -> None:
         for database in (str(tmp_path / "app.db"), postgres_url):

@@ -21,28 +21,23 @@ LONGEST_MODULE_LINES = 450
 # Words of our own where the field has one (the glossary is in CONTRIBUTING.md), and how often they still appear.
 # A number here is only ever lowered.
 PRIVATE_WORDS = {
-    "anew": 22,
-    "anybody": 4,
-    "aside": 84,
-    "bus": 2,
+    "anew": 1,
+    "anybody": 0,
+    "aside": 0,
+    "bus": 0,
     "complaint": 0,
     "complaints": 0,
-    "nobody": 66,
-    "ours": 40,
-    "somebody": 67,
-    "stranger": 1,
-    "theirs": 3,
-    "told": 238,
-    "upkeep": 6,
-    "whoever": 55,
+    "nobody": 17,
+    "ours": 0,
+    "somebody": 11,
+    "stranger": 0,
+    "theirs": 1,
+    "told": 52,
+    "upkeep": 0,
+    "whoever": 5,
 }
-# Classes whose name is used more than once.
-TWICE = {"Change", "Delete", "Listing", "Watching", "_Table"}
-# Modules that are to be divided.
-LONG_MODULES = {"plugins/service.py", "semantic/planning.py", "semantic/store.py"}
-# Limits without a sentence, and hints that name a package on an index.
-BARE_LIMITS = 2
-UNPUBLISHED_HINTS = 3
+# Modules that are to be divided; errors.py is one list.
+LONG_MODULES = {"errors.py", "plugins/service.py", "semantic/store.py"}
 
 
 def name_of(module: Path) -> str:
@@ -66,7 +61,7 @@ def test_a_class_name_is_used_once() -> None:
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(name_of(module))
-    assert {name: modules for name, modules in found.items() if len(modules) > 1 and name not in TWICE} == {}
+    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
 
 
 def test_private_words_do_not_come_back() -> None:
@@ -107,7 +102,7 @@ def test_every_limit_says_what_it_does() -> None:
         if isinstance(node, ast.Assign | ast.AnnAssign)
         and not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant))
     ]
-    assert len(bare) <= BARE_LIMITS, bare
+    assert bare == []
 
 
 def test_no_hint_names_a_package_that_was_not_published() -> None:
@@ -118,4 +113,4 @@ def test_no_hint_names_a_package_that_was_not_published() -> None:
         for found in re.findall(r"pip install [^`\n]*\bkeyloft\b\S*", module.read_text())
         if "clone" not in found
     ]
-    assert len(hints) <= UNPUBLISHED_HINTS, hints
+    assert hints == []
