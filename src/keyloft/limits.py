@@ -62,6 +62,9 @@ PLUGIN_KEY_CHARACTERS: Final = 255
 PLUGIN_VALUE_BYTES: Final = 64 * 1024
 """The largest value of a plugin, as stored: compact JSON in UTF-8."""
 
+PLUGIN_REQUEST_BYTES: Final = 16 * 1024
+"""The largest get, delete or list of a plugin; a set may have this much besides its value."""
+
 LONGEST_INT_DIGITS: Final = 64 * 1024
 """The longest int of a request: a longer one alone would be over the size of a value."""
 

@@ -260,7 +260,7 @@ class DatabaseService(AsyncClosing):
             async with asyncio.timeout(self._deadline - (perf_counter() - gets[0].arrived)):
                 records = await self._engine.read(*[Get(Space.PLUGINS, (get.plugin.name, get.key)) for get in gets])
         except Exception as error:
-            await self._fail(gets, self._reason(error))
+            await self._fail(gets, error)
             return
         # Most requests are gets, so here every call counts.
         now, is_debug = perf_counter(), logger.isEnabledFor(logging.DEBUG)
@@ -292,16 +292,11 @@ class DatabaseService(AsyncClosing):
             async with asyncio.timeout(self._deadline - (perf_counter() - request.arrived)):
                 [page] = await self._engine.read(scan)
         except Exception as error:
-            await self._fail([request], self._reason(error))
+            await self._fail([request], error)
             return
         keys, truncated = listed(page, scan.limit - 1)
         self._count(request, perf_counter(), count=len(keys))
         await self._reply([(request.reply, wire.listed(keys, truncated, self.nats.max_payload))], [request.plugin])
-
-    def _reason(self, error: Exception) -> Exception:
-        if isinstance(error, TimeoutError):
-            return Stalled(f"the database has not answered within {self._deadline:g} s")
-        return error
 
     # Writing
 
@@ -409,6 +404,8 @@ class DatabaseService(AsyncClosing):
         """Answer requests that failed, all for one reason."""
         if not requests:
             return
+        if isinstance(error, TimeoutError):  # of a read; a stalled write has more to say
+            error = Stalled(f"the database has not answered within {self._deadline:g} s")
         self._log.failure(len(requests), error)
         data = refusal(error)
         for request in requests:

@@ -26,8 +26,7 @@ NOT_DELETED: Final = b'{"success":true,"deleted":false}'
 ABSENT: Final = b'{"success":true,"exists":false}'
 
 # A character takes up to six bytes as an escape; the rest is for the key and the names of the fields.
-_LARGEST_KEYED: Final = 16_384
-_LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + _LARGEST_KEYED
+_LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + limits.PLUGIN_REQUEST_BYTES
 _USUAL_KEYED: Final = limits.PLUGIN_KEY_CHARACTERS
 
 
@@ -142,6 +141,8 @@ def _set_carefully(plugin: str, data: bytes) -> Set:
 
 def _check_size(data: bytes) -> None:
     """Refuse what is far too large without reading it carefully, which takes a third of a second per megabyte."""
-    if len(data) > _LARGEST_KEYED:
+    if len(data) > limits.PLUGIN_REQUEST_BYTES:
         payloads.check_json(data)
-        raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {_LARGEST_KEYED}")
+        raise InvalidArgument(
+            f"the payload has {len(data)} bytes; this operation takes at most {limits.PLUGIN_REQUEST_BYTES}"
+        )
