@@ -88,7 +88,7 @@ async def test_twenty_workers_and_their_deaths_never_make_two_holders(url: str, 
         assert steps.value == sum(record.key == STEPS and record.action == "put" for record in trail)
 
 
-async def test_a_holder_that_slept_too_long_is_refused_and_told(url: str) -> None:
+async def test_a_holder_that_slept_too_long_is_refused_and_cancelled(url: str) -> None:
     async with (
         child("lock_child", url, "late", "late") as late,
         keyloft.open(url) as kv,

@@ -76,24 +76,24 @@ class TestRecords:
 
     async def test_a_conflict_says_what_was_expected_and_what_was_there(self, store: SemanticStore) -> None:
         there = await put(store)
-        with pytest.raises(VersionConflict) as told:
+        with pytest.raises(VersionConflict) as raised:
             await put(store, value=2, expected=0, request_id="r-2", writer="late:comer", spec_ref="adr/9")
         [first, conflict] = await trail(store)
         assert (conflict.action, conflict.reason, conflict.expected_version) == ("conflict", "version", 0)
         assert (conflict.version_before, conflict.version_after) == (there.version, None)
         assert (conflict.before_hash, conflict.after_hash) == (first.after_hash, None)
         assert (conflict.writer, conflict.request_id, conflict.spec_ref) == ("late:comer", "r-2", "adr/9")
-        assert conflict.correlation_id == told.value.correlation_id == "r-2"
+        assert conflict.correlation_id == raised.value.correlation_id == "r-2"
         assert conflict.sequence > there.version
 
     async def test_a_conflict_without_a_request_id_has_a_correlation_id_all_the_same(
         self, store: SemanticStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with pytest.raises(VersionConflict) as told:
+        with pytest.raises(VersionConflict) as raised:
             await put(store, expected=9)
         [conflict] = await trail(store)
         assert conflict.correlation_id is not None
-        assert conflict.correlation_id == told.value.correlation_id
+        assert conflict.correlation_id == raised.value.correlation_id
         [line] = [record for record in caplog.records if record.levelname == "WARNING"]
         assert line.__dict__["correlationId"] == conflict.correlation_id
         assert conflict.correlation_id in line.message
@@ -187,7 +187,7 @@ class TestReading:
             await put(store, value=4)
             assert await actions(store) == await actions(store, PROJECT) == ["put"]
 
-    async def test_whoever_reads_on_while_others_write_misses_nothing(self, store: SemanticStore) -> None:
+    async def test_a_reader_that_continues_while_others_write_misses_nothing(self, store: SemanticStore) -> None:
         """A reader that goes on after the last record it saw ends up with what the project's trail shows."""
         writing = asyncio.gather(*[_busy_life(store) for _ in range(4)])
 
@@ -321,12 +321,12 @@ async def test_what_happened_to_a_key_is_what_happened_to_it_in_its_project(
     _projects += 1
     project = f"tenant/acme/project/p{_projects}"
     async with SemanticStore(kv, sweep_every=None) as other:
-        told = History(store, other, clock, project)
+        past = History(store, other, clock, project)
         for move in history:
-            await told.make(*move)
+            await past.make(*move)
     everything = await trail(store, project)
     assert [record.sequence for record in everything] == sorted(record.sequence for record in everything)
-    for key in told.keys:
+    for key in past.keys:
         own = await agreeing_trail(kv, store, key)
         assert own == [record for record in everything if record.key == key]
         assert await trail(store, key, reverse=True) == own[::-1]
@@ -371,9 +371,9 @@ class TestSecrecy:
             restore(store),
             store.batch([putting(KEY, value, 0), putting(OTHER, value, 7)]),
         ):
-            with pytest.raises((VersionConflict, StaleFence)) as told:
+            with pytest.raises((VersionConflict, StaleFence)) as raised:
                 await write
-            errors.append(f"{told.value} {told.value!r}")
+            errors.append(f"{raised.value} {raised.value!r}")
         await put(store, value=value, semantics=living(1))
         clock.advance(1)
         await put(store, value=value, semantics=living(1))
@@ -436,7 +436,7 @@ async def test_an_entry_is_not_taken_for_damaged_because_the_database_is_busy(
 
     async def busy_with_the_audit_key(*asks: Any) -> Any:
         if asks == (Get(Space.SEMANTIC, b"h/audit"),):
-            raise Busy("somebody else writes")
+            raise Busy("another process writes")
         return await read(*asks)
 
     async with SemanticStore(kv, sweep_every=None) as fresh:

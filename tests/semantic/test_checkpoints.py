@@ -39,7 +39,7 @@ async def test_fifty_workers_lose_no_step_and_do_none_twice(store: SemanticStore
     assert all(after.version_before == before.version_after for before, after in pairwise(puts))
 
 
-async def test_a_position_is_resumed_by_whoever_comes_next(store: SemanticStore) -> None:
+async def test_any_worker_resumes_the_position(store: SemanticStore) -> None:
     first = store.checkpoint(KEY, writer="first:sync")
     assert await first.resume("nothing yet") == "nothing yet"
     entry = await first.advance("2026-01-01", spec_ref="adr-7")
@@ -67,7 +67,7 @@ async def test_it_moves_neither_back_nor_on_the_spot(store: SemanticStore, posit
     assert await store.get(KEY) == entry
 
 
-async def test_who_is_behind_is_told_by_a_conflict_and_goes_on_after_resuming(store: SemanticStore) -> None:
+async def test_a_worker_that_is_behind_gets_a_conflict_and_continues_after_resuming(store: SemanticStore) -> None:
     slow, fast = store.checkpoint(KEY, writer="slow"), store.checkpoint(KEY, writer="fast")
     await slow.advance(1)
     await fast.resume()

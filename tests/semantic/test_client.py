@@ -108,7 +108,7 @@ async def test_a_batch_is_one_commit(client: SemanticClient) -> None:
     assert made[0].version == made[1].version
 
 
-async def test_a_list_of_any_length_comes_whole(client: SemanticClient, store: SemanticStore) -> None:
+async def test_a_list_of_any_length_is_complete(client: SemanticClient, store: SemanticStore) -> None:
     for first in range(0, 2500, 500):
         await store.batch(
             [
@@ -122,7 +122,7 @@ async def test_a_list_of_any_length_comes_whole(client: SemanticClient, store: S
     assert await client.list("other/") == []
 
 
-async def test_a_list_of_large_values_comes_in_several_messages(client: SemanticClient) -> None:
+async def test_a_list_of_large_values_takes_several_messages(client: SemanticClient) -> None:
     for number in range(40):
         await client.put(f"large/{number:02}", "x" * 60_000, expected_version=0, writer="w", semantics=CURSOR)
     found = await client.list("large/", values=True)
@@ -203,8 +203,8 @@ async def test_what_is_no_value_is_not_sent(client: SemanticClient) -> None:
         bool(client.list())
 
 
-async def test_a_missing_service_is_told_at_once(nats_url: str) -> None:
-    async with await SemanticClient.connect(nats_url, tenant="acme", project="web", prefix="nobody.here") as client:
+async def test_a_missing_service_is_reported_at_once(nats_url: str) -> None:
+    async with await SemanticClient.connect(nats_url, tenant="acme", project="web", prefix="no.service") as client:
         began = time.monotonic()
         with pytest.raises(keyloft.NoService, match="keyloft serve"):
             await client.get("k")
@@ -212,7 +212,7 @@ async def test_a_missing_service_is_told_at_once(nats_url: str) -> None:
 
 
 async def test_an_answer_that_got_lost_is_asked_for_again(nats_url: str, store: SemanticStore) -> None:
-    """The service carries a put out, and its first answer reaches nobody."""
+    """The service carries a put out, and its first answer gets lost."""
     connection, other = await nats.connect(nats_url), await nats.connect(nats_url)
     service = SemanticService(connection, store, prefix="behind.semantic")
     await service.start()

@@ -32,7 +32,7 @@ async def put(store: SemanticStore, value: object, expected: int | str = "*", ke
     return await store.put(key, value, expected_version=expected, writer="rival", semantics=CURSOR)
 
 
-async def letters(store: SemanticStore, project: str = PROJECT) -> list[DeadLetter]:
+async def dead_letters(store: SemanticStore, project: str = PROJECT) -> list[DeadLetter]:
     return [letter async for letter in store.dead_letters.list(project)]
 
 
@@ -47,7 +47,7 @@ async def given_up(store: SemanticStore) -> DeadLetter:
 
     with pytest.raises(Escalated) as caught:
         await store.retrying(sleep=at_once).run(insist)
-    [letter] = await letters(store)
+    [letter] = await dead_letters(store)
     assert caught.value.dead_letter == letter.id
     return letter
 
@@ -67,57 +67,57 @@ async def test_what_was_given_up_is_kept_with_all_it_meant(
     assert SECRET not in caplog.text + repr(letter) + letter.error
 
 
-async def test_letters_of_a_project_are_its_own_and_the_oldest_comes_first(store: SemanticStore) -> None:
+async def test_dead_letters_are_listed_by_project_the_oldest_first(store: SemanticStore) -> None:
     first = await given_up(store)
     with pytest.raises(Escalated):
         await store.retrying(sleep=at_once)(store.delete)(KEY, expected_version=1, writer="w")
-    assert [letter.operations[0].action for letter in await letters(store)] == ["put", "delete"]
-    assert (await letters(store))[0] == first
+    assert [letter.operations[0].action for letter in await dead_letters(store)] == ["put", "delete"]
+    assert (await dead_letters(store))[0] == first
     for project in ("tenant/acme/project/we", "tenant/acme/project/web2", "tenant/other/project/web"):
-        assert await letters(store, project) == []
+        assert await dead_letters(store, project) == []
 
 
-async def test_a_retry_that_succeeds_takes_its_letter_along(store: SemanticStore) -> None:
+async def test_a_retry_that_succeeds_removes_its_dead_letter(store: SemanticStore) -> None:
     letter = await given_up(store)
     await store.delete(KEY, expected_version="*", writer="operator")
     [entry] = await store.dead_letters.retry(letter)
     assert entry is not None
     assert (entry.value, entry.last_writer, entry.request_id, entry.spec_ref) == (SECRET, "w:insist", "run-7", "adr-3")
     assert entry == await store.get(KEY)
-    assert await letters(store) == []
+    assert await dead_letters(store) == []
     with pytest.raises(InvalidArgument, match="gone"):
         await store.dead_letters.retry(letter)
     assert entry == await store.get(KEY)
 
 
-async def test_a_retry_that_meets_a_conflict_keeps_its_letter(store: SemanticStore) -> None:
+async def test_a_retry_that_meets_a_conflict_keeps_its_dead_letter(store: SemanticStore) -> None:
     letter = await given_up(store)
     with pytest.raises(VersionConflict):
         await store.dead_letters.retry(letter)
-    assert await letters(store) == [letter]
+    assert await dead_letters(store) == [letter]
     [entry] = await store.dead_letters.retry(letter, expected_version="*")
     assert entry is not None
     assert entry.value == SECRET
-    assert await letters(store) == []
+    assert await dead_letters(store) == []
 
 
-async def test_a_retry_under_a_stale_fence_keeps_its_letter(store: SemanticStore) -> None:
+async def test_a_retry_under_a_stale_fence_keeps_its_dead_letter(store: SemanticStore) -> None:
     await put(store, 1)
     async with store.lock(f"{PROJECT}/locks/a", writer="w") as lock:
         fenced = Intent.put(KEY, 2, expected_version=1, writer="w", semantics=CURSOR, fence=lock.fence)
         with pytest.raises(Escalated):
             await store.retrying(sleep=at_once).run(lambda: store.batch([fenced]))
-    [letter] = await letters(store)
+    [letter] = await dead_letters(store)
     with pytest.raises(StaleFence):
         await store.dead_letters.retry(letter, expected_version="*")
-    assert await letters(store) == [letter]
+    assert await dead_letters(store) == [letter]
 
 
-async def test_a_dropped_letter_is_gone(store: SemanticStore) -> None:
+async def test_a_dropped_dead_letter_is_gone(store: SemanticStore) -> None:
     letter = await given_up(store)
     assert await store.dead_letters.drop(letter) is True
     assert await store.dead_letters.drop(letter) is False
-    assert await letters(store) == []
+    assert await dead_letters(store) == []
     with pytest.raises(InvalidArgument, match="gone"):
         await store.dead_letters.retry(letter, expected_version="*")
 
@@ -129,7 +129,7 @@ async def test_two_operators_who_retry_at_once_write_once(store: SemanticStore) 
     await put(store, 1)
     with pytest.raises(Escalated):
         await store.retrying(sleep=at_once).run(insist)
-    [letter] = await letters(store)
+    [letter] = await dead_letters(store)
     retries = [store.dead_letters.retry(letter, expected_version="*") for _ in range(5)]
     outcomes = await asyncio.gather(*retries, return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -146,16 +146,16 @@ async def test_a_batch_is_kept_and_retried_as_one(store: SemanticStore) -> None:
     ]
     with pytest.raises(Escalated):
         await store.retrying(sleep=at_once).run(lambda: store.batch(operations, request_id="batch-1"))
-    [letter] = await letters(store)
+    [letter] = await dead_letters(store)
     assert [operation.action for operation in letter.operations] == ["put", "delete"]
     await store.dead_letters.retry(letter, expected_version="*")
     assert await store.get(KEY) is None
     assert await store.get(OTHER) is not None
-    assert await letters(store) == []
+    assert await dead_letters(store) == []
 
 
 @pytest.mark.parametrize("how", ["put", "batch"])
-async def test_a_letter_whose_write_was_made_after_all_is_gone_once_retried(kv: Store, how: str) -> None:
+async def test_a_dead_letter_whose_write_was_made_after_all_is_gone_once_retried(kv: Store, how: str) -> None:
     network, through = behind_network(kv)
     network.breaks_after_loss = True
     async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
@@ -175,16 +175,16 @@ async def test_a_letter_whose_write_was_made_after_all_is_gone_once_retried(kv: 
         await store.dead_letters.save()
         made = await store.get(KEY)
         assert made is not None
-        [letter] = await letters(store)
-        await put(store, "what came after")
+        [letter] = await dead_letters(store)
+        await put(store, "a newer value")
         assert await store.dead_letters.retry(letter) == [made]
-        assert await letters(store) == []
+        assert await dead_letters(store) == []
         entry = await store.get(KEY)
         assert entry is not None
-        assert entry.value == "what came after"
+        assert entry.value == "a newer value"
 
 
-async def test_a_letter_waits_for_a_database_that_is_away(kv: Store, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_dead_letter_waits_for_a_database_that_is_away(kv: Store, caplog: pytest.LogCaptureFixture) -> None:
     network, through = behind_network(kv)
     async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
         network.is_down = True
@@ -195,17 +195,17 @@ async def test_a_letter_waits_for_a_database_that_is_away(kv: Store, caplog: pyt
         with pytest.raises(Unreachable):
             await store.dead_letters.save()
         network.is_down = False
-        assert await letters(store) == []
+        assert await dead_letters(store) == []
         await store.dead_letters.save()
         await store.dead_letters.save()
-        [letter] = await letters(store)
+        [letter] = await dead_letters(store)
         assert letter.operations[0].value == SECRET
         assert (letter.error_code, letter.attempts) == ("UNREACHABLE", 5)
         assert SECRET not in caplog.text
 
 
 @pytest.mark.parametrize("by", ["a sweep", "closing"])
-async def test_a_letter_that_waits_is_kept_at_the_next_occasion(kv: Store, by: str) -> None:
+async def test_a_dead_letter_that_waits_is_kept_at_the_next_occasion(kv: Store, by: str) -> None:
     network, through = behind_network(kv)
     async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
         network.is_down = True
@@ -215,10 +215,10 @@ async def test_a_letter_that_waits_is_kept_at_the_next_occasion(kv: Store, by: s
         if by == "a sweep":
             await store.sweep()
     async with SemanticStore(kv, sweep_every=None) as store:
-        assert len(await letters(store)) == 1
+        assert len(await dead_letters(store)) == 1
 
 
-async def test_a_letter_whose_answer_got_lost_is_one_letter(kv: Store) -> None:
+async def test_a_dead_letter_whose_answer_got_lost_is_kept_once(kv: Store) -> None:
     network, through = behind_network(kv)
     async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
         await put(store, 1)
@@ -232,7 +232,7 @@ async def test_a_letter_whose_answer_got_lost_is_one_letter(kv: Store) -> None:
         with pytest.raises(Escalated):
             await store.retrying(conflict_pauses=[]).run(conflict)
         await store.sweep()
-        assert len(await letters(store)) == 1
+        assert len(await dead_letters(store)) == 1
 
 
 async def test_the_write_that_failed_is_kept_although_another_succeeded_beside_it(store: SemanticStore) -> None:
@@ -244,7 +244,7 @@ async def test_the_write_that_failed_is_kept_although_another_succeeded_beside_i
 
     with pytest.raises(Escalated):
         await store.retrying(conflict_pauses=[]).run(both)
-    [letter] = await letters(store)
+    [letter] = await dead_letters(store)
     assert [operation.value for operation in letter.operations] == ["failed"]
 
 
@@ -262,10 +262,10 @@ async def test_what_was_written_is_not_kept_for_what_failed_after_it(kv: Store) 
             await store.retrying(sleep=at_once).run(write_then_read)
         network.is_down = False
         await store.dead_letters.save()
-        assert await letters(store) == []
+        assert await dead_letters(store) == []
 
 
-async def test_a_lock_that_was_not_acquired_is_no_letter(kv: Store) -> None:
+async def test_a_lock_that_was_not_acquired_leaves_no_dead_letter(kv: Store) -> None:
     network, through = behind_network(kv)
     async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
         network.is_down = True

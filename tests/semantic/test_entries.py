@@ -225,7 +225,7 @@ class TestList:
         with pytest.raises(InvalidArgument, match=r"^limit: "):
             store.list(PROJECT, limit=limit)
 
-    async def test_whoever_forgets_to_await_it_is_told(self, store: SemanticStore) -> None:
+    async def test_a_list_that_was_not_awaited_has_no_truth_value(self, store: SemanticStore) -> None:
         with pytest.raises(TypeError, match="has not been read yet"):
             assert store.list(PROJECT)
 

@@ -1,4 +1,4 @@
-"""Fencing tokens: a write that shows one is made only while its lock is held, whoever else is late."""
+"""Fencing tokens: a write with one is committed only while its lock is held."""
 
 import asyncio
 
@@ -144,7 +144,7 @@ async def test_a_token_of_another_project_is_refused(store: SemanticStore, lock:
 
 
 @pytest.mark.parametrize("token", [0, 1, 2**63 - 1])
-async def test_a_token_that_nobody_got_is_refused(store: SemanticStore, token: int) -> None:
+async def test_a_token_that_was_never_given_is_refused(store: SemanticStore, token: int) -> None:
     with pytest.raises(StaleFence):
         await put(store, fence=token)
 

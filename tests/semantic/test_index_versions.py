@@ -1,4 +1,4 @@
-"""Index versions: a change wakes whoever watches."""
+"""Index versions: a watch reports each change."""
 
 import asyncio
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""Locks: one holder at a time, who is told at once when it is no longer the one."""
+"""Locks: one holder at a time, which learns at once when it has lost the lock."""
 
 import asyncio
 import logging
@@ -72,7 +72,7 @@ class TestAcquiring:
         async with store.lock(KEY, writer="first:job"):
             with pytest.raises(LockHeld, match="first:job"):
                 await store.lock(KEY, writer="second", wait=wait).acquire()
-        assert await actions(store) == ["put", "delete"], "whoever waits leaves no conflicts"
+        assert await actions(store) == ["put", "delete"], "a waiter leaves no conflicts"
 
     async def test_a_waiter_gets_it_as_soon_as_it_is_released(self, store: SemanticStore) -> None:
         first, second = store.lock(KEY, writer="first"), store.lock(KEY, writer="second", wait=PATIENCE_SECONDS)
@@ -212,7 +212,7 @@ class TestAcquiring:
 
 
 class TestLosing:
-    async def test_a_holder_whose_lock_an_operator_deletes_is_told_at_once(self, store: SemanticStore) -> None:
+    async def test_a_holder_whose_lock_an_operator_deletes_is_cancelled_at_once(self, store: SemanticStore) -> None:
         lock, entered = store.lock(KEY, writer="w"), asyncio.Event()
         holding = asyncio.create_task(hold_until_lost(lock, entered))
         await entered.wait()
@@ -242,7 +242,9 @@ class TestLosing:
         await write(store, taken.fence)
         assert await store.get(KEY) == taken, "the thief's lock stays"
 
-    async def test_a_holder_whose_lock_expires_is_told_at_once(self, store: SemanticStore, clock: ManualClock) -> None:
+    async def test_a_holder_whose_lock_expires_is_cancelled_at_once(
+        self, store: SemanticStore, clock: ManualClock
+    ) -> None:
         lock, entered = store.lock(KEY, writer="w"), asyncio.Event()
         holding = asyncio.create_task(hold_until_lost(lock, entered))
         await entered.wait()
@@ -550,7 +552,7 @@ class TestLostAnswers:
             await write(store, entry.fence)
             assert await actions(store) == ["put"]
 
-    async def test_a_holder_cut_off_from_its_database_is_told_in_time(self, postgres_url: str) -> None:
+    async def test_a_holder_cut_off_from_its_database_is_cancelled_in_time(self, postgres_url: str) -> None:
         async with (
             keyloft.open(postgres_url) as direct,
             SemanticStore(direct, sweep_every=None) as other,

@@ -99,7 +99,7 @@ class Machine(RuleBasedStateMachine):
         self.aside: dict[str, tuple[Held, int]] = {}
         self.requests: dict[tuple[str, str], Done] = {}
         self.fences: list[int] = []
-        self.told: dict[str, list[tuple[str, int | None, int | None]]] = {key: [] for key in KEYS}
+        self.recorded: dict[str, list[tuple[str, int | None, int | None]]] = {key: [] for key in KEYS}
         self.last = 0
         self.run(self.open())
 
@@ -140,11 +140,11 @@ class Machine(RuleBasedStateMachine):
         return None if wanted.expected in ("*", self.version(wanted.key)) else "version"
 
     def note_expiry(self, key: str) -> bool:
-        """Whether what is stored has expired; then that is told."""
+        """Whether the stored entry has expired; then that is recorded."""
         held = self.entries.get(key)
         if held is None or self.live(key) is not None:
             return False
-        self.told[key].append(("expire", held.version, None))
+        self.recorded[key].append(("expire", held.version, None))
         return True
 
     def restorable_until(self, held: Held) -> int:
@@ -163,7 +163,7 @@ class Machine(RuleBasedStateMachine):
         version = None if before is None else before.version
         if wanted.semantics is None:
             assert (None if outcome is None else outcome.version) == version
-            self.told[key].append(("delete", version, None))
+            self.recorded[key].append(("delete", version, None))
             if before is not None or expired:
                 self.set_aside(key)
             return
@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         renews = before is not None and wanted.semantics.purpose == "lock" and before.fence == wanted.fence is not None
         kept = before.fence if renews and before is not None else None
         self.store_as(key, wanted.value, wanted.semantics, outcome, kept)
-        self.told[key].append(("put", version, outcome.version))
+        self.recorded[key].append(("put", version, outcome.version))
 
     def store_as(self, key: str, value: Any, semantics: Semantics, outcome: Envelope, kept: int | None = None) -> None:
         fence = None if semantics.purpose != "lock" else outcome.version if kept is None else kept
@@ -253,14 +253,14 @@ class Machine(RuleBasedStateMachine):
             reasons = dict.fromkeys(reasons, None if done.asked == wanted else "request_id")
         failed = {key: reason for key, reason in reasons.items() if reason}
         if failed:
-            with pytest.raises(StaleFence if "fence" in failed.values() else VersionConflict) as told:
+            with pytest.raises(StaleFence if "fence" in failed.values() else VersionConflict) as raised:
                 self.run(self.carry_out(wanted, request_id, scope))
-            if isinstance(told.value, VersionConflict):
-                assert {one.key: one.reason for one in told.value.conflicts} == failed
-                for one in told.value.conflicts:
+            if isinstance(raised.value, VersionConflict):
+                assert {one.key: one.reason for one in raised.value.conflicts} == failed
+                for one in raised.value.conflicts:
                     assert (one.current and as_held(one.current)) == self.live(one.key)
             for key in failed:
-                self.told[key].append(("conflict", self.version(key) or None, None))
+                self.recorded[key].append(("conflict", self.version(key) or None, None))
             return
         outcomes = self.run(self.carry_out(wanted, request_id, scope))
         if done is not None:
@@ -302,10 +302,10 @@ class Machine(RuleBasedStateMachine):
             assert self.run(restoring) == done.outcome
             return
         if done is not None or there is not None:
-            with pytest.raises(VersionConflict) as told:
+            with pytest.raises(VersionConflict) as raised:
                 self.run(restoring)
-            assert (told.value.current and as_held(told.value.current)) == there
-            self.told[key].append(("conflict", self.version(key) or None, None))
+            assert (raised.value.current and as_held(raised.value.current)) == there
+            self.recorded[key].append(("conflict", self.version(key) or None, None))
             return
         if old is None:
             with pytest.raises(NothingToRestore):
@@ -316,7 +316,7 @@ class Machine(RuleBasedStateMachine):
         self.note_expiry(key)
         self.aside.pop(key, None)
         self.store_as(key, old.value, old.semantics, outcome)
-        self.told[key].append(("restore", None, outcome.version))
+        self.recorded[key].append(("restore", None, outcome.version))
         self.remember(key, request_id, "restore", outcome)
 
     # What happens beside
@@ -358,9 +358,11 @@ class Machine(RuleBasedStateMachine):
         return await self.store.list(PROJECT)
 
     @rule(key=keys)
-    def the_trail_tells_all_of_it(self, key: str) -> None:
+    def the_trail_is_complete(self, key: str) -> None:
         records = self.run(trail(self.store, key))
-        assert [(record.action, record.version_before, record.version_after) for record in records] == self.told[key]
+        assert [(record.action, record.version_before, record.version_after) for record in records] == self.recorded[
+            key
+        ]
         everything = self.run(trail(self.store, PROJECT))
         assert [record for record in everything if record.key == key] == records
 

@@ -1,4 +1,4 @@
-"""What the store tells of itself: log lines, counters, alerts. Nothing of a value is in them."""
+"""Log lines, counters and alerts of the store, none of which shows a value."""
 
 import logging
 from typing import Any
@@ -38,7 +38,7 @@ class TestLogLines:
     def _all_lines(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "keyloft.semantic")
 
-    async def test_each_change_is_told_at_info(self, store: SemanticStore, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_each_change_is_logged_at_info(self, store: SemanticStore, caplog: pytest.LogCaptureFixture) -> None:
         entry = await store.put(
             KEY, SECRET, expected_version=0, writer="agent:sync", semantics=CURSOR, request_id="run-1"
         )
@@ -52,7 +52,7 @@ class TestLogLines:
         assert f"[KV] put: key={KEY} directive=sync purpose=cursor requestId=run-1" in put.getMessage()
         assert SECRET not in caplog.text
 
-    async def test_a_conflict_is_told_at_warn_with_its_correlation_id(
+    async def test_a_conflict_is_logged_at_warn_with_its_correlation_id(
         self, store: SemanticStore, caplog: pytest.LogCaptureFixture
     ) -> None:
         entry = await store.put(KEY, SECRET, expected_version=0, writer="a:b", semantics=CURSOR)
@@ -76,7 +76,7 @@ class TestLogLines:
         assert fields(line, "correlationId", "requestId", "version") == ["run-2", "run-2", None]
         assert caught.value.correlation_id == "run-2"
 
-    async def test_an_expiry_is_told_with_its_meaning(
+    async def test_an_expiry_is_logged_with_its_semantics(
         self, store: SemanticStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         entry = await store.put(KEY, SECRET, expected_version=0, writer="a:b", semantics=CURSOR, request_id="r")
@@ -93,7 +93,7 @@ class TestLogLines:
         assert "producer=harvester consumerHints=search,ops ttlSeconds=60" in line.getMessage()
         assert SECRET not in caplog.text
 
-    async def test_a_batch_is_told_key_by_key(self, store: SemanticStore, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_batch_is_logged_key_by_key(self, store: SemanticStore, caplog: pytest.LogCaptureFixture) -> None:
         await store.batch(
             [
                 Intent.put(f"{KEY}/{number}", number, expected_version=0, writer="w", semantics=CURSOR)
@@ -102,7 +102,7 @@ class TestLogLines:
         )
         assert [record.__dict__["key"] for record in caplog.records] == [f"{KEY}/{number}" for number in range(3)]
 
-    async def test_a_repeated_request_is_not_told_as_another_change(
+    async def test_a_repeated_request_is_not_logged_as_another_change(
         self, store: SemanticStore, caplog: pytest.LogCaptureFixture
     ) -> None:
         for _ in range(3):
@@ -111,7 +111,7 @@ class TestLogLines:
         assert store.signals.counts == {("success", "cursor"): 1}
 
 
-async def test_counters_tell_outcomes_by_purpose(store: SemanticStore, clock: ManualClock) -> None:
+async def test_outcomes_are_counted_by_purpose(store: SemanticStore, clock: ManualClock) -> None:
     entry = await store.put(KEY, 1, expected_version=0, writer="w", semantics=CURSOR)
     await store.put(KEY, 2, expected_version=entry.version, writer="w", semantics=CURSOR)
     with pytest.raises(VersionConflict):
@@ -188,7 +188,7 @@ class TestConflictRate:
         self.run(signals, seconds, 600, 10, 10)
         assert alerts == []
 
-    def test_an_alert_is_cleared_when_nobody_writes_any_more(self) -> None:
+    def test_an_alert_is_cleared_when_writes_end(self) -> None:
         signals, seconds, alerts = self.signals()
         self.run(signals, seconds, 180, 1, 10)
         seconds.now += 120
@@ -229,8 +229,10 @@ class TestOutage:
             await store.get(KEY)
             assert [alert.is_raised for alert in alerts] == [True, False]
             assert signals.alerts == {}
-        told = [(r.levelno, r.__dict__["alert"], r.__dict__["is_raised"]) for r in caplog.records if "alert" in vars(r)]
-        assert told == [(logging.ERROR, "storage_outage", True), (logging.INFO, "storage_outage", False)]
+        logged = [
+            (r.levelno, r.__dict__["alert"], r.__dict__["is_raised"]) for r in caplog.records if "alert" in vars(r)
+        ]
+        assert logged == [(logging.ERROR, "storage_outage", True), (logging.INFO, "storage_outage", False)]
 
     async def test_an_answer_in_between_begins_anew(self) -> None:
         seconds = Seconds()

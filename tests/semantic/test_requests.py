@@ -1,4 +1,4 @@
-"""A request that comes again gets the first outcome and changes nothing, for as long as it is remembered."""
+"""A repeated request gets the first outcome and changes nothing, for as long as it is remembered."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -107,7 +107,7 @@ async def test_a_retry_after_a_lost_answer_changes_nothing(store: SemanticStore,
         {"value": 2},
         {"value": True},
         {"expected": 0},
-        {"writer": "somebody:else"},
+        {"writer": "another:writer"},
         {"semantics": Semantics("config")},
         {"semantics": living(61)},
         {"spec_ref": "adr/8"},
@@ -218,7 +218,7 @@ async def test_a_retried_renewal_shows_the_fence_that_it_kept(store: SemanticSto
     assert await put(store, LOCK, expected=0, semantics=locked(), request_id="a") == lock
 
 
-async def test_ids_of_any_characters_are_told_apart(store: SemanticStore) -> None:
+async def test_ids_of_any_characters_stay_different(store: SemanticStore) -> None:
     ids = ["r", "R", "r ", "r/", "é", "e\u0301", "x" * 128, "\U0001f600" * 128, "%", "_", "'"]
     for number, name in enumerate(ids):
         await put(store, value=number, request_id=name)

@@ -31,7 +31,7 @@ class Pauses:
 
 
 def failing(error: Exception, times: float = float("inf")) -> Callable[[], Awaitable[int]]:
-    """A function that fails so often, then tells how often it was called."""
+    """A function that fails so often, then returns how often it was called."""
     calls = itertools.count(1)
 
     async def function() -> int:

@@ -15,7 +15,7 @@ from .entries import CURSOR, KEY, OTHER, PROJECT, WRITER, actions, deleting, put
 
 
 class Name(str):
-    """A text of somebody's own type."""
+    """A subclass of str."""
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_only_registered_purposes_can_be_written(kv: keyloft.Store, store:
         await put(store, semantics=lease)
     async with SemanticStore(kv, sweep_every=None, purposes=["lease"]) as knowing:
         written = await put(knowing, semantics=lease)
-    assert await store.get(KEY) == written, "whoever did not register it can read it all the same"
+    assert await store.get(KEY) == written, "a store that did not register the purpose can read it"
     with pytest.raises(InvalidArgument, match=r"^semantics\.purpose: "):
         SemanticStore(kv, sweep_every=None, purposes=["Not One"])
 

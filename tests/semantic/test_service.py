@@ -177,7 +177,7 @@ class TestOperations:
 @pytest.mark.usefixtures("service")
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("operation", "payload", "code", "told"),
+        ("operation", "payload", "code", "part"),
         [
             ("put", b"", "INVALID_JSON", "empty"),
             ("put", b"rubbish", "INVALID_JSON", "not JSON"),
@@ -243,13 +243,13 @@ class TestRefusals:
             ("other", {}, "INVALID_SUBJECT", "put, get"),
         ],
     )
-    async def test_each_gets_its_code(self, client: Nats, operation: str, payload: Any, code: str, told: str) -> None:
+    async def test_each_gets_its_code(self, client: Nats, operation: str, payload: Any, code: str, part: str) -> None:
         found, message = await refused(client, operation, payload)
         assert found == code
-        assert told in message
+        assert part in message
 
     @pytest.mark.parametrize("spot", ["acme", "acme.web.x", "Acme.web", "acme.wéb"])
-    async def test_a_wrong_subject_is_told(self, client: Nats, spot: str) -> None:
+    async def test_a_wrong_subject_is_refused(self, client: Nats, spot: str) -> None:
         code, _ = await refused(client, "get", {"key": "k"}, spot)
         assert code in ("INVALID_SUBJECT", "VALIDATION_ERROR")
 
@@ -262,7 +262,9 @@ class TestRefusals:
 
 
 @ON_MEMORY
-async def test_who_sends_too_much_is_told_and_others_are_served(kv: Store, nats_url: str, client: Nats) -> None:
+async def test_a_sender_of_too_many_requests_is_refused_and_others_are_served(
+    kv: Store, nats_url: str, client: Nats
+) -> None:
     connection = await nats.connect(nats_url)
     async with SemanticStore(kv) as store:
         service = SemanticService(connection, store, requests_per_tenant=5)
@@ -293,7 +295,7 @@ async def test_what_was_taken_is_answered_before_it_stops(kv: Store, nats_url: s
 
 
 class Failing:
-    """An engine whose disk is full, for as long as it is told."""
+    """An engine whose disk is full, while `fails` is set."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -312,7 +314,7 @@ class Failing:
 
 
 @ON_MEMORY
-async def test_a_failing_database_is_told_and_used_again(kv: Store, nats_url: str, client: Nats) -> None:
+async def test_a_failing_database_is_reported_and_used_again(kv: Store, nats_url: str, client: Nats) -> None:
     connection = await nats.connect(nats_url)
     engine: Any = Failing(kv.engine)
     async with SemanticStore(Store(engine)) as store:

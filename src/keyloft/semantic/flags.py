@@ -55,8 +55,11 @@ class Flags:
 
     async def all(self) -> dict[str, Any]:
         """All flags that are set or have a default."""
+        return self.defaults | await self._stored()
+
+    async def _stored(self) -> dict[str, Any]:
         entries = self._store.list(self._prefix, values=True)
-        return self.defaults | {entry.key.removeprefix(self._prefix): entry.value async for entry in entries}
+        return {entry.key.removeprefix(self._prefix): entry.value async for entry in entries}
 
     async def set(
         self,
@@ -90,18 +93,14 @@ class Flags:
         """All flags now, then all of them again after each change."""
         # The watch begins before the read, so that no change falls between the two.
         async with self._store.changes(self._prefix) as changes:
-            values = await self.all()
-            yield dict(values)
+            stored = await self._stored()
+            yield self.defaults | stored
             async for changed in changes:
                 for key, entry in changed.items():
-                    name = key.removeprefix(self._prefix)
+                    stored.pop(key.removeprefix(self._prefix), None)
                     if entry is not None:
-                        values[name] = entry.value
-                    elif name in self.defaults:
-                        values[name] = self.defaults[name]
-                    else:
-                        values.pop(name, None)
-                yield dict(values)
+                        stored[key.removeprefix(self._prefix)] = entry.value
+                yield self.defaults | stored
 
     def live(self) -> "LiveFlags":
         """The flags as a mapping that keeps itself up to date: `async with flags.live() as now:`."""

@@ -13,21 +13,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from keyloft import limits
-from keyloft.errors import (
-    CannotOpen,
-    DatabaseError,
-    Escalated,
-    InvalidArgument,
-    KeyloftError,
-    NotADatabase,
-    NotPermitted,
-    ReadOnly,
-    SchemaTooNew,
-    SchemaTooOld,
-    Unanswered,
-    VersionConflict,
-)
+from keyloft import errors, limits
+from keyloft.errors import Escalated, InvalidArgument, KeyloftError, VersionConflict
 from keyloft.semantic.intents import WriteRequest
 
 if TYPE_CHECKING:
@@ -38,8 +25,9 @@ logger = logging.getLogger("keyloft.semantic")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_FATAL: Final = (CannotOpen, NotADatabase, SchemaTooNew, SchemaTooOld, ReadOnly, NotPermitted)
-_TRANSIENT: Final = (DatabaseError, Unanswered)
+_OPENING: Final = (errors.CannotOpen, errors.NotADatabase, errors.SchemaTooNew, errors.SchemaTooOld)
+_FATAL: Final = (*_OPENING, errors.ReadOnly, errors.NotPermitted)
+_TRANSIENT: Final = (errors.DatabaseError, errors.Unanswered)
 
 
 class Retry:

@@ -299,8 +299,10 @@ class SemanticStore(AsyncClosing):
 
     async def write(self, request: WriteRequest) -> Written:
         """Carry out a write request, as `put`, `delete`, `restore` and `batch` make them."""
-        if not request.is_batch:
-            self._check_purpose(request.intents[0])
+        if not request.intents:
+            raise InvalidArgument("request: it has no intents; give it at least one")
+        for intent in request.intents:
+            self._check_purpose(intent)
         try:
             return await self._committer.carry_out(request)
         except KeyloftError as error:
