@@ -22,8 +22,8 @@ ENDING_SECONDS = 10.0
 """How long processes may take to end after the last test, such as a PostgreSQL that is shutting down."""
 
 _is_outermost = not os.environ.get(MARK)  # workers of xdist, and runs within tests, inherit the mark
-if _is_outermost:
-    os.environ[MARK] = uuid4().hex
+RUN: Final = os.environ.get(MARK) or uuid4().hex
+os.environ[MARK] = RUN
 
 # In the background of a shell without job control these are ignored, and children inherit that. A handler they don't.
 for _number in (signal.SIGINT, signal.SIGQUIT):
@@ -34,8 +34,8 @@ _popen: Any = subprocess.Popen.__init__
 
 
 def _popen_with_mark(self: Any, *arguments: Any, env: Any = None, **options: Any) -> None:
-    """Starts a process with the mark, also where a test chose its environment."""
-    _popen(self, *arguments, env=env if env is None else {MARK: os.environ[MARK], **env}, **options)
+    """Starts a process with the mark, also where a test chose its environment or emptied its own."""
+    _popen(self, *arguments, env={MARK: RUN, **(os.environ if env is None else env)}, **options)
 
 
 subprocess.Popen.__init__ = _popen_with_mark  # type: ignore[method-assign]
@@ -43,7 +43,7 @@ subprocess.Popen.__init__ = _popen_with_mark  # type: ignore[method-assign]
 
 def left_over() -> dict[int, str]:
     """The processes of this run that still exist, with their command lines; empty where there is no /proc."""
-    sign = f"{MARK}={os.environ[MARK]}".encode()
+    sign = f"{MARK}={RUN}".encode()
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
