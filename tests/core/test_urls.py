@@ -10,7 +10,7 @@ from msgspec import Struct
 import keyloft
 from keyloft import CannotOpen, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, admin, migrations
 from keyloft.cli.doctor import database as doctor
-from keyloft.core.urls import DatabaseUrl, without_password
+from keyloft.core.urls import DatabaseUrl, without_login
 from keyloft.engines import inspect_database, open_engine, open_maintenance
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
@@ -263,17 +263,28 @@ async def test_read_only_reads_and_refuses_to_write(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"postgresql://me:{SECRET}@/app?host=/run&password={SECRET}", "postgresql:///app?host=/run&password=…"),
+        (f"postgresql://host/app?sslpassword={SECRET}&Pwd={SECRET}", "postgresql://host/app?sslpassword=…&Pwd=…"),
+        ("postgresql://host/app?sslmode=require", "postgresql://host/app?sslmode=require"),
+    ],
+)
+def test_passwords_among_options_are_masked(url: str, shown: str) -> None:
+    assert DatabaseUrl.parse(url).shown == shown
+
+
+@pytest.mark.parametrize(
     ("address", "shown"),
     [
         ("nats://host:4222", "nats://host:4222"),
         (f"nats://me:{SECRET}@host:4222", "nats://host:4222"),
         (f"tls://{SECRET}@host", "tls://host"),
-        (f"postgresql://me:{SECRET}@/app?host=/run&password={SECRET}", "postgresql:///app?host=/run&password=…"),
-        (f"postgresql://host/app?sslpassword={SECRET}&Pwd={SECRET}", "postgresql://host/app?sslpassword=…&Pwd=…"),
+        (f"me:{SECRET}@host:4222", "host:4222"),
     ],
 )
-def test_an_address_is_shown_without_its_password(address: str, shown: str) -> None:
-    assert without_password(address) == shown
+def test_an_address_of_nats_is_shown_without_its_login(address: str, shown: str) -> None:
+    assert without_login(address) == shown
 
 
 def _error(meaning: Any) -> type[KeyloftError]:

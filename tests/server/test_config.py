@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from keyloft.core.urls import without_password
+from keyloft.core.urls import without_login
 from keyloft.errors import InvalidArgument
 from keyloft.server.config import SETTINGS, Config, check_service, load
 
@@ -139,4 +139,4 @@ def test_the_page_can_be_turned_off_or_on_ipv6() -> None:
 
 def test_passwords_are_not_shown() -> None:
     [address] = load({"nats": "me:secret@host:4222"}, {}).nats
-    assert without_password(address) == "nats://host:4222"
+    assert without_login(address) == "nats://host:4222"

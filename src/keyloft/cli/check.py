@@ -10,7 +10,7 @@ from keyloft.cli.findings import show_findings
 from keyloft.cli.options import AsJson, add_commands
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import counted, is_for_people, remark, show_json
-from keyloft.core.urls import without_password
+from keyloft.core.urls import DatabaseUrl
 from keyloft.server.config import Flags
 
 
@@ -37,7 +37,7 @@ def check(
         show_json(report.findings, as_json=True)
     else:
         show_findings(report.findings)
-    name = without_password(url)
+    name = DatabaseUrl.parse(url).shown
     if not report.problems:
         remark(f"{name}: nothing is wrong with its {counted(report.rows, 'row')}")
         return 0

@@ -8,7 +8,7 @@ from keyloft.cli.database import named_database
 from keyloft.cli.options import AsJson, add_commands
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import show_result, sized
-from keyloft.core.urls import without_password
+from keyloft.core.urls import DatabaseUrl
 from keyloft.server.config import Flags
 
 
@@ -26,7 +26,7 @@ def compact(*, as_json: AsJson = False, flags: Flags) -> int:
     """
     url = named_database(flags)
     report = with_progress(lambda progress: admin.compact(url, progress=progress))
-    name = without_password(url)
+    name = DatabaseUrl.parse(url).shown
     show_result(
         {"database": name, **msgspec.to_builtins(report)},
         f"{name} took {_size(report.before)}, and takes {_size(report.after)}",

@@ -8,7 +8,7 @@ import typer
 
 from keyloft.cli.options import AsJson, Yes, add_commands
 from keyloft.cli.terminal import is_for_people, remark, say, show_json
-from keyloft.core.urls import without_password
+from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError
 from keyloft.server.config import Flags, load
 
@@ -60,7 +60,7 @@ def migrate(
         return 0
     if goes_back and not yes:
         raise InvalidArgument(
-            f"going back deletes what the earlier schema can't hold, in {without_password(database)}: "
+            f"going back deletes what the earlier schema can't hold, in {DatabaseUrl.parse(database).shown}: "
             "stop what uses it, make a copy, then say --yes"
         )
     if goes_back:
@@ -69,9 +69,9 @@ def migrate(
         _explained(lambda: migrations.upgrade(database, to))
     arrived = "the schema of this version" if to == "head" else f"schema {to}"
     what = f"went back ({to})" if goes_back else f"has {arrived}"
-    remark(f"{without_password(database)} {what}")
+    remark(f"{DatabaseUrl.parse(database).shown} {what}")
     if as_json:
-        show_json({"database": without_password(database), "to": to}, as_json=True)
+        show_json({"database": DatabaseUrl.parse(database).shown, "to": to}, as_json=True)
     return 0
 
 
@@ -88,7 +88,7 @@ def _explained(work: Callable[[], T]) -> T:
 
 
 def _show(plan: "MigrationPlan", database: str, *, as_json: bool) -> None:
-    name = without_password(database)
+    name = DatabaseUrl.parse(database).shown
     if as_json or not is_for_people():
         steps = [{"revision": step.revision, "name": step.name} for step in plan.steps]
         show_json(

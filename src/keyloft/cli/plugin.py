@@ -13,7 +13,7 @@ import typer
 from keyloft import limits
 from keyloft.cli.options import AsJson, AsText, Group, Value, Yes, add_commands
 from keyloft.cli.terminal import confirm, counted, given_value, remark, show_json
-from keyloft.core.urls import without_password
+from keyloft.core.urls import without_login
 from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, Unanswered
 from keyloft.nats import payloads
 from keyloft.plugins import rules
@@ -272,6 +272,6 @@ async def check_somebody_listens(addresses: list[str], seconds: float) -> None:
         writer.transport.abort()
         return
     raise Unanswered(
-        f"no NATS server answers at {', '.join(map(without_password, addresses))}: "
+        f"no NATS server answers at {', '.join(map(without_login, addresses))}: "
         "start one with `keyloft serve`, or name another with --nats"
     )

@@ -10,7 +10,7 @@ from keyloft.cli.database import named_database
 from keyloft.cli.options import AsJson, add_commands
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import is_for_people, local_time, say, show_json, sized, table
-from keyloft.core.urls import without_password
+from keyloft.core.urls import DatabaseUrl
 from keyloft.server.config import Flags
 
 
@@ -35,9 +35,9 @@ def stats(
     url = named_database(flags)
     report = with_progress(lambda progress: admin.stats(url, soon=soon, progress=progress))
     if as_json or not is_for_people():
-        show_json(_fields(without_password(url), report), as_json=True)
+        show_json(_fields(DatabaseUrl.parse(url).shown, report), as_json=True)
     else:
-        _show(without_password(url), report)
+        _show(DatabaseUrl.parse(url).shown, report)
     return 0
 
 

@@ -13,7 +13,7 @@ from keyloft.cli.options import AsJson, add_commands
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import counted, is_for_people, remark, show_result
 from keyloft.core import key_text
-from keyloft.core.urls import without_password
+from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import InvalidArgument, TransferFailed
 from keyloft.server.config import Flags
 
@@ -97,7 +97,7 @@ def import_(
     chosen = {**_parts(prefix, plugin, project), "existing": _existing(keep, replace)}
     with _explain_stop():
         report = with_progress(lambda progress: admin.import_(source, url, **chosen, progress=progress))
-    show_result(report, f"{_stored(report)} in {without_password(url)}", as_json=as_json)
+    show_result(report, f"{_stored(report)} in {DatabaseUrl.parse(url).shown}", as_json=as_json)
     return 0
 
 
@@ -122,7 +122,7 @@ def copy(
 
     def show(report: admin.CopyReport) -> None:
         compared = f"{_entries(report.compared)} compared, {report.missing:,} missing, {report.different:,} different"
-        show_result(report, f"{_stored(report)} in {without_password(target)}; {compared}", as_json=as_json)
+        show_result(report, f"{_stored(report)} in {DatabaseUrl.parse(target).shown}; {compared}", as_json=as_json)
 
     try:
         with _explain_stop():

@@ -1,4 +1,4 @@
-"""Database URLs: the one parser that engines, migrations, service, commands and doctor share.
+"""URLs: the one parser of database URLs that engines, migrations, service, commands and doctor share.
 
     None, :memory:, memory://                      in memory
     app.db, ~/app.db, /srv/app.db, Path("app.db")  an SQLite file
@@ -27,7 +27,6 @@ AnyUrl: TypeAlias = "str | os.PathLike[str] | DatabaseUrl | None"
 
 _USE: Final = "write a path, sqlite:///path, postgresql://user:password@host/database or :memory:"
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9.-]*)(?:\+[a-z0-9_.+-]*)?:(//)?", re.IGNORECASE)
-_NATS: Final = ("nats", "tls", "ws", "wss")
 _KNOWN: Final = ("sqlite", "file", "postgresql", "postgres", "memory")
 # A login before a host, or libpq's name=value; a text that begins like a path is one.
 _LOGIN: Final = re.compile(r"(?!/[^/]|\.{1,2}/|~)(?:[^@]*:[^@]*@|.*\b(?:password|dbname|host)\s*=)", re.I | re.S)
@@ -99,12 +98,10 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         return f"PostgresAddress({self.name!r})"
 
 
-def without_password(address: str) -> str:
-    """A database URL, or an address of NATS, as it may be printed: without user, password and token."""
-    scheme, slashes, rest = address.partition("://")
-    if slashes and scheme.lower() in _NATS:
-        return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
-    return DatabaseUrl.parse(address).shown
+def without_login(address: str) -> str:
+    """An address of NATS as it may be printed: without user, password and token."""
+    scheme, slashes, rest = address.rpartition("://")
+    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
 
 
 def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:

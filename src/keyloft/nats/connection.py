@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import AuthorizationError
 
+from keyloft.core.urls import without_login
 from keyloft.errors import NotPermitted
 from keyloft.nats.internals import Handled, Handler, NatsConnection, check_nats_py
 from keyloft.nats.log_rate import LogRate
@@ -146,8 +147,7 @@ def servers(connection: Nats) -> str:
 
 def shown(addresses: Iterable[str]) -> str:
     """Addresses of NATS without users and passwords, for messages; they may lack the scheme."""
-    parts = [address.rpartition("://") for address in addresses]
-    return ", ".join([f"{scheme}{slashes}{rest.rpartition('@')[2]}" for scheme, slashes, rest in parts])
+    return ", ".join(map(without_login, addresses))
 
 
 async def cancel(task: "asyncio.Future[Any]") -> None:

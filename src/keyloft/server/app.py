@@ -17,7 +17,7 @@ from nats.aio.client import Client as Nats
 
 from keyloft import errors, limits
 from keyloft.core.records import Batch, Check, Get, Space
-from keyloft.core.urls import without_password
+from keyloft.core.urls import without_login
 from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError, NatsServerFailed, NotPermitted, Unanswered
 from keyloft.nats.connection import Login, cancel, connect
 from keyloft.plugins.meters import Meters
@@ -324,7 +324,7 @@ class App:
         self, addresses: list[str], on_error: Callable[[Exception], None], is_first: bool
     ) -> tuple[Nats, asyncio.Event]:
         """Connect as soon as a server answers; the event is set once the connection has ended for good."""
-        where = ", ".join(map(without_password, addresses))
+        where = ", ".join(map(without_login, addresses))
         logger.info("connecting to NATS at %s", where)
         while True:
             closed = asyncio.Event()

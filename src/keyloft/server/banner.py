@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 import keyloft
-from keyloft.core.urls import DatabaseUrl, without_password
+from keyloft.core.urls import DatabaseUrl, without_login
 from keyloft.nats.connection import Login
 from keyloft.plugins.client import PREFIX
 from keyloft.server.config import DEFAULT_NATS_PORT, Config
@@ -37,7 +37,7 @@ class Banner(Struct, frozen=True, kw_only=True):
                 keyloft.__version__,
                 extra={
                     "database": database_name(self.config.database),
-                    "nats": [without_password(address) for address in self.nats],
+                    "nats": [without_login(address) for address in self.nats],
                     "metrics": None if self.pages is None else f"{self.pages}/metrics",
                     "health": None if self.pages is None else f"{self.pages}/healthz",
                 },
@@ -48,7 +48,7 @@ class Banner(Struct, frozen=True, kw_only=True):
             sys.stderr.flush()
 
     def _text(self) -> str:
-        nats = ",".join(map(without_password, self.nats))
+        nats = ",".join(map(without_login, self.nats))
         command = _command()
         options = ""
         if nats != f"nats://127.0.0.1:{DEFAULT_NATS_PORT}":

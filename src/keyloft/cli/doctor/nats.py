@@ -21,7 +21,7 @@ from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.cli.doctor.bounded import bounded
 from keyloft.cli.plugin import check_somebody_listens
-from keyloft.core.urls import without_password
+from keyloft.core.urls import without_login
 from keyloft.errors import (
     InvalidArgument,
     InvalidPluginName,
@@ -85,7 +85,7 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
     if not config.nats and not config.nats_port:
         return [Finding("skipped", "nats", "no address is set: `keyloft serve` starts a NATS server on a free port")]
     addresses = list(config.nats) or [f"nats://127.0.0.1:{config.nats_port}"]
-    where = ", ".join(map(without_password, addresses))
+    where = ", ".join(map(without_login, addresses))
     try:
         await check_somebody_listens(addresses, limits.DOCTOR_ANSWER_SECONDS)
     except Unanswered:
@@ -131,7 +131,7 @@ def _is_anonymous(config: Config, addresses: list[str]) -> bool:
 
 def _bare(addresses: list[str]) -> list[str]:
     """Addresses without a login."""
-    return [without_password(address) for address in addresses]
+    return [without_login(address) for address in addresses]
 
 
 def _without_user(login: "Login") -> "Login":
