@@ -145,7 +145,7 @@ async def test_what_is_stored_is_counted(url: str) -> None:
     report = await admin.stats(url, progress=heard)
     assert report.total.entries == sum(tally.entries for tally in report.interfaces.values()) == 10
     assert set(report.interfaces) == {"tuples", "semantic", "plugins"}
-    assert (set(report.plugins), set(report.projects)) == ({"quotes", "trivia"}, {("acme", "api"), ("acme", "web")})
+    assert (set(report.plugins), set(report.projects)) == ({"quotes", "trivia"}, {"acme/api", "acme/web"})
     assert heard.stages == ["counting"]
     with pytest.raises(InvalidArgument, match="soon"):
         await admin.stats(url, soon=-1)

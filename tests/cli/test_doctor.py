@@ -509,12 +509,12 @@ async def test_a_refused_login_is_found(doctor: Doctor, isolation: Isolation) ->
 @pytest.mark.parametrize(
     ("ours", "wider", "seen"),
     [
-        ('"db.kv.trivia.get"', '"db.kv.*.get"', "send to db.kv.keyloft-doctor-nobody.get"),
-        ('"rosey.db.kv.trivia.set"', '"rosey.>"', "send to rosey.db.kv.keyloft-doctor-nobody.set"),
-        ('"_INBOX_trivia.>"', '"_INBOX_trivia.>", "_INBOX.*"', "hear _INBOX.answer"),
-        ('"_INBOX_trivia.>"', '"_INBOX_trivia.>", "db.kv.>"', "hear db.kv.>"),
-        ('"_INBOX_trivia.>"', '">"', "hear db.kv.>"),
-        ('"db.semantic.acme.*.get"', '"db.semantic.*.*.get"', "send to db.semantic.keyloft-doctor-nobody"),
+        ('"db.kv.trivia.get"', '"db.kv.*.get"', "publish to db.kv.keyloft-doctor-nobody.get"),
+        ('"rosey.db.kv.trivia.set"', '"rosey.>"', "publish to rosey.db.kv.keyloft-doctor-nobody.set"),
+        ('"_INBOX_trivia.>"', '"_INBOX_trivia.>", "_INBOX.*"', "subscribe to _INBOX.answer"),
+        ('"_INBOX_trivia.>"', '"_INBOX_trivia.>", "db.kv.>"', "subscribe to db.kv.>"),
+        ('"_INBOX_trivia.>"', '">"', "subscribe to db.kv.>"),
+        ('"db.semantic.acme.*.get"', '"db.semantic.*.*.get"', "publish to db.semantic.keyloft-doctor-nobody"),
         ("authorization {", 'no_auth_user: "trivia"\nauthorization {', None),
     ],
 )

@@ -31,32 +31,30 @@ def test_entries_are_counted_by_interface_plugin_and_project(run: Keyloft, url: 
     told = shown(run("stats"))
     assert counts(told["interfaces"]["tuples"]) == (4, 0, 1, 1)
     assert counts(told["interfaces"]["plugins"]) == (3, 0, 1, 0)
-    assert [(one["plugin"], *counts(one)) for one in told["plugins"]] == [
-        ("quotes", 1, 0, 0, 0),
-        ("trivia", 2, 0, 1, 0),
-    ]
-    projects = {one["project"]: counts(one) for one in told["projects"]}
+    plugins = {plugin: counts(tally) for plugin, tally in told["plugins"].items()}
+    assert plugins == {"quotes": (1, 0, 0, 0), "trivia": (2, 0, 1, 0)}
+    projects = {project: counts(tally) for project, tally in told["projects"].items()}
     # web: five audit records and an index of one, three requests, one deleted entry; api: a record and a token.
-    assert projects == {"api": (1, 2, 1, 0), "web": (2, 10, 0, 0)}
+    assert projects == {"acme/api": (1, 2, 1, 0), "acme/web": (2, 10, 0, 0)}
     assert counts(told["interfaces"]["semantic"]) == (3, 13, 1, 0)  # with the key of the audit's hashes
-    assert counts(told) == (10, 13, 3, 1)
-    assert told["entries"] + told["other_rows"] + told["expired"] == len(stored(url)) - 1
+    assert counts(told["total"]) == (10, 13, 3, 1)
+    total = told["total"]
+    assert total["entries"] + total["other_rows"] + total["expired"] == len(stored(url)) - 1
 
 
 def test_bytes_are_those_of_keys_and_values(run: Keyloft, url: str) -> None:
     told = shown(run("stats", "--json"))
-    [score] = [one for one in told["plugins"] if one["plugin"] == "quotes"]
-    assert score["bytes"] == len("quotes") + len("1") + len("null")
-    assert told["bytes"] == sum(interface["bytes"] for interface in told["interfaces"].values())
+    assert told["plugins"]["quotes"]["bytes"] == len("quotes") + len("1") + len("null")
+    assert told["total"]["bytes"] == sum(interface["bytes"] for interface in told["interfaces"].values())
     assert told["database_bytes"] > 10_000
     assert (told["wal_bytes"] is None) == ("postgresql" in url)
     assert told["version"] == stored(url)[0]
 
 
 def test_what_soon_means_can_be_said(run: Keyloft, url: str) -> None:
-    assert shown(run("stats", "--soon", "0"))["expiring_soon"] == 0
-    assert shown(run("stats", "--soon", "900"))["expiring_soon"] == 2
-    assert shown(run("stats", "--soon", str(11 * 86_400)))["expiring_soon"] == 4
+    assert shown(run("stats", "--soon", "0"))["total"]["expiring_soon"] == 0
+    assert shown(run("stats", "--soon", "900"))["total"]["expiring_soon"] == 2
+    assert shown(run("stats", "--soon", str(11 * 86_400)))["total"]["expiring_soon"] == 4
     assert run("stats", "--soon", "-1")[0] == 2
     assert run("stats", "--soon", "nan")[0] == 2
 
@@ -64,7 +62,7 @@ def test_what_soon_means_can_be_said(run: Keyloft, url: str) -> None:
 def test_the_oldest_expiry_is_that_of_what_is_not_yet_swept(run: Keyloft, url: str) -> None:
     told = shown(run("stats"))
     assert (
-        told["oldest_expiry"]
+        told["total"]["oldest_expiry"]
         == told["interfaces"]["tuples"]["oldest_expiry"]
         < told["interfaces"]["plugins"]["oldest_expiry"]
     )
@@ -80,11 +78,11 @@ def test_a_terminal_shows_tables_and_no_values(environment: dict[str, str], url:
     assert "Alice" not in said
     assert "\u2501" not in said, "a bar without a total says nothing"
     last = at_a_terminal(environment, "stats", "--json")[1].splitlines()[-1]
-    assert json.loads(last[last.index("{") :])["entries"] == 10  # behind what took the bar away
+    assert json.loads(last[last.index("{") :])["total"]["entries"] == 10  # behind what took the bar away
 
 
 def test_an_empty_database_has_nothing(run: Keyloft) -> None:
     run("set", "k", "1")
     run("delete", "k")
     told = shown(run("stats"))
-    assert (counts(told), told["oldest_expiry"], told["plugins"]) == ((0, 0, 0, 0), None, [])
+    assert (counts(told["total"]), told["total"]["oldest_expiry"], told["plugins"]) == ((0, 0, 0, 0), None, {})

@@ -552,7 +552,7 @@ async def test_what_expires_on_the_way_is_not_missed(url: str, other: str) -> No
             assert (await compare(source, target, Selection(), lambda done, total: None)).missing == 1
             target.now = soon.expires_at or 0
             found = await compare(source, target, Selection(), lambda done, total: None)
-            assert (found.missing, found.source_hash) == (0, found.target_hash)
+            assert (found.missing, found.source_sha256) == (0, found.target_sha256)
 
 
 async def test_a_plugins_value_that_is_no_text_is_named(url: str) -> None:
@@ -592,7 +592,13 @@ async def test_a_copy_that_differs_is_found_out(url: str, other: str, run: Keylo
     async def told(a: Maintenance, b: Maintenance) -> tuple[int, int, int, str | None, bool]:
         async with a.snapshot() as source, b.snapshot() as target:
             found = await compare(source, target, Selection(), lambda done, total: None)
-        return found.entries, found.missing, found.different, found.first, found.source_hash == found.target_hash
+        return (
+            found.compared,
+            found.missing,
+            found.different,
+            found.first_difference,
+            found.source_sha256 == found.target_sha256,
+        )
 
     async def fresh(kv: Store) -> None:
         await kv.set_many({("n", at): at for at in range(5)})

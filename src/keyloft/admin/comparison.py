@@ -40,15 +40,15 @@ async def digest(snapshot: Snapshot, progress: Progress) -> Digest:
 class Comparison(Struct):
     """How what was copied compares with its source."""
 
-    entries: int = 0
+    compared: int = 0
     missing: int = 0
     different: int = 0
     other_versions: int = 0
     """Equal but for the version: they were stored before, or replaced another entry."""
-    first: str | None = None
+    first_difference: str | None = None
     """The first row that is missing or different."""
-    source_hash: str = ""
-    target_hash: str = ""
+    source_sha256: str = ""
+    target_sha256: str = ""
 
 
 async def compare(source: Snapshot, target: Snapshot, selection: Selection, progress: Progress) -> Comparison:
@@ -65,9 +65,9 @@ async def compare(source: Snapshot, target: Snapshot, selection: Selection, prog
                 current = await anext(stored, None)
             if (current is None or current.key != row.key) and not row.is_alive(target.now):
                 continue  # it expired on the way, and was swept
-            found.entries += 1
-            if not found.entries % limits.ROWS_BETWEEN_PROGRESS:
-                progress(found.entries, total)
+            found.compared += 1
+            if not found.compared % limits.ROWS_BETWEEN_PROGRESS:
+                progress(found.compared, total)
             hashes[0].update(_bytes(part.space, row))
             if current is None or current.key != row.key:
                 found.missing += 1
@@ -77,8 +77,8 @@ async def compare(source: Snapshot, target: Snapshot, selection: Selection, prog
                     found.other_versions += row.version != current.version
                     continue
                 found.different += 1
-            found.first = found.first or row_name(part.space, row.key)
-    found.source_hash, found.target_hash = [digest.hexdigest() for digest in hashes]
+            found.first_difference = found.first_difference or row_name(part.space, row.key)
+    found.source_sha256, found.target_sha256 = [digest.hexdigest() for digest in hashes]
     return found
 
 

@@ -66,8 +66,8 @@ class StatsReport(Struct, frozen=True, kw_only=True):
     interfaces: Mapping[str, Tally]
     """By interface: tuples, semantic, plugins."""
     plugins: Mapping[str, Tally]
-    projects: Mapping[tuple[str, str], Tally]
-    """By tenant and project."""
+    projects: Mapping[str, Tally]
+    """By tenant and project, as in `acme/web`."""
 
 
 async def stats(database: Database, *, soon: float = 3600.0, progress: Progress | None = None) -> StatsReport:
@@ -112,7 +112,7 @@ async def stats(database: Database, *, soon: float = 3600.0, progress: Progress 
 
 
 async def _count(snapshot: Snapshot, soon: int, advance: StageProgress) -> dict[Space, dict[Any, Tally]]:
-    """By space and owner: a plugin, or a project as tenant and name; None for rows without an owner."""
+    """By space and owner, a plugin or a project; None for rows without an owner."""
     now, then, rows = snapshot.now, snapshot.now + soon, 0
     counted: dict[Space, dict[Any, Tally]] = {space: defaultdict(Tally) for space in Space}
     for space, owners in counted.items():
@@ -132,7 +132,8 @@ def _about(space: Space, row: Size) -> tuple[Any, int, bool]:
             plugin, key = row.key
             return plugin, len(str(plugin).encode()) + len(str(key).encode()), True
         case Space.SEMANTIC if isinstance(row.key, bytes):
-            return project_of(row.key), len(row.key), is_entry(row.key)
+            ids = project_of(row.key)
+            return ids and "/".join(ids), len(row.key), is_entry(row.key)
     # A row written by hand may have a key of any type.
     return None, len(row.key if isinstance(row.key, bytes) else str(row.key)), True
 

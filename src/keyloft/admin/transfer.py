@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from keyloft import limits
 from keyloft.admin.comparison import compare
@@ -171,7 +172,7 @@ async def import_(
                 await loader.load(await in_thread(reader.take), reader.version)
                 if progress is not None:
                     progress("importing", reader.done_bytes, size)
-            report = _import_report(loader.loaded)
+            report = loader.report()
             if reader.fault is not None:
                 raise TransferFailed(f"{reader.fault}. {_after_fault(loader.loaded.all)}", report)
     return report
@@ -226,16 +227,7 @@ async def copy(
         await loader.load(rows, snapshot.version)
         async with goal.snapshot() as arrived:
             compared = await compare(snapshot, arrived, selection, stage(progress, "comparing"))
-    report = CopyReport(
-        **_counts(loader.loaded),
-        compared=compared.entries,
-        missing=compared.missing,
-        different=compared.different,
-        other_versions=compared.other_versions,
-        first_difference=compared.first,
-        source_sha256=compared.source_hash,
-        target_sha256=compared.target_hash,
-    )
+    report = CopyReport(**asdict(loader.loaded), **asdict(compared))
     if report.missing or report.different > report.kept:
         raise TransferFailed(
             f"{DatabaseUrl.parse(target).shown} does not hold what {DatabaseUrl.parse(source).shown} held, beginning "
@@ -253,6 +245,9 @@ class _Loader:
         self._existing = existing
         self.loaded = Loaded()
 
+    def report(self) -> ImportReport:
+        return ImportReport(**asdict(self.loaded))
+
     async def load(self, rows: list[tuple[Space, Record]], version: int) -> None:
         """Store rows in one commit; `version` is that of the database they come from."""
         if not rows:
@@ -265,7 +260,7 @@ class _Loader:
             raise TransferFailed(
                 f"{row_name(error.space, error.key)} is stored already, with another value or expiry: existing="
                 '"keep" (--keep) leaves such entries as they are, existing="replace" (--replace) replaces them',
-                _import_report(self.loaded),
+                self.report(),
             ) from None
 
 
@@ -301,11 +296,3 @@ def _after_fault(stored: int) -> str:
         f"The {stored:,} entries before it are stored, and stay. Get the whole file, or correct the line, and import "
         "it again: what is stored already is passed over"
     )
-
-
-def _counts(loaded: Loaded) -> dict[str, int]:
-    return {"new": loaded.new, "same": loaded.same, "kept": loaded.kept, "replaced": loaded.replaced}
-
-
-def _import_report(loaded: Loaded) -> ImportReport:
-    return ImportReport(**_counts(loaded))

@@ -23,7 +23,7 @@ def backup(
     force: Annotated[bool, typer.Option("--force", help="FILE may exist already; it is replaced.")] = False,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Write all that is stored at this moment into a file, while others continue to write.
 
     The file is an SQLite database, also for PostgreSQL. It gets its name once it is complete, checked and on disk, and
@@ -35,7 +35,6 @@ def backup(
     report = with_progress(lambda progress: admin.backup(url, file, overwrite=force, progress=progress))
     held = f"{counted(report.rows, 'row')} in {sized(report.bytes)}"
     show_result(report, f"{report.file} holds {held}, up to version {report.version}", as_json=as_json)
-    return 0
 
 
 def restore(
@@ -47,7 +46,7 @@ def restore(
     yes: Yes = False,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Bring back what a backup holds, into a database that is empty, or not there yet.
 
     All of it or nothing; afterwards the database is compared with the backup. A running service goes on.
@@ -73,4 +72,3 @@ def restore(
     verified = ", the same as in the backup" if report.verified else " of the backup, and what others wrote since"
     held = f"{counted(report.rows, 'row')}{verified}"
     show_result(report, f"{report.database} holds {held}, up to version {report.version}", as_json=as_json)
-    return 0

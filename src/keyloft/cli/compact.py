@@ -16,7 +16,7 @@ def add_to(app: typer.Typer) -> None:
     add_commands(app, ["database"], {"compact": compact})
 
 
-def compact(*, as_json: AsJson = False, flags: Flags) -> int:
+def compact(*, as_json: AsJson = False, flags: Flags) -> None:
     """Give the space of removed entries back.
 
     An SQLite file is written again: that needs as much free space as the file has, and writers wait. PostgreSQL makes
@@ -32,7 +32,6 @@ def compact(*, as_json: AsJson = False, flags: Flags) -> int:
         f"{name} took {_size(report.before)}, and takes {_size(report.after)}",
         as_json=as_json,
     )
-    return 0
 
 
 def _size(usage: admin.DiskUsage) -> str:

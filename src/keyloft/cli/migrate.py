@@ -41,7 +41,7 @@ def migrate(
     ] = False,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Bring the schema of a database to another version.
 
     To the version that this Keyloft reads and writes, or back to an earlier one. Nothing else may use the database
@@ -57,7 +57,7 @@ def migrate(
         goes_back = (_explained(lambda: migrations.current_revision(database)) or "") > to
     if dry_run:
         _show(_explained(lambda: migrations.plan(database, to, down=goes_back)), database, as_json=as_json)
-        return 0
+        return
     if goes_back and not yes:
         raise InvalidArgument(
             f"going back deletes what the earlier schema can't hold, in {DatabaseUrl.parse(database).shown}: "
@@ -72,7 +72,6 @@ def migrate(
     remark(f"{DatabaseUrl.parse(database).shown} {what}")
     if as_json:
         show_json({"database": DatabaseUrl.parse(database).shown, "to": to}, as_json=True)
-    return 0
 
 
 def _explained(work: Callable[[], T]) -> T:

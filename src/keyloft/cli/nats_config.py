@@ -33,10 +33,10 @@ def nats_config(
     ] = False,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where it listens.")] = "127.0.0.1:4222",
     flags: Flags,
-) -> int:
+) -> None:
     """Write a NATS configuration that keeps plugins and tenants apart.
 
-    It has a user and a password for each plugin and tenant, that lets it reach its own storage and nobody else's; and
+    It has a user and a password for each plugin and tenant, with which it reaches its own storage and no other; and
     users for the service (SERVICE) and the operator (ADMIN).
 
     Example: keyloft nats-config --plugin trivia --plugin quote-db --output nats.conf
@@ -75,7 +75,6 @@ def nats_config(
   nats-server -c {file}
   KEYLOFT_NATS_USER={made.service.name} KEYLOFT_NATS_PASSWORD=… keyloft serve --nats nats://{listen}
 A plugin logs in under its own name, a tenant as TENANT-<id>; the passwords are in {file}.""")
-    return 0
 
 
 def _logins(path: str | None) -> dict[str, str]:

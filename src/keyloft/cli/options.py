@@ -1,4 +1,4 @@
-"""Options that several commands have: the settings of the service, where the data is, and how output looks."""
+"""Options that several commands have: the settings of the service, which database, and the form of the output."""
 
 import inspect
 import re

@@ -58,7 +58,7 @@ def get(
 
     Example: keyloft plugin get trivia score
     """
-    value = _ask(plugin, subjects, timeout, flags, lambda client: client.kv.get(key, default=_ABSENT))
+    value = _request(plugin, subjects, timeout, flags, lambda client: client.kv.get(key, default=_ABSENT))
     if value is _ABSENT:
         print_error(f"{plugin} has no key {key!r}")
         return 1
@@ -77,15 +77,14 @@ def put(
     subjects: Subjects = _PREFIX,
     timeout: Timeout = 5.0,
     flags: Flags,
-) -> int:
+) -> None:
     """Store a value, and print it as it was understood.
 
     Example: keyloft plugin set trivia score 100 --ttl 3600
     """
     content = given_value(value, is_text=text)
-    _ask(plugin, subjects, timeout, flags, lambda client: client.kv.set(key, content, ttl=ttl))
+    _request(plugin, subjects, timeout, flags, lambda client: client.kv.set(key, content, ttl=ttl))
     show_json(content, as_json=as_json)
-    return 0
 
 
 def delete(
@@ -101,7 +100,7 @@ def delete(
 
     Example: keyloft plugin delete trivia score
     """
-    existed = _ask(plugin, subjects, timeout, flags, lambda client: client.kv.delete(key))
+    existed = _request(plugin, subjects, timeout, flags, lambda client: client.kv.delete(key))
     show_json(existed, as_json=as_json)
     return 0 if existed else 1
 
@@ -115,17 +114,13 @@ def listing(
     subjects: Subjects = _PREFIX,
     timeout: Timeout = 5.0,
     flags: Flags,
-) -> int:
+) -> None:
     """Print the keys as a JSON array.
 
     Example: keyloft plugin list trivia --prefix user_
     """
-
-    async def keys(client: "DatabaseClient") -> list[str]:
-        return await client.kv.list(prefix, limit=limit)
-
-    show_json(_ask(plugin, subjects, timeout, flags, keys), as_json=as_json)
-    return 0
+    keys = _request(plugin, subjects, timeout, flags, lambda client: client.kv.list(prefix, limit=limit))
+    show_json(keys, as_json=as_json)
 
 
 def purge(
@@ -136,16 +131,12 @@ def purge(
     subjects: Subjects = _PREFIX,
     timeout: Timeout = 5.0,
     flags: Flags,
-) -> int:
+) -> None:
     """Remove all that a plugin stores, and print how many keys there were; says how many before, and asks.
 
     Example: keyloft plugin purge trivia
     """
-
-    async def keys(client: "DatabaseClient") -> list[str]:
-        return await client.kv.list()
-
-    there = _ask(plugin, subjects, timeout, flags, keys)
+    there = _request(plugin, subjects, timeout, flags, lambda client: client.kv.list())
     if there and not yes:
         confirm(f"Remove {counted(len(there), 'key')}, all that {plugin} stores?")
 
@@ -156,8 +147,7 @@ def purge(
             removed += sum(await asyncio.gather(*[client.kv.delete(key) for key in some]))
         return removed
 
-    show_json(_ask(plugin, subjects, timeout, flags, remove) if there else 0, as_json=as_json)
-    return 0
+    show_json(_request(plugin, subjects, timeout, flags, remove) if there else 0, as_json=as_json)
 
 
 def import_json(
@@ -172,7 +162,7 @@ def import_json(
     subjects: Subjects = _PREFIX,
     timeout: Timeout = 5.0,
     flags: Flags,
-) -> int:
+) -> None:
     """Store what a plugin kept in a JSON file, and print how many keys were stored.
 
     Keys that are there already are left as they are, so a second try goes on where a first one ended.
@@ -192,11 +182,10 @@ def import_json(
             await asyncio.gather(*[client.kv.set(key, content[key], ttl=ttl) for key in some])
         return wanted
 
-    stored = _ask(plugin, subjects, timeout, flags, store)
+    stored = _request(plugin, subjects, timeout, flags, store)
     if left := len(content) - len(stored):
         remark(f"{left} of {len(content)} keys were there already, and are left as they are; --replace replaces them")
     show_json(len(stored), as_json=as_json)
-    return 0
 
 
 def _read_object(file: str) -> dict[str, Any]:
@@ -215,24 +204,24 @@ def _read_object(file: str) -> dict[str, Any]:
     return content
 
 
-def _ask(
+def _request(
     plugin: str,
     subjects: str,
     timeout: float,
     flags: Flags,
-    question: Callable[["DatabaseClient"], Awaitable[Any]],
+    request: Callable[["DatabaseClient"], Awaitable[Any]],
 ) -> Any:
     settings = load(flags, only=NATS_SETTINGS)
     if not 0 < timeout <= 3600:
         raise InvalidArgument("--timeout: a number of seconds above 0, and 3600 at most")
-    # What NATS says by the way reaches the user as the error of the request.
+    # What NATS reports reaches the user as the error of the request.
     logging.getLogger("keyloft").addHandler(logging.NullHandler())
     addresses = list(settings.nats) or [f"nats://127.0.0.1:{DEFAULT_NATS_PORT}"]
 
-    async def asking() -> Any:
+    async def requesting() -> Any:
         from keyloft.plugins import DatabaseClient
 
-        await check_somebody_listens(addresses, timeout)
+        await check_server_listens(addresses, timeout)
         login = settings.login()
         async with await DatabaseClient.connect(
             addresses,
@@ -242,26 +231,26 @@ def _ask(
             timeout=timeout,
             **_inbox(login, addresses),
         ) as client:
-            return await question(client)
+            return await request(client)
 
     try:
-        return asyncio.run(asking())
+        return asyncio.run(requesting())
     except KeyloftError as error:
-        # A program that calls us can go by the code, which is the same whoever refused the request.
+        # Scripts go by the code, which is the same whether the client or the service refused the request.
         print_error(f"{error.code}: {error}")
         raise typer.Exit(1) from None
 
 
 def _inbox(login: "Login", addresses: list[str]) -> dict[str, str]:
-    """A user that may reach all plugins' storage does not receive its answers where a plugin does."""
+    """ADMIN receives replies in another inbox than a plugin does."""
     from keyloft.server.isolation import ADMIN
 
     users = {login.user, *[urlsplit(address).username for address in addresses]}
     return {"inbox_prefix": "_INBOX"} if ADMIN in users else {}
 
 
-async def check_somebody_listens(addresses: list[str], seconds: float) -> None:
-    """A client would patiently wait for a server to come up; somebody at a terminal wants to know at once."""
+async def check_server_listens(addresses: list[str], seconds: float) -> None:
+    """Refuse at once if no server listens; a client would wait for one to start."""
     for address in addresses:
         parts = urlsplit(address)
         try:

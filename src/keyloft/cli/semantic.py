@@ -11,9 +11,9 @@ import typer
 from keyloft import Store
 from keyloft.cli.database import with_store
 from keyloft.cli.options import AsJson, AsText, Group, Value, Yes, add_commands
-from keyloft.cli.terminal import fail, given_value, is_for_people, local_time, remark, say, show_json, table, to_json
+from keyloft.cli.terminal import fail, given_value, remark, show_all, show_json, to_json
 from keyloft.errors import InvalidArgument
-from keyloft.semantic import DeadLetter, Envelope, Semantics, SemanticStore
+from keyloft.semantic import AuditRecord, DeadLetter, Envelope, Semantics, SemanticStore
 from keyloft.server.config import Flags, load
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(semantic, name="semantic")
 
 
-def get(key: Key, *, as_json: AsJson = False, flags: Flags) -> int:
+def get(key: Key, *, as_json: AsJson = False, flags: Flags) -> None:
     """Print an entry with all that it says of itself; exit code 1 if there is none.
 
     Example: keyloft semantic get tenant/acme/project/web/docs/onedrive/delta
@@ -63,7 +63,6 @@ def get(key: Key, *, as_json: AsJson = False, flags: Flags) -> int:
     if entry is None:
         fail(f"there is no entry {key}")
     show_json(shown(entry), as_json=as_json)
-    return 0
 
 
 def put(
@@ -85,7 +84,7 @@ def put(
     text: AsText = False,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Store a value, if what is there is what is expected, and print the entry.
 
     Example: keyloft semantic put tenant/acme/project/web/flags/new-ui true --purpose feature_flag
@@ -93,19 +92,9 @@ def put(
     content = given_value(value, is_text=text)
     semantics = Semantics(purpose, producer, tuple(consumer or ()), ttl)
 
-    async def work(store: SemanticStore) -> Envelope:
-        return await store.put(
-            key,
-            content,
-            expected_version=_version(expected_version),
-            writer=writer or _operator(),
-            semantics=semantics,
-            request_id=request_id,
-            spec_ref=spec_ref,
-        )
-
-    show_json(shown(_with_semantic(flags, work, make=True)), as_json=as_json)
-    return 0
+    intent: dict[str, Any] = {"expected_version": _version(expected_version), **_about(writer, request_id, spec_ref)}
+    entry = _with_semantic(flags, lambda store: store.put(key, content, semantics=semantics, **intent), make=True)
+    show_json(shown(entry), as_json=as_json)
 
 
 def delete(
@@ -117,27 +106,17 @@ def delete(
     spec_ref: SpecRef = None,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Remove an entry, if it is what is expected, and print it; exit code 1 if there is none.
 
     It can be restored for a week.
 
     Example: keyloft semantic delete tenant/acme/project/web/flags/new-ui
     """
-
-    async def work(store: SemanticStore) -> Envelope | None:
-        return await store.delete(
-            key,
-            expected_version=_version(expected_version),
-            writer=writer or _operator(),
-            request_id=request_id,
-            spec_ref=spec_ref,
-        )
-
-    if (entry := _with_semantic(flags, work)) is None:
+    intent: dict[str, Any] = {"expected_version": _version(expected_version), **_about(writer, request_id, spec_ref)}
+    if (entry := _with_semantic(flags, lambda store: store.delete(key, **intent))) is None:
         fail(f"there is no entry {key}")
     show_json(shown(entry), as_json=as_json)
-    return 0
 
 
 def restore(
@@ -148,17 +127,13 @@ def restore(
     spec_ref: SpecRef = None,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Bring back what was deleted or has expired at a key where nothing is now, and print it.
 
     Example: keyloft semantic restore tenant/acme/project/web/flags/new-ui
     """
-
-    async def work(store: SemanticStore) -> Envelope:
-        return await store.restore(key, writer=writer or _operator(), request_id=request_id, spec_ref=spec_ref)
-
-    show_json(shown(_with_semantic(flags, work)), as_json=as_json)
-    return 0
+    about = _about(writer, request_id, spec_ref)
+    show_json(shown(_with_semantic(flags, lambda store: store.restore(key, **about))), as_json=as_json)
 
 
 def listing(
@@ -168,35 +143,29 @@ def listing(
     limit: Limit = None,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Print entries, without values unless asked: a table, in a pipe as JSON.
 
     Example: keyloft semantic list tenant/acme/project/web
     """
 
+    columns: dict[str, Callable[[Envelope], object]] = {
+        "path": lambda entry: _path(entry.key),
+        "purpose": lambda entry: entry.semantics.purpose,
+        "version": lambda entry: entry.version,
+        "last writer": lambda entry: entry.last_writer,
+        "updated": lambda entry: entry.updated_at,
+        "expires": lambda entry: entry.expires_at,
+    }
+    if values:
+        columns["value"] = lambda entry: to_json(entry.value)
+
     async def work(store: SemanticStore) -> None:
         entries = store.list(prefix, values=values, limit=limit)
-        if as_json or not is_for_people():
-            async for entry in entries:
-                say(to_json(shown(entry, value=values)))
-            return
-        rows = [
-            [
-                _path(entry.key),
-                entry.semantics.purpose,
-                str(entry.version),
-                entry.last_writer,
-                local_time(entry.updated_at),
-                local_time(entry.expires_at),
-                *([to_json(entry.value)] if values else []),
-            ]
-            async for entry in entries
-        ]
-        columns = ["path", "purpose", "version", "last writer", "updated", "expires", *(["value"] if values else [])]
-        table(columns, rows, f"there are no entries below {prefix}")
+        nothing = f"there are no entries below {prefix}"
+        await show_all(entries, lambda entry: shown(entry, value=values), columns, nothing, as_json=as_json)
 
     _with_semantic(flags, work)
-    return 0
 
 
 def audit(
@@ -209,89 +178,70 @@ def audit(
     reverse: Annotated[bool, typer.Option("--reverse", help="The last one first.")] = False,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Print what happened to an entry, or in a project: a table, in a pipe as JSON.
 
     Example: keyloft semantic audit tenant/acme/project/web --reverse --limit 20
     """
 
+    columns: dict[str, Callable[[AuditRecord], object]] = {
+        "sequence": lambda record: record.sequence,
+        "when": lambda record: record.at,
+        "what": lambda record: record.action,
+        "path": lambda record: _path(record.key),
+        "who": lambda record: record.writer,
+        "before": lambda record: record.version_before,
+        "after": lambda record: record.version_after,
+        "why": lambda record: record.reason,
+    }
+
     async def work(store: SemanticStore) -> None:
         trail = store.audit(about, after=after, limit=limit, reverse=reverse)
-        if as_json or not is_for_people():
-            async for record in trail:
-                say(to_json(msgspec.to_builtins(record)))
-            return
-        rows = [
-            [
-                str(record.sequence),
-                local_time(record.at),
-                record.action,
-                _path(record.key),
-                record.writer,
-                "" if record.version_before is None else str(record.version_before),
-                "" if record.version_after is None else str(record.version_after),
-                record.reason or "",
-            ]
-            async for record in trail
-        ]
-        table(["sequence", "when", "what", "path", "who", "before", "after", "why"], rows, "nothing happened")
+        await show_all(trail, msgspec.to_builtins, columns, f"nothing is recorded of {about}", as_json=as_json)
 
     _with_semantic(flags, work)
-    return 0
 
 
-def locks(project: Project, *, as_json: AsJson = False, flags: Flags) -> int:
+def locks(project: Project, *, as_json: AsJson = False, flags: Flags) -> None:
     """Print the locks that are held: who has them, and until when.
 
     Example: keyloft semantic locks tenant/acme/project/web
     """
 
-    async def work(store: SemanticStore) -> list[Envelope]:
-        return [entry async for entry in store.list(project, values=True) if entry.fence is not None]
+    columns: dict[str, Callable[[Envelope], object]] = {
+        "lock": lambda lock: _path(lock.key),
+        "holder": lambda lock: lock.last_writer,
+        "fence": lambda lock: lock.fence,
+        "since": lambda lock: lock.updated_at,
+        "until, unless renewed": lambda lock: lock.expires_at,
+    }
 
-    held = _with_semantic(flags, work)
-    if as_json or not is_for_people():
-        for entry in held:
-            say(to_json(shown(entry)))
-        return 0
-    rows = [
-        [
-            _path(entry.key),
-            entry.last_writer,
-            str(entry.fence),
-            local_time(entry.updated_at),
-            local_time(entry.expires_at),
-        ]
-        for entry in held
-    ]
-    table(["lock", "holder", "fence", "since", "until, unless renewed"], rows, f"no lock is held in {project}")
-    return 0
+    async def work(store: SemanticStore) -> None:
+        held = (entry async for entry in store.list(project, values=True) if entry.fence is not None)
+        await show_all(held, shown, columns, f"no lock is held in {project}", as_json=as_json)
+
+    _with_semantic(flags, work)
 
 
-def list_letters(project: Project, *, as_json: AsJson = False, flags: Flags) -> int:
+def list_letters(project: Project, *, as_json: AsJson = False, flags: Flags) -> None:
     """Print the dead letters of a project, the oldest first, without values.
 
     Example: keyloft semantic dead-letters list tenant/acme/project/web
     """
-    found = _with_semantic(flags, lambda store: _letters(store, project))
-    if as_json or not is_for_people():
-        for letter in found:
-            say(to_json(_shown_letter(letter)))
-        return 0
-    rows = [
-        [
-            letter.id,
-            local_time(letter.at),
-            letter.error_code,
-            str(letter.attempts),
-            operation.action,
-            _path(operation.key),
-        ]
-        for letter in found
-        for operation in letter.operations
-    ]
-    table(["id", "when", "why", "attempts", "what", "path"], rows, f"there are no dead letters in {project}")
-    return 0
+    columns: dict[str, Callable[[DeadLetter], object]] = {
+        "id": lambda letter: letter.id,
+        "when": lambda letter: letter.at,
+        "why": lambda letter: letter.error_code,
+        "attempts": lambda letter: letter.attempts,
+        "what": lambda letter: "\n".join([intent.action for intent in letter.operations]),
+        "path": lambda letter: "\n".join([_path(intent.key) for intent in letter.operations]),
+    }
+
+    async def work(store: SemanticStore) -> None:
+        nothing = f"there are no dead letters in {project}"
+        await show_all(store.dead_letters.list(project), _shown_letter, columns, nothing, as_json=as_json)
+
+    _with_semantic(flags, work)
 
 
 def retry_letter(
@@ -304,8 +254,8 @@ def retry_letter(
     ] = None,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
-    """Try once more what was given up; once it is made, the letter is gone.
+) -> None:
+    """Try again what was given up; once it is written, the dead letter is removed.
 
     Example: keyloft semantic dead-letters retry tenant/acme/project/web ID
     """
@@ -316,7 +266,6 @@ def retry_letter(
 
     for entry in _with_semantic(flags, work):
         show_json(None if entry is None else shown(entry), as_json=as_json)
-    return 0
 
 
 def drop_letter(
@@ -326,13 +275,13 @@ def drop_letter(
     yes: Yes = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print true once it is done.")] = False,
     flags: Flags,
-) -> int:
-    """Remove a dead letter: what it is about is never made.
+) -> None:
+    """Remove a dead letter: what it holds is never written.
 
     Example: keyloft semantic dead-letters drop tenant/acme/project/web ID --yes
     """
     if not yes:
-        raise InvalidArgument("what the letter is about is lost then: say --yes")
+        raise InvalidArgument("what the dead letter holds is lost then: say --yes")
 
     async def work(store: SemanticStore) -> bool:
         return await store.dead_letters.drop(await _letter(store, project, letter))
@@ -343,11 +292,10 @@ def drop_letter(
         show_json(True, as_json=True)
     else:
         remark(f"{letter} is dropped")
-    return 0
 
 
 def shown(entry: Envelope, *, value: bool = True) -> dict[str, Any]:
-    """An entry as it travels, too."""
+    """An entry as the service sends it."""
     fields = {name: content for name, content in msgspec.to_builtins(entry).items() if content is not None}
     fields.pop("value", None)
     return {"key": fields.pop("key"), **({"value": entry.value} if value else {}), **fields}
@@ -368,15 +316,9 @@ def _shown_letter(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-async def _letters(store: SemanticStore, project: str) -> list[DeadLetter]:
-    return [letter async for letter in store.dead_letters.list(project)]
-
-
 async def _letter(store: SemanticStore, project: str, name: str) -> DeadLetter:
-    found = [letter for letter in await _letters(store, project) if letter.id == name]
-    if not found:
-        fail(f"there is no dead letter {name} in {project}")
-    return found[0]
+    found = [letter for letter in await store.dead_letters.list(project) if letter.id == name]
+    return found[0] if found else fail(f"there is no dead letter {name} in {project}")
 
 
 def _with_semantic(flags: Flags, work: Callable[[SemanticStore], Awaitable[T]], *, make: bool = False) -> T:
@@ -398,9 +340,10 @@ def _version(text: str) -> int | str:
         raise InvalidArgument("--expected-version: 0, the number of a version, or *") from None
 
 
-def _operator() -> str:
-    user = os.environ.get("USER") or os.environ.get("LOGNAME") or "somebody"
-    return f"operator:{user}@{socket.gethostname()}"[:128]
+def _about(writer: str | None, request_id: str | None, spec_ref: str | None) -> dict[str, Any]:
+    user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"
+    operator = f"operator:{user}@{socket.gethostname()}"[:128]
+    return {"writer": writer or operator, "request_id": request_id, "spec_ref": spec_ref}
 
 
 def _path(key: str) -> str:

@@ -26,7 +26,7 @@ def serve(*, flags: Flags) -> NoReturn:
     check_service(load(flags))
     # The service becomes this process, so that it does not carry what only a command line needs.
     sys.stdout.flush()
-    # A signal that comes in between waits until the other side can hear it.
+    # A signal that arrives in between waits until the service handles it.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     warnings = [f"-W{option}" for option in sys.warnoptions]
     os.execv(sys.executable, [sys.executable, *warnings, "-m", "keyloft.server", *to_arguments(flags)])

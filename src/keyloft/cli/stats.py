@@ -1,6 +1,6 @@
 """The command `stats`: how much a database holds, for whom, and what expires."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -25,7 +25,7 @@ def stats(
     ] = 3600.0,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Show how much a database holds, per interface, plugin and project, and what expires.
 
     Bytes are those of keys and values. What has expired and is not yet swept is counted apart.
@@ -35,27 +35,9 @@ def stats(
     url = named_database(flags)
     report = with_progress(lambda progress: admin.stats(url, soon=soon, progress=progress))
     if as_json or not is_for_people():
-        show_json(_fields(DatabaseUrl.parse(url).shown, report), as_json=True)
+        show_json({"database": DatabaseUrl.parse(url).shown, **msgspec.to_builtins(report)}, as_json=True)
     else:
         _show(DatabaseUrl.parse(url).shown, report)
-    return 0
-
-
-def _fields(name: str, report: admin.StatsReport) -> dict[str, Any]:
-    tally = msgspec.to_builtins
-    return {
-        "database": name,
-        "engine": report.engine,
-        "schema": report.schema,
-        "version": report.version,
-        "database_bytes": report.database_bytes,
-        "wal_bytes": report.wal_bytes,
-        "soon_seconds": report.soon_seconds,
-        **tally(report.total),
-        "interfaces": tally(report.interfaces),
-        "plugins": [{"plugin": plugin, **tally(of)} for plugin, of in report.plugins.items()],
-        "projects": [{"tenant": ids[0], "project": ids[1], **tally(of)} for ids, of in report.projects.items()],
-    }
 
 
 def _show(name: str, report: admin.StatsReport) -> None:
@@ -65,8 +47,7 @@ def _show(name: str, report: admin.StatsReport) -> None:
     soon = f"expire within {report.soon_seconds:g} s"
     columns = ["entries", "keys and values", "trail and others", soon, "expired", "oldest expiry"]
     interfaces = {**report.interfaces, "all": report.total}
-    projects = {"/".join(ids): tally for ids, tally in report.projects.items()}
-    for kind, tallies in (("interface", interfaces), ("plugin", report.plugins), ("project", projects)):
+    for kind, tallies in (("interface", interfaces), ("plugin", report.plugins), ("project", report.projects)):
         if tallies:
             table([kind, *columns], [[str(owner), *_cells(tally)] for owner, tally in tallies.items()])
 

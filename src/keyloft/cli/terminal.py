@@ -7,9 +7,9 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import msgspec
 import typer
@@ -20,6 +20,7 @@ from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.server.error_output import describe, exit_code, print_error
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def ended(command: Callable[P, int | None]) -> Callable[P, None]:
@@ -35,7 +36,8 @@ def ended(command: Callable[P, int | None]) -> Callable[P, None]:
         except KeyboardInterrupt:
             code = 130
         except BrokenPipeError:
-            code = _no_reader()
+            _silence_output()
+            code = 0
         except Exception as error:
             if os.environ.get("KEYLOFT_DEBUG"):
                 raise
@@ -46,10 +48,9 @@ def ended(command: Callable[P, int | None]) -> Callable[P, None]:
     return run
 
 
-def _no_reader() -> int:
-    """Whoever read the output has seen enough; Python would report it once more at the end."""
+def _silence_output() -> None:
+    """The reader has closed the pipe, which is no error: Python would report it at the end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def say(text: str) -> None:
@@ -163,6 +164,29 @@ def sized(size: int) -> str:
         if amount < 999.95 or unit == "TB":
             break
     return f"{amount:,.1f} {unit}"
+
+
+async def show_all(
+    found: AsyncIterable[T],
+    fields: Callable[[T], object],
+    columns: Mapping[str, Callable[[T], object]],
+    nothing: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Print many things: as JSON, one per line as they arrive, or as a table at a terminal."""
+    if as_json or not is_for_people():
+        async for one in found:
+            say(to_json(fields(one)))
+        return
+    rows = [[_cell(column(one)) for column in columns.values()] async for one in found]
+    table(list(columns), rows, nothing)
+
+
+def _cell(content: object) -> str:
+    if content is None:
+        return ""
+    return local_time(content) if isinstance(content, datetime) else str(content)
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]], nothing: str = "") -> None:

@@ -43,7 +43,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Write entries as lines of JSON, as they are at one moment: all of them, or some.
 
     Keys, values of all kinds, expiries, versions. What has expired is left out, except where workflows can still
@@ -70,7 +70,6 @@ def export(
         show_result(report, sentence, as_json=as_json)
     elif is_for_people(sys.stderr):
         remark(_entries(report.entries))
-    return 0
 
 
 def import_(
@@ -83,7 +82,7 @@ def import_(
     replace: Replace = False,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Store entries from lines of JSON, with their versions and expiries.
 
     Some thousand at a time, each slice as a whole or not at all. After an error the same command continues: what is
@@ -98,7 +97,6 @@ def import_(
     with _explain_stop():
         report = with_progress(lambda progress: admin.import_(source, url, **chosen, progress=progress))
     show_result(report, f"{_stored(report)} in {DatabaseUrl.parse(url).shown}", as_json=as_json)
-    return 0
 
 
 def copy(
@@ -111,7 +109,7 @@ def copy(
     keep: Keep = False,
     replace: Replace = False,
     as_json: AsJson = False,
-) -> int:
+) -> None:
     """Copy entries from one database to another, then read both and compare; exit code 1 if they differ.
 
     They are copied as they are at one moment, while others may write. After an error the same command continues.
@@ -131,7 +129,6 @@ def copy(
         if isinstance(error.result, admin.CopyReport):
             show(error.result)
         raise
-    return 0
 
 
 def _parts(prefix: str | None, plugin: str | None, project: str | None) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def get(
     raw: Annotated[bool, typer.Option("--raw", help="Write bytes and texts as they are, and nothing else.")] = False,
     entry: Annotated[bool, typer.Option("--entry", help="Show key, versionstamp and expiry, too.")] = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Print the value at a key; exit code 1 if there is none.
 
     Example: keyloft get users/alice
@@ -58,14 +58,13 @@ def get(
         sys.stdout.flush()
         sys.stdout.buffer.write(found.value if isinstance(found.value, bytes) else found.value.encode())
         sys.stdout.buffer.flush()
-        return 0
+        return
     if entry:
         show_json(_shown(found), as_json=as_json)
     elif isinstance(found.value, bytes):
         show_json(_shown_value(found.value), as_json=as_json)
     else:
         show_json(int(found.value) if isinstance(found.value, U64) else found.value, as_json=as_json)
-    return 0
 
 
 def listing(
@@ -77,7 +76,7 @@ def listing(
     reverse: Reverse = False,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Print entries in the order of their keys: a line each, in a pipe as JSON.
 
     Example: keyloft list users --limit 10
@@ -90,7 +89,6 @@ def listing(
             say(_in_a_line(entry) if for_people else to_json(_shown(entry)))
 
     with_store(flags, work)
-    return 0
 
 
 def keys(
@@ -102,7 +100,7 @@ def keys(
     reverse: Reverse = False,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Print keys, one in each line.
 
     Example: keyloft keys users | wc -l
@@ -115,7 +113,6 @@ def keys(
             say(to_json(text) if as_json else text)
 
     with_store(flags, work)
-    return 0
 
 
 def count(
@@ -125,13 +122,12 @@ def count(
     end: End = None,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Print how many entries there are.
 
     Example: keyloft count users
     """
     show_json(with_store(flags, lambda kv: kv.count(**_selection(prefix, start, end))), as_json=as_json)
-    return 0
 
 
 def watch(
@@ -142,7 +138,7 @@ def watch(
     ] = None,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Print entries as they change, a line each, in a pipe as JSON, until Ctrl-C; what has expired is gone, too.
 
     Example: keyloft watch users
@@ -165,7 +161,6 @@ def watch(
             sys.stdout.flush()
 
     with_store(flags, work)
-    return 0
 
 
 def put(
@@ -178,7 +173,7 @@ def put(
     expire_in: ExpireIn = None,
     as_json: AsJson = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Store a value, and print its versionstamp.
 
     Example: keyloft set users/alice '{"name": "Alice"}' --expire-in 3600
@@ -193,7 +188,6 @@ def put(
         content = U64(content)
     stored = with_store(flags, lambda kv: kv.set(wanted, content, expire_in=expire_in), make=True)
     show_json(stored, as_json=as_json)
-    return 0
 
 
 def delete(
@@ -236,7 +230,7 @@ def touch(
     never: Annotated[bool, typer.Option("--never", help="It does not expire.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print true once it is done.")] = False,
     flags: Flags,
-) -> int:
+) -> None:
     """Give an entry another expiry; value and versionstamp stay.
 
     Example: keyloft touch sessions/s1 --expire-in 1800
@@ -244,15 +238,10 @@ def touch(
     if (expire_in is None) != never:
         raise InvalidArgument("say --expire-in SECONDS, or --never")
     wanted = key_text.read(key)
-
-    async def work(kv: Store) -> bool:
-        return await kv.touch(wanted, expire_in=expire_in)
-
-    if not with_store(flags, work):
+    if not with_store(flags, lambda kv: kv.touch(wanted, expire_in=expire_in)):
         fail(f"there is no key {key}")
     if as_json:
         show_json(True, as_json=True)
-    return 0
 
 
 def _shown(entry: Entry) -> dict[str, Any]:

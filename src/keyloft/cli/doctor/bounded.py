@@ -20,6 +20,6 @@ async def bounded(name: str, check: Awaitable[Sequence[Finding]], seconds: float
     except Exception as error:
         if os.environ.get("KEYLOFT_DEBUG"):
             raise
-        # Not what it says: nobody knows whether that holds a password.
+        # Not its message, which may hold a password.
         told = f"the check itself failed unexpectedly: {type(error).__name__}"
         return [Finding("problem", name, told, cure="KEYLOFT_DEBUG=1 shows where")]

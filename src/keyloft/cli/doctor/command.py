@@ -1,4 +1,4 @@
-"""The command `doctor`: tries what people get wrong, and says what to do about each."""
+"""The command `doctor`: tries what often goes wrong, and says what to do about it."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ def doctor(
     *,
     plugin: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Whose login is given, where its user does not tell: the plugin's name."),
+        typer.Option(metavar="NAME", help="The plugin of the login, if its user name is another."),
     ] = None,
     nats_config: Annotated[
         str | None,
@@ -39,7 +39,7 @@ def doctor(
     as_json: AsJson = False,
     flags: Flags,
 ) -> int:
-    """Look for what is wrong with the settings, the database, NATS and its permissions, the disk and the ports.
+    """Find what is wrong with the settings, the database, NATS and its permissions, the disk and the ports.
 
     It changes nothing. Each finding says what to do; exit code 1 if there is a problem, warnings don't count.
 
@@ -50,7 +50,7 @@ def doctor(
     if plugin is not None:
         rules.plugin_name(plugin)
     logins = {} if nats_config is None else nats.read_logins(nats_config)
-    # What is worth telling is found; what drivers leave behind when a check is given up is not.
+    # Findings say what matters; what drivers log when a check is given up does not.
     for name in ("keyloft", "asyncio"):
         logging.getLogger(name).addHandler(logging.NullHandler())
     found: list[Finding] = []

@@ -176,7 +176,7 @@ async def disk(url: str) -> list[Finding]:
     except (InvalidInput, DatabaseError):
         file = None  # `examine` reports it
     if file is None:
-        return [Finding("skipped", "disk", "the data is in no file of this machine, as far as can be told")]
+        return [Finding("skipped", "disk", "the data is in no file of this machine, as far as is known")]
     return [await in_thread(lambda: _disk_below(file))]
 
 

@@ -89,7 +89,7 @@ async def _pages_port(host: str, port: int) -> Finding:
         return Finding("ok", name, "free, for metrics and health")
     advice = f"{setting} HOST:PORT takes another address, {setting} off shows no metrics"
     if trouble.errno != errno.EADDRINUSE:
-        return Finding("warning", name, f"{host}:{port} can't be listened on: {_told(trouble)}", cure=advice)
+        return Finding("warning", name, f"{host}:{port} can't be listened on: {_reason(trouble)}", cure=advice)
     status, told = await _health(host, port)
     if (status, told) == (200, "ok"):
         return Finding("ok", name, "taken by a service of Keyloft, which is healthy")
@@ -106,7 +106,7 @@ async def _nats_port(port: int, *, is_served: bool) -> Finding:
     if trouble is None:
         return Finding("ok", name, "free, for a nats-server of `keyloft serve`")
     if trouble.errno != errno.EADDRINUSE:
-        told = f"127.0.0.1:{port} can't be listened on: {_told(trouble)}"
+        told = f"127.0.0.1:{port} can't be listened on: {_reason(trouble)}"
         return Finding("problem", name, told, cure=f"{setting} takes another port")
     if is_served:
         return Finding("ok", name, "taken by a NATS server on which Keyloft serves")
@@ -115,14 +115,14 @@ async def _nats_port(port: int, *, is_served: bool) -> Finding:
             "problem",
             name,
             "taken by a NATS server, so `keyloft serve` can't start its own there",
-            cure=f"--nats nats://127.0.0.1:{port} serves on that one, {setting} starts our own on another port",
+            cure=f"--nats nats://127.0.0.1:{port} serves on that one, {setting} starts one on another port",
         )
     told = "taken by another program, so `keyloft serve` can't start its nats-server there"
     return Finding("problem", name, told, cure=f"{setting} takes another port")
 
 
 def _why_not(host: str, port: int) -> OSError | None:
-    """What keeps somebody from listening there, as asyncio would try it."""
+    """The error that keeps a program from listening there, as asyncio would try it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:
@@ -134,7 +134,7 @@ def _why_not(host: str, port: int) -> OSError | None:
     return None
 
 
-def _told(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     if error.errno == errno.EACCES:
         return "this user may not take ports below 1024"
     return error.strerror or str(error)
@@ -145,14 +145,14 @@ async def _health(host: str, port: int) -> tuple[int, str]:
     answer = await _first_words(host, port, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     head, _, body = answer.decode("utf-8", "replace").partition("\r\n\r\n")
     found = re.match(r"HTTP/1\.\d (\d{3})", head)
-    # Of somebody else's page nothing is shown.
+    # Of another program's page nothing is shown.
     if found is None or "content-type: text/plain" not in head.lower() or len(body) > 200:
         return 0, ""
     return int(found[1]), body.strip()
 
 
 async def _first_words(host: str, port: int, request: bytes = b"") -> bytes:
-    """What somebody says, until a pause or the end."""
+    """What a program sends first, until a pause or the end."""
     said = b""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(limits.DOCTOR_PORT_SECONDS):

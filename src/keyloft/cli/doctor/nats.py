@@ -1,4 +1,4 @@
-"""Examines NATS: whether it lets us in, whether a service answers there, and whether it keeps plugins apart.
+"""Examines NATS: whether it accepts the login, whether a service answers there, and whether it keeps plugins apart.
 
 What must be refused is tried: the requests name a plugin that there is not, and hold nothing that a service would carry
 out, so nothing is read or written even where they are let through.
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.cli.doctor.bounded import bounded
-from keyloft.cli.plugin import check_somebody_listens
+from keyloft.cli.plugin import check_server_listens
 from keyloft.core.urls import without_login
 from keyloft.errors import (
     InvalidArgument,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from keyloft.nats.connection import Login
 
 _NOBODY: Final = "keyloft-doctor-nobody"
-"""A plugin, and a tenant, that there is not."""
+"""A plugin, and a tenant, that does not exist."""
 _KEY: Final = "keyloft-doctor"
 _TENANT: Final = keys.tenant_user("")
 _LEAST_PAYLOAD_BYTES: Final = limits.PLUGIN_VALUE_BYTES + 8192
@@ -54,7 +54,7 @@ _HOW_TO_ISOLATE: Final = "`keyloft nats-config --plugin NAME …` writes a confi
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who logs in."""
+    """A user who logs in."""
 
     login: "Login"
     plugin: str | None = None
@@ -68,17 +68,17 @@ class User:
 
     @property
     def is_confined(self) -> bool:
-        """Whether it is one of those who are to be kept apart."""
+        """Whether NATS must keep it apart from others."""
         return self.plugin is not None or (self.name or "").startswith(_TENANT)
 
 
 async def examine(config: Config, plugin: str | None, logins: Mapping[str, str]) -> list[Finding]:
-    """What becomes of a client.
+    """Whether a client is accepted, served, and kept apart from others.
 
     Args:
         config: Where NATS is, and how to log in.
-        plugin: Whose login that is, where its user does not tell.
-        logins: Others to try, with their passwords, as `keyloft nats-config` wrote them.
+        plugin: The plugin of that login, if its user name is another.
+        logins: Other users to try, with their passwords, as `keyloft nats-config` wrote them.
     """
     if importlib.util.find_spec("nats") is None:
         return [Finding("skipped", "nats", "nats-py is not installed")]
@@ -87,10 +87,10 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
     addresses = list(config.nats) or [f"nats://127.0.0.1:{config.nats_port}"]
     where = ", ".join(map(without_login, addresses))
     try:
-        await check_somebody_listens(addresses, limits.DOCTOR_ANSWER_SECONDS)
+        await check_server_listens(addresses, limits.DOCTOR_ANSWER_SECONDS)
     except Unanswered:
         if not config.nats:
-            told = f"no address is set, and nobody listens at {where}: `keyloft serve` starts a NATS server there"
+            told = f"no address is set, and no program listens at {where}: `keyloft serve` starts a NATS server there"
             return [Finding("skipped", "nats", told)]
         advice = "start it there, or correct --nats; without --nats `keyloft serve` starts one of its own"
         return [Finding("problem", "nats", f"no NATS server answers at {where}", cure=advice)]
@@ -110,7 +110,7 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
     return found
 
 
-# Who we are
+# Users
 
 
 def _user(config: Config, addresses: list[str], plugin: str | None) -> User:
@@ -139,11 +139,11 @@ def _without_user(login: "Login") -> "Login":
 
 
 def _users(logins: Mapping[str, str], config: Config) -> dict[str, User]:
-    nobody = _without_user(config.login())
+    anonymous = _without_user(config.login())
     users = {}
     for name, password in logins.items():
         is_plugin = name not in (SERVICE, ADMIN) and not name.startswith(_TENANT)
-        users[name] = User(replace(nobody, user=name, password=password), name if is_plugin else None, name)
+        users[name] = User(replace(anonymous, user=name, password=password), name if is_plugin else None, name)
     return users
 
 
@@ -174,11 +174,11 @@ class _Link:
 
 @asynccontextmanager
 async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
-    """A connection as somebody; one that logs in by itself does not use the login of the address.
+    """A connection as a user; a login of its own takes precedence over one in the address.
 
     Raises:
         NotPermitted: The server refuses the login.
-        Unanswered: Whoever is there does not speak NATS.
+        Unanswered: The program there does not speak NATS.
     """
     from keyloft.nats.connection import connect
 
@@ -231,7 +231,7 @@ def _not_reached(where: str, user: User, error: Exception) -> Finding:
 
 
 async def _service(config: Config, addresses: list[str], user: User) -> list[Finding]:
-    """Ask for a key that is not there: the answer comes from the database."""
+    """Read a key that does not exist: the reply comes from the database."""
     if user.name == SERVICE or (user.name or "").startswith(_TENANT):
         told = f"{user.name} may not ask for plugins' data"
         return [
@@ -276,16 +276,16 @@ async def _service(config: Config, addresses: list[str], user: User) -> list[Fin
 
 async def _isolation(config: Config, addresses: list[str], users: Sequence[User]) -> list[Finding]:
     attempts = _attempts(config)
-    strangers = await _permitted(_bare(addresses), User(type(users[0].login)(ca=users[0].login.ca)), attempts)
+    anonymous = await _permitted(_bare(addresses), User(type(users[0].login)(ca=users[0].login.ca)), attempts)
     found = []
-    if strangers is not None:
-        if len(strangers) == len(attempts):
+    if anonymous is not None:
+        if len(anonymous) == len(attempts):
             told = "NATS asks for no login, and any client can read and write every plugin's data"
             return [Finding("warning", "isolation", told, cure=f"if you don't trust all of them: {_HOW_TO_ISOLATE}")]
         told, advice = "NATS accepts clients without a login", "see which user no_auth_user names, or leave it out"
         found.append(
-            _too_wide("a client without a login", strangers)
-            if strangers
+            _too_wide("a client without a login", anonymous)
+            if anonymous
             else Finding("warning", "isolation", told, cure=advice)
         )
     confined = [user for user in users if user.is_confined]
@@ -307,7 +307,9 @@ async def _isolation(config: Config, addresses: list[str], users: Sequence[User]
         found.append(Finding("ok", "isolation", told))
     elif not confined:
         who = (
-            f"{users[0].name} may reach more than a plugin" if users[0].name else "it is not known whose login this is"
+            f"{users[0].name} may reach more than a plugin"
+            if users[0].name
+            else "the plugin of this login is not known"
         )
         advice = "log in as a plugin; or --plugin NAME says whose login it is, --nats-config FILE tries all users of it"
         found.append(Finding("skipped", "isolation", f"not tried: {who}", cure=advice))
@@ -315,7 +317,7 @@ async def _isolation(config: Config, addresses: list[str], users: Sequence[User]
 
 
 def _too_wide(name: str, permitted: Sequence[tuple[str, str]]) -> Finding:
-    words = {"publish": "send to", "subscription": "hear"}
+    words = {"publish": "publish to", "subscription": "subscribe to"}
     shown = [f"{words[kind]} {subject}" for kind, subject in permitted[:3]]
     more = f", and {len(permitted) - 3} more" if len(permitted) > 3 else ""
     told = f"{name} is not kept apart: NATS lets it {', '.join(shown)}{more}"
@@ -323,7 +325,7 @@ def _too_wide(name: str, permitted: Sequence[tuple[str, str]]) -> Finding:
 
 
 def _attempts(config: Config) -> list[tuple[str, str]]:
-    """What no plugin and no tenant may do: speak and listen in another one's place."""
+    """What no plugin and no tenant may do: publish and subscribe to another one's subjects."""
     requests = [f"{prefix}.{_NOBODY}.{operation}" for prefix in config.prefixes for operation in OPERATIONS]
     requests += [f"{config.semantic_prefix}.{_NOBODY}.{_NOBODY}.{operation}" for operation in keys.OPERATIONS]
     everything = [f"{prefix}.>" for prefix in (*config.prefixes, config.semantic_prefix)]
@@ -351,4 +353,4 @@ async def _permitted(
 
 
 async def _forget(message: Any) -> None:
-    """What is heard by mistake concerns nobody here."""
+    """Drop a message that arrives only because a permission is too wide."""
