@@ -640,6 +640,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(run: Keyloft, environment: di
 
 def test_mistakes_are_told_and_nothing_is_made(run: Keyloft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    run("set", "a", "1")
     before = sorted(tmp_path.iterdir())
     for arguments, said in (
         (("export", "--database", "nowhere.db"), "there is no file"),
