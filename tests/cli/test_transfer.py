@@ -652,7 +652,7 @@ def test_mistakes_are_told_and_nothing_is_made(run: Keyloft, tmp_path: Path, mon
         (("import", ".", "--database", "new.db"), "is a folder"),
         (("export", ".", "--force"), "is a folder"),
         (("export", "nowhere/all.jsonl"), "there is no folder nowhere"),
-        (("export", "-", "--resume"), "for a FILE"),
+        (("export", "-", "--resume"), "for a file"),
         (("export", "--plugin", "Not A Name"), "plugin"),
     ):
         code, out, complaint = run(*arguments)

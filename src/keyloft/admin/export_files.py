@@ -88,11 +88,11 @@ def partial_file(file: Path, only: Mapping[str, str], *, resume: bool, overwrite
     Raises:
         InvalidArgument: There is a file of that name already, or an export that did not end; or no folder.
     """
-    partial = file.with_name(f"{file.name}.partial")
     if file.is_dir():
         raise InvalidArgument(f"{file} is a folder: name a file in it")
     if not file.parent.is_dir():
         raise InvalidArgument(f"{file} can't be written: there is no folder {file.parent}")
+    partial = file.with_name(f"{file.name}.partial")
     if file.exists() and not overwrite:
         raise InvalidArgument(f"{file} exists already: pass overwrite=True (--force) to replace it")
     if partial.exists() and not (resume or overwrite):

@@ -21,7 +21,7 @@ from keyloft.server.config import OFF, SETTINGS, Config
 from keyloft.server.nats_process import find_binary
 
 _PYTHON: Final = (3, 11)
-SQLITE: Final = (3, 51)
+SQLITE: Final = (3, 53)
 """The SQLite of the oldest apsw that pyproject.toml allows."""
 _SHOWN: Final = ".".join(map(str, SQLITE))
 
