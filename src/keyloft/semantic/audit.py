@@ -132,7 +132,7 @@ def rows_for(key: EntryKey, fact: Fact, number: int, *, keep: int, index: bytes 
         index: The endings of earlier records that an index row lists from now on; None writes no index row.
     """
     suffix = number.to_bytes(2)
-    rows = [Append(Space.SEMANTIC, key.project.audit_log, _to_json(fact), Encoding.JSON, keep, suffix)]
+    rows = [Append(Space.SEMANTIC, key.audit_log, _to_json(fact), Encoding.JSON, keep, suffix)]
     if fact.action == "conflict":
         rows.append(Append(Space.SEMANTIC, key.conflicts, b"", Encoding.BYTES, keep, suffix))
     elif index is not None:

@@ -83,6 +83,8 @@ class EntryKey(Struct, frozen=True):
     path: str
     entry: bytes
     """The row of the entry."""
+    audit_log: bytes
+    """How the rows of the project's audit records begin; here, so that a put need not build it."""
 
     @property
     def deleted(self) -> bytes:
@@ -121,7 +123,8 @@ def _parsed(key: str) -> EntryKey:
     if fits is None or max(len(fits[1]), len(fits[2])) > limits.SEMANTIC_ID_CHARACTERS:
         raise _broken_rule(key)
     tenant, project, path = fits.groups()
-    return EntryKey(key, Project(tenant, project), path, f"e/{tenant}/{project}/{path}".encode())
+    within = Project(tenant, project)
+    return EntryKey(key, within, path, f"e/{tenant}/{project}/{path}".encode(), within.audit_log)
 
 
 def _broken_rule(key: str) -> InvalidKey:
