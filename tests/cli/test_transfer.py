@@ -357,7 +357,7 @@ def test_a_bad_line_is_named_and_what_comes_before_it_is_stored(url: str, run: K
     code, said, complaint = run("import", "-", given=b'{"key":"a","value":1}\n\n{"key":"b","value":secret}\n')
     assert (code, said) == (1, "")
     assert complaint.startswith("keyloft: TRANSFER_FAILED: line 3: ")
-    assert "The 1 entries before it are stored" in complaint
+    assert "The entry before it is stored, and stays. " in complaint
     assert "secret" not in complaint
     assert run("keys")[1] == "a\n"
     assert "line 1: not an entry" in run("import", "-", given=b'{"keyloft":"export","for')[2]
@@ -668,6 +668,13 @@ def test_somebody_at_a_terminal_sees_how_far_it_is(run: Keyloft, environment: di
     assert code == 0
     assert "import" in shown
     assert f"{2 * MAINTENANCE_ROWS:,} entries stored in " in shown
+    out, copied = str(tmp_path / "sentence.jsonl"), str(tmp_path / "copied.db")
+    assert (
+        f"{out} holds {2 * MAINTENANCE_ROWS:,} entries, up to version " in at_a_terminal(environment, "export", out)[1]
+    )
+    shown = at_a_terminal(environment, "copy", environment["KEYLOFT_DATABASE_URL"], copied, "--prefix", "nothing")[1]
+    assert "0 entries stored in " in shown
+    assert "0 entries compared, 0 missing, 0 different" in shown
     assert at_a_terminal({**environment, "TERM": "dumb"}, "export", str(tmp_path / "out.jsonl"))[1].startswith("{")
 
 

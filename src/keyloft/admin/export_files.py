@@ -150,7 +150,7 @@ class ExportReader:
                 entry = lines.read(line, now) if mark is None and line.strip() else None
             except InvalidArgument as error:
                 if not is_whole and hashed is not None:
-                    raise InvalidArgument(f"the file was cut inside line {number}, after {entries:,} entries") from None
+                    raise InvalidArgument(f"the file was cut inside line {number}, after {_number(entries)}") from None
                 raise InvalidArgument(f"line {number}: {error}") from None
             if isinstance(mark, lines.Head):
                 if hashed is not None:
@@ -170,9 +170,13 @@ class ExportReader:
             raise InvalidArgument(_without_end(entries, f"it ends with line {number}"))
 
 
+def _number(entries: int) -> str:
+    return "1 entry" if entries == 1 else f"{entries:,} entries"
+
+
 def _without_end(entries: int, what: str) -> str:
     return (
-        f"the file was cut after {entries:,} entries: {what}, without the last line of an export, which has their "
+        f"the file was cut after {_number(entries)}: {what}, without the last line of an export, which has their "
         "number (an export of an early version of Keyloft has none)"
     )
 
@@ -182,7 +186,7 @@ def _check_complete(end: lines.End, entries: int, sha256: str | None) -> None:
         raise InvalidArgument("the file was cut: the first line of the export is missing")
     if entries != end.entries:
         raise InvalidArgument(
-            f"lines are missing or were added: the file has {entries:,} entries, and its last line says {end.entries:,}"
+            f"lines are missing or were added: the file has {_number(entries)}, and its last line says {end.entries:,}"
         )
     if sha256 != end.sha256:
         raise InvalidArgument(

@@ -292,7 +292,11 @@ def _after_fault(stored: int) -> str:
             "Nothing is stored. Is it a file of `keyloft export`? A line by hand is like "
             '{"key":"users/alice","value":1}; the JSON file of a plugin is for `keyloft plugin import-json`'
         )
+    what = (
+        "The entry before it is stored, and stays"
+        if stored == 1
+        else f"The {stored:,} entries before it are stored, and stay"
+    )
     return (
-        f"The {stored:,} entries before it are stored, and stay. Get the whole file, or correct the line, and import "
-        "it again: what is stored already is passed over"
+        f"{what}. Get the whole file, or correct the line, and import it again: what is stored already is passed over"
     )
