@@ -27,6 +27,8 @@ pytestmark = pytest.mark.slow
 
 LONGEST_SECONDS = 30.0
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("KEYLOFT_")}
+# Without the folder of a virtual environment, as in a fresh terminal.
+_ENVIRONMENT |= {"PATH": os.defpath}
 
 
 async def until(condition: Callable[[], bool]) -> None:
