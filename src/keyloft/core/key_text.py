@@ -1,4 +1,4 @@
-"""Keys as text, for a command line: `users/alice`, with a form for every type that a key can have.
+"""Keys as text, for commands and exports: `users/alice`, with a form for every type that a key can have.
 
     text      as it is: alice
     int       =42, =-7
@@ -38,7 +38,7 @@ def read(text: str) -> TupleKey:
 
 
 def read_prefix(text: str) -> TupleKey:
-    """The prefix that a text stands for; nothing stands for everything, and a slash at the end is welcome."""
+    """The prefix that a text stands for: the empty text for everything; a slash at the end is ignored."""
     return read(text.removesuffix("/")) if text.removesuffix("/") else ()
 
 
