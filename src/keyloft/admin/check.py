@@ -30,7 +30,7 @@ _CURES: Final = {
     "key": "correct or remove the row with SQL: readers of other rows are not affected",
     "value": "correct or remove the row with SQL: readers of other rows are not affected",
     "time": "correct or remove the row with SQL: readers of other rows are not affected",
-    "version": "while nothing runs, raise keyloft_clock to the highest version there is",
+    "version": "while nothing runs, raise keyloft_version_counter to the highest version there is",
     "orphan": "nothing: it is harmless",
 }
 _DATABASE: Final = "database"
