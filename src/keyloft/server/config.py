@@ -8,13 +8,13 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.errors import InvalidArgument
@@ -31,138 +31,123 @@ OFF: Final = "off"
 
 _DAY: Final = 86_400
 _ADDRESS: Final = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})", re.ASCII)
-_FILES: Final = ("nats_creds", "nats_ca", "nats_cert", "nats_key")
+_T = TypeVar("_T")
 
 
-def _meta(description: str, *, metavar: str | None = None, env: str | None = None, **bounds: Any) -> Meta:
-    """A setting's help, its bounds, and what differs from the usual: its placeholder and its environment variable."""
-    given = {"metavar": metavar, "env": env}
-    return Meta(description=description, extra={name: text for name, text in given.items() if text}, **bounds)
+def _setting(default: _T, description: str, *, metavar: str = "", env: str = "", **bounds: Any) -> _T:
+    """A field of `Config`: its default, help and bounds, and a placeholder or environment variable that isn't usual."""
+    metadata = {"description": description, "metavar": metavar, "env": env, "bounds": Meta(**bounds)}
+    return field(default=default, metadata=metadata)
 
 
-def _file(description: str) -> Meta:
-    return _meta(description, metavar="FILE")
+def _file(description: str) -> str | None:
+    return _setting(None, description, metavar="FILE")
 
 
-def _seconds(description: str, *, most: float) -> Meta:
-    return _meta(description, metavar="SECONDS", gt=0, le=most)
+def _seconds(default: float, description: str, *, most: float) -> float:
+    return _setting(float(default), description, metavar="SECONDS", gt=0, le=most)
 
 
-class Config(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
     """The settings of `keyloft serve`."""
 
-    database: Annotated[
-        str,
-        _meta(
-            "Where the data is: sqlite:///FILE, a path, postgresql://USER:PASSWORD@HOST/DATABASE, or :memory:.",
-            env="KEYLOFT_DATABASE_URL",
-            metavar="URL",
-            min_length=1,
-        ),
-    ] = "sqlite:///keyloft.db"
-    durability: Annotated[
-        Literal["full", "relaxed"],
-        _meta(
-            "full: acknowledged writes survive a power cut. relaxed: they survive the end of the process, and are "
-            "stored sooner."
-        ),
-    ] = "full"
-    nats: Annotated[
-        tuple[Annotated[str, Meta(min_length=1)], ...],
-        _meta(
-            "The address of a NATS server, or several of one cluster with commas between. Without it, serve starts a "
-            "nats-server on this machine, and the other commands connect there.",
-            env="KEYLOFT_NATS_URL",
-            metavar="URL",
-        ),
-    ] = ()
-    nats_port: Annotated[
-        int, _meta("The port of the nats-server that serve starts; 0 takes a free one.", ge=0, le=65_535)
-    ] = DEFAULT_NATS_PORT
-    nats_creds: Annotated[str | None, _file("A NATS credentials file.")] = None
-    nats_user: Annotated[str | None, _meta("The user to log in to NATS as.")] = None
-    nats_password: Annotated[
-        str | None, _meta("Its password. Better set by the environment: other users of a machine see flags.")
-    ] = None
-    nats_token: Annotated[str | None, _meta("A token to log in to NATS with, instead of a user.")] = None
-    nats_ca: Annotated[str | None, _file("The certificate of the authority that signed the NATS server's.")] = None
-    nats_cert: Annotated[str | None, _file("The client certificate, where the NATS server asks for one.")] = None
-    nats_key: Annotated[str | None, _file("The private key of the client certificate.")] = None
-    prefixes: Annotated[
-        tuple[str, ...],
-        _meta(
-            "What precedes .<plugin>.<operation> in the subjects served; several with commas.",
-            metavar="SUBJECT",
-            min_length=1,
-        ),
-    ] = PREFIXES
-    semantic_prefix: Annotated[
-        str,
-        _meta("What precedes .<tenant>.<project>.<operation> in the semantic store's subjects.", metavar="SUBJECT"),
-    ] = SEMANTIC_PREFIX
-    purposes: Annotated[
-        tuple[str, ...],
-        _meta(
-            "What entries of the semantic store may be for, besides checkpoint, feature_flag, lock, cursor, config and "
-            "index_version; several with commas.",
-            metavar="NAME",
-        ),
-    ] = ()
-    audit_key: Annotated[
-        str | None,
-        _meta(
-            "The secret that the audit trail's hashes are made with. Without it, one is kept in the database. Better "
-            "set by the environment.",
-            metavar="SECRET",
-        ),
-    ] = None
-    audit_retention: Annotated[float, _seconds("Seconds for which audit records are kept.", most=3650 * _DAY)] = float(
-        limits.AUDIT_SECONDS
+    database: str = _setting(
+        "sqlite:///keyloft.db",
+        "Where the data is: sqlite:///FILE, a path, postgresql://USER:PASSWORD@HOST/DATABASE, or :memory:.",
+        env="KEYLOFT_DATABASE_URL",
+        metavar="URL",
+        min_length=1,
     )
-    restore_within: Annotated[
-        float,
-        _seconds(
-            "Seconds for which a deleted or expired entry of the semantic store can be restored.", most=3650 * _DAY
-        ),
-    ] = float(limits.RESTORE_SECONDS)
-    request_memory: Annotated[
-        float, _seconds("Seconds for which a requestId of the semantic store is remembered.", most=365 * _DAY)
-    ] = float(limits.REQUEST_MEMORY_SECONDS)
-    queue: Annotated[
-        str, _meta("The queue group: services with the same one share the requests.", pattern=r"^[^\s]+$")
-    ] = QUEUE
-    requests_per_plugin: Annotated[
-        int,
-        _meta(
-            "How many unanswered requests a plugin or tenant may have before the next is answered BUSY.",
-            metavar="N",
-            ge=1,
-            le=1_000_000,
-        ),
-    ] = limits.REQUESTS_PER_PLUGIN
-    requests_in_all: Annotated[
-        int, _meta("The same for all plugins, or all tenants, together.", metavar="N", ge=1, le=10_000_000)
-    ] = limits.REQUESTS
-    deadline: Annotated[
-        float,
-        _seconds(
-            "Seconds after which a request is answered with an error if the database has not answered.", most=3600
-        ),
-    ] = limits.DEADLINE_SECONDS
-    cleanup_every: Annotated[float, _seconds("Seconds between two removals of expired entries.", most=365 * _DAY)] = (
-        limits.CLEANUP_SECONDS
+    durability: Literal["full", "relaxed"] = _setting(
+        "full",
+        "full: acknowledged writes survive a power cut. relaxed: they survive the end of the process, and are stored "
+        "sooner.",
     )
-    http: Annotated[
-        str,
-        _meta("Where metrics and health are served; port 0 takes a free one, off serves none.", metavar="HOST:PORT"),
-    ] = "127.0.0.1:9464"
-    metrics_prefix: Annotated[
-        str, _meta("What the names of the metrics begin with.", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
-    ] = "rosey"
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], _meta("debug has a line for every request.")] = (
-        "info"
+    nats: tuple[Annotated[str, Meta(min_length=1)], ...] = _setting(
+        (),
+        "The address of a NATS server, or several of one cluster with commas between. Without it, serve starts a "
+        "nats-server on this machine, and the other commands connect there.",
+        env="KEYLOFT_NATS_URL",
+        metavar="URL",
     )
-    log_format: Annotated[Literal["text", "json"], _meta("The format of the log, on standard error.")] = "text"
+    nats_port: int = _setting(
+        DEFAULT_NATS_PORT, "The port of the nats-server that serve starts; 0 takes a free one.", ge=0, le=65_535
+    )
+    nats_creds: str | None = _file("A NATS credentials file.")
+    nats_user: str | None = _setting(None, "The user to log in to NATS as.")
+    nats_password: str | None = _setting(
+        None, "Its password. Better set by the environment: other users of a machine see flags."
+    )
+    nats_token: str | None = _setting(None, "A token to log in to NATS with, instead of a user.")
+    nats_ca: str | None = _file("The certificate of the authority that signed the NATS server's.")
+    nats_cert: str | None = _file("The client certificate, where the NATS server asks for one.")
+    nats_key: str | None = _file("The private key of the client certificate.")
+    prefixes: tuple[str, ...] = _setting(
+        PREFIXES,
+        "What precedes .<plugin>.<operation> in the subjects served; several with commas.",
+        metavar="SUBJECT",
+        min_length=1,
+    )
+    semantic_prefix: str = _setting(
+        SEMANTIC_PREFIX,
+        "What precedes .<tenant>.<project>.<operation> in the semantic store's subjects.",
+        metavar="SUBJECT",
+    )
+    purposes: tuple[str, ...] = _setting(
+        (),
+        "What entries of the semantic store may be for, besides checkpoint, feature_flag, lock, cursor, config and "
+        "index_version; several with commas.",
+        metavar="NAME",
+    )
+    audit_key: str | None = _setting(
+        None,
+        "The secret that the audit trail's hashes are made with. Without it, one is kept in the database. Better set "
+        "by the environment.",
+        metavar="SECRET",
+    )
+    audit_retention: float = _seconds(
+        limits.AUDIT_SECONDS, "Seconds for which audit records are kept.", most=3650 * _DAY
+    )
+    restore_within: float = _seconds(
+        limits.RESTORE_SECONDS,
+        "Seconds for which a deleted or expired entry of the semantic store can be restored.",
+        most=3650 * _DAY,
+    )
+    request_memory: float = _seconds(
+        limits.REQUEST_MEMORY_SECONDS,
+        "Seconds for which a requestId of the semantic store is remembered.",
+        most=365 * _DAY,
+    )
+    queue: str = _setting(QUEUE, "The queue group: services with the same one share the requests.", pattern=r"^[^\s]+$")
+    requests_per_plugin: int = _setting(
+        limits.REQUESTS_PER_PLUGIN,
+        "How many unanswered requests a plugin or tenant may have before the next is answered BUSY.",
+        metavar="N",
+        ge=1,
+        le=1_000_000,
+    )
+    requests_in_all: int = _setting(
+        limits.REQUESTS, "The same for all plugins, or all tenants, together.", metavar="N", ge=1, le=10_000_000
+    )
+    deadline: float = _seconds(
+        limits.DEADLINE_SECONDS,
+        "Seconds after which a request is answered with an error if the database has not answered.",
+        most=3600,
+    )
+    cleanup_every: float = _seconds(
+        limits.CLEANUP_SECONDS, "Seconds between two removals of expired entries.", most=365 * _DAY
+    )
+    http: str = _setting(
+        "127.0.0.1:9464",
+        "Where metrics and health are served; port 0 takes a free one, off serves none.",
+        metavar="HOST:PORT",
+    )
+    metrics_prefix: str = _setting(
+        "rosey", "What the names of the metrics begin with.", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "debug has a line for every request.")
+    log_format: Literal["text", "json"] = _setting("text", "The format of the log, on standard error.")
 
     def http_address(self) -> tuple[str, int] | None:
         """Where metrics and health are served, or None for nowhere."""
@@ -247,23 +232,17 @@ def _plain(message: str) -> str:
     return message[0].lower() + message[1:]
 
 
-def _declared() -> dict[str, Setting]:
-    found = {}
-    for declared in msgspec.structs.fields(Config):
-        meta = next(part for part in get_args(declared.type) if isinstance(part, Meta))
-        extra = meta.extra or {}
-        found[declared.name] = Setting(
-            declared.name,
-            declared.type,
-            declared.default,
-            meta.description or "",
-            extra.get("env", f"KEYLOFT_{declared.name.upper()}"),
-            extra.get("metavar", declared.name.rpartition("_")[2].upper()),
-        )
-    return found
-
-
-SETTINGS: Final[Mapping[str, Setting]] = _declared()
+SETTINGS: Final[Mapping[str, Setting]] = {
+    declared.name: Setting(
+        declared.name,
+        Annotated[declared.type, declared.metadata["bounds"]],
+        declared.default,
+        declared.metadata["description"],
+        declared.metadata["env"] or f"KEYLOFT_{declared.name.upper()}",
+        declared.metadata["metavar"] or declared.name.rpartition("_")[2].upper(),
+    )
+    for declared in fields(Config)
+}
 
 Flags: TypeAlias = Mapping[str, str | None]
 """The flags that were given, by name of the setting; `config` names the file."""
@@ -355,8 +334,8 @@ def _from_file(path: str) -> dict[str, Any]:
 
 def _check(config: Config, sources: Mapping[str, str]) -> None:
     """Check what the types of the settings can't express."""
-    for name in _FILES:
-        path = getattr(config, name)
+    for name, setting in SETTINGS.items():
+        path = getattr(config, name) if setting.metavar == "FILE" else None
         if path is not None and not os.access(path, os.R_OK):
             raise InvalidArgument(f"{sources[name]}: the file {path} does not exist, or can't be read")
     for name, needed in (("nats_key", "nats_cert"), ("nats_password", "nats_user")):
@@ -369,18 +348,14 @@ def _check(config: Config, sources: Mapping[str, str]) -> None:
     def check_subjects() -> None:
         isolate((), prefixes=config.prefixes, semantic_prefix=config.semantic_prefix)
 
-    def check_purposes() -> None:
-        for purpose in config.purposes:
-            check_purpose(purpose)
-
-    for name, check in (
-        ("http", config.http_address),
-        ("prefixes", check_subjects),
-        ("semantic_prefix", check_subjects),
-        ("purposes", check_purposes),
-    ):
-        if name in sources:
-            try:
-                check()
-            except InvalidArgument as error:
-                raise InvalidArgument(f"{sources[name]}: {error}") from None
+    checks: Mapping[str, Callable[[], object]] = {
+        "http": config.http_address,
+        "prefixes": check_subjects,
+        "semantic_prefix": check_subjects,
+        "purposes": lambda: [check_purpose(purpose) for purpose in config.purposes],
+    }
+    for name in [name for name in checks if name in sources]:
+        try:
+            checks[name]()
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{sources[name]}: {error}") from None
