@@ -13,21 +13,19 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Final, Self
+from typing import Any
 
 from nats.aio.client import Client as Nats
-from nats.aio.subscription import Subscription
+from nats.micro.service import EndpointStats
 
-import keyloft
 from keyloft import limits
-from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Get, Scan, Set, Space
 from keyloft.errors import DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
-from keyloft.nats.connection import Handled, cancel, drain, servers, subscribe
-from keyloft.nats.discovery import Discovery, Endpoint
+from keyloft.nats.connection import Handled, cancel
 from keyloft.nats.errors import refusal, wire_code
 from keyloft.nats.internals import publish_all
+from keyloft.nats.service import NatsService
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
 from keyloft.plugins.meters import OTHER, Meter, Meters
@@ -37,16 +35,19 @@ from keyloft.plugins.store import BotDatabase, listed
 
 logger = logging.getLogger(__name__)
 
-NAME: Final = "keyloft-plugins"
 
-
-class DatabaseService(AsyncClosing):
+class DatabaseService(NatsService):
     """Lets plugins store JSON by sending NATS messages.
 
     Example:
         async with DatabaseService(nats, BotDatabase("sqlite:///bot.db")):
             …                     # after this the connection and the database can be closed
     """
+
+    name = "keyloft-plugins"
+    description = "JSON storage for the plugins of a bot"
+    owner = "<plugin>"
+    operations = wire.OPERATIONS
 
     def __init__(
         self,
@@ -76,20 +77,14 @@ class DatabaseService(AsyncClosing):
         meters: Where to count the operations.
         metadata: Shown for this instance by `$SRV.PING`.
         """
-        self.nats = nats
+        super().__init__(nats, prefixes, reserved=reserved, queue=queue, deadline=deadline, metadata=metadata)
         self.db = db
         self.meters = meters or Meters()
-        self._prefixes = tuple([f"{prefix}." for prefix in prefixes])
-        self._reserved = (*self._prefixes, *[f"{prefix}." for prefix in reserved])
-        self._queue = queue
         self._per_plugin = requests_per_plugin
         self._in_all = requests_in_all
-        self._deadline = deadline
         self._cleanup_every = cleanup_every
         self._engine: Engine
         self._log = OperationLog(logger)
-        self._state = "not started"
-        self._subscriptions: list[Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._plugins: dict[str, Plugin] = {}
         self._routes: dict[str, tuple[Plugin, str]] = {}
@@ -108,22 +103,6 @@ class DatabaseService(AsyncClosing):
         self._last_write = 0
         self._parked: dict[int, list[Read]] = {}
         """The reads that wait for a write, by the number of that write."""
-        self._endpoints = {
-            operation: Endpoint(operation, f"{self._prefixes[0]}*.{operation}") for operation in (*wire.OPERATIONS, "")
-        }
-        self._discovery = Discovery(
-            nats,
-            name=NAME,
-            version=keyloft.__version__,
-            description="JSON storage for the plugins of a bot",
-            queue=queue,
-            metadata=metadata or {},
-            endpoints=self._counted_endpoints,
-        )
-
-    def __repr__(self) -> str:
-        subjects = ", ".join([prefix.removesuffix(".") for prefix in self._prefixes])
-        return f"<DatabaseService of {subjects} at {servers(self.nats)}, {self._state}>"
 
     @property
     def unanswered(self) -> int:
@@ -143,33 +122,18 @@ class DatabaseService(AsyncClosing):
             IncompatibleLibrary: The installed nats-py can't be used.
         """
         self._engine = await self.db.engine()
-        self._subscriptions = await subscribe(self.nats, self._prefixes, self._queue, self._receive)
         jobs = (self._answer, self._write, self._list, self._refusals.run, self._clean_up)
         self._tasks = [asyncio.create_task(self._forever(job), name=f"keyloft plugins: {job.__name__}") for job in jobs]
-        await self._discovery.start()
-        self._state = "serving"
-        logger.info("[KV] serving %s", ", ".join(f"{prefix}<plugin>.<operation>" for prefix in self._prefixes))
+        await super().start()
 
-    async def aclose(self) -> None:
-        """Accept no more requests, answer those that were accepted, then return. A second call does nothing."""
-        subscriptions, self._subscriptions = self._subscriptions, []
-        await drain(self.nats, subscriptions, self._deadline)
+    async def _finish(self) -> None:
         await self._all_answered.wait()
         await self._refusals.send_all()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             await cancel(task)
-        self._state = "closed"
-        if subscriptions:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._discovery.stop(), self._deadline)
+        if tasks:
             logger.info("[KV] stopped; all accepted requests are answered")
-
-    stop = aclose
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
 
     # Accepting requests
 
@@ -359,15 +323,14 @@ class DatabaseService(AsyncClosing):
 
     async def _wait_for_stalled(self, committing: asyncio.Future[Any], group: list[Write]) -> None:
         """Answer what waits longer than the deadline; the next group can't begin before this one has ended."""
-        stalled = f"the database has not answered within {self._deadline:g} s"
-        await self._fail([request for request, _, _ in group], Stalled(f"{stalled}; it may still be carried out"))
+        await self._fail([request for request, _, _ in group], Stalled(f"{self._stalled}; it may still be carried out"))
         while not committing.done():
             late = perf_counter() - self._deadline
             overdue: list[Write] = []
             while self._writes and self._writes[0][0].arrived <= late:
                 overdue.append(self._writes.popleft())
             waited = self._end(overdue) + self._unpark(late)
-            error = Stalled(f"{stalled}; it was not carried out")
+            error = Stalled(f"{self._stalled}; it was not carried out")
             await self._fail([request for request, _, _ in overdue] + [request for request, _ in waited], error)
             await asyncio.wait([committing], timeout=self._deadline / 4)
         with contextlib.suppress(Exception):
@@ -405,7 +368,7 @@ class DatabaseService(AsyncClosing):
         if not requests:
             return
         if isinstance(error, TimeoutError):  # of a read; a stalled write has more to say
-            error = Stalled(f"the database has not answered within {self._deadline:g} s")
+            error = Stalled(self._stalled)
         self._log.failure(len(requests), error)
         data = refusal(error)
         for request in requests:
@@ -438,8 +401,7 @@ class DatabaseService(AsyncClosing):
 
     def _count_error(self, plugin: str, operation: str, code: str, times: int = 1) -> None:
         self.meters.of(plugin).errors[code] += times
-        self._endpoints[operation].errors += times
-        self._endpoints[operation].last_error = code
+        self._count_errors(operation, code, times)
 
     # Tasks
 
@@ -470,11 +432,11 @@ class DatabaseService(AsyncClosing):
             if seconds > limits.SLOW_CLEANUP_SECONDS:
                 logger.warning("[KV] Cleanup slow: %.2fs for %d keys", seconds, removed, extra=fields)
 
-    def _counted_endpoints(self) -> list[Endpoint]:
+    def counted(self) -> list[EndpointStats]:
         meters = list(self.meters.plugins.values())
-        found = [self._endpoints[operation] for operation in wire.OPERATIONS]
+        found = super().counted()
         for endpoint in found:
             done = [meter.durations[endpoint.name] for meter in meters if endpoint.name in meter.durations]
-            endpoint.requests = endpoint.errors + sum([histogram.count for histogram in done])
-            endpoint.seconds = sum([histogram.seconds for histogram in done])
+            endpoint.num_requests = endpoint.num_errors + sum([histogram.count for histogram in done])
+            endpoint.processing_time = int(sum([histogram.seconds for histogram in done]) * 1e9)
         return found

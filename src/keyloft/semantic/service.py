@@ -5,25 +5,20 @@ before it. A batch waits for the earlier writes of its keys, a list for the earl
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from msgspec import Struct
 from nats.aio.client import Client as Nats
-from nats.aio.subscription import Subscription
 
-import keyloft
 from keyloft import limits
-from keyloft.core.closing import AsyncClosing
 from keyloft.errors import Busy, DatabaseError, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
-from keyloft.nats.connection import drain, servers, subscribe
-from keyloft.nats.discovery import Discovery, Endpoint
 from keyloft.nats.errors import wire_code
 from keyloft.nats.log_rate import LogRate
+from keyloft.nats.service import NatsService
 from keyloft.semantic import keys, wire
 from keyloft.semantic.intents import WriteRequest
 from keyloft.semantic.keys import Project
@@ -32,7 +27,6 @@ from keyloft.semantic.wire import ListRequest
 
 logger = logging.getLogger(__name__)
 
-NAME: Final = "keyloft-semantic"
 _WRITES: Final = ("put", "delete", "batch")
 
 
@@ -54,13 +48,18 @@ class _Received(Struct, gc=False, kw_only=True):
         return {self.content} if self.operation == "get" else None
 
 
-class SemanticService(AsyncClosing):
+class SemanticService(NatsService):
     """Lets workflows keep their state by sending NATS messages.
 
     Example:
         async with SemanticService(nats, store):      # start … aclose
             await forever()
     """
+
+    name = "keyloft-semantic"
+    description = "semantic store: state of workflows"
+    owner = "<tenant>.<project>"
+    operations = keys.OPERATIONS
 
     def __init__(
         self,
@@ -86,62 +85,20 @@ class SemanticService(AsyncClosing):
         deadline: Seconds after which a request is answered with an error if the database has not answered.
         metadata: The metadata of this instance in `$SRV.PING`.
         """
-        self.nats = nats
+        super().__init__(nats, [prefix], reserved=reserved, queue=queue, deadline=deadline, metadata=metadata)
         self.store = store
-        self._prefix = f"{prefix}."
-        self._reserved = (self._prefix, *[f"{other}." for other in reserved])
-        self._queue = queue
         self._per_tenant = requests_per_tenant
         self._in_all = requests_in_all
-        self._deadline = deadline
-        self._state = "not started"
-        self._subscriptions: list[Subscription] = []
         self._under_way: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: dict[Project, dict[str, asyncio.Task[None]]] = {}
         self._refusals: deque[tuple[str, bytes]] = deque()
         self._refusing: asyncio.Task[None] | None = None
         self._log_rate = LogRate(limits.SEMANTIC_LOG_LINES_PER_SECOND, self._log_left_out)
-        self._endpoints: dict[str, Endpoint] = {
-            operation: Endpoint(operation, f"{self._prefix}*.*.{operation}") for operation in keys.OPERATIONS
-        }
-        self._others = Endpoint("", "")
-        self._discovery = Discovery(
-            nats,
-            name=NAME,
-            version=keyloft.__version__,
-            description="semantic store: state of workflows",
-            queue=queue,
-            metadata=metadata or {},
-            endpoints=self._endpoints.values,
-        )
 
-    def __repr__(self) -> str:
-        return f"<SemanticService of {self._prefix.removesuffix('.')} at {servers(self.nats)}, {self._state}>"
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def start(self) -> None:
-        """Begin to serve."""
-        self._subscriptions = await subscribe(self.nats, [self._prefix], self._queue, self._receive)
-        await self._discovery.start()
-        self._state = "serving"
-        logger.info("[KV] serving %s<tenant>.<project>.<operation>", self._prefix)
-
-    async def aclose(self) -> None:
-        """Accept no more requests, answer those that were accepted, then return. A second call does nothing."""
-        self._state = "closed"
-        subscriptions, self._subscriptions = self._subscriptions, []
-        await drain(self.nats, subscriptions, self._deadline)
+    async def _finish(self) -> None:
         while self._tasks or self._refusing:
             await asyncio.wait([*self._tasks, *([self._refusing] if self._refusing else [])])
-        if subscriptions:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._discovery.stop(), self._deadline)
-
-    stop = aclose
 
     # Accepting requests
 
@@ -165,10 +122,11 @@ class SemanticService(AsyncClosing):
 
     def _route(self, subject: str) -> tuple[Project, str]:
         """The project and the operation of a request: both are part of the subject alone."""
-        words = subject[len(self._prefix) :].split(".")
+        [prefix] = self._prefixes
+        words = subject[len(prefix) :].split(".")
         if len(words) != 3 or words[2] not in keys.OPERATIONS:
             raise InvalidSubject(
-                f"a subject is {self._prefix}<tenant>.<project>.<operation>, "
+                f"a subject is {prefix}<tenant>.<project>.<operation>, "
                 f"the operation one of {', '.join(keys.OPERATIONS)}"
             )
         return keys.checked_project(words[0], words[1]), words[2]
@@ -200,21 +158,20 @@ class SemanticService(AsyncClosing):
     # Carrying them out
 
     async def _carry_out(self, request: _Received, earlier: set[asyncio.Task[None]]) -> None:
-        stalled = f"the database has not answered within {self._deadline:g} s"
         if earlier:
             _, unfinished = await asyncio.wait(earlier, timeout=self._left(request))
             if unfinished:
-                await self._fail(request, Stalled(f"{stalled}; it was not carried out"))
+                await self._fail(request, Stalled(f"{self._stalled}; it was not carried out"))
                 await asyncio.wait(unfinished)  # later requests wait for this task, and so for those before it
                 return
         working = asyncio.ensure_future(self._answer(request))
         await asyncio.wait([working], timeout=self._left(request))
         if not working.done():
             if request.operation in _WRITES:
-                await self._fail(request, Stalled(f"{stalled}; it may still be carried out"))
+                await self._fail(request, Stalled(f"{self._stalled}; it may still be carried out"))
             else:
                 working.cancel()
-                await self._fail(request, Stalled(stalled))
+                await self._fail(request, Stalled(self._stalled))
             # Later requests for the same key wait for its end.
             await asyncio.wait([working])
             if not working.cancelled():
@@ -226,8 +183,8 @@ class SemanticService(AsyncClosing):
             await self._fail(request, error)
             return
         endpoint = self._endpoints[request.operation]
-        endpoint.requests += 1
-        endpoint.seconds += perf_counter() - request.arrived
+        endpoint.num_requests += 1
+        endpoint.processing_time += int((perf_counter() - request.arrived) * 1e9)
         await self._publish(request.reply, data)
 
     async def _answer(self, request: _Received) -> bytes:
@@ -292,10 +249,7 @@ class SemanticService(AsyncClosing):
         """Count and log an error; returns the reply for it."""
         error = wire.as_sent(error)
         reply, code = wire.refusal(error, self.nats.max_payload), wire_code(error)
-        endpoint = self._endpoints.get(operation, self._others)
-        endpoint.requests += 1
-        endpoint.errors += 1
-        endpoint.last_error = code
+        self._count_errors(operation, code)
         if code in ("VERSION_CONFLICT", "STALE_FENCE"):
             return reply  # the store itself has logged the conflict
         is_bug = not isinstance(error, KeyloftError)

@@ -21,7 +21,7 @@ from keyloft.core.urls import without_login
 from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError, NatsServerFailed, NotPermitted, Unanswered
 from keyloft.nats.connection import Login, cancel, connect
 from keyloft.plugins.meters import Meters
-from keyloft.plugins.service import NAME, DatabaseService
+from keyloft.plugins.service import DatabaseService
 from keyloft.plugins.store import BotDatabase
 from keyloft.semantic.monitoring import Signals
 from keyloft.semantic.service import SemanticService
@@ -305,7 +305,7 @@ class App:
     async def _find_other_services(self, nats: Nats) -> None:
         """Warn of a second service with another database: each request would go to one of the two."""
         try:
-            message = await nats.request(f"$SRV.PING.{NAME}", b"", timeout=limits.HEALTH_SECONDS)
+            message = await nats.request(f"$SRV.PING.{DatabaseService.name}", b"", timeout=limits.HEALTH_SECONDS)
             other = msgspec.json.decode(message.data)["metadata"]
         except Exception:
             return  # no other service of Keyloft
