@@ -19,6 +19,19 @@ _ENTRIES: Final = {  # by table: key in hex, version, expires_at, value
     ],
     "keyloft_semantic": [("024100", 4, "NULL", "{}"), ("024200", 5, "NULL", f'"{LONG_TEXT}"')],
 }
+_AUDIT_LOG: Final = b"a/acme/web/"
+_ENTRIES["keyloft_semantic"] = [  # in the order of their keys: three puts of one key, and a conflict
+    *[
+        (
+            (_AUDIT_LOG + version.to_bytes(8) + bytes(2)).hex(),
+            version,
+            "4102444800000",
+            f'{{"a":"{action}","k":"config/flags","w":"harvester:sync","c":"{spec}"}}',
+        )
+        for version, action, spec in ((6, "put", ""), (7, "put", "s" * 500), (8, "conflict", ""), (9, "put", ""))
+    ],
+    *_ENTRIES["keyloft_semantic"],
+]
 _ROW: Final = "encoding INTEGER NOT NULL, version {long} NOT NULL, expires_at {long}, created_at {long} NOT NULL"
 _PLUGINS: Final = {
     "sqlite": "CREATE TABLE plugin_kv_storage (plugin_name VARCHAR(100) NOT NULL, key VARCHAR(255) NOT NULL, "

@@ -9,6 +9,7 @@ import pytest
 import keyloft
 from keyloft import DatabaseError, SchemaTooOld, migrations
 from keyloft.plugins import BotDatabase
+from keyloft.semantic import SemanticStore
 from tests.migrations.earlier import DATABASES, LONG_TEXT
 from tests.migrations.test_migrations import alembic, carry_out, rows_at, tables, whole
 from tools.postgres import fresh_database
@@ -57,6 +58,10 @@ async def stored(url: str, *, plugins: bool) -> None:
         assert [entry.expires_at is None for entry in entries] == [True, True, False]
         assert await kv.set(("long",), "short") > 9
         assert (await kv.get(("long",))).value == "short"
+        async with SemanticStore(kv, sweep_every=None) as semantic:
+            trail = await semantic.audit("tenant/acme/project/web/config/flags")
+        # The conflict is found by a pointer of its own, which these databases lack.
+        assert [(record.action, record.sequence) for record in trail] == [("put", 6), ("put", 7), ("put", 9)]
     database = BotDatabase(url)
     found = await database.kv_get("trivia", "score")
     await database.close()

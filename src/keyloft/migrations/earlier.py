@@ -8,7 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 from msgspec import Struct
 
-from keyloft.core.schema import PLUGIN_TABLE, REVISION_TABLE, VERSION_COUNTER_TABLE
+from keyloft.core.schema import PLUGIN_TABLE, REVISION_TABLE, SEMANTIC_TABLE, VERSION_COUNTER_TABLE
 from keyloft.migrations import tables
 
 STAMPS: Final = ("0001", "0002", "0003")
@@ -39,11 +39,13 @@ def succession(connection: sa.Connection) -> Succession:
                 statements += _put_in_order(table)
             elif "key" not in _columns(inspector, f"{table}_large"):
                 statements += _name_keys(table)
+        statements.append(_INDEX_AUDIT_SQLITE)
     else:
         named = "SELECT conname FROM pg_constraint WHERE conrelid = 'keyloft_clock'::regclass ORDER BY conname"
         for name in connection.exec_driver_sql(named).scalars():
             new = name.replace("keyloft_clock", VERSION_COUNTER_TABLE)
             statements.append(f'ALTER TABLE {VERSION_COUNTER_TABLE} RENAME CONSTRAINT "{name}" TO "{new}"')
+        statements.append(_INDEX_AUDIT_POSTGRES)
     return Succession(stamp, (*statements, f"UPDATE {REVISION_TABLE} SET version_num = '{stamp}'"))
 
 
@@ -77,3 +79,22 @@ def _name_keys(table: str) -> list[str]:
         f"JOIN {table}_large_earlier AS earlier ON earlier.id = {table}.large",
         f"DROP TABLE {table}_large_earlier",
     ]
+
+
+# An audit record of a put was found through the one after it. Now an index row under the key names it: its key is the
+# kind, tenant, project and path, a zero byte, and the last ten bytes of the record's key (`semantic/audit.py`).
+_INDEX_AUDIT_SQLITE: Final = (
+    f"INSERT INTO {SEMANTIC_TABLE} (key, value, encoding, version, expires_at, created_at, updated_at) "
+    "SELECT CAST('i/' || substr(key, 3, length(key) - 12) || json_extract(fact, '$.k') || x'00' || substr(key, -10) "
+    "AS BLOB), x'', 1, version, expires_at, created_at, updated_at FROM ("
+    f"SELECT *, CAST(coalesce(value, (SELECT big.value FROM {SEMANTIC_TABLE}_large AS big WHERE big.id = large)) "
+    f"AS TEXT) AS fact FROM {SEMANTIC_TABLE} WHERE key >= x'612F' AND key < x'6130'"
+    ") WHERE json_valid(fact) AND json_extract(fact, '$.a') <> 'conflict'"
+)
+_INDEX_AUDIT_POSTGRES: Final = (
+    f"INSERT INTO {SEMANTIC_TABLE} (key, value, encoding, version, expires_at, created_at, updated_at) "
+    "SELECT convert_to('i/', 'UTF8') || substr(key, 3, length(key) - 12) || convert_to(fact ->> 'k', 'UTF8') || "
+    "decode('00', 'hex') || substr(key, length(key) - 9), decode('', 'hex'), 1, version, expires_at, created_at, "
+    f"updated_at FROM (SELECT *, CAST(convert_from(value, 'UTF8') AS json) AS fact FROM {SEMANTIC_TABLE} "
+    "WHERE key >= decode('612f', 'hex') AND key < decode('6130', 'hex')) AS log WHERE fact ->> 'a' <> 'conflict'"
+)
