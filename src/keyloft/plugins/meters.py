@@ -26,6 +26,9 @@ class Histogram:
         self.buckets[bisect_left(BOUNDS, seconds)] += 1
         self.seconds += seconds
 
+    def copied(self) -> tuple[tuple[int, ...], float]:
+        return tuple(self.buckets), self.seconds
+
     @property
     def count(self) -> int:
         return sum(self.buckets)

@@ -4,11 +4,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Final
-
-from msgspec import Struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from keyloft import limits
 from keyloft.core.records import Usage, Used
@@ -24,18 +22,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class _Counted(Struct, frozen=True):
-    """A copy of all counters, which a thread can format while the service goes on counting."""
+class _Family(NamedTuple):
+    """A metric: a copy of its counters, which a thread can format while the service goes on counting."""
 
-    durations: Mapping[str, Sequence[tuple[str, Sequence[int], float]]]
-    """By operation: each plugin's buckets and seconds."""
-    errors: Sequence[tuple[str, str, int]]
-    cleanups: tuple[Sequence[int], float]
-    cleaned: int
-    used: Sequence[Used] | None
-    semantic: Sequence[tuple[str, str, int]]
-    """Of the semantic store: outcome, purpose, how often."""
-    alerts: Sequence[str]
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    description: str
+    labels: Sequence[str]
+    rows: Sequence[tuple[Sequence[str], Any]]
+    """The values of the labels, and a number; of a histogram the buckets and the seconds."""
 
 
 class Metrics:
@@ -79,7 +74,7 @@ class Metrics:
         """
         await self._count()
         # A thousand plugins have 60,000 lines: too many for the event loop.
-        return await asyncio.to_thread(_write, self._prefix, self._snapshot())
+        return await asyncio.to_thread(_write, list(self._families()))
 
     async def aclose(self) -> None:
         """Stop counting; the database can be closed after this."""
@@ -105,24 +100,38 @@ class Metrics:
             self._counted_at = time.monotonic()
             self._counting = None
 
-    def _snapshot(self) -> _Counted:
-        plugins = self._meters.plugins
-        return _Counted(
-            {
-                operation: [
-                    (name, tuple(meter.durations[operation].buckets), meter.durations[operation].seconds)
-                    for name, meter in plugins.items()
-                    if operation in meter.durations
-                ]
-                for operation in OPERATIONS
-            },
-            [(name, code, times) for name, meter in plugins.items() for code, times in meter.errors.items()],
-            (tuple(self._meters.cleanups.buckets), self._meters.cleanups.seconds),
-            self._meters.cleaned,
-            None if self._used is None else _bounded(self._used, plugins),
-            [(outcome, purpose, times) for (outcome, purpose), times in self._signals.counts.items()],
-            list(self._signals.alerts),
+    def _families(self) -> Iterator[_Family]:
+        plugins, signals = self._meters.plugins, self._signals
+        kv, semantic = f"{self._prefix}_kv", f"{self._prefix}_semantic"
+        for operation in OPERATIONS:
+            done = [
+                ([name], meter.durations[operation].copied())
+                for name, meter in plugins.items()
+                if operation in meter.durations
+            ]
+            total = [(label, sum(buckets)) for label, (buckets, _) in done]
+            yield _Family("counter", f"{kv}_{operation}", f"{operation} operations carried out", ["plugin"], total)
+            name = f"{kv}_{operation}_duration_seconds"
+            yield _Family("histogram", name, f"How long a {operation} took", ["plugin"], done)
+        errors = [([name, code], times) for name, meter in plugins.items() for code, times in meter.errors.items()]
+        yield _Family("counter", f"{kv}_errors", "Requests refused or failed", ["plugin", "error_code"], errors)
+        if self._used is not None:
+            used = _bounded(self._used, plugins)
+            entries = [([one.plugin], one.entries) for one in used]
+            yield _Family("gauge", f"{kv}_keys_total", "Keys that are stored", ["plugin"], entries)
+            size = [([one.plugin], one.value_bytes) for one in used]
+            yield _Family("gauge", f"{kv}_storage_bytes", "What their values take", ["plugin"], size)
+        cleanups = [((), self._meters.cleanups.copied())]
+        name = f"{kv}_cleanup_duration_seconds"
+        yield _Family("histogram", name, "How long removing expired keys took", (), cleanups)
+        cleaned = [((), self._meters.cleaned)]
+        yield _Family("counter", f"{kv}_cleanup_deleted", "Expired keys that were removed", (), cleaned)
+        outcomes = "Writes that succeeded or met conflicts, entries that expired, failures of the database"
+        yield _Family(
+            "counter", f"{semantic}_operations", outcomes, ["outcome", "purpose"], list(signals.counts.items())
         )
+        alerts = [([name], float(name in signals.alerts)) for name in ALERTS]
+        yield _Family("gauge", f"{semantic}_alert", "1 while an alert is raised", ["alert"], alerts)
 
 
 def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
@@ -139,70 +148,30 @@ def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
     return [Used(label, entries[label], value_bytes[label]) for label in entries]
 
 
-def _write(prefix: str, counted: _Counted) -> bytes:
+def _write(families: Iterable[_Family]) -> bytes:
     # Imported here to save 2 MB in a service that is not scraped.
-    from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import generate_latest
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.registry import Collector
+
+    kinds: dict[str, Any] = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "histogram": HistogramMetricFamily,
+    }
+    bounds = [*map(str, BOUNDS), "+Inf"]
 
     class _Families(Collector):
         def collect(self) -> Iterator["Metric"]:
-            return chain(_families(f"{prefix}_kv", counted), _semantic_families(f"{prefix}_semantic", counted))
+            for family in families:
+                metric = kinds[family.kind](family.name, family.description, labels=family.labels)
+                for labels, counted in family.rows:
+                    if family.kind == "histogram":
+                        buckets, seconds = counted
+                        cumulated = zip(bounds, accumulate(map(float, buckets)), strict=True)
+                        metric.add_metric(labels, list(cumulated), seconds)
+                    else:
+                        metric.add_metric(labels, counted)
+                yield metric
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families())
-    return generate_latest(registry)
-
-
-def _families(prefix: str, counted: _Counted) -> Iterator["Metric"]:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-    for operation, plugins in counted.durations.items():
-        total = CounterMetricFamily(f"{prefix}_{operation}", f"{operation} operations carried out", labels=["plugin"])
-        for name, buckets, _ in plugins:
-            total.add_metric([name], sum(buckets))
-        yield total
-        duration = HistogramMetricFamily(
-            f"{prefix}_{operation}_duration_seconds", f"How long a {operation} took", labels=["plugin"]
-        )
-        for name, buckets, seconds in plugins:
-            duration.add_metric([name], _cumulated(buckets), seconds)
-        yield duration
-    errors = CounterMetricFamily(f"{prefix}_errors", "Requests refused or failed", labels=["plugin", "error_code"])
-    for name, code, times in counted.errors:
-        errors.add_metric([name, code], times)
-    yield errors
-    if counted.used is not None:
-        keys = GaugeMetricFamily(f"{prefix}_keys_total", "Keys that are stored", labels=["plugin"])
-        size = GaugeMetricFamily(f"{prefix}_storage_bytes", "What their values take", labels=["plugin"])
-        for plugin in counted.used:
-            keys.add_metric([plugin.plugin], plugin.entries)
-            size.add_metric([plugin.plugin], plugin.value_bytes)
-        yield keys
-        yield size
-    cleanup = HistogramMetricFamily(f"{prefix}_cleanup_duration_seconds", "How long removing expired keys took")
-    cleanup.add_metric([], _cumulated(counted.cleanups[0]), counted.cleanups[1])
-    yield cleanup
-    yield CounterMetricFamily(f"{prefix}_cleanup_deleted", "Expired keys that were removed", value=counted.cleaned)
-
-
-def _semantic_families(prefix: str, counted: _Counted) -> Iterator["Metric"]:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-
-    total = CounterMetricFamily(
-        f"{prefix}_operations",
-        "Writes that succeeded or met conflicts, entries that expired, failures of the database",
-        labels=["outcome", "purpose"],
-    )
-    for outcome, purpose, times in counted.semantic:
-        total.add_metric([outcome, purpose], times)
-    yield total
-    alert = GaugeMetricFamily(f"{prefix}_alert", "1 while an alert is raised", labels=["alert"])
-    for name in ALERTS:
-        alert.add_metric([name], float(name in counted.alerts))
-    yield alert
-
-
-def _cumulated(buckets: Sequence[int]) -> list[tuple[str, float]]:
-    bounds = [str(bound) for bound in BOUNDS] + ["+Inf"]
-    return list(zip(bounds, accumulate(map(float, buckets)), strict=True))
+    return generate_latest(_Families())
