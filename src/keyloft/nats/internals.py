@@ -8,8 +8,8 @@ import importlib.metadata
 import inspect
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeAlias
 
 from nats.aio.client import Client as Nats
 from nats.aio.subscription import Subscription
@@ -127,13 +127,6 @@ class NatsConnection(Nats):
     def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> Coroutine[Any, Any, None]:
-        if (handler := self._handlers.get(sid)) is not None:
-            try:
-                handled = handler(subject.decode(), reply.decode(), data)
-                return _NOTHING if handled is None or isinstance(handled, list) else handled
-            except UnicodeDecodeError as error:
-                _log_unreadable(error)
-                return _NOTHING
         # Most messages can't go wrong, and go straight to nats-py.
         if headers or not (subject + (reply or b"")).isascii() or not self.stats["in_msgs"] % limits.UNREAD_CHECK_EVERY:
             return self._process_carefully(sid, subject, reply, data, headers)
@@ -257,16 +250,6 @@ _MESSAGE: Final = re.compile(
 def _log_unreadable(error: Exception) -> None:
     # A subject that is not UTF-8, or a broken header: such a message can be neither carried out nor answered.
     logger.debug("NATS: a message that can't be read was left out: %s", type(error).__name__)
-
-
-class _Nothing:
-    """Nothing to wait for, at a fraction of a coroutine's cost."""
-
-    def __await__(self) -> Iterator[Any]:
-        return iter(())
-
-
-_NOTHING: Final = cast("Coroutine[Any, Any, None]", _Nothing())
 
 
 async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -> None:

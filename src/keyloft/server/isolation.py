@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypedDict
 
-from keyloft.errors import InvalidArgument
+from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.plugins import rules
 from keyloft.plugins.rules import PREFIXES
 from keyloft.plugins.wire import OPERATIONS
@@ -81,14 +81,17 @@ class Isolation:
         Raises:
             InvalidArgument: The file exists and `replace` is false, or it can't be written.
         """
+        from keyloft.admin.files import complete_file  # here, since a service never writes one
+
         target = Path(path)
+        if not replace and os.path.lexists(target):
+            raise InvalidArgument(f"{target} exists already, and its passwords may be in use")
         try:
-            if replace:
-                _replace(target, self.text)
-            else:
-                _create(target, self.text)
-        except FileExistsError:
-            raise InvalidArgument(f"{target} exists already, and its passwords may be in use") from None
+            # Complete or not at all: nats-server accepts some truncated files, and then lets every client in.
+            with complete_file(target, overwrite=replace) as file:
+                file.write_text(self.text, encoding="utf-8")
+        except CannotOpen as error:
+            raise InvalidArgument(str(error)) from error
         except OSError as error:
             raise InvalidArgument(f"{target} can't be written: {error.strerror}") from error
 
@@ -182,26 +185,22 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
         ),
     ]
     confined = [
-        (
-            f"The plugin {name}: its requests, and the replies to them.",
-            user,
-            [f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in OPERATIONS],
-        )
+        (f"The plugin {name}: its requests", user, [f"{prefix}.{name}" for prefix in prefixes], OPERATIONS)
         for name, user in isolation.plugins.items()
     ] + [
-        (
-            f"The tenant {tenant}: requests for its projects, and the replies to them.",
-            user,
-            [f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS],
-        )
+        (f"The tenant {tenant}: requests for its projects", user, [f"{semantic}.{tenant}.*"], keys.OPERATIONS)
         for tenant, user in isolation.tenants.items()
     ]
-    for comment, user, publish in confined:
+    for comment, user, subjects, operations in confined:
         lines += [
             "",
-            f"    # {comment} It connects with the inbox prefix",
+            f"    # {comment}, and the replies to them. It connects with the inbox prefix",
             f"    # {user.inbox_prefix}",
-            *_user(user, publish=publish, subscribe=[f"{user.inbox_prefix}.>"]),
+            *_user(
+                user,
+                publish=[f"{subject}.{operation}" for subject in subjects for operation in operations],
+                subscribe=[f"{user.inbox_prefix}.>"],
+            ),
         ]
     lines += ["  ]", "}", ""]
     return "\n".join(lines)
@@ -253,25 +252,3 @@ def _password(given: dict[str, str], user: str) -> str:
             f"the password of {user} must be printable ASCII characters, without spaces, quotes and backslashes"
         )
     return password
-
-
-def _create(target: Path, text: str) -> None:
-    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        try:
-            file.write(text)
-            file.flush()
-        except BaseException:
-            # nats-server accepts some truncated files, and then lets every client in.
-            target.unlink()
-            raise
-
-
-def _replace(target: Path, text: str) -> None:
-    # Replaced as a whole, and never readable by other users, whatever mode the old file had.
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    _create(draft, text)
-    try:
-        draft.replace(target)
-    except BaseException:
-        draft.unlink()
-        raise
