@@ -33,8 +33,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         return _in_utc(value)
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return _in_utc(value)
+    process_result_value = process_bind_param
 
 
 class _DatabaseNow(FunctionElement[datetime]):
@@ -141,14 +140,7 @@ class PluginKVStorage(Base):
         """
         self.value_json = rules.value(value).decode()
 
-    @validates("plugin_name")
-    def _check_plugin_name(self, column: str, name: object) -> str:
-        return rules.plugin_name(name)
-
-    @validates("key")
-    def _check_key(self, column: str, name: object) -> str:
-        return rules.key(name)
-
-    @validates("expires_at", "created_at", "updated_at")
-    def _read_in_utc(self, column: str, moment: datetime | None) -> datetime | None:
-        return _in_utc(moment)
+    @validates("plugin_name", "key", "expires_at", "created_at", "updated_at")
+    def _check(self, column: str, value: Any) -> Any:
+        checks = {"plugin_name": rules.plugin_name, "key": rules.key}
+        return checks.get(column, _in_utc)(value)

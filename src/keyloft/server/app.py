@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from http import HTTPStatus
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 from nats.aio.client import Client as Nats
@@ -114,27 +114,24 @@ class App:
             await self._open_database()
             stack.push_async_callback(self._db.aclose)
             stack.push_async_callback(self._metrics.aclose)
-            store = await self._semantic_store()
+            config = self._config
+            store = SemanticStore(
+                Store(await self._db.engine()),
+                audit_key=config.audit_key,
+                purposes=config.purposes,
+                request_memory=config.request_memory,
+                restore_within=config.restore_within,
+                audit_retention=config.audit_retention,
+                sweep_every=config.cleanup_every,
+                signals=self._signals,
+            )
             stack.push_async_callback(store.aclose)
             addresses = await self._find_nats(stack)
             self._banner = Banner(
-                config=self._config, nats=addresses, has_nats_server=self._nats_server is not None, pages=pages
+                config=config, nats=addresses, has_nats_server=self._nats_server is not None, pages=pages
             )
             while True:
                 await self._serve(addresses, store)
-
-    async def _semantic_store(self) -> SemanticStore:
-        config = self._config
-        return SemanticStore(
-            Store(await self._db.engine()),
-            audit_key=config.audit_key,
-            purposes=config.purposes,
-            request_memory=config.request_memory,
-            restore_within=config.restore_within,
-            audit_retention=config.audit_retention,
-            sweep_every=config.cleanup_every,
-            signals=self._signals,
-        )
 
     def abandon(self, code: int) -> NoReturn:
         """End at once. All acknowledged writes are on disk."""
@@ -171,9 +168,8 @@ class App:
 
     async def _show_health(self) -> Response:
         problem = await self._problem()
-        if problem is None:
-            return Response(b"ok\n")
-        return Response(f"{problem}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+        status = HTTPStatus.OK if problem is None else HTTPStatus.SERVICE_UNAVAILABLE
+        return Response(f"{problem or 'ok'}\n".encode(), status)
 
     async def _problem(self) -> str | None:
         if not self._is_open:
@@ -182,8 +178,7 @@ class App:
             return "not connected to NATS"
         try:
             async with asyncio.timeout(limits.HEALTH_SECONDS):
-                engine = await self._db.engine()
-                await engine.read(_PROBE)
+                await (await self._db.engine()).read(_PROBE)
                 await self._try_to_write()
         except TimeoutError:
             return f"the database has not answered within {limits.HEALTH_SECONDS:g} s"
@@ -242,40 +237,45 @@ class App:
 
     async def _serve(self, addresses: list[str], store: SemanticStore) -> None:
         """Serve until the connection to NATS ends for good."""
-        is_first = self._banner is not None
+        config, is_first = self._config, self._banner is not None
         not_served: list[str] = []
+        closed = asyncio.Event()
 
         def on_error(error: Exception) -> None:
             not_served.extend(_NOT_SERVED.findall(str(error)))
 
+        async def on_closed() -> None:
+            closed.set()
+
         async with AsyncExitStack() as stack:
-            self._nats, closed = await self._connect(addresses, on_error, is_first)
-            stack.push_async_callback(_closed, self._nats)
+            self._nats = await self._connect(addresses, is_first, on_error=on_error, closed_cb=on_closed)
+            closed.clear()  # a refused login has closed its connection
+            stack.push_async_callback(self._nats.close)
+            shared: dict[str, Any] = {
+                "queue": config.queue,
+                "requests_in_all": config.requests_in_all,
+                "deadline": config.deadline,
+                "metadata": self._metadata(),
+            }
             service = DatabaseService(
                 self._nats,
                 self._db,
-                prefixes=self._config.prefixes,
-                reserved=[self._config.semantic_prefix],
-                queue=self._config.queue,
-                requests_per_plugin=self._config.requests_per_plugin,
-                requests_in_all=self._config.requests_in_all,
-                deadline=self._config.deadline,
-                cleanup_every=self._config.cleanup_every,
+                prefixes=config.prefixes,
+                reserved=[config.semantic_prefix],
+                requests_per_plugin=config.requests_per_plugin,
+                cleanup_every=config.cleanup_every,
                 meters=self._meters,
-                metadata=self._metadata(),
+                **shared,
             )
             semantic = SemanticService(
                 self._nats,
                 store,
-                prefix=self._config.semantic_prefix,
-                reserved=self._config.prefixes,
-                queue=self._config.queue,
-                requests_per_tenant=self._config.requests_per_plugin,
-                requests_in_all=self._config.requests_in_all,
-                deadline=self._config.deadline,
-                metadata=self._metadata(),
+                prefix=config.semantic_prefix,
+                reserved=config.prefixes,
+                requests_per_tenant=config.requests_per_plugin,
+                **shared,
             )
-            if is_first and self._config.login() == Login():
+            if is_first and config.login() == Login():
                 await self._find_other_services(self._nats)
             stack.push_async_callback(service.aclose)
             stack.push_async_callback(semantic.stop)
@@ -320,28 +320,19 @@ class App:
                 where,
             )
 
-    async def _connect(
-        self, addresses: list[str], on_error: Callable[[Exception], None], is_first: bool
-    ) -> tuple[Nats, asyncio.Event]:
-        """Connect as soon as a server answers; the event is set once the connection has ended for good."""
+    async def _connect(self, addresses: list[str], is_first: bool, **callbacks: Any) -> Nats:
+        """Connect as soon as a server answers."""
         where = ", ".join(map(without_login, addresses))
         logger.info("connecting to NATS at %s", where)
         while True:
-            closed = asyncio.Event()
-
-            async def on_closed(closed: asyncio.Event = closed) -> None:
-                closed.set()
-
             try:
-                connection = await connect(
+                return await connect(
                     addresses,
                     name="keyloft serve",
                     login=self._config.login(),
-                    on_error=on_error,
-                    closed_cb=on_closed,
                     skip_subject_validation=True,  # NATS has checked the reply subjects already
+                    **callbacks,
                 )
-                return connection, closed
             except NotPermitted as error:
                 if is_first:
                     hint = "--nats-user, --nats-creds or --nats-ca log in"
@@ -369,8 +360,3 @@ async def _keep_running(server: NatsServer) -> None:
                 await asyncio.sleep(limits.RECONNECT_SECONDS)
             else:
                 break
-
-
-async def _closed(connection: Nats) -> None:
-    if not connection.is_closed:
-        await connection.close()

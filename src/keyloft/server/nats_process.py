@@ -144,7 +144,7 @@ class NatsServer(AsyncClosing):
         )
         self._following = asyncio.create_task(self._follow(self._process), name="keyloft nats-server")
         try:
-            self._port = int((await self._logs(self._expect(_LISTENS), "start")).group(1))
+            self._port = int((await self._logs(_LISTENS, "start")).group(1))
         except BaseException:
             await self.aclose()
             raise
@@ -177,10 +177,9 @@ class NatsServer(AsyncClosing):
         Raises:
             NatsServerFailed: It refused the configuration, and keeps the one before; or it is not running.
         """
-        reloaded = self._expect(_RELOADED)
         with suppress(ProcessLookupError):
             self._started().send_signal(signal.SIGHUP)
-        refusal = (await self._logs(reloaded, "reload its configuration")).group(1)
+        refusal = (await self._logs(_RELOADED, "reload its configuration")).group(1)
         if refusal is not None:
             raise NatsServerFailed(f"nats-server refused its new configuration and keeps the one before: {refusal}")
 
@@ -193,19 +192,16 @@ class NatsServer(AsyncClosing):
             raise NatsServerFailed("nats-server is not running")
         return self._process
 
-    def _expect(self, pattern: re.Pattern[str]) -> asyncio.Future[re.Match[str]]:
-        match: asyncio.Future[re.Match[str]] = asyncio.get_running_loop().create_future()
-        self._expected.append((pattern, match))
-        return match
-
-    async def _logs(self, match: asyncio.Future[re.Match[str]], what: str) -> re.Match[str]:
+    async def _logs(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
         """Wait for a line of the server's log."""
         assert self._following is not None
+        match: asyncio.Future[re.Match[str]] = asyncio.get_running_loop().create_future()
+        self._expected.append((pattern, match))
         try:
             either: set[asyncio.Future[Any]] = {match, self._following}
             await asyncio.wait(either, timeout=self._ready_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._expected = [expected for expected in self._expected if expected[1] is not match]
+            self._expected.remove((pattern, match))
         if match.done():
             return match.result()
         if self._following.done():
