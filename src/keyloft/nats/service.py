@@ -70,6 +70,7 @@ class NatsService(AsyncClosing):
             IncompatibleLibrary: The installed nats-py can't be used.
         """
         self._subscriptions = await subscribe(self.nats, self._prefixes, self._queue, self._receive)
+        self._begin()
         await self._discovery.start()
         # Of a plain nats-py client, the ping of the first flush (in start) may overtake the subscriptions; this one
         # follows them.
@@ -93,6 +94,9 @@ class NatsService(AsyncClosing):
     def _receive(self, subject: str, reply: str, data: bytes) -> Handled:
         """Accept a request, or refuse it."""
         raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Start what carries out requests: they arrive from now on."""
 
     async def _finish(self) -> None:
         """Return when all accepted requests are answered."""

@@ -122,9 +122,11 @@ class DatabaseService(NatsService):
             IncompatibleLibrary: The installed nats-py can't be used.
         """
         self._engine = await self.db.engine()
+        await super().start()
+
+    def _begin(self) -> None:
         jobs = (self._answer, self._write, self._list, self._refusals.run, self._clean_up)
         self._tasks = [asyncio.create_task(self._forever(job), name=f"keyloft plugins: {job.__name__}") for job in jobs]
-        await super().start()
 
     async def _finish(self) -> None:
         await self._all_answered.wait()
