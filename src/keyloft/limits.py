@@ -39,7 +39,7 @@ SWEEP_SLICE: Final = 48
 """How many expired entries one commit of the sweeper removes while others write: they wait for one slice at most."""
 
 SWEEP_SLICE_ALONE: Final = 256
-"""The same while nobody else writes; whoever comes then waits for one such slice."""
+"""The same while no one else writes; a writer that arrives then waits for one such slice."""
 
 SWEEP_EVERY: Final = 60.0
 """Seconds between two sweeps of an open store, unless `keyloft.open(sweep_every=…)` says otherwise."""
@@ -91,7 +91,7 @@ REQUESTS: Final = 10_000
 """How many requests of all plugins, or of all tenants, a service takes before it answers BUSY."""
 
 ROUTES: Final = 10_000
-"""How many subjects a service remembers the meaning of; beyond that it works them out anew."""
+"""How many subjects a service remembers the meaning of; beyond that it parses them again."""
 
 DEADLINE_SECONDS: Final = 5.0
 """How long a request waits for the database before it is answered with an error."""

@@ -19,22 +19,22 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 LONGEST_MODULE_LINES = 450
 
 # Words of our own where the field has one (the glossary is in CONTRIBUTING.md), and how often they still appear.
-# A number here is only ever lowered.
+# A number here is only ever lowered. The one «nobody» is part of a name that doctor makes up.
 PRIVATE_WORDS = {
-    "anew": 1,
+    "anew": 0,
     "anybody": 0,
     "aside": 0,
     "bus": 0,
     "complaint": 0,
     "complaints": 0,
-    "nobody": 17,
+    "nobody": 1,
     "ours": 0,
-    "somebody": 11,
+    "somebody": 0,
     "stranger": 0,
-    "theirs": 1,
-    "told": 52,
+    "theirs": 0,
+    "told": 0,
     "upkeep": 0,
-    "whoever": 5,
+    "whoever": 0,
 }
 # Modules that are to be divided; errors.py is one list.
 LONG_MODULES = {"errors.py", "plugins/service.py", "semantic/store.py"}

@@ -46,11 +46,15 @@ SpecRef: TypeAlias = Annotated[str | None, typer.Option(metavar="REF", help="The
 
 def add_to(app: typer.Typer) -> None:
     semantic = typer.Typer(cls=Group, no_args_is_help=True, help="Read and change the state of workflows.")
-    letters = typer.Typer(cls=Group, no_args_is_help=True, help="Writes that were given up: list, retry or drop them.")
+    dead_letters = typer.Typer(
+        cls=Group, no_args_is_help=True, help="Writes that were given up: list, retry or drop them."
+    )
     add_commands(semantic, _SETTINGS, {"get": get, "put": put, "delete": delete, "restore": restore, "list": listing})
     add_commands(semantic, _SETTINGS, {"audit": audit, "locks": locks})
-    add_commands(letters, _SETTINGS, {"list": list_letters, "retry": retry_letter, "drop": drop_letter})
-    semantic.add_typer(letters, name="dead-letters")
+    add_commands(
+        dead_letters, _SETTINGS, {"list": list_dead_letters, "retry": retry_dead_letter, "drop": drop_dead_letter}
+    )
+    semantic.add_typer(dead_letters, name="dead-letters")
     app.add_typer(semantic, name="semantic")
 
 
@@ -223,7 +227,7 @@ def locks(project: Project, *, as_json: AsJson = False, flags: Flags) -> None:
     _with_semantic(flags, work)
 
 
-def list_letters(project: Project, *, as_json: AsJson = False, flags: Flags) -> None:
+def list_dead_letters(project: Project, *, as_json: AsJson = False, flags: Flags) -> None:
     """Print the dead letters of a project, the oldest first, without values.
 
     Example: keyloft semantic dead-letters list tenant/acme/project/web
@@ -239,12 +243,12 @@ def list_letters(project: Project, *, as_json: AsJson = False, flags: Flags) -> 
 
     async def work(store: SemanticStore) -> None:
         nothing = f"there are no dead letters in {project}"
-        await show_all(store.dead_letters.list(project), _shown_letter, columns, nothing, as_json=as_json)
+        await show_all(store.dead_letters.list(project), _shown_dead_letter, columns, nothing, as_json=as_json)
 
     _with_semantic(flags, work)
 
 
-def retry_letter(
+def retry_dead_letter(
     project: Project,
     letter: Annotated[str, typer.Argument(metavar="ID", help="As `dead-letters list` shows it.")],
     *,
@@ -262,13 +266,13 @@ def retry_letter(
     version = None if expected_version is None else _version(expected_version)
 
     async def work(store: SemanticStore) -> list[Envelope | None]:
-        return [*await store.dead_letters.retry(await _letter(store, project, letter), expected_version=version)]
+        return [*await store.dead_letters.retry(await _dead_letter(store, project, letter), expected_version=version)]
 
     for entry in _with_semantic(flags, work):
         show_json(None if entry is None else shown(entry), as_json=as_json)
 
 
-def drop_letter(
+def drop_dead_letter(
     project: Project,
     letter: Annotated[str, typer.Argument(metavar="ID", help="As `dead-letters list` shows it.")],
     *,
@@ -284,7 +288,7 @@ def drop_letter(
         raise InvalidArgument("what the dead letter holds is lost then: say --yes")
 
     async def work(store: SemanticStore) -> bool:
-        return await store.dead_letters.drop(await _letter(store, project, letter))
+        return await store.dead_letters.drop(await _dead_letter(store, project, letter))
 
     if not _with_semantic(flags, work):
         fail(f"there is no dead letter {letter} in {project}")
@@ -301,7 +305,7 @@ def shown(entry: Envelope, *, value: bool = True) -> dict[str, Any]:
     return {"key": fields.pop("key"), **({"value": entry.value} if value else {}), **fields}
 
 
-def _shown_letter(letter: DeadLetter) -> dict[str, Any]:
+def _shown_dead_letter(letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.id,
         "at": letter.at.isoformat(timespec="milliseconds"),
@@ -316,7 +320,7 @@ def _shown_letter(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-async def _letter(store: SemanticStore, project: str, name: str) -> DeadLetter:
+async def _dead_letter(store: SemanticStore, project: str, name: str) -> DeadLetter:
     found = [letter for letter in await store.dead_letters.list(project) if letter.id == name]
     return found[0] if found else fail(f"there is no dead letter {name} in {project}")
 

@@ -12,7 +12,7 @@ from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Change, Get, Scan, Space
-from keyloft.errors import Closed, DatabaseError, InvalidArgument, InvalidInput, KeyloftError, Undecodable
+from keyloft.errors import Closed, DatabaseError, InvalidArgument, InvalidInput, KeyloftError, ReadOnly, Undecodable
 from keyloft.semantic import expiry, keys, read_modify_write, rules
 from keyloft.semantic.audit import AuditTrail, configured_hasher
 from keyloft.semantic.checkpoints import Checkpoint
@@ -457,7 +457,7 @@ class SemanticStore(AsyncClosing):
             await asyncio.sleep(seconds)
             try:
                 await self.sweep()
-            except Closed:
+            except (Closed, ReadOnly):
                 return
             except KeyloftError as error:
                 logger.warning("[KV] sweeping failed (%s), next try in %g s: %s", error.code, seconds, error)

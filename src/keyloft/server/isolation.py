@@ -15,7 +15,7 @@ have a name in capitals.
 
 What it can't prevent: a user may name another user's inbox as the reply subject of its own request, since the server
 does not check reply subjects. Only a client that waits on that very subject receives such a reply, and clients make
-theirs too random to guess.
+their names too random to guess.
 """
 
 import os

@@ -21,5 +21,5 @@ async def bounded(name: str, check: Awaitable[Sequence[Finding]], seconds: float
         if os.environ.get("KEYLOFT_DEBUG"):
             raise
         # Not its message, which may hold a password.
-        told = f"the check itself failed unexpectedly: {type(error).__name__}"
-        return [Finding("problem", name, told, cure="KEYLOFT_DEBUG=1 shows where")]
+        what = f"the check itself failed unexpectedly: {type(error).__name__}"
+        return [Finding("problem", name, what, cure="KEYLOFT_DEBUG=1 shows where")]

@@ -25,13 +25,13 @@ _REMOTE: Final = frozenset(
 
 async def examine(url: str) -> list[Finding]:
     """Whether the database can be used, and what time it has."""
-    look, failure = None, None
+    inspection, failure = None, None
     try:
         named = DatabaseUrl.parse(url)
     except (InvalidInput, DatabaseError) as error:
         return [_failed(error)]
     try:
-        look = await inspect_database(named, patience=limits.DOCTOR_DATABASE_SECONDS)
+        inspection = await inspect_database(named, patience=limits.DOCTOR_DATABASE_SECONDS)
     except DatabaseError as error:
         failure = error
     place, migrate, found = named.shown, "`keyloft migrate`, with the same settings", None
@@ -42,13 +42,13 @@ async def examine(url: str) -> list[Finding]:
             return [found]
     if failure is not None:
         return [_failed(failure)]
-    if look is None:
-        told, advice = f"{named.shown} is in memory: its data ends with its process", "--database FILE keeps it"
-        return [Finding("warning", "database", told, cure=advice)]
-    opened = Finding("ok", "database", f"{place} opens and answers ({look.software})")
+    if inspection is None:
+        what, advice = f"{named.shown} is in memory: its data ends with its process", "--database FILE keeps it"
+        return [Finding("warning", "database", what, cure=advice)]
+    opened = Finding("ok", "database", f"{place} opens and answers ({inspection.software})")
     if found is not None and found.severity == "warning":
         opened = found
-    return [opened, schema(look, migrate), *_obstacles(look), clock(look)]
+    return [opened, schema(inspection, migrate), *_obstacles(inspection), clock(inspection)]
 
 
 def _failed(error: Exception) -> Finding:
@@ -106,8 +106,8 @@ def file_finding(file: Path) -> Finding:
                 cure="use a local disk, or PostgreSQL for several machines",
             )
         if not file.exists():
-            told = f"there is no file {file} yet"
-            return Finding("warning", "database", told, cure="the first write makes it; --database names another")
+            what = f"there is no file {file} yet"
+            return Finding("warning", "database", what, cure="the first write makes it; --database names another")
     except OSError as error:
         return wrong(f"{file} can't be looked at: {error.strerror}", f"let {_user()} enter the folders above it")
     return Finding("ok", "database", str(file))
@@ -138,35 +138,35 @@ def filesystem_of(folder: Path, mounts: Path = _MOUNTS) -> str | None:
     return kind
 
 
-def schema(look: Inspection, migrate: str) -> Finding:
+def schema(inspection: Inspection, migrate: str) -> Finding:
     """Whether the tables are those of this version."""
-    if look.revision is None:
-        told = "there are no tables of Keyloft in it yet"
-        return Finding("warning", "schema", told, cure="opening it makes them; --database names another database")
-    if look.revision < look.wanted:
-        told = f"schema {look.revision} is older than {look.wanted}, which this version of Keyloft has"
-        return Finding("problem", "schema", told, cure=f"stop what uses it, make a copy, then {migrate}")
-    if look.revision > look.wanted:
-        told = f"schema {look.revision} is newer than {look.wanted}, which this version of Keyloft has"
-        return Finding("problem", "schema", told, cure="upgrade Keyloft")
-    return Finding("ok", "schema", f"schema {look.revision}, that of this version")
+    if inspection.revision is None:
+        what = "there are no tables of Keyloft in it yet"
+        return Finding("warning", "schema", what, cure="opening it makes them; --database names another database")
+    if inspection.revision < inspection.wanted:
+        what = f"schema {inspection.revision} is older than {inspection.wanted}, which this version of Keyloft has"
+        return Finding("problem", "schema", what, cure=f"stop what uses it, make a copy, then {migrate}")
+    if inspection.revision > inspection.wanted:
+        what = f"schema {inspection.revision} is newer than {inspection.wanted}, which this version of Keyloft has"
+        return Finding("problem", "schema", what, cure="upgrade Keyloft")
+    return Finding("ok", "schema", f"schema {inspection.revision}, that of this version")
 
 
-def _obstacles(look: Inspection) -> list[Finding]:
-    return [Finding("problem", "rights", seen, cure=advice) for seen, advice in look.obstacles]
+def _obstacles(inspection: Inspection) -> list[Finding]:
+    return [Finding("problem", "rights", seen, cure=advice) for seen, advice in inspection.obstacles]
 
 
-def clock(look: Inspection) -> Finding:
+def clock(inspection: Inspection) -> Finding:
     """Whether the database and this machine agree on the time."""
-    if look.ahead is None:
+    if inspection.ahead is None:
         return Finding("ok", "clock", "expiry goes by this machine's clock: there is no other to differ from")
-    skew = abs(look.ahead)
+    skew = abs(inspection.ahead)
     if skew <= limits.DOCTOR_SKEW_SECONDS:
         return Finding("ok", "clock", "the database and this machine agree on the time")
-    told = f"the database's clock is {skew:,.1f} s {'ahead of' if look.ahead > 0 else 'behind'} this machine's"
-    told += "; expiry goes by the database's"
+    what = f"the database's clock is {skew:,.1f} s {'ahead of' if inspection.ahead > 0 else 'behind'} this machine's"
+    what += "; expiry goes by the database's"
     is_harmful = skew > limits.DOCTOR_HARMFUL_SKEW_SECONDS
-    return Finding("problem" if is_harmful else "warning", "clock", told, cure="set both by NTP")
+    return Finding("problem" if is_harmful else "warning", "clock", what, cure="set both by NTP")
 
 
 async def disk(url: str) -> list[Finding]:
@@ -191,16 +191,16 @@ def _disk_below(file: Path) -> Finding:
 
 def space_for(size: int, free: int, inodes: int | None) -> Finding:
     """Whether so much free space is enough for a database of this size."""
-    told = f"{_shown(free)} free, the database has {_shown(size)}"
+    what = f"{_shown(free)} free, the database has {_shown(size)}"
     if free < limits.DOCTOR_LEAST_FREE_BYTES:
-        return Finding("problem", "disk", told, cure="make space: writes fail on a full disk")
+        return Finding("problem", "disk", what, cure="make space: writes fail on a full disk")
     if free < max(limits.DOCTOR_FREE_BYTES, 2 * size):
         return Finding(
-            "warning", "disk", told, cure="make space: a copy or a migration needs as much as the database has"
+            "warning", "disk", what, cure="make space: a copy or a migration needs as much as the database has"
         )
     if inodes is not None and inodes < limits.DOCTOR_FREE_INODES:
-        return Finding("warning", "disk", f"{told}; only {inodes} more files can be made", cure="remove files")
-    return Finding("ok", "disk", told)
+        return Finding("warning", "disk", f"{what}; only {inodes} more files can be made", cure="remove files")
+    return Finding("ok", "disk", what)
 
 
 def _shown(size: int) -> str:

@@ -90,13 +90,11 @@ async def _pages_port(host: str, port: int) -> Finding:
     advice = f"{setting} HOST:PORT takes another address, {setting} off shows no metrics"
     if trouble.errno != errno.EADDRINUSE:
         return Finding("warning", name, f"{host}:{port} can't be listened on: {_reason(trouble)}", cure=advice)
-    status, told = await _health(host, port)
-    if (status, told) == (200, "ok"):
+    status, what = await _health(host, port)
+    if (status, what) == (200, "ok"):
         return Finding("ok", name, "taken by a service of Keyloft, which is healthy")
     if status == 503:
-        return Finding(
-            "warning", name, f"whoever serves there is not healthy: {told}", cure="see the log of that service"
-        )
+        return Finding("warning", name, f"the service there is not healthy: {what}", cure="see the log of that service")
     return Finding("warning", name, "taken by another program: `keyloft serve` would show no metrics", cure=advice)
 
 
@@ -106,8 +104,8 @@ async def _nats_port(port: int, *, is_served: bool) -> Finding:
     if trouble is None:
         return Finding("ok", name, "free, for a nats-server of `keyloft serve`")
     if trouble.errno != errno.EADDRINUSE:
-        told = f"127.0.0.1:{port} can't be listened on: {_reason(trouble)}"
-        return Finding("problem", name, told, cure=f"{setting} takes another port")
+        what = f"127.0.0.1:{port} can't be listened on: {_reason(trouble)}"
+        return Finding("problem", name, what, cure=f"{setting} takes another port")
     if is_served:
         return Finding("ok", name, "taken by a NATS server on which Keyloft serves")
     if (await _first_words("127.0.0.1", port)).startswith(b"INFO "):
@@ -117,8 +115,8 @@ async def _nats_port(port: int, *, is_served: bool) -> Finding:
             "taken by a NATS server, so `keyloft serve` can't start its own there",
             cure=f"--nats nats://127.0.0.1:{port} serves on that one, {setting} starts one on another port",
         )
-    told = "taken by another program, so `keyloft serve` can't start its nats-server there"
-    return Finding("problem", name, told, cure=f"{setting} takes another port")
+    what = "taken by another program, so `keyloft serve` can't start its nats-server there"
+    return Finding("problem", name, what, cure=f"{setting} takes another port")
 
 
 def _why_not(host: str, port: int) -> OSError | None:

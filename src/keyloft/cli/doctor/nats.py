@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from keyloft.nats.connection import Login
 
-_NOBODY: Final = "keyloft-doctor-nobody"
+_NO_PLUGIN: Final = "keyloft-doctor-nobody"
 """A plugin, and a tenant, that does not exist."""
 _KEY: Final = "keyloft-doctor"
 _TENANT: Final = keys.tenant_user("")
@@ -90,8 +90,8 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
         await check_server_listens(addresses, limits.DOCTOR_ANSWER_SECONDS)
     except Unanswered:
         if not config.nats:
-            told = f"no address is set, and no program listens at {where}: `keyloft serve` starts a NATS server there"
-            return [Finding("skipped", "nats", told)]
+            what = f"no address is set, and no program listens at {where}: `keyloft serve` starts a NATS server there"
+            return [Finding("skipped", "nats", what)]
         advice = "start it there, or correct --nats; without --nats `keyloft serve` starts one of its own"
         return [Finding("problem", "nats", f"no NATS server answers at {where}", cure=advice)]
     known = _users(logins, config)
@@ -206,15 +206,15 @@ async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
 
 def _reached(where: str, user: User, nats: "Nats") -> Finding:
     name = f" as {user.name or user.plugin}" if user.name or user.plugin else ""
-    told = f"{where} lets us in{name}"
+    what = f"{where} lets us in{name}"
     if nats.max_payload < _LEAST_PAYLOAD_BYTES:
         return Finding(
             "problem",
             "nats",
-            f"{told}, but takes messages of {nats.max_payload:,} bytes at most: too little for the largest values",
+            f"{what}, but takes messages of {nats.max_payload:,} bytes at most: too little for the largest values",
             cure=f"set max_payload to {_LEAST_PAYLOAD_BYTES:,} or more in its configuration; 1MB is its default",
         )
-    return Finding("ok", "nats", told)
+    return Finding("ok", "nats", what)
 
 
 def _not_reached(where: str, user: User, error: Exception) -> Finding:
@@ -233,9 +233,9 @@ def _not_reached(where: str, user: User, error: Exception) -> Finding:
 async def _service(config: Config, addresses: list[str], user: User) -> list[Finding]:
     """Read a key that does not exist: the reply comes from the database."""
     if user.name == SERVICE or (user.name or "").startswith(_TENANT):
-        told = f"{user.name} may not ask for plugins' data"
+        what = f"{user.name} may not ask for plugins' data"
         return [
-            Finding("skipped", "service", told, cure="log in as a plugin or as ADMIN to see whether a service answers")
+            Finding("skipped", "service", what, cure="log in as a plugin or as ADMIN to see whether a service answers")
         ]
     from keyloft.plugins import DatabaseClient
 
@@ -243,7 +243,7 @@ async def _service(config: Config, addresses: list[str], user: User) -> list[Fin
     try:
         async with await DatabaseClient.connect(
             addresses,
-            plugin_name=user.plugin or _NOBODY,
+            plugin_name=user.plugin or _NO_PLUGIN,
             login=user.login,
             prefix=config.prefixes[0],
             timeout=limits.DOCTOR_ANSWER_SECONDS,
@@ -252,18 +252,18 @@ async def _service(config: Config, addresses: list[str], user: User) -> list[Fin
             began = time.perf_counter()
             await client.kv.get(_KEY)
     except NoService:
-        told = f"nobody serves {config.prefixes[0]}.<plugin>.<operation>"
-        return [Finding("warning", "service", told, cure="`keyloft serve`, with the same settings, starts a service")]
+        what = f"no service listens on {config.prefixes[0]}.<plugin>.<operation>"
+        return [Finding("warning", "service", what, cure="`keyloft serve`, with the same settings, starts a service")]
     except NotPermitted:
-        told = f"this login may not ask {config.prefixes[0]}.{user.plugin or _NOBODY}.get, or not hear the answer"
+        what = f"this login may not ask {config.prefixes[0]}.{user.plugin or _NO_PLUGIN}.get, or not hear the answer"
         return [
             Finding(
-                "problem", "service", told, cure="--plugin names the plugin whose login this is; see its permissions"
+                "problem", "service", what, cure="--plugin names the plugin whose login this is; see its permissions"
             )
         ]
     except TimedOut:
-        told = f"no answer within {limits.DOCTOR_ANSWER_SECONDS:g} s"
-        return [Finding("problem", "service", told, cure="see the log of the service")]
+        what = f"no answer within {limits.DOCTOR_ANSWER_SECONDS:g} s"
+        return [Finding("problem", "service", what, cure="see the log of the service")]
     except KeyloftError as error:
         return [Finding("problem", "service", f"it answers {error.code}: {error}", cure="see the log of the service")]
     return [
@@ -280,13 +280,13 @@ async def _isolation(config: Config, addresses: list[str], users: Sequence[User]
     found = []
     if anonymous is not None:
         if len(anonymous) == len(attempts):
-            told = "NATS asks for no login, and any client can read and write every plugin's data"
-            return [Finding("warning", "isolation", told, cure=f"if you don't trust all of them: {_HOW_TO_ISOLATE}")]
-        told, advice = "NATS accepts clients without a login", "see which user no_auth_user names, or leave it out"
+            what = "NATS asks for no login, and any client can read and write every plugin's data"
+            return [Finding("warning", "isolation", what, cure=f"if you don't trust all of them: {_HOW_TO_ISOLATE}")]
+        what, advice = "NATS accepts clients without a login", "see which user no_auth_user names, or leave it out"
         found.append(
             _too_wide("a client without a login", anonymous)
             if anonymous
-            else Finding("warning", "isolation", told, cure=advice)
+            else Finding("warning", "isolation", what, cure=advice)
         )
     confined = [user for user in users if user.is_confined]
     kept: list[str] = []
@@ -303,8 +303,8 @@ async def _isolation(config: Config, addresses: list[str], users: Sequence[User]
             else:
                 kept.append(name)
     if kept:
-        told = f"{', '.join(kept)}: all {len(attempts)} attempts per user to reach others were refused"
-        found.append(Finding("ok", "isolation", told))
+        what = f"{', '.join(kept)}: all {len(attempts)} attempts per user to reach others were refused"
+        found.append(Finding("ok", "isolation", what))
     elif not confined:
         who = (
             f"{users[0].name} may reach more than a plugin"
@@ -320,17 +320,17 @@ def _too_wide(name: str, permitted: Sequence[tuple[str, str]]) -> Finding:
     words = {"publish": "publish to", "subscription": "subscribe to"}
     shown = [f"{words[kind]} {subject}" for kind, subject in permitted[:3]]
     more = f", and {len(permitted) - 3} more" if len(permitted) > 3 else ""
-    told = f"{name} is not kept apart: NATS lets it {', '.join(shown)}{more}"
-    return Finding("problem", "isolation", told, cure=f"narrow its permissions; {_HOW_TO_ISOLATE}")
+    what = f"{name} is not kept apart: NATS lets it {', '.join(shown)}{more}"
+    return Finding("problem", "isolation", what, cure=f"narrow its permissions; {_HOW_TO_ISOLATE}")
 
 
 def _attempts(config: Config) -> list[tuple[str, str]]:
     """What no plugin and no tenant may do: publish and subscribe to another one's subjects."""
-    requests = [f"{prefix}.{_NOBODY}.{operation}" for prefix in config.prefixes for operation in OPERATIONS]
-    requests += [f"{config.semantic_prefix}.{_NOBODY}.{_NOBODY}.{operation}" for operation in keys.OPERATIONS]
+    requests = [f"{prefix}.{_NO_PLUGIN}.{operation}" for prefix in config.prefixes for operation in OPERATIONS]
+    requests += [f"{config.semantic_prefix}.{_NO_PLUGIN}.{_NO_PLUGIN}.{operation}" for operation in keys.OPERATIONS]
     everything = [f"{prefix}.>" for prefix in (*config.prefixes, config.semantic_prefix)]
-    inboxes = [f"_INBOX_{_NOBODY}.answer", "_INBOX.answer"]
-    heard = [*everything, *requests, *inboxes, f"_INBOX_{_NOBODY}.>", "_INBOX.>"]
+    inboxes = [f"_INBOX_{_NO_PLUGIN}.answer", "_INBOX.answer"]
+    heard = [*everything, *requests, *inboxes, f"_INBOX_{_NO_PLUGIN}.>", "_INBOX.>"]
     sent = [*requests, *inboxes]
     return [*[("publish", subject) for subject in sent], *[("subscription", subject) for subject in heard]]
 
