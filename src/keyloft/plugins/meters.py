@@ -48,15 +48,11 @@ class Meters:
     """All requests since the service started. Plugins beyond the first thousand are counted together."""
 
     def __init__(self) -> None:
-        self.plugins: dict[str, Meter] = {}
+        self.plugins: dict[str, Meter] = defaultdict(Meter)
         self.cleanups = Histogram()
         self.cleaned = 0
 
     def of(self, plugin: str) -> Meter:
         """The meter of a plugin, or the common one for those beyond the first thousand."""
-        meter = self.plugins.get(plugin)
-        if meter is None:
-            if len(self.plugins) >= limits.PLUGIN_LABELS:
-                plugin = OTHER
-            meter = self.plugins.setdefault(plugin, Meter())
-        return meter
+        has_label = plugin in self.plugins or len(self.plugins) < limits.PLUGIN_LABELS
+        return self.plugins[plugin if has_label else OTHER]

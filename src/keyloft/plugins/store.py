@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Generator
+from functools import partial
 from typing import Any, Self
 
 from keyloft import limits
@@ -51,9 +52,9 @@ class BotDatabase(AsyncClosing):
         patience: How many seconds a call waits for a database server that does not answer.
         """
         self._url = url
-        self._clock = clock
-        self._durability = durability
-        self._patience = patience
+        self._open = partial(
+            open_engine, url, clock, durability=durability, cache_mib=limits.PLUGIN_CACHE_MIB, patience=patience
+        )
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
         self._closed = False
@@ -94,13 +95,7 @@ class BotDatabase(AsyncClosing):
                 if self._closed:
                     raise Closed("this database is closed: make a new BotDatabase to go on")
                 if self._engine is None:
-                    self._engine = await open_engine(
-                        self._url,
-                        self._clock,
-                        durability=self._durability,
-                        cache_mib=limits.PLUGIN_CACHE_MIB,
-                        patience=self._patience,
-                    )
+                    self._engine = await self._open()
         return self._engine
 
     async def kv_set(self, plugin_name: str, key: str, value: Any, ttl_seconds: int | None = None) -> None:
@@ -195,10 +190,6 @@ def listed(page: Page, limit: int) -> tuple[list[str], bool]:
 def report_broken(record: Record) -> None:
     """Log a stored value that is not JSON: another program wrote to the table. To plugins it counts as absent."""
     plugin, key = record.key
-    logger.error(
-        "[KV] the stored value is not JSON and counts as absent: plugin=%s key=%r size=%d",
-        plugin,
-        key,
-        len(record.value),
-        extra={"operation": "kv_get", "plugin": plugin, "key": key, "size": len(record.value)},
-    )
+    fields = {"operation": "kv_get", "plugin": plugin, "key": key, "size": len(record.value)}
+    text = "[KV] the stored value is not JSON and counts as absent: plugin=%s key=%r size=%d"
+    logger.error(text, plugin, key, len(record.value), extra=fields)
