@@ -79,12 +79,12 @@ def test_a_flood_of_errors_is_no_flood_of_lines(
     log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: Seconds
 ) -> None:
     for _ in range(1000):
-        log.refusal("set", "trivia", "k", "BUSY", "too many", level=logging.WARNING)
+        log.refusal("set", "trivia", "k", "BUSY", "too many")
     for _ in range(1000):
         log.operation("set", "trivia", "k", 0.5, size=3)
     assert len(caplog.records) == 20
     seconds.now += 1
-    log.refusal("set", "trivia", "k", "BUSY", "too many", level=logging.WARNING)
+    log.refusal("set", "trivia", "k", "BUSY", "too many")
     assert "1980 more requests failed or were slow" in caplog.text
     assert len(caplog.records) == 22
 
@@ -92,9 +92,9 @@ def test_a_flood_of_errors_is_no_flood_of_lines(
 def test_several_refusals_at_once_count_as_many(
     log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: Seconds
 ) -> None:
-    log.refusal("set", "trivia", "", "BUSY", "too many", level=logging.WARNING, times=15)
-    log.refusal("get", "trivia", "", "BUSY", "too many", level=logging.WARNING, times=15)
+    log.refusal("set", "trivia", "", "BUSY", "too many", times=15)
+    log.refusal("get", "trivia", "", "BUSY", "too many", times=15)
     assert [record.operation for record in caplog.records] == ["kv_set"] * 15 + ["kv_get"] * 5  # type: ignore[attr-defined]
     seconds.now += 1
-    log.refusal("set", "trivia", "", "BUSY", "too many", level=logging.WARNING)
+    log.refusal("set", "trivia", "", "BUSY", "too many")
     assert "10 more requests failed or were slow" in caplog.text

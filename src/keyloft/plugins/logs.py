@@ -25,36 +25,20 @@ class OperationLog:
         slow = seconds > limits.SLOW_SECONDS
         if not (self._rate.allows() if slow else self._is_in_sample()):
             return
-        self._logger.log(
-            logging.WARNING if slow else logging.DEBUG,
-            "[KV] %s%s: plugin=%s key=%r %s latency_ms=%.1f",
-            "slow " if slow else "",
-            name,
-            plugin,
-            key,
-            " ".join([f"{detail}={_shown(value)}" for detail, value in details.items()]),
-            seconds * 1000,
-            extra={
-                "operation": f"kv_{name}",
-                "plugin": plugin,
-                "key": key,
-                **details,
-                "latency_ms": round(seconds * 1000, 2),
-            },
-        )
+        level, title = (logging.WARNING, f"slow {name}") if slow else (logging.DEBUG, name)
+        ms = seconds * 1000
+        shown = " ".join([f"{detail}={_shown(value)}" for detail, value in details.items()])
+        fields = {"operation": f"kv_{name}", "plugin": plugin, "key": key, **details, "latency_ms": round(ms, 2)}
+        text = "[KV] %s: plugin=%s key=%r %s latency_ms=%.1f"
+        self._logger.log(level, text, title, plugin, key, shown, ms, extra=fields)
 
-    def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, level: int, times: int = 1) -> None:
+    def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, times: int = 1) -> None:
         """Log a request that was refused or failed, or several for the same reason."""
+        level = logging.ERROR if code in (DatabaseError.code, KeyloftError.code) else logging.WARNING
+        fields = {"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code}
+        text = "[KV] %s failed: plugin=%s error=%s %s"
         for _ in range(self._rate.allows(times)):
-            self._logger.log(
-                level,
-                "[KV] %s failed: plugin=%s error=%s %s",
-                name or "request",
-                plugin,
-                code,
-                message,
-                extra={"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code},
-            )
+            self._logger.log(level, text, name or "request", plugin, code, message, extra=fields)
 
     def failure(self, requests: int, error: Exception) -> None:
         """Log why requests failed: the database, or something unexpected."""

@@ -1,20 +1,18 @@
 """Sends the refusals of a plugin service, so that a flood of bad requests delays no other plugin's answers."""
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.errors import Busy
-from keyloft.nats.connection import Handled
 from keyloft.nats.errors import refusal
-from keyloft.nats.internals import publish_all, publish_to_all
+from keyloft.nats.internals import Handled, publish_to_all
 from keyloft.plugins.logs import OperationLog
-from keyloft.plugins.requests import Plugin
+from keyloft.plugins.requests import Plugin, PluginRequest
 
 _TOO_MANY: Final = "too many requests are unanswered, and this one was not carried out: try again later"
 _BUSY: Final = refusal(Busy(_TOO_MANY))
@@ -30,22 +28,21 @@ class Refusals:
         reserved: Sequence[str],
         *,
         count: Callable[[str, str, str, int], None],
-        release: Callable[[Sequence[Plugin]], None],
+        reply: Callable[[Sequence[PluginRequest], Sequence[bytes]], Awaitable[None]],
     ) -> None:
         """Args:
         nats: The connection.
         log: Where refusals are logged.
-        reserved: No answer is sent to subjects that begin with one of these.
+        reserved: BUSY is not sent to subjects that begin with one of these.
         count: Counts errors: plugin, operation, code, how many.
-        release: Called with the plugins whose refused requests are answered.
+        reply: Sends replies to requests.
         """
         self._nats = nats
         self._log = log
-        self._reserved = tuple(reserved)
-        self._reserved_bytes = tuple([prefix.encode() for prefix in reserved])
+        self._reserved = tuple([prefix.encode() for prefix in reserved])
         self._count = count
-        self._release = release
-        self._waiting: deque[tuple[Plugin, str, bytes]] = deque()
+        self._reply = reply
+        self._waiting: deque[tuple[PluginRequest, bytes]] = deque()
         self._busy: dict[tuple[Plugin, str], list[bytes]] = {}
         self._something_waits = asyncio.Event()
         self.has_refused_busy = False
@@ -62,11 +59,9 @@ class Refusals:
         self._something_waits.set()
         return self._wait_until_sent() if self._is_behind() else replies
 
-    def add(self, plugin: Plugin, reply: str, data: bytes) -> Coroutine[Any, Any, None] | None:
+    def add(self, request: PluginRequest, data: bytes) -> Coroutine[Any, Any, None] | None:
         """Answer a request with an error; a coroutine is to be awaited before the next request is read."""
-        if reply.startswith(self._reserved):
-            reply = ""  # an answer would be a request in the service's name, to any plugin's keys
-        self._waiting.append((plugin, reply, data))
+        self._waiting.append((request, data))
         self._something_waits.set()
         return self._wait_until_sent() if self._is_behind() else None
 
@@ -81,21 +76,18 @@ class Refusals:
         while self._is_behind():  # noqa: ASYNC110
             await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
 
-    async def run(self) -> None:
-        """Send refusals for ever. Not together with answers, which may have to wait for the database."""
-        while True:
-            await self._something_waits.wait()
-            self._something_waits.clear()
-            await self.send_all()
+    async def send(self) -> None:
+        """Wait for refusals and send them. Not together with answers, which may have to wait for the database."""
+        await self._something_waits.wait()
+        self._something_waits.clear()
+        await self.send_all()
 
     async def send_all(self) -> None:
         """Send all refusals that wait."""
         while self._busy or self._waiting:
             await self._send_busy()
             some = [self._waiting.popleft() for _ in range(min(len(self._waiting), limits.REFUSALS_AT_ONCE))]
-            if wanted := [(reply, data) for _, reply, data in some if reply]:
-                await self._log.sending(publish_all(self._nats, wanted))
-            self._release([plugin for plugin, _, _ in some])
+            await self._reply([request for request, _ in some], [data for _, data in some])
             if self._waiting:
                 await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
             # If nats-py's buffer were full of refusals, each answer would wait until all of them are sent.
@@ -107,9 +99,7 @@ class Refusals:
         some: list[bytes] = []
         for (plugin, operation), replies in busy.items():
             self._count(plugin.name, operation, Busy.code, len(replies))
-            self._log.refusal(
-                operation, plugin.name, "", Busy.code, _TOO_MANY, level=logging.WARNING, times=len(replies)
-            )
-            some += [reply for reply in replies if reply and not reply.startswith(self._reserved_bytes)]
+            self._log.refusal(operation, plugin.name, "", Busy.code, _TOO_MANY, times=len(replies))
+            some += [reply for reply in replies if reply and not reply.startswith(self._reserved)]
         if some:
             await self._log.sending(publish_to_all(self._nats, some, _BUSY))

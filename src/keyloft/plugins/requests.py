@@ -1,10 +1,10 @@
 """Requests of plugins that a service has accepted, and what it remembers of each plugin."""
 
-from typing import TypeAlias
+from typing import Any
 
 from msgspec import Struct
 
-from keyloft.core.records import Delete, Scan, Set
+from keyloft.core.records import PluginKey, Scan
 from keyloft.plugins.meters import Meter
 
 
@@ -19,22 +19,23 @@ class Plugin:
         self.gets = meter.durations["get"]
         self.unanswered = 0
         """How many requests are not yet answered."""
-        self.writing: dict[str, int] = {}
-        """The keys that are being written, and the number of the last write of each."""
+        self.writing: dict[PluginKey, PluginRequest] = {}
+        """The keys that are being written, each with its last write, in the order of these writes."""
 
 
 class PluginRequest(Struct, gc=False):
-    """A message that was accepted."""
+    """A message that was accepted, or refused and not yet answered."""
 
     plugin: Plugin
     operation: str
     reply: str
-    key: str
+    content: Any
+    """What `wire.READERS` made of the message: Set, Get, Delete or Scan; None if it was refused."""
     arrived: float
+    waiting: list["PluginRequest"] = []
+    """The reads that wait for this write."""
 
-
-Write: TypeAlias = tuple[PluginRequest, Set | Delete, int]
-"""A request, what it writes, and its number among all writes."""
-
-Read: TypeAlias = tuple[PluginRequest, Scan | None]
-"""A list and what it scans, or a get."""
+    @property
+    def key(self) -> str:
+        """The key that a line of the log names."""
+        return "" if self.content is None or type(self.content) is Scan else str(self.content.key[1])

@@ -11,14 +11,12 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from keyloft import limits
-from keyloft.core.records import Delete, Record, Scan, Set, Space
+from keyloft.core.records import Delete, Get, Record, Scan, Set, Space
 from keyloft.core.values import Encoding, decode_json, may_be_deep
 from keyloft.errors import InvalidArgument, Undecodable, ValueTooLarge
 from keyloft.nats import payloads
 from keyloft.plugins import rules
 from keyloft.plugins.store import report_broken
-
-OPERATIONS: Final = ("set", "get", "delete", "list")
 
 STORED: Final = b'{"success":true}'
 DELETED: Final = b'{"success":true,"deleted":true}'
@@ -47,6 +45,11 @@ _to_json = msgspec.json.Encoder().encode
 _skim = msgspec.json.Decoder(msgspec.Raw).decode
 
 
+def getting(plugin: str, data: bytes) -> Get:
+    """The read that a get requests."""
+    return Get(Space.PLUGINS, (plugin, key(data)))
+
+
 def deleting(plugin: str, data: bytes) -> Delete:
     """The write that a delete requests."""
     return Delete(Space.PLUGINS, (plugin, key(data)))
@@ -69,17 +72,8 @@ def setting(plugin: str, data: bytes) -> Set:
     # Without escapes, each text has two quotes. If all are accounted for, no name is doubled and none is unknown.
     if b"\\" in data or data.count(b'"') != stored.count(b'"') + 2 * names or may_be_deep(stored) or alias is not UNSET:
         return _set_carefully(plugin, data)
-    return Set(
-        Space.PLUGINS,
-        (plugin, rules.key(request.key)),
-        stored,
-        Encoding.JSON,
-        None if ttl is UNSET else rules.ttl(ttl),
-    )
-
-
-MUTATIONS: Final[Mapping[str, Callable[[str, bytes], Set | Delete]]] = {"set": setting, "delete": deleting}
-"""The write that a request stands for, by operation."""
+    expire_in = None if ttl is UNSET else rules.ttl(ttl)
+    return Set(Space.PLUGINS, (plugin, rules.key(request.key)), stored, Encoding.JSON, expire_in)
 
 
 def listing(plugin: str, data: bytes) -> Scan:
@@ -87,6 +81,16 @@ def listing(plugin: str, data: bytes) -> Scan:
     _check_size(data)
     fields = payloads.read(data)
     return rules.listing(plugin, fields.get("prefix"), fields.get("limit"), fields.get("after"))
+
+
+READERS: Final[Mapping[str, Callable[[str, bytes], Set | Get | Delete | Scan]]] = {
+    "set": setting,
+    "get": getting,
+    "delete": deleting,
+    "list": listing,
+}
+"""What a plugin's message requests of the engine, by operation."""
+OPERATIONS: Final = tuple(READERS)
 
 
 def got(record: Record | None) -> bytes:
