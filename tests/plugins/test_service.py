@@ -198,7 +198,8 @@ class TestOperations:
         self, client: Nats, db: BotDatabase, database: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         insert = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('trivia', '{}', {})"
-        broken = {"bad": "'no json {'", "nan": "'NaN'", "empty": "''"}
+        deep = "[" * 100_000 + "]" * 100_000
+        broken = {"bad": "'no json {'", "nan": "'NaN'", "empty": "''", "deep": f"'{deep}'"}
         if database == "sqlite file":  # PostgreSQL takes no text that is not in UTF-8
             broken["latin"] = "CAST(x'22e922' AS TEXT)"
         for key, value in {**broken, "good": """'{"a": [1, 2]}'"""}.items():

@@ -103,7 +103,7 @@ def got(record: Record | None) -> bytes:
             _skim(record.value)
         else:
             decode_json(record.value)
-    except (Undecodable, msgspec.MsgspecError):
+    except (Undecodable, msgspec.MsgspecError, RecursionError):
         report_broken(record)
         return ABSENT
     return b'{"success":true,"exists":true,"value":%b}' % record.value
