@@ -15,7 +15,7 @@ from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
-from keyloft.nats.connection import Login, connect, servers, shown
+from keyloft.nats.connection import Login, connect, servers, shown, unless
 
 _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 _to_json = msgspec.json.Encoder().encode
@@ -110,13 +110,9 @@ class ServiceClient(AsyncClosing):
         data = _to_json(fields)
         refused: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
         self._waiting[refused] = subject
-        asking = asyncio.ensure_future(self.nats.request(subject, data, timeout=self._timeout))
-        either: list[asyncio.Future[Any]] = [asking, refused]
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if refused.done() and not asking.done():
-                raise refused.result()
-            return self._read((await asking).data)
+            reply = await unless(refused, self.nats.request(subject, data, timeout=self._timeout))
+            return self._read(reply.data)
         except NoRespondersError:
             raise NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one") from None
         except NatsTimeoutError:
@@ -127,7 +123,6 @@ class ServiceClient(AsyncClosing):
         except (ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError) as error:
             raise Unanswered(f"not connected to NATS: {error}") from error
         finally:
-            asking.cancel()
             del self._waiting[refused]
 
     def _read(self, data: bytes) -> dict[str, Any]:
@@ -154,8 +149,5 @@ class ServiceClient(AsyncClosing):
             else:
                 continue
             if not future.done():
-                future.set_result(
-                    NotPermitted(
-                        f"NATS refused this request: {self._user} may not {reason}. Log in as {self._log_in_as}"
-                    )
-                )
+                message = f"NATS refused this request: {self._user} may not {reason}. Log in as {self._log_in_as}"
+                future.set_result(NotPermitted(message))

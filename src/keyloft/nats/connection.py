@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from nats.aio.client import Client as Nats
@@ -15,12 +15,12 @@ from nats.errors import AuthorizationError
 
 from keyloft.core.urls import without_login
 from keyloft.errors import NotPermitted
-from keyloft.nats.internals import Handled, Handler, NatsConnection, check_nats_py
+from keyloft.nats.internals import Handler, NatsConnection, check_nats_py
 from keyloft.nats.log_rate import LogRate
 
-__all__ = ["Handled", "Login", "cancel", "connect", "drain", "servers", "shown", "subscribe"]
-
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Login(Struct, frozen=True):
@@ -42,18 +42,14 @@ class Login(Struct, frozen=True):
 
     def options(self) -> dict[str, Any]:
         """The options of `nats.connect` for this login."""
-        options: dict[str, Any] = {}
-        if self.credentials is not None:
-            options["user_credentials"] = str(self.credentials)
-        for name in ("user", "password", "token"):
-            if (secret := getattr(self, name)) is not None:
-                options[name] = secret
-        if self.ca is not None or self.certificate is not None:
-            context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
-            if self.certificate is not None:
-                context.load_cert_chain(self.certificate, self.key)
-            options["tls"] = context
-        return options
+        credentials = None if self.credentials is None else str(self.credentials)
+        options = {"user": self.user, "password": self.password, "token": self.token, "user_credentials": credentials}
+        if self.ca is None and self.certificate is None:
+            return options
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.certificate is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return {**options, "tls": context}
 
 
 async def connect(
@@ -78,7 +74,8 @@ async def connect(
         IncompatibleLibrary: The installed nats-py can't be used.
     """
     check_nats_py()
-    hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    connection = NatsConnection()
+    hopeless: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
     last_logged = ""
     rate = LogRate(10)
 
@@ -88,7 +85,7 @@ async def connect(
             on_error(error)
         reason = _permanent_reason(error)
         if reason and not hopeless.done():
-            hopeless.set_result(reason)
+            hopeless.set_result(NotPermitted(reason))
         # nats-py reports every failed attempt; the repetitions are for debugging only.
         text = str(error) or type(error).__name__
         level = logging.WARNING if text != last_logged and rate.allows() else logging.DEBUG
@@ -104,30 +101,15 @@ async def connect(
         last_logged = ""
         logger.info("NATS: connected again")
 
-    connection = NatsConnection()
-    connecting = asyncio.ensure_future(
-        connection.connect(
-            servers,
-            name=name,
-            error_cb=failed,
-            disconnected_cb=lost,
-            reconnected_cb=restored,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=1,
-            **(login or Login()).options(),
-            **options,
-        )
+    options = {"max_reconnect_attempts": -1, "reconnect_time_wait": 1, **(login or Login()).options(), **options}
+    connecting = connection.connect(
+        servers, name=name, error_cb=failed, disconnected_cb=lost, reconnected_cb=restored, **options
     )
-    either: list[asyncio.Future[Any]] = [connecting, hopeless]
     try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not connecting.done():
-            raise NotPermitted(hopeless.result())
-        await connecting
-    finally:
-        if not connecting.done():
-            await cancel(connecting)
-            await connection.close()
+        await unless(hopeless, connecting)
+    except BaseException:
+        await connection.close()
+        raise
     return connection
 
 
@@ -148,6 +130,19 @@ def servers(connection: Nats) -> str:
 def shown(addresses: Iterable[str]) -> str:
     """Addresses of NATS without users and passwords, for messages; they may lack the scheme."""
     return ", ".join(map(without_login, addresses))
+
+
+async def unless(hopeless: "asyncio.Future[NotPermitted]", work: Coroutine[Any, Any, T]) -> T:
+    """The result of some work; it is cancelled, and the error raised, as soon as it is known to be hopeless."""
+    working = asyncio.ensure_future(work)
+    either: list[asyncio.Future[Any]] = [working, hopeless]
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise hopeless.result()
+        return await working
+    finally:
+        await cancel(working)
 
 
 async def cancel(task: "asyncio.Future[Any]") -> None:
@@ -188,12 +183,8 @@ async def drain(connection: Nats, subscriptions: Iterable[Subscription], seconds
     """Read what the server has sent already, and no more."""
     # Not cancelled when it takes too long: nats-py would fail at an answer that arrives later. Without a server there
     # is nothing to read: it gives the requests to another instance, or to none.
-    if draining := [asyncio.ensure_future(_drained(subscription)) for subscription in subscriptions]:
+    if draining := [asyncio.ensure_future(one.drain()) for one in subscriptions]:  # type: ignore[no-untyped-call]
         await asyncio.wait(draining, timeout=seconds)
     if isinstance(connection, NatsConnection):
         for subscription in subscriptions:
             connection.handle(subscription, None)
-
-
-async def _drained(subscription: Subscription) -> None:
-    await subscription.drain()  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ import importlib.metadata
 import inspect
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from nats.aio.client import Client as Nats
@@ -48,15 +48,11 @@ _METHODS: Final = (
     (Parser, "parse", ("data",)),
     (Parser, "reset", ()),
 )
-_ATTRIBUTES: Final = (
-    (Nats, "_ps", Parser),
-    (Nats, "_subs", dict),
-    (Nats, "_pongs", list),
-    (Nats, "stats", dict),
-    (Parser, "buf", bytearray),
-    (Parser, "state", int),
-    (Subscription, "_id", int),
-)
+_ATTRIBUTES: Final[Mapping[type, Mapping[str, type]]] = {
+    Nats: {"_ps": Parser, "_subs": dict, "_pongs": list, "stats": dict},
+    Parser: {"buf": bytearray, "state": int},
+    Subscription: {"_id": int},
+}
 
 
 def check_nats_py() -> None:
@@ -72,12 +68,11 @@ def check_nats_py() -> None:
     ]
     if not changed:
         client = Nats()
-        objects = (client, Parser(client), Subscription(client))
         changed = [
             f"{type(found).__name__}.{name} is not a {kind.__name__} any more"
-            for found in objects
-            for owner, name, kind in _ATTRIBUTES
-            if type(found) is owner and not isinstance(getattr(found, name, None), kind)
+            for found in (client, Parser(client), Subscription(client))
+            for name, kind in _ATTRIBUTES[type(found)].items()
+            if not isinstance(getattr(found, name, None), kind)
         ]
     if changed:
         raise _incompatible("; ".join(changed))

@@ -51,10 +51,7 @@ def read(data: bytes) -> dict[str, Any]:
         raise InvalidJson("the payload is empty: send a JSON object, at least {}")
     try:
         fields = json.loads(
-            data.decode(),
-            object_pairs_hook=_unique,
-            parse_constant=_refuse_constant,
-            parse_int=_integer,
+            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_integer
         )
     except UnicodeDecodeError:
         raise InvalidJson("the payload is not JSON: it is not UTF-8 text") from None

@@ -13,7 +13,8 @@ from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConf
 
 import keyloft
 from keyloft.core.closing import AsyncClosing
-from keyloft.nats.connection import Handled, drain, servers, subscribe
+from keyloft.nats.connection import drain, servers, subscribe
+from keyloft.nats.internals import Handled
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
 warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
