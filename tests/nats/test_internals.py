@@ -162,7 +162,7 @@ class TestReading:
         for between in (b"PING\r\n", b"MSG other 2 0\r\n\r\n"):
             sent.clear()
             flood = b"".join([b"MSG db.kv.rogue.get 1 r%d 0\r\n\r\n" % number for number in range(10)])
-            await connection.feed(flood + between + flood)
+            await connection._ps.parse(flood + between + flood)
             iterate()
             assert len(sent) == 20
 
@@ -170,12 +170,12 @@ class TestReading:
         connection = NatsConnection()
         taken: list[str] = []
         connection._handlers[1] = lambda subject, reply, data: taken.append(subject)
-        await connection.feed(b"MSG a 1 5000\r\nabc")
+        await connection._ps.parse(b"MSG a 1 5000\r\nabc")
         del connection._handlers[1]
-        await connection.feed(b"x" * 4997 + b"\r\nMS")
+        await connection._ps.parse(b"x" * 4997 + b"\r\nMS")
         connection._handlers[2] = lambda subject, reply, data: taken.append(subject)
-        await connection.feed(b"G b 2 2\r\nhi\r\n")
-        await connection.feed(b"MSG c 2 2\r\nhi\r\nPI")
+        await connection._ps.parse(b"G b 2 2\r\nhi\r\n")
+        await connection._ps.parse(b"MSG c 2 2\r\nhi\r\nPI")
         assert taken == ["b", "c"]
 
 

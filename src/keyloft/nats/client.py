@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +16,7 @@ from keyloft.core.closing import AsyncClosing
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
 from keyloft.nats.connection import Login, connect, servers, shown, unless
+from keyloft.nats.errors import refused
 
 _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 _to_json = msgspec.json.Encoder().encode
@@ -24,23 +25,13 @@ _to_json = msgspec.json.Encoder().encode
 class ServiceClient(AsyncClosing):
     """What the clients of all services share: the connection, and requests over it."""
 
-    def __init__(
-        self,
-        nats: Nats,
-        *,
-        owner: str,
-        subjects: str,
-        log_in_as: str,
-        timeout: float,
-        refused: Callable[[Any], KeyloftError],
-    ) -> None:
+    def __init__(self, nats: Nats, *, owner: str, subjects: str, log_in_as: str, timeout: float) -> None:
         """Args:
         nats: A connected client of nats-py; the caller closes it.
         owner: Whose data this is, for `repr`.
         subjects: The subjects of the service, for error messages.
         log_in_as: The user that may send these requests, for error messages.
         timeout: How many seconds a request waits for its reply.
-        refused: Makes the exception for a reply that reports an error.
         """
         if not isinstance(nats, Nats):
             raise InvalidArgument("nats: expected a connected client of nats-py; with a URL, use connect(…)")
@@ -50,7 +41,6 @@ class ServiceClient(AsyncClosing):
         self._subjects = subjects
         self._log_in_as = log_in_as
         self._timeout = timeout
-        self._refused = refused
         self._user = "this login"
         self._inbox = ""
         self._owns_connection = False
@@ -108,10 +98,10 @@ class ServiceClient(AsyncClosing):
             TimedOut: No reply arrived in time.
         """
         data = _to_json(fields)
-        refused: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
-        self._waiting[refused] = subject
+        not_permitted: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
+        self._waiting[not_permitted] = subject
         try:
-            reply = await unless(refused, self.nats.request(subject, data, timeout=self._timeout))
+            reply = await unless(not_permitted, self.nats.request(subject, data, timeout=self._timeout))
             return self._read(reply.data)
         except NoRespondersError:
             raise NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one") from None
@@ -123,7 +113,7 @@ class ServiceClient(AsyncClosing):
         except (ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError) as error:
             raise Unanswered(f"not connected to NATS: {error}") from error
         finally:
-            del self._waiting[refused]
+            del self._waiting[not_permitted]
 
     def _read(self, data: bytes) -> dict[str, Any]:
         try:
@@ -135,6 +125,10 @@ class ServiceClient(AsyncClosing):
         if not reply["success"]:
             raise self._refused(reply)
         return reply
+
+    def _refused(self, reply: Mapping[str, Any]) -> KeyloftError:
+        """The exception for a reply that reports an error."""
+        return refused(reply)
 
     def _on_error(self, error: Exception) -> None:
         """Find the requests that NATS has refused: it reports a refusal to the connection, not to the request."""

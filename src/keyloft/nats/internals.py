@@ -115,20 +115,9 @@ class NatsConnection(Nats):
         else:
             self._handlers[subscription._id] = handler
 
-    async def feed(self, data: bytes) -> None:
-        """Read data as if the server had sent it, for tests."""
-        await self._ps.parse(data)
-
-    def _process_msg(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
-    ) -> Coroutine[Any, Any, None]:
-        # Most messages can't go wrong, and go straight to nats-py.
-        if headers or not (subject + (reply or b"")).isascii() or not self.stats["in_msgs"] % limits.UNREAD_CHECK_EVERY:
-            return self._process_carefully(sid, subject, reply, data, headers)
-        return Nats._process_msg(self, sid, subject, reply, data, headers)
-
-    async def _process_carefully(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        await self._wait_for_readers(sid)
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if not self.stats["in_msgs"] % limits.UNREAD_CHECK_EVERY:
+            await self._wait_for_readers(sid)
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
         except Exception as error:

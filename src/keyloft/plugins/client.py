@@ -9,7 +9,6 @@ from keyloft import limits
 from keyloft.core.lazy import PagedList
 from keyloft.nats.client import ServiceClient
 from keyloft.nats.connection import Login
-from keyloft.nats.errors import refused
 from keyloft.plugins import rules
 
 PREFIX: Final = "db.kv"
@@ -37,14 +36,8 @@ class DatabaseClient(ServiceClient):
         self.plugin_name = rules.plugin_name(plugin_name)
         self.kv = PluginKV(self)
         self._prefix = prefix
-        super().__init__(
-            nats,
-            owner=f"the plugin {plugin_name}",
-            subjects=f"{prefix}.<plugin>.<operation>",
-            log_in_as=f"the plugin {plugin_name}",
-            timeout=timeout,
-            refused=refused,
-        )
+        owner = f"the plugin {plugin_name}"
+        super().__init__(nats, owner=owner, subjects=f"{prefix}.<plugin>.<operation>", log_in_as=owner, timeout=timeout)
 
     @classmethod
     async def connect(

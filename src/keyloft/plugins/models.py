@@ -36,19 +36,19 @@ class UtcDateTime(TypeDecorator[datetime]):
     process_result_value = process_bind_param
 
 
-class _DatabaseNow(FunctionElement[datetime]):
+class _SqlNow(FunctionElement[datetime]):
     """The database's time, for rows that are inserted with SQL."""
 
     inherit_cache = True
 
 
-@compiles(_DatabaseNow)
-def _current_timestamp(element: _DatabaseNow, compiler: SQLCompiler, **options: Any) -> str:
+@compiles(_SqlNow)
+def _current_timestamp(element: _SqlNow, compiler: SQLCompiler, **options: Any) -> str:
     return "CURRENT_TIMESTAMP"
 
 
-@compiles(_DatabaseNow, "sqlite")
-def _of_full_width(element: _DatabaseNow, compiler: SQLCompiler, **options: Any) -> str:
+@compiles(_SqlNow, "sqlite")
+def _of_full_width(element: _SqlNow, compiler: SQLCompiler, **options: Any) -> str:
     # CURRENT_TIMESTAMP has no fraction of a second there, and would sort before all other times of the same second.
     return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 
@@ -66,6 +66,9 @@ def _in_utc(moment: datetime | None) -> datetime | None:
     if not isinstance(moment, datetime):
         return moment  # None or an SQL expression; SQLAlchemy refuses what is neither
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+_EXPIRES = text("expires_at IS NOT NULL")
 
 
 class Base(DeclarativeBase):
@@ -89,20 +92,13 @@ class PluginKVStorage(Base):
     key: Mapped[str] = mapped_column(_sorted_by_code_point(limits.PLUGIN_KEY_CHARACTERS))
     value_json: Mapped[str] = mapped_column(Text)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=_now, server_default=_DatabaseNow())
-    updated_at: Mapped[datetime] = mapped_column(
-        UtcDateTime, default=_now, onupdate=_now, server_default=_DatabaseNow()
-    )
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=_now, server_default=_SqlNow())
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=_now, onupdate=_now, server_default=_SqlNow())
     version: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
 
     __table_args__ = (
         PrimaryKeyConstraint("plugin_name", "key", name="pk_plugin_kv_storage"),
-        Index(
-            "idx_plugin_kv_expires",
-            "expires_at",
-            sqlite_where=text("expires_at IS NOT NULL"),
-            postgresql_where=text("expires_at IS NOT NULL"),
-        ),
+        Index("idx_plugin_kv_expires", "expires_at", sqlite_where=_EXPIRES, postgresql_where=_EXPIRES),
         Index("idx_plugin_kv_prefix", "plugin_name", "key"),
     )
 

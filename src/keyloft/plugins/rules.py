@@ -129,11 +129,10 @@ def _got(name: object) -> str:
 def _storable(name: str, field: str, error: type[InvalidKey] | type[InvalidArgument] = InvalidKey) -> str:
     if len(name) > limits.PLUGIN_KEY_CHARACTERS:
         raise error(f"{field} must be ≤{limits.PLUGIN_KEY_CHARACTERS} characters, not {len(name)}")
-    if not name.isascii() or "\x00" in name:
-        if "\x00" in name:
-            raise error(f"{field} must not contain the character NUL, which SQL databases can't store")
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise error(f"{field} must be Unicode text, without lone surrogates") from None
+    if "\x00" in name:
+        raise error(f"{field} must not contain the character NUL, which SQL databases can't store")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise error(f"{field} must be Unicode text, without lone surrogates") from None
     return name

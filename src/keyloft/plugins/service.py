@@ -10,9 +10,9 @@ unanswered requests, `_receive` sees one message per read from the socket; those
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 from nats.aio.client import Client as Nats
 from nats.micro.service import EndpointStats
@@ -20,19 +20,21 @@ from nats.micro.service import EndpointStats
 from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Conflict, Set
-from keyloft.errors import InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
+from keyloft.errors import Busy, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
 from keyloft.nats.connection import cancel
 from keyloft.nats.errors import refusal, wire_code
-from keyloft.nats.internals import Handled, publish_all
+from keyloft.nats.internals import Handled, publish_all, publish_to_all
 from keyloft.nats.service import NatsService
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
 from keyloft.plugins.meters import OTHER, Meter, Meters
-from keyloft.plugins.refusals import Refusals
-from keyloft.plugins.requests import Plugin, PluginRequest
+from keyloft.plugins.requests import Plugin, PluginRequest, WriteQueue, end
 from keyloft.plugins.store import BotDatabase, listed
 
 logger = logging.getLogger(__name__)
+
+_TOO_MANY: Final = "too many requests are unanswered, and this one was not carried out: try again later"
+_BUSY: Final = refusal(Busy(_TOO_MANY))
 
 
 class DatabaseService(NatsService):
@@ -89,20 +91,24 @@ class DatabaseService(NatsService):
         self._tasks: list[asyncio.Task[None]] = []
         self._plugins: dict[str, Plugin] = {}
         self._routes: dict[str, tuple[Plugin, str]] = {}
+        self._reserved_bytes = tuple([prefix.encode() for prefix in self._reserved])
         self._no_plugin = Plugin(OTHER, Meter())
         """Stands for the sender of a request whose subject names no plugin."""
-        self._refusals = Refusals(nats, self._log, self._reserved, count=self._count_error, reply=self._reply)
         self._gets: list[PluginRequest] = []
         self._something_to_get = asyncio.Event()
         self._lists: dict[Plugin, deque[PluginRequest]] = {}
         self._something_to_list = asyncio.Event()
-        self._writes: deque[PluginRequest] = deque()
-        self._something_to_write = asyncio.Event()
+        self._writes = WriteQueue()
+        self._refused: deque[tuple[PluginRequest, bytes]] = deque()
+        self._busy: dict[tuple[Plugin, str], list[bytes]] = {}
+        """The reply subjects to which BUSY is sent, by plugin and operation."""
+        self._has_refused_busy = False
+        self._something_to_refuse = asyncio.Event()
 
     @property
     def unsent_refusals(self) -> int:
-        """How many refusals wait to be sent."""
-        return len(self._refusals)
+        """How many refusals wait to be sent, BUSY not counted."""
+        return len(self._refused)
 
     async def start(self) -> None:
         """Begin to serve. The database is opened if it is not yet open.
@@ -115,7 +121,7 @@ class DatabaseService(NatsService):
         await super().start()
 
     def _begin(self) -> None:
-        steps = (self._get, self._list, self._write, self._refusals.send, self._clean_up)
+        steps = (self._get, self._list, self._write, self._refuse, self._clean_up)
         self._tasks = [
             asyncio.create_task(self._forever(step), name=f"keyloft plugins: {step.__name__}") for step in steps
         ]
@@ -132,7 +138,7 @@ class DatabaseService(NatsService):
     async def _finish(self) -> None:
         while self.unanswered:  # noqa: ASYNC110 (an event would have to be set and cleared in the path of each request)
             await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
-        await self._refusals.send_all()
+        await self._send_refusals()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             await cancel(task)
@@ -145,24 +151,26 @@ class DatabaseService(NatsService):
         """Accept a request, or refuse it."""
         arrived = perf_counter()
         plugin, operation, wait = self._no_plugin, "", None
+        is_reserved = reply.startswith(self._reserved)
         try:
             plugin, operation = self._routes.get(subject) or self._route(subject)
             if plugin.unanswered >= self._per_plugin or self.unanswered >= self._in_all:
-                return self._refusals.busy(plugin, operation, reply)
-            if reply.startswith(self._reserved):
+                return self._refuse_busy(plugin, operation, reply)
+            if is_reserved:
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
             content = wire.READERS[operation](plugin.name, data)
             self._accept(PluginRequest(plugin, operation, reply, content, arrived))
         except Exception as error:
             if plugin is self._no_plugin and plugin.unanswered >= self._per_plugin:
-                return self._refusals.busy(plugin, operation, reply)
+                return self._refuse_busy(plugin, operation, reply)
             if not isinstance(error, KeyloftError):
                 logger.exception("[KV] reading a request failed unexpectedly")
-            if reply.startswith(self._reserved):
-                reply = ""  # an answer would be a request in the service's name, to any plugin's keys
-            request = PluginRequest(plugin, operation, reply, None, arrived)
+            # An answer to a reserved subject would be a request in the service's name, to any plugin's keys.
+            request = PluginRequest(plugin, operation, "" if is_reserved else reply, None, arrived)
             self._note_error(request, error)
-            wait = self._refusals.add(request, refusal(error))
+            self._refused.append((request, refusal(error)))
+            self._something_to_refuse.set()
+            wait = self._until_sent() if self._is_behind() else None
         # Bad requests count, too, until they are answered: a flood of them is refused as cheaply as any other.
         plugin.unanswered += 1
         self.unanswered += 1
@@ -187,22 +195,12 @@ class DatabaseService(NatsService):
         return plugin, operation
 
     def _accept(self, request: PluginRequest) -> None:
-        """Add a request to a queue. A get waits for the write of its key, a list for all writes of its plugin."""
-        writing = request.plugin.writing
-        if request.operation == "get":
-            before = writing.get(request.content.key)
-        elif request.operation == "list":
-            before = next(reversed(writing.values()), None)
+        if request.operation in ("set", "delete"):
+            self._writes.add(request)
+        elif write := request.write_before():
+            write.waiting.append(request)
         else:
-            writing.pop(request.content.key, None)  # the last write of all is at the end
-            writing[request.content.key] = request
-            self._writes.append(request)
-            self._something_to_write.set()
-            return
-        if before is None:
             self._add_read(request)
-        else:
-            before.waiting.append(request)
 
     def _add_read(self, request: PluginRequest) -> None:
         if request.operation == "get":
@@ -222,8 +220,8 @@ class DatabaseService(NatsService):
         for first in range(0, len(gets), limits.GETS_PER_READ):
             some = gets[first : first + limits.GETS_PER_READ]
             await self._answer(some, self._got(some))
-            if self._refusals.has_refused_busy:
-                self._refusals.has_refused_busy = False
+            if self._has_refused_busy:
+                self._has_refused_busy = False
                 await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)  # see limits.REFUSALS_AT_ONCE
 
     async def _got(self, gets: Sequence[PluginRequest]) -> list[bytes]:
@@ -266,32 +264,19 @@ class DatabaseService(NatsService):
 
     async def _write(self) -> None:
         """Commit the writes that arrived during the last commit."""
-        await self._something_to_write.wait()
-        group = self._next_group()
-        if not self._writes:
-            self._something_to_write.clear()
-        if not group:
-            return  # the writes were overdue, and are answered
+        group = await self._writes.next_group()
         committing = asyncio.create_task(self._engine.commit(Batch(tuple([write.content for write in group]))))
         try:
             await self._answer(group, self._written(group, committing))
             # Stalled: the next group can't begin before this one has ended, but nothing waits beyond the deadline.
             while not committing.done():
-                await self._fail(self._overdue(group), Stalled(f"{self._stalled}; it was not carried out"))
+                overdue = self._writes.overdue(group, perf_counter() - self._deadline)
+                await self._fail(overdue, Stalled(f"{self._stalled}; it was not carried out"))
                 await asyncio.wait([committing], timeout=self._deadline / 4)
             committing.exception()  # if nobody asked for it, asyncio would log it
         finally:
-            for read in self._end(group):
+            for read in end(group):
                 self._add_read(read)
-
-    def _next_group(self) -> list[PluginRequest]:
-        group: list[PluginRequest] = []
-        size = 0
-        while self._writes and len(group) < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
-            write = self._writes.popleft()
-            group.append(write)
-            size += len(write.content.value) if type(write.content) is Set else 0
-        return group
 
     async def _written(
         self, group: Sequence[PluginRequest], committing: "asyncio.Task[Committed | Conflict]"
@@ -306,37 +291,15 @@ class DatabaseService(NatsService):
         now = perf_counter()
         replies = []
         for write in group:
-            mutation = write.content
-            if type(mutation) is Set:
-                ttl = mutation.expire_in
-                self._count(write, now, size=len(mutation.value), ttl=ttl and ttl // 1000)
+            if type(write.content) is Set:
+                ttl = write.content.expire_in
+                self._count(write, now, size=len(write.content.value), ttl=ttl and ttl // 1000)
                 replies.append(wire.STORED)
             else:
                 existed = next(found)
                 self._count(write, now, deleted=existed)
                 replies.append(wire.DELETED if existed else wire.NOT_DELETED)
         return replies
-
-    def _end(self, group: Iterable[PluginRequest]) -> list[PluginRequest]:
-        """Writes have ended, with or without success; returns the reads that waited for them."""
-        waited: list[PluginRequest] = []
-        for write in group:
-            if write.plugin.writing.get(write.content.key) is write:
-                del write.plugin.writing[write.content.key]
-            waited += write.waiting
-        return waited
-
-    def _overdue(self, group: Iterable[PluginRequest]) -> list[PluginRequest]:
-        """The requests that have waited too long behind a group; they wait no longer."""
-        late = perf_counter() - self._deadline
-        overdue: list[PluginRequest] = []
-        while self._writes and self._writes[0].arrived <= late:
-            overdue.append(self._writes.popleft())
-        overdue += self._end(overdue)
-        for write in group:
-            overdue += [read for read in write.waiting if read.arrived <= late]
-            write.waiting = [read for read in write.waiting if read.arrived > late]
-        return overdue
 
     # Answering
 
@@ -387,6 +350,54 @@ class DatabaseService(NatsService):
     def _count_error(self, plugin: str, operation: str, code: str, times: int = 1) -> None:
         self.meters.of(plugin).errors[code] += times
         self._count_errors(operation, code, times)
+
+    # Refusing, so that a flood of bad requests delays no other plugin's answers
+
+    def _refuse_busy(self, plugin: Plugin, operation: str, reply: str) -> Handled:
+        """Answer BUSY to a request, and to all that follow it before the next iteration of the event loop."""
+        replies = self._busy.setdefault((plugin, operation), [])
+        replies.append(reply.encode())
+        self._has_refused_busy = True
+        self._something_to_refuse.set()
+        return self._until_sent() if self._is_behind() else replies
+
+    def _is_behind(self) -> bool:
+        return len(self._refused) >= limits.UNSENT_PLUGIN_REFUSALS or self._much_is_unsent()
+
+    def _much_is_unsent(self) -> bool:
+        return self.nats.is_connected and self.nats.pending_data_size > limits.UNSENT_BYTES
+
+    async def _until_sent(self) -> None:
+        """Read no further for a while: NATS slows down the senders of what is not read."""
+        while self._is_behind():  # noqa: ASYNC110
+            await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
+
+    async def _refuse(self) -> None:
+        """Send refusals; not together with answers, which may have to wait for the database."""
+        await self._something_to_refuse.wait()
+        self._something_to_refuse.clear()
+        await self._send_refusals()
+
+    async def _send_refusals(self) -> None:
+        while self._busy or self._refused:
+            await self._send_busy()
+            some = [self._refused.popleft() for _ in range(min(len(self._refused), limits.REFUSALS_AT_ONCE))]
+            await self._reply([request for request, _ in some], [data for _, data in some])
+            if self._refused:
+                await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
+            # If nats-py's buffer were full of refusals, each answer would wait until all of them are sent.
+            while self._much_is_unsent():  # noqa: ASYNC110
+                await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
+
+    async def _send_busy(self) -> None:
+        busy, self._busy = self._busy, {}
+        wanted: list[bytes] = []
+        for (plugin, operation), replies in busy.items():
+            self._count_error(plugin.name, operation, Busy.code, len(replies))
+            self._log.refusal(operation, plugin.name, "", Busy.code, _TOO_MANY, times=len(replies))
+            wanted += [reply for reply in replies if reply and not reply.startswith(self._reserved_bytes)]
+        if wanted:
+            await self._log.sending(publish_to_all(self.nats, wanted, _BUSY))
 
     # Cleaning up and counting
 

@@ -32,8 +32,7 @@ class _Keyed(Struct):
     key: str
 
 
-class _Valued(Struct):
-    key: str
+class _Valued(_Keyed):
     value: Any
     ttl: int | UnsetType | None = UNSET
     ttl_seconds: int | UnsetType | None = UNSET

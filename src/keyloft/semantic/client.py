@@ -1,13 +1,13 @@
 """A workflow's view of its state over NATS: the calls of `SemanticStore`, for one tenant and project."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.core.lazy import PagedList
-from keyloft.errors import InvalidArgument
+from keyloft.errors import InvalidArgument, KeyloftError
 from keyloft.nats.client import ServiceClient
 from keyloft.nats.connection import Login
 from keyloft.semantic import keys, wire
@@ -53,7 +53,6 @@ class SemanticClient(ServiceClient):
             subjects=f"{prefix}.<tenant>.<project>.<operation>",
             log_in_as=f"the tenant {tenant}, whose user is {keys.tenant_user(tenant)}",
             timeout=timeout,
-            refused=wire.refused,
         )
 
     @classmethod
@@ -90,6 +89,9 @@ class SemanticClient(ServiceClient):
             inbox=f"_INBOX_{keys.tenant_user(tenant)}",
             options=options,
         )
+
+    def _refused(self, reply: Mapping[str, Any]) -> KeyloftError:
+        return wire.refused(reply)
 
     async def get(self, path: str) -> Envelope | None:
         """The entry at a path, or None."""
