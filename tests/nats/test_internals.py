@@ -15,7 +15,7 @@ from nats.protocol.parser import Parser
 
 import keyloft
 from keyloft.nats import internals
-from keyloft.nats.connection import connect, drain, subscribe
+from keyloft.nats.connection import connect
 from keyloft.nats.internals import NatsConnection, check_nats_py, publish_all, publish_to_all
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from tests.support.nats import private_server
@@ -112,13 +112,14 @@ class TestFlush:
             def take(subject: str, reply: str, data: bytes, heard: list[bytes] = heard) -> None:
                 heard.append(data)
 
-            subscriptions = await subscribe(listener, [f"flush.{number}."], "", take)
+            subscription = await listener.subscribe(f"flush.{number}.>")
+            listener.handle(subscription, take)
             await listener.flush()
             # Published and drained without a pause: all that was sent before the drain is read.
             for _ in range(20):
                 await sender.publish(f"flush.{number}.x", b"x")
             await sender.flush()
-            await drain(listener, subscriptions, 10)
+            await subscription.drain()  # type: ignore[no-untyped-call]
             assert len(heard) == 20
         await listener.close()
         await sender.close()

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
-import msgspec
+from nats import errors as nats_errors
 from nats.aio.client import Client as Nats
-from nats.errors import ConnectionClosedError, ConnectionDrainingError, NoRespondersError, OutboundBufferLimitError
-from nats.errors import TimeoutError as NatsTimeoutError
 
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
@@ -17,9 +15,9 @@ from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
 from keyloft.nats.connection import Login, connect, servers, shown, unless
 from keyloft.nats.errors import refused
+from keyloft.nats.payloads import to_json
 
 _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
-_to_json = msgspec.json.Encoder().encode
 
 
 class ServiceClient(AsyncClosing):
@@ -65,10 +63,8 @@ class ServiceClient(AsyncClosing):
         try:
             if user := (login and login.user) or unquote(urlsplit(urls[0]).username or ""):
                 self._user = f"user {user}"
-            self.nats = await asyncio.wait_for(
-                connect(url, name=name, login=login, on_error=self._on_error, **options),
-                min(self._timeout, limits.CONNECT_SECONDS),
-            )
+            async with asyncio.timeout(min(self._timeout, limits.CONNECT_SECONDS)):
+                self.nats = await connect(url, name=name, login=login, on_error=self._on_error, **options)
         except TimeoutError:
             raise Unanswered(
                 f"no NATS server answers at {shown(urls)}: "
@@ -97,20 +93,24 @@ class ServiceClient(AsyncClosing):
             NotPermitted: NATS does not let this user send this request, or receive its reply.
             TimedOut: No reply arrived in time.
         """
-        data = _to_json(fields)
+        data = to_json(fields)
         not_permitted: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
         self._waiting[not_permitted] = subject
         try:
             reply = await unless(not_permitted, self.nats.request(subject, data, timeout=self._timeout))
             return self._read(reply.data)
-        except NoRespondersError:
+        except nats_errors.NoRespondersError:
             raise NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one") from None
-        except NatsTimeoutError:
+        except nats_errors.TimeoutError:
             state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"
             raise TimedOut(
                 f"no answer to {subject} within {self._timeout:g} s ({state}); it may have been carried out, or not"
             ) from None
-        except (ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError) as error:
+        except (
+            nats_errors.ConnectionClosedError,
+            nats_errors.ConnectionDrainingError,
+            nats_errors.OutboundBufferLimitError,
+        ) as error:
             raise Unanswered(f"not connected to NATS: {error}") from error
         finally:
             del self._waiting[not_permitted]
@@ -134,14 +134,11 @@ class ServiceClient(AsyncClosing):
         """Find the requests that NATS has refused: it reports a refusal to the connection, not to the request."""
         if (found := _PERMISSION.search(str(error))) is None:
             return
-        action, refused_subject = found.groups()
+        kind, refused_subject = found.group(1).lower(), found.group(2).lower()  # nats-py reports them in lower case
+        subscribe = f"subscribe to {self._inbox}.>, where its replies arrive"
         for future, subject in self._waiting.items():
-            if action.lower() != "publish":
-                reason = f"subscribe to {self._inbox}.>, where its replies arrive"
-            elif refused_subject.lower() == subject.lower():  # nats-py reports it in lower case
-                reason = f"publish to {subject}"
-            else:
+            if future.done() or (kind == "publish" and refused_subject != subject.lower()):
                 continue
-            if not future.done():
-                message = f"NATS refused this request: {self._user} may not {reason}. Log in as {self._log_in_as}"
-                future.set_result(NotPermitted(message))
+            action = f"publish to {subject}" if kind == "publish" else subscribe
+            message = f"NATS refused this request: {self._user} may not {action}. Log in as {self._log_in_as}"
+            future.set_result(NotPermitted(message))

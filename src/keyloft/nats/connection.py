@@ -1,4 +1,4 @@
-"""Connects to NATS and stays connected; subscribes to a service's requests."""
+"""Connects to NATS and stays connected."""
 
 import asyncio
 import logging
@@ -9,13 +9,11 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 from nats.aio.client import Client as Nats
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import AuthorizationError
 
 from keyloft.core.urls import without_login
 from keyloft.errors import NotPermitted
-from keyloft.nats.internals import Handler, NatsConnection, check_nats_py
+from keyloft.nats.internals import NatsConnection, check_nats_py
 from keyloft.nats.log_rate import LogRate
 
 logger = logging.getLogger(__name__)
@@ -42,8 +40,8 @@ class Login(Struct, frozen=True):
 
     def options(self) -> dict[str, Any]:
         """The options of `nats.connect` for this login."""
-        credentials = None if self.credentials is None else str(self.credentials)
-        options = {"user": self.user, "password": self.password, "token": self.token, "user_credentials": credentials}
+        secrets = {"user": self.user, "password": self.password, "token": self.token}
+        options = {**secrets, "user_credentials": self.credentials}
         if self.ca is None and self.certificate is None:
             return options
         context = ssl.create_default_context(cafile=self.ca)
@@ -153,38 +151,3 @@ async def cancel(task: "asyncio.Future[Any]") -> None:
         await asyncio.wait([task], timeout=0.1)
     if not task.cancelled():
         task.exception()
-
-
-async def subscribe(connection: Nats, prefixes: Iterable[str], queue: str, handler: Handler) -> list[Subscription]:
-    """Pass all requests below some prefixes, each of which ends with a dot, to a handler.
-
-    The server knows of the subscriptions after the next flush; `Discovery.start` makes one.
-    """
-    check_nats_py()
-
-    async def receive(message: Msg) -> None:
-        handled = handler(message.subject, message.reply, message.data)
-        if handled is not None and not isinstance(handled, list):
-            await handled
-
-    subscriptions = []
-    for prefix in prefixes:
-        # No bounds in nats-py, which would drop what exceeds them without a word: a service counts its requests.
-        subscription = await connection.subscribe(
-            f"{prefix}>", queue=queue, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0
-        )
-        subscriptions.append(subscription)
-        if isinstance(connection, NatsConnection):
-            connection.handle(subscription, handler)
-    return subscriptions
-
-
-async def drain(connection: Nats, subscriptions: Iterable[Subscription], seconds: float) -> None:
-    """Read what the server has sent already, and no more."""
-    # Not cancelled when it takes too long: nats-py would fail at an answer that arrives later. Without a server there
-    # is nothing to read: it gives the requests to another instance, or to none.
-    if draining := [asyncio.ensure_future(one.drain()) for one in subscriptions]:  # type: ignore[no-untyped-call]
-        await asyncio.wait(draining, timeout=seconds)
-    if isinstance(connection, NatsConnection):
-        for subscription in subscriptions:
-            connection.handle(subscription, None)

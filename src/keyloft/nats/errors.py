@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 from keyloft import errors
-from keyloft.errors import CommitUnknown, DatabaseError, KeyloftError, Stalled, ValueTooLarge
+from keyloft.nats.payloads import to_json
 
 _KINDS: Final = (
     errors.InvalidJson,
@@ -21,23 +19,14 @@ _KINDS: Final = (
     errors.DatabaseError,
     errors.KeyloftError,
 )
-WIRE_ERRORS: Final[Mapping[str, type[KeyloftError]]] = {kind.code: kind for kind in _KINDS}
+WIRE_ERRORS: Final[Mapping[str, type[errors.KeyloftError]]] = {kind.code: kind for kind in _KINDS}
 """All codes that a service replies with, and what a client raises for them."""
-
-_FAILED: Final = "the database failed, and this request was not carried out; the service's log has the reason"
-_UNKNOWN: Final = "the connection to the database was lost during this write: it was made or not; read to find out"
-_UNEXPECTED: Final = "the service failed unexpectedly; its log has the reason"
-
-_to_json = msgspec.json.Encoder().encode
 
 
 def wire_code(error: BaseException) -> str:
     """The code under which an error travels: its own, or that of its nearest base class that has one on the wire."""
-    for kind in type(error).__mro__:
-        code = kind.__dict__.get("code")
-        if code in WIRE_ERRORS:
-            return str(code)
-    return KeyloftError.code
+    codes = (str(vars(kind).get("code")) for kind in type(error).__mro__)
+    return next((code for code in codes if code in WIRE_ERRORS), errors.KeyloftError.code)
 
 
 def refusal(error: BaseException, more: Mapping[str, Any] | None = None) -> bytes:
@@ -49,17 +38,17 @@ def refusal(error: BaseException, more: Mapping[str, Any] | None = None) -> byte
     """
     code = wire_code(error)
     message = str(error)
-    if isinstance(error, CommitUnknown):
-        message = _UNKNOWN
-    elif code == DatabaseError.code and not isinstance(error, Stalled):
-        message = _FAILED
-    elif code == KeyloftError.code:
-        message = _UNEXPECTED
-    return _to_json({"success": False, "error_code": code, "message": message, **(more or {})})
+    if isinstance(error, errors.CommitUnknown):
+        message = "the connection to the database was lost during this write: it was made or not; read to find out"
+    elif code == errors.DatabaseError.code and not isinstance(error, errors.Stalled):
+        message = "the database failed, and this request was not carried out; the service's log has the reason"
+    elif code == errors.KeyloftError.code:
+        message = "the service failed unexpectedly; its log has the reason"
+    return to_json({"success": False, "error_code": code, "message": message, **(more or {})})
 
 
-def refused(reply: Mapping[str, Any]) -> KeyloftError:
+def refused(reply: Mapping[str, Any]) -> errors.KeyloftError:
     """The exception for a reply that reports an error."""
     code, message = str(reply.get("error_code")), str(reply.get("message"))
-    kind = WIRE_ERRORS.get(code, KeyloftError)
-    return ValueTooLarge(None, None, message) if kind is ValueTooLarge else kind(message)
+    kind = WIRE_ERRORS.get(code, errors.KeyloftError)
+    return errors.ValueTooLarge(None, None, message) if kind is errors.ValueTooLarge else kind(message)

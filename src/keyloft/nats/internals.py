@@ -43,7 +43,6 @@ _METHODS: Final = (
     (Nats, "_send_ping", ("future",)),
     (Nats, "_send_command", ("cmd",)),
     (Nats, "_flush_pending", ()),
-    (Nats, "flush", ("timeout",)),
     (Nats, "force_reconnect", ()),
     (Parser, "parse", ("data",)),
     (Parser, "reset", ()),
@@ -116,20 +115,16 @@ class NatsConnection(Nats):
             self._handlers[subscription._id] = handler
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        if not self.stats["in_msgs"] % limits.UNREAD_CHECK_EVERY:
-            await self._wait_for_readers(sid)
+        if not self.stats["in_msgs"] % limits.UNREAD_CHECK_EVERY and (subscription := self._subs.get(sid)) is not None:
+            # Stop reading while too much is unread, to bound memory; if this lasts, NATS reports a slow consumer.
+            while (  # noqa: ASYNC110
+                subscription.pending_msgs > limits.UNREAD_MESSAGES or subscription.pending_bytes > limits.UNREAD_BYTES
+            ):
+                await asyncio.sleep(0.001)
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
         except Exception as error:
             _log_unreadable(error)
-
-    async def _wait_for_readers(self, sid: int) -> None:
-        """Stop reading while too much is unread, to bound memory; if this lasts, NATS reports a slow consumer."""
-        subscription = self._subs.get(sid)
-        while subscription is not None and (  # noqa: ASYNC110
-            subscription.pending_msgs > limits.UNREAD_MESSAGES or subscription.pending_bytes > limits.UNREAD_BYTES
-        ):
-            await asyncio.sleep(0.001)
 
     async def _read_loop(self) -> None:
         # Half a message of the connection before this one may be left in the parser.
@@ -210,11 +205,9 @@ class _Parser(Parser):
             except UnicodeDecodeError as error:
                 _log_unreadable(error)
                 continue
-            if handled is None:
-                continue
             if isinstance(handled, list):
                 refused[sid, subject] = handled
-            else:
+            elif handled is not None:
                 await handled
                 refused.clear()
 
@@ -269,11 +262,6 @@ async def publish_to_all(connection: Nats, subjects: Sequence[bytes], data: byte
 
 async def _publish_each(connection: Nats, messages: Iterable[tuple[str, bytes]]) -> None:
     """While the server is away, nats-py keeps as much as it may until then, and refuses the rest one by one."""
-    failure = None
-    for subject, data in messages:
-        try:
-            await connection.publish(subject, data)
-        except Exception as error:
-            failure = error
-    if failure is not None:
-        raise failure
+    sending = [connection.publish(subject, data) for subject, data in messages]
+    if failures := [failure for failure in await asyncio.gather(*sending, return_exceptions=True) if failure]:
+        raise failures[-1]

@@ -11,7 +11,10 @@ from keyloft.core import integers
 from keyloft.errors import InvalidArgument, InvalidJson, MissingField, ValueTooLarge
 
 _TOO_DEEP: Final = f"the payload is nested too deeply; a value may have {limits.VALUE_DEPTH} levels"
-_skim = msgspec.json.Decoder(msgspec.Raw).decode
+
+skim = msgspec.json.Decoder(msgspec.Raw).decode
+"""Reads JSON to its end, and returns it as it is. It overlooks broken UTF-8."""
+to_json = msgspec.json.Encoder().encode
 
 
 def check_json(data: bytes) -> None:
@@ -22,7 +25,7 @@ def check_json(data: bytes) -> None:
         InvalidArgument: It is nested too deeply.
     """
     try:
-        _skim(data)
+        skim(data)
     except RecursionError:
         raise InvalidArgument(_TOO_DEEP) from None
     except msgspec.MsgspecError:

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Self
 
 from nats.aio.client import Client as Nats
+from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConfig, ServiceInfo, ServiceStats
 
 import keyloft
 from keyloft.core.closing import AsyncClosing
-from keyloft.nats.connection import drain, servers, subscribe
-from keyloft.nats.internals import Handled
+from keyloft.nats.connection import servers
+from keyloft.nats.internals import Handled, NatsConnection, check_nats_py
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
 warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
@@ -70,7 +71,15 @@ class NatsService(AsyncClosing):
         Raises:
             IncompatibleLibrary: The installed nats-py can't be used.
         """
-        self._subscriptions = await subscribe(self.nats, self._prefixes, self._queue, self._receive)
+        check_nats_py()
+        for prefix in self._prefixes:
+            # No bounds in nats-py, which would drop what exceeds them without a word: a service counts its requests.
+            subscription = await self.nats.subscribe(
+                f"{prefix}>", queue=self._queue, cb=self._receive_message, pending_msgs_limit=0, pending_bytes_limit=0
+            )
+            self._subscriptions.append(subscription)
+            if isinstance(self.nats, NatsConnection):
+                self.nats.handle(subscription, self._receive)
         self._begin()
         await self._discovery.start()
         # Of a plain nats-py client, the ping of the first flush (in start) may overtake the subscriptions; this one
@@ -83,7 +92,13 @@ class NatsService(AsyncClosing):
     async def aclose(self) -> None:
         """Accept no more requests, answer those that were accepted, then return. A second call does nothing."""
         subscriptions, self._subscriptions = self._subscriptions, []
-        await drain(self.nats, subscriptions, self._deadline)
+        # Not cancelled when it takes too long: nats-py would fail at an answer that arrives later. Without a server
+        # there is nothing to read: it gives the requests to another instance, or to none.
+        if draining := [asyncio.ensure_future(one.drain()) for one in subscriptions]:  # type: ignore[no-untyped-call]
+            await asyncio.wait(draining, timeout=self._deadline)
+        if isinstance(self.nats, NatsConnection):
+            for subscription in subscriptions:
+                self.nats.handle(subscription, None)
         await self._finish()
         self._state = "closed"
         if subscriptions:
@@ -91,6 +106,12 @@ class NatsService(AsyncClosing):
                 await asyncio.wait_for(self._discovery.stop(), self._deadline)
 
     stop = aclose
+
+    async def _receive_message(self, message: Msg) -> None:
+        """Pass on a message of a plain client of nats-py."""
+        handled = self._receive(message.subject, message.reply, message.data)
+        if handled is not None and not isinstance(handled, list):
+            await handled
 
     def _receive(self, subject: str, reply: str, data: bytes) -> Handled:
         """Accept a request, or refuse it."""
