@@ -101,9 +101,8 @@ class PluginKV:
             ValueTooLarge: It takes more than 64 KB as JSON.
             InvalidValue: It is not JSON, or would not be read back as an equal value.
         """
-        fields: dict[str, Any] = {"key": rules.key(key), "value": msgspec.Raw(rules.value(value))}
-        if rules.ttl(ttl) is not None:
-            fields["ttl"] = ttl
+        rules.ttl(ttl)
+        fields = {"key": rules.key(key), "value": msgspec.Raw(rules.value(value)), "ttl": ttl}
         await self._client.request("set", fields)
 
     async def delete(self, key: str) -> bool:

@@ -7,13 +7,11 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, DateTime, Index, PrimaryKeyConstraint, String, Text, text
-from sqlalchemy.engine import Dialect
+from sqlalchemy import BigInteger, DateTime, Dialect, Index, PrimaryKeyConstraint, String, Text, TypeDecorator, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, validates
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeDecorator
 
 from keyloft import limits
 from keyloft.core import values

@@ -6,7 +6,6 @@ from typing import Final
 from keyloft import limits
 from keyloft.core import values
 from keyloft.core.records import PluginKey, Scan, Set, Space
-from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument, InvalidKey, InvalidPluginName, InvalidValue, ValueTooLarge
 
 PREFIXES: Final = ("db.kv", "rosey.db.kv")
@@ -110,7 +109,7 @@ def text(content: object, field: str) -> str:
 
 def setting(plugin: str, name: object, content: object, ttl_seconds: object) -> Set:
     """The write that stores a value."""
-    return Set(Space.PLUGINS, (plugin, key(name)), value(content), Encoding.JSON, ttl(ttl_seconds))
+    return Set(Space.PLUGINS, (plugin, key(name)), value(content), values.JSON, ttl(ttl_seconds))
 
 
 def listing(plugin: str, prefix: object, keys: object, after: object) -> Scan:

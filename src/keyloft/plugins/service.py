@@ -18,8 +18,8 @@ from nats.aio.client import Client as Nats
 from nats.micro.service import EndpointStats
 
 from keyloft import limits
-from keyloft.core.engine import Engine
-from keyloft.core.records import Batch, Committed, Conflict, Set
+from keyloft.core.engine import Engine, write
+from keyloft.core.records import Committed, Set
 from keyloft.errors import Busy, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
 from keyloft.nats.connection import cancel
 from keyloft.nats.errors import refusal, wire_code
@@ -27,7 +27,7 @@ from keyloft.nats.internals import Handled, publish_all, publish_to_all
 from keyloft.nats.service import NatsService
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
-from keyloft.plugins.meters import OTHER, Meter, Meters
+from keyloft.plugins.meters import OTHER, Histogram, Meter, Meters
 from keyloft.plugins.requests import Plugin, PluginRequest, WriteQueue, end
 from keyloft.plugins.store import BotDatabase, listed
 
@@ -92,7 +92,7 @@ class DatabaseService(NatsService):
         self._plugins: dict[str, Plugin] = {}
         self._routes: dict[str, tuple[Plugin, str]] = {}
         self._reserved_bytes = tuple([prefix.encode() for prefix in self._reserved])
-        self._no_plugin = Plugin(OTHER, Meter())
+        self._no_plugin = Plugin(OTHER, Meter(), Histogram())
         """Stands for the sender of a request whose subject names no plugin."""
         self._gets: list[PluginRequest] = []
         self._something_to_get = asyncio.Event()
@@ -190,15 +190,16 @@ class DatabaseService(NatsService):
             self._routes.clear()
             self._plugins = {name: plugin for name, plugin in self._plugins.items() if plugin.unanswered}
         if (plugin := self._plugins.get(name)) is None:
-            plugin = self._plugins[name] = Plugin(name, self.meters.of(name))
+            meter = self.meters.of(name)
+            plugin = self._plugins[name] = Plugin(name, meter, meter.durations["get"])
         self._routes[subject] = plugin, operation
         return plugin, operation
 
     def _accept(self, request: PluginRequest) -> None:
         if request.operation in ("set", "delete"):
             self._writes.add(request)
-        elif write := request.write_before():
-            write.waiting.append(request)
+        elif before := request.write_before():
+            before.waiting.append(request)
         else:
             self._add_read(request)
 
@@ -265,39 +266,35 @@ class DatabaseService(NatsService):
     async def _write(self) -> None:
         """Commit the writes that arrived during the last commit."""
         group = await self._writes.next_group()
-        committing = asyncio.create_task(self._engine.commit(Batch(tuple([write.content for write in group]))))
+        committing = asyncio.create_task(write(self._engine, *[request.content for request in group]))
         try:
             await self._answer(group, self._written(group, committing))
             # Stalled: the next group can't begin before this one has ended, but nothing waits beyond the deadline.
             while not committing.done():
-                overdue = self._writes.overdue(group, perf_counter() - self._deadline)
-                await self._fail(overdue, Stalled(f"{self._stalled}; it was not carried out"))
+                if overdue := self._writes.overdue(group, perf_counter() - self._deadline):
+                    await self._fail(overdue, Stalled(f"{self._stalled}; it was not carried out"))
                 await asyncio.wait([committing], timeout=self._deadline / 4)
             committing.exception()  # if nobody asked for it, asyncio would log it
         finally:
             for read in end(group):
                 self._add_read(read)
 
-    async def _written(
-        self, group: Sequence[PluginRequest], committing: "asyncio.Task[Committed | Conflict]"
-    ) -> list[bytes]:
+    async def _written(self, group: Sequence[PluginRequest], committing: "asyncio.Task[Committed]") -> list[bytes]:
         """The replies to writes. None of them has a condition, so they fail together or not at all."""
         await asyncio.wait([committing], timeout=self._deadline)
         if not committing.done():
             raise Stalled(f"{self._stalled}; it may still be carried out")
-        done = committing.result()
-        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
-        found = iter(done.found)
+        found = iter(committing.result().found)
         now = perf_counter()
         replies = []
-        for write in group:
-            if type(write.content) is Set:
-                ttl = write.content.expire_in
-                self._count(write, now, size=len(write.content.value), ttl=ttl and ttl // 1000)
+        for request in group:
+            if type(request.content) is Set:
+                ttl = request.content.expire_in
+                self._count(request, now, size=len(request.content.value), ttl=ttl and ttl // 1000)
                 replies.append(wire.STORED)
             else:
                 existed = next(found)
-                self._count(write, now, deleted=existed)
+                self._count(request, now, deleted=existed)
                 replies.append(wire.DELETED if existed else wire.NOT_DELETED)
         return replies
 
@@ -321,8 +318,6 @@ class DatabaseService(NatsService):
 
     async def _fail(self, requests: Sequence[PluginRequest], error: Exception) -> None:
         """Answer requests that failed, all for one reason."""
-        if not requests:
-            return
         if isinstance(error, TimeoutError):  # of a read; a stalled write has more to say
             error = Stalled(self._stalled)
         self._log.failure(len(requests), error)
@@ -344,12 +339,13 @@ class DatabaseService(NatsService):
         message = str(error) if isinstance(error, KeyloftError) else type(error).__name__
         if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
             message = "the value was refused"  # the message has names of fields in it, which are the sender's data
-        self._count_error(request.plugin.name, request.operation, code)
-        self._log.refusal(request.operation, request.plugin.name, request.key, code, message)
+        self._note_refusals(request.plugin.name, request.operation, request.key, code, message)
 
-    def _count_error(self, plugin: str, operation: str, code: str, times: int = 1) -> None:
+    def _note_refusals(self, plugin: str, operation: str, key: str, code: str, message: str, times: int = 1) -> None:
+        """Count and log requests that were refused or failed for the same reason."""
         self.meters.of(plugin).errors[code] += times
         self._count_errors(operation, code, times)
+        self._log.refusal(operation, plugin, key, code, message, times=times)
 
     # Refusing, so that a flood of bad requests delays no other plugin's answers
 
@@ -393,8 +389,7 @@ class DatabaseService(NatsService):
         busy, self._busy = self._busy, {}
         wanted: list[bytes] = []
         for (plugin, operation), replies in busy.items():
-            self._count_error(plugin.name, operation, Busy.code, len(replies))
-            self._log.refusal(operation, plugin.name, "", Busy.code, _TOO_MANY, times=len(replies))
+            self._note_refusals(plugin.name, operation, "", Busy.code, _TOO_MANY, len(replies))
             wanted += [reply for reply in replies if reply and not reply.startswith(self._reserved_bytes)]
         if wanted:
             await self._log.sending(publish_to_all(self.nats, wanted, _BUSY))

@@ -10,9 +10,9 @@ from typing import Any, Self
 from keyloft import limits
 from keyloft.clock import Clock
 from keyloft.core.closing import AsyncClosing
-from keyloft.core.engine import Engine
+from keyloft.core.engine import Engine, write
 from keyloft.core.lazy import PagedList
-from keyloft.core.records import Batch, Committed, Delete, Get, Mutation, Page, Record, Space
+from keyloft.core.records import Delete, Get, Page, Record, Space
 from keyloft.core.sweeper import sweep
 from keyloft.core.urls import DatabaseUrl
 from keyloft.core.values import decode_json
@@ -111,7 +111,8 @@ class BotDatabase(AsyncClosing):
             ValueError: A name, key or TTL is out of range, or the value exceeds 64KB.
             TypeError: The value is not JSON-serializable.
         """
-        await self._commit(rules.setting(rules.plugin_name(plugin_name), key, value, ttl_seconds))
+        setting = rules.setting(rules.plugin_name(plugin_name), key, value, ttl_seconds)
+        await write(await self.engine(), setting)
 
     async def kv_get(self, plugin_name: str, key: str) -> dict[str, Any]:
         """The value at a plugin's key: `{'exists': True, 'value': …}`, or `{'exists': False}`."""
@@ -127,8 +128,8 @@ class BotDatabase(AsyncClosing):
 
     async def kv_delete(self, plugin_name: str, key: str) -> bool:
         """Remove an entry; returns whether there was one."""
-        done = await self._commit(Delete(Space.PLUGINS, (rules.plugin_name(plugin_name), rules.key(key))))
-        return done.found[0]
+        delete = Delete(Space.PLUGINS, (rules.plugin_name(plugin_name), rules.key(key)))
+        return (await write(await self.engine(), delete)).found[0]
 
     def kv_list(
         self, plugin_name: str, prefix: str = "", limit: int | None = None, *, after: str | None = None
@@ -148,12 +149,6 @@ class BotDatabase(AsyncClosing):
         """Remove the expired entries of all plugins; returns how many. No read shows them before that either."""
         return await sweep(await self.engine(), Space.PLUGINS)
 
-    async def _commit(self, mutation: Mutation) -> Committed:
-        engine = await self.engine()
-        done = await engine.commit(Batch((mutation,)))
-        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
-        return done
-
 
 class PluginKeys(PagedList[str]):
     """A plugin's keys on request: `await` reads one page of them, `async for` goes through all."""
@@ -161,11 +156,10 @@ class PluginKeys(PagedList[str]):
     what = "keys"
 
     def __init__(self, db: BotDatabase, plugin: str, prefix: str, limit: int | None, after: str | None) -> None:
-        rules.listing(plugin, prefix, limit, after)  # refuses wrong arguments at once
+        self._scan = partial(rules.listing, plugin, prefix)
+        self._scan(limit, after)  # refuses wrong arguments at once
         super().__init__(limit)
         self._db = db
-        self._plugin = plugin
-        self._prefix = prefix
         self._after = after
 
     def __await__(self) -> Generator[Any, None, dict[str, Any]]:  # type: ignore[override]
@@ -177,7 +171,7 @@ class PluginKeys(PagedList[str]):
 
     async def _page(self, limit: int, after: str | None) -> tuple[list[str], str | None]:
         engine = await self._db.engine()
-        [page] = await engine.read(rules.listing(self._plugin, self._prefix, limit, after or self._after))
+        [page] = await engine.read(self._scan(limit, after or self._after))
         keys, truncated = listed(page, limit)
         return keys, keys[-1] if truncated else None
 

@@ -25,7 +25,6 @@ ABSENT: Final = b'{"success":true,"exists":false}'
 
 # A character takes up to six bytes as an escape; the rest is for the key and the names of the fields.
 _LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + limits.PLUGIN_REQUEST_BYTES
-_USUAL_KEYED: Final = limits.PLUGIN_KEY_CHARACTERS
 
 
 class _Keyed(Struct):
@@ -40,8 +39,6 @@ class _Valued(_Keyed):
 
 _read_keyed = msgspec.json.Decoder(_Keyed).decode
 _read_valued = msgspec.json.Decoder(_Valued).decode
-_to_json = msgspec.json.Encoder().encode
-_skim = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def getting(plugin: str, data: bytes) -> Get:
@@ -61,7 +58,7 @@ def setting(plugin: str, data: bytes) -> Set:
         raise ValueTooLarge(len(data), limits.PLUGIN_VALUE_BYTES)
     try:
         request = _read_valued(data)
-        stored = _to_json(request.value)
+        stored = payloads.to_json(request.value)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return _set_carefully(plugin, data)
     if len(stored) > limits.PLUGIN_VALUE_BYTES:
@@ -77,8 +74,7 @@ def setting(plugin: str, data: bytes) -> Set:
 
 def listing(plugin: str, data: bytes) -> Scan:
     """The scan that a list requests."""
-    _check_size(data)
-    fields = payloads.read(data)
+    fields = _read(data)
     return rules.listing(plugin, fields.get("prefix"), fields.get("limit"), fields.get("after"))
 
 
@@ -99,7 +95,7 @@ def got(record: Record | None) -> bytes:
     try:
         # Another program may have written to the table. Skimming costs a third of decoding, but overlooks broken UTF-8.
         if record.value.isascii():
-            _skim(record.value)
+            payloads.skim(record.value)
         else:
             decode_json(record.value)
     except (Undecodable, msgspec.MsgspecError, RecursionError):
@@ -111,7 +107,7 @@ def got(record: Record | None) -> bytes:
 def listed(keys: list[str], truncated: bool, most_bytes: int) -> bytes:
     """The reply to a list; with fewer keys, and marked as truncated, if it would be too large for a message."""
     while True:
-        reply = _to_json({"success": True, "keys": keys, "count": len(keys), "truncated": truncated})
+        reply = payloads.to_json({"success": True, "keys": keys, "count": len(keys), "truncated": truncated})
         if len(reply) <= most_bytes or len(keys) <= 1:
             return reply
         # In proportion, less a tenth: keys differ in length.
@@ -122,15 +118,14 @@ def listed(keys: list[str], truncated: bool, most_bytes: int) -> bytes:
 def key(data: bytes) -> str:
     """The key of a get or delete."""
     try:
-        name = _read_keyed(data).key if len(data) <= _USUAL_KEYED else ""
+        name = _read_keyed(data).key if len(data) <= limits.PLUGIN_KEY_CHARACTERS else ""
     except (msgspec.MsgspecError, ValueError, RecursionError):
         name = ""
     # Most keys need no further check: they are short, as the request is; JSON has no NUL without an escape, ASCII has
     # no surrogates.
     if name and name.isascii() and b"\\" not in data and data.count(b'"') == 4:
         return name
-    _check_size(data)
-    return rules.key(payloads.field(payloads.read(data), "key"))
+    return rules.key(payloads.field(_read(data), "key"))
 
 
 def _set_carefully(plugin: str, data: bytes) -> Set:
@@ -142,10 +137,11 @@ def _set_carefully(plugin: str, data: bytes) -> Set:
     return rules.setting(plugin, name, content, alias if ttl is None else ttl)
 
 
-def _check_size(data: bytes) -> None:
-    """Refuse what is far too large without reading it carefully, which takes a third of a second per megabyte."""
+def _read(data: bytes) -> dict[str, Any]:
+    """The fields of a request without a value. Reading a far too large one would take a third of a second per MB."""
     if len(data) > limits.PLUGIN_REQUEST_BYTES:
         payloads.check_json(data)
         raise InvalidArgument(
             f"the payload has {len(data)} bytes; this operation takes at most {limits.PLUGIN_REQUEST_BYTES}"
         )
+    return payloads.read(data)
