@@ -81,8 +81,7 @@ class DatabaseService(NatsService):
         super().__init__(nats, prefixes, reserved=reserved, queue=queue, deadline=deadline, metadata=metadata)
         self.db = db
         self.meters = meters or Meters()
-        self.unanswered = 0
-        """How many requests are accepted and not yet answered."""
+        self._unanswered = 0
         self._per_plugin = requests_per_plugin
         self._in_all = requests_in_all
         self._cleanup_every = cleanup_every
@@ -104,6 +103,11 @@ class DatabaseService(NatsService):
         """The reply subjects to which BUSY is sent, by plugin and operation."""
         self._has_refused_busy = False
         self._something_to_refuse = asyncio.Event()
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests are accepted and not yet answered."""
+        return self._unanswered
 
     @property
     def unsent_refusals(self) -> int:
@@ -136,7 +140,7 @@ class DatabaseService(NatsService):
                 await asyncio.sleep(0.1)
 
     async def _finish(self) -> None:
-        while self.unanswered:  # noqa: ASYNC110 (an event would have to be set and cleared in the path of each request)
+        while self._unanswered:  # noqa: ASYNC110 (an event would have to be set and cleared in the path of each request)
             await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
         await self._send_refusals()
         tasks, self._tasks = self._tasks, []
@@ -154,7 +158,7 @@ class DatabaseService(NatsService):
         is_reserved = reply.startswith(self._reserved)
         try:
             plugin, operation = self._routes.get(subject) or self._route(subject)
-            if plugin.unanswered >= self._per_plugin or self.unanswered >= self._in_all:
+            if plugin.unanswered >= self._per_plugin or self._unanswered >= self._in_all:
                 return self._refuse_busy(plugin, operation, reply)
             if is_reserved:
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
@@ -173,7 +177,7 @@ class DatabaseService(NatsService):
             wait = self._until_sent() if self._is_behind() else None
         # Bad requests count, too, until they are answered: a flood of them is refused as cheaply as any other.
         plugin.unanswered += 1
-        self.unanswered += 1
+        self._unanswered += 1
         return wait
 
     def _route(self, subject: str) -> tuple[Plugin, str]:
@@ -332,7 +336,7 @@ class DatabaseService(NatsService):
             await self._log.sending(publish_all(self.nats, wanted))
         for request in requests:
             request.plugin.unanswered -= 1
-        self.unanswered -= len(requests)
+        self._unanswered -= len(requests)
 
     def _note_error(self, request: PluginRequest, error: Exception) -> None:
         code = wire_code(error)
