@@ -99,12 +99,10 @@ async def connect(
         last_logged = ""
         logger.info("NATS: connected again")
 
+    callbacks: dict[str, Any] = {"error_cb": failed, "disconnected_cb": lost, "reconnected_cb": restored}
     options = {"max_reconnect_attempts": -1, "reconnect_time_wait": 1, **(login or Login()).options(), **options}
-    connecting = connection.connect(
-        servers, name=name, error_cb=failed, disconnected_cb=lost, reconnected_cb=restored, **options
-    )
     try:
-        await unless(hopeless, connecting)
+        await unless(hopeless, connection.connect(servers, name=name, **callbacks, **options))
     except BaseException:
         await connection.close()
         raise

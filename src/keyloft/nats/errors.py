@@ -36,8 +36,7 @@ def refusal(error: BaseException, more: Mapping[str, Any] | None = None) -> byte
         error: Why the request is refused.
         more: Further fields of the reply.
     """
-    code = wire_code(error)
-    message = str(error)
+    code, message = wire_code(error), str(error)
     if isinstance(error, errors.CommitUnknown):
         message = "the connection to the database was lost during this write: it was made or not; read to find out"
     elif code == errors.DatabaseError.code and not isinstance(error, errors.Stalled):

@@ -115,11 +115,9 @@ class NatsConnection(Nats):
             self._handlers[subscription._id] = handler
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        if not self.stats["in_msgs"] % limits.UNREAD_CHECK_EVERY and (subscription := self._subs.get(sid)) is not None:
+        if not self.stats["in_msgs"] % limits.UNREAD_CHECK_EVERY and (sub := self._subs.get(sid)) is not None:
             # Stop reading while too much is unread, to bound memory; if this lasts, NATS reports a slow consumer.
-            while (  # noqa: ASYNC110
-                subscription.pending_msgs > limits.UNREAD_MESSAGES or subscription.pending_bytes > limits.UNREAD_BYTES
-            ):
+            while sub.pending_msgs > limits.UNREAD_MESSAGES or sub.pending_bytes > limits.UNREAD_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
@@ -239,14 +237,10 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
         await _publish_each(connection, messages)
         return
     largest = connection.max_payload
-    commands = [
-        b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(data), data)
-        for subject, data in messages
-        if len(data) <= largest
-    ]
-    await connection._send_command(b"".join(commands))
+    sendable = [(subject.encode(), len(data), data) for subject, data in messages if len(data) <= largest]
+    await connection._send_command(b"".join([b"PUB %b %d\r\n%b\r\n" % message for message in sendable]))
     await connection._flush_pending()
-    if len(commands) < len(messages):
+    if len(sendable) < len(messages):
         raise MaxPayloadError
 
 

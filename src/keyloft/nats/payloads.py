@@ -53,9 +53,7 @@ def read(data: bytes) -> dict[str, Any]:
     if not data.strip():
         raise InvalidJson("the payload is empty: send a JSON object, at least {}")
     try:
-        fields = json.loads(
-            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_integer
-        )
+        fields = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer)
     except UnicodeDecodeError:
         raise InvalidJson("the payload is not JSON: it is not UTF-8 text") from None
     except RecursionError:
@@ -81,5 +79,5 @@ def _integer(digits: str) -> int:
     return integers.parse(digits)
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _no_constant(name: str) -> NoReturn:
     raise InvalidJson(f"the payload is not JSON: JSON has no {name}")

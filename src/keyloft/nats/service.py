@@ -122,7 +122,6 @@ class NatsService(AsyncClosing):
 
     async def _finish(self) -> None:
         """Return when all accepted requests are answered."""
-        raise NotImplementedError
 
     def _count_errors(self, operation: str, code: str, times: int = 1) -> None:
         endpoint = self._endpoints[operation]

@@ -1,5 +1,6 @@
 """The log of a plugin service: each operation, or a sample when there are many. Never a value."""
 
+import json
 import logging
 import time
 from collections.abc import Coroutine
@@ -27,7 +28,7 @@ class OperationLog:
             return
         level, title = (logging.WARNING, f"slow {name}") if slow else (logging.DEBUG, name)
         ms = seconds * 1000
-        shown = " ".join([f"{detail}={_shown(value)}" for detail, value in details.items()])
+        shown = " ".join([f"{detail}={json.dumps(value)}" for detail, value in details.items()])
         fields = {"operation": f"kv_{name}", "plugin": plugin, "key": key, **details, "latency_ms": round(ms, 2)}
         text = "[KV] %s: plugin=%s key=%r %s latency_ms=%.1f"
         self._logger.log(level, text, title, plugin, key, shown, ms, extra=fields)
@@ -69,7 +70,3 @@ class OperationLog:
 
     def _left_out(self, lines: int) -> None:
         self._logger.warning("[KV] %d more requests failed or were slow within a second", lines)
-
-
-def _shown(value: int | None) -> str:
-    return "null" if value is None else str(value).lower()

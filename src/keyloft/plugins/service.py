@@ -185,9 +185,8 @@ class DatabaseService(NatsService):
         prefix = next((prefix for prefix in self._prefixes if subject.startswith(prefix)), "")
         name, dot, operation = subject[len(prefix) :].partition(".")
         if not dot or operation not in wire.READERS:
-            raise InvalidSubject(
-                f"a subject is <prefix>.<plugin>.<operation>, the operation one of {', '.join(wire.OPERATIONS)}"
-            )
+            operations = ", ".join(wire.OPERATIONS)
+            raise InvalidSubject(f"a subject is <prefix>.<plugin>.<operation>, the operation one of {operations}")
         rules.plugin_name(name)
         if len(self._routes) > limits.ROUTES:
             # Names cost their sender nothing: only plugins with unanswered requests are kept.

@@ -141,7 +141,6 @@ def _read(data: bytes) -> dict[str, Any]:
     """The fields of a request without a value. Reading a far too large one would take a third of a second per MB."""
     if len(data) > limits.PLUGIN_REQUEST_BYTES:
         payloads.check_json(data)
-        raise InvalidArgument(
-            f"the payload has {len(data)} bytes; this operation takes at most {limits.PLUGIN_REQUEST_BYTES}"
-        )
+        most = limits.PLUGIN_REQUEST_BYTES
+        raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {most}")
     return payloads.read(data)
