@@ -277,7 +277,7 @@ class DatabaseService(NatsService):
                 if overdue := self._writes.overdue(group, perf_counter() - self._deadline):
                     await self._fail(overdue, Stalled(f"{self._stalled}; it was not carried out"))
                 await asyncio.wait([committing], timeout=self._deadline / 4)
-            committing.exception()  # if nobody asked for it, asyncio would log it
+            committing.exception()  # asyncio logs an exception that was never retrieved
         finally:
             for read in end(group):
                 self._add_read(read)
