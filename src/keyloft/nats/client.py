@@ -93,11 +93,10 @@ class ServiceClient(AsyncClosing):
             NotPermitted: NATS does not let this user send this request, or receive its reply.
             TimedOut: No reply arrived in time.
         """
-        data = to_json(fields)
         not_permitted: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
         self._waiting[not_permitted] = subject
         try:
-            reply = await unless(not_permitted, self.nats.request(subject, data, timeout=self._timeout))
+            reply = await unless(not_permitted, self.nats.request(subject, to_json(fields), timeout=self._timeout))
             return self._read(reply.data)
         except nats_errors.NoRespondersError:
             raise NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one") from None

@@ -25,8 +25,10 @@ WIRE_ERRORS: Final[Mapping[str, type[errors.KeyloftError]]] = {kind.code: kind f
 
 def wire_code(error: BaseException) -> str:
     """The code under which an error travels: its own, or that of its nearest base class that has one on the wire."""
-    codes = (str(vars(kind).get("code")) for kind in type(error).__mro__)
-    return next((code for code in codes if code in WIRE_ERRORS), errors.KeyloftError.code)
+    for kind in type(error).__mro__:
+        if (code := vars(kind).get("code")) in WIRE_ERRORS:
+            return str(code)
+    return errors.KeyloftError.code
 
 
 def refusal(error: BaseException, more: Mapping[str, Any] | None = None) -> bytes:

@@ -227,6 +227,9 @@ def _log_unreadable(error: Exception) -> None:
     logger.debug("NATS: a message that can't be read was left out: %s", type(error).__name__)
 
 
+_PUB: Final = b"PUB %b %d\r\n%b\r\n"
+
+
 async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -> None:
     """Publish to subjects that arrived from NATS: joined into one command, it takes a fraction of the time.
 
@@ -237,10 +240,10 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
         await _publish_each(connection, messages)
         return
     largest = connection.max_payload
-    sendable = [(subject.encode(), len(data), data) for subject, data in messages if len(data) <= largest]
-    await connection._send_command(b"".join([b"PUB %b %d\r\n%b\r\n" % message for message in sendable]))
+    commands = [_PUB % (subject.encode(), len(data), data) for subject, data in messages if len(data) <= largest]
+    await connection._send_command(b"".join(commands))
     await connection._flush_pending()
-    if len(sendable) < len(messages):
+    if len(commands) < len(messages):
         raise MaxPayloadError
 
 

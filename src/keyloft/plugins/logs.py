@@ -35,10 +35,10 @@ class OperationLog:
 
     def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, times: int = 1) -> None:
         """Log a request that was refused or failed, or several for the same reason."""
-        level = logging.ERROR if code in (DatabaseError.code, KeyloftError.code) else logging.WARNING
-        fields = {"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code}
-        text = "[KV] %s failed: plugin=%s error=%s %s"
         for _ in range(self._rate.allows(times)):
+            level = logging.ERROR if code in (DatabaseError.code, KeyloftError.code) else logging.WARNING
+            fields = {"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code}
+            text = "[KV] %s failed: plugin=%s error=%s %s"
             self._logger.log(level, text, name or "request", plugin, code, message, extra=fields)
 
     def failure(self, requests: int, error: Exception) -> None:

@@ -27,8 +27,8 @@ from keyloft.nats.internals import Handled, publish_all, publish_to_all
 from keyloft.nats.service import NatsService
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
-from keyloft.plugins.meters import OTHER, Histogram, Meter, Meters
-from keyloft.plugins.requests import Plugin, PluginRequest, WriteQueue, end
+from keyloft.plugins.meters import OTHER, Meter, Meters
+from keyloft.plugins.requests import Plugin, PluginRequest, PluginWrite, WriteQueue, end
 from keyloft.plugins.store import BotDatabase, listed
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class DatabaseService(NatsService):
         self._plugins: dict[str, Plugin] = {}
         self._routes: dict[str, tuple[Plugin, str]] = {}
         self._reserved_bytes = tuple([prefix.encode() for prefix in self._reserved])
-        self._no_plugin = Plugin(OTHER, Meter(), Histogram())
+        self._no_plugin = Plugin(OTHER, Meter())
         """Stands for the sender of a request whose subject names no plugin."""
         self._gets: list[PluginRequest] = []
         self._something_to_get = asyncio.Event()
@@ -163,7 +163,14 @@ class DatabaseService(NatsService):
             if is_reserved:
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
             content = wire.READERS[operation](plugin.name, data)
-            self._accept(PluginRequest(plugin, operation, reply, content, arrived))
+            if operation in ("set", "delete"):
+                self._writes.add(PluginWrite(plugin, operation, reply, content, arrived))
+            else:
+                request = PluginRequest(plugin, operation, reply, content, arrived)
+                if plugin.writing and (before := request.write_before()):
+                    before.waiting.append(request)
+                else:
+                    self._add_read(request)
         except Exception as error:
             if plugin is self._no_plugin and plugin.unanswered >= self._per_plugin:
                 return self._refuse_busy(plugin, operation, reply)
@@ -193,18 +200,9 @@ class DatabaseService(NatsService):
             self._routes.clear()
             self._plugins = {name: plugin for name, plugin in self._plugins.items() if plugin.unanswered}
         if (plugin := self._plugins.get(name)) is None:
-            meter = self.meters.of(name)
-            plugin = self._plugins[name] = Plugin(name, meter, meter.durations["get"])
+            plugin = self._plugins[name] = Plugin(name, self.meters.of(name))
         self._routes[subject] = plugin, operation
         return plugin, operation
-
-    def _accept(self, request: PluginRequest) -> None:
-        if request.operation in ("set", "delete"):
-            self._writes.add(request)
-        elif before := request.write_before():
-            before.waiting.append(request)
-        else:
-            self._add_read(request)
 
     def _add_read(self, request: PluginRequest) -> None:
         if request.operation == "get":
@@ -330,8 +328,7 @@ class DatabaseService(NatsService):
 
     async def _reply(self, requests: Sequence[PluginRequest], replies: Sequence[bytes]) -> None:
         """Send replies to the requests that have a reply subject; all are answered then."""
-        wanted = [(request.reply, data) for request, data in zip(requests, replies, strict=True) if request.reply]
-        if wanted:
+        if wanted := [(request.reply, data) for request, data in zip(requests, replies, strict=True) if request.reply]:
             await self._log.sending(publish_all(self.nats, wanted))
         for request in requests:
             request.plugin.unanswered -= 1

@@ -23,6 +23,8 @@ DELETED: Final = b'{"success":true,"deleted":true}'
 NOT_DELETED: Final = b'{"success":true,"deleted":false}'
 ABSENT: Final = b'{"success":true,"exists":false}'
 
+_PLUGINS: Final = Space.PLUGINS  # to look it up takes longer than to make a Get
+
 # A character takes up to six bytes as an escape; the rest is for the key and the names of the fields.
 _LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + limits.PLUGIN_REQUEST_BYTES
 
@@ -43,12 +45,20 @@ _read_valued = msgspec.json.Decoder(_Valued).decode
 
 def getting(plugin: str, data: bytes) -> Get:
     """The read that a get requests."""
-    return Get(Space.PLUGINS, (plugin, key(data)))
+    try:
+        key = _read_keyed(data).key if len(data) <= limits.PLUGIN_KEY_CHARACTERS else ""
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        key = ""
+    # Most keys need no further check: they are short, as the request is; JSON has no NUL without an escape, ASCII has
+    # no surrogates.
+    if not key or not key.isascii() or b"\\" in data or data.count(b'"') != 4:
+        key = rules.key(payloads.field(_read(data), "key"))
+    return Get(_PLUGINS, (plugin, key))
 
 
 def deleting(plugin: str, data: bytes) -> Delete:
     """The write that a delete requests."""
-    return Delete(Space.PLUGINS, (plugin, key(data)))
+    return Delete(_PLUGINS, getting(plugin, data).key)
 
 
 def setting(plugin: str, data: bytes) -> Set:
@@ -69,7 +79,7 @@ def setting(plugin: str, data: bytes) -> Set:
     if b"\\" in data or data.count(b'"') != stored.count(b'"') + 2 * names or may_be_deep(stored) or alias is not UNSET:
         return _set_carefully(plugin, data)
     expire_in = None if ttl is UNSET else rules.ttl(ttl)
-    return Set(Space.PLUGINS, (plugin, rules.key(request.key)), stored, Encoding.JSON, expire_in)
+    return Set(_PLUGINS, (plugin, rules.key(request.key)), stored, Encoding.JSON, expire_in)
 
 
 def listing(plugin: str, data: bytes) -> Scan:
@@ -115,19 +125,6 @@ def listed(keys: list[str], truncated: bool, most_bytes: int) -> bytes:
         truncated = True
 
 
-def key(data: bytes) -> str:
-    """The key of a get or delete."""
-    try:
-        name = _read_keyed(data).key if len(data) <= limits.PLUGIN_KEY_CHARACTERS else ""
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        name = ""
-    # Most keys need no further check: they are short, as the request is; JSON has no NUL without an escape, ASCII has
-    # no surrogates.
-    if name and name.isascii() and b"\\" not in data and data.count(b'"') == 4:
-        return name
-    return rules.key(payloads.field(_read(data), "key"))
-
-
 def _set_carefully(plugin: str, data: bytes) -> Set:
     fields = payloads.read(data)
     name, content = payloads.field(fields, "key"), payloads.field(fields, "value")
@@ -141,6 +138,7 @@ def _read(data: bytes) -> dict[str, Any]:
     """The fields of a request without a value. Reading a far too large one would take a third of a second per MB."""
     if len(data) > limits.PLUGIN_REQUEST_BYTES:
         payloads.check_json(data)
-        most = limits.PLUGIN_REQUEST_BYTES
-        raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {most}")
+        raise InvalidArgument(
+            f"the payload has {len(data)} bytes; this operation takes {limits.PLUGIN_REQUEST_BYTES} at most"
+        )
     return payloads.read(data)
