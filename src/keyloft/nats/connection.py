@@ -74,8 +74,7 @@ async def connect(
     check_nats_py()
     connection = NatsConnection()
     hopeless: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
-    last_logged = ""
-    rate = LogRate(10)
+    last_logged, rate = "", LogRate(10)
 
     async def failed(error: Exception) -> None:
         nonlocal last_logged

@@ -89,7 +89,7 @@ class DatabaseService(NatsService):
         self._log = OperationLog(logger)
         self._tasks: list[asyncio.Task[None]] = []
         self._plugins: dict[str, Plugin] = {}
-        self._routes: dict[str, tuple[Plugin, str]] = {}
+        self._routes: dict[str, tuple[Plugin, str, wire.Reader]] = {}
         self._reserved_bytes = tuple([prefix.encode() for prefix in self._reserved])
         self._no_plugin = Plugin(OTHER, Meter())
         """Stands for the sender of a request whose subject names no plugin."""
@@ -157,12 +157,12 @@ class DatabaseService(NatsService):
         plugin, operation, wait = self._no_plugin, "", None
         is_reserved = reply.startswith(self._reserved)
         try:
-            plugin, operation = self._routes.get(subject) or self._route(subject)
+            plugin, operation, read = self._routes.get(subject) or self._route(subject)
             if plugin.unanswered >= self._per_plugin or self._unanswered >= self._in_all:
                 return self._refuse_busy(plugin, operation, reply)
             if is_reserved:
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
-            content = wire.READERS[operation](plugin.name, data)
+            content = read(plugin.name, data)
             if operation in ("set", "delete"):
                 self._writes.add(PluginWrite(plugin, operation, reply, content, arrived))
             else:
@@ -187,8 +187,8 @@ class DatabaseService(NatsService):
         self._unanswered += 1
         return wait
 
-    def _route(self, subject: str) -> tuple[Plugin, str]:
-        """The plugin and the operation of a request: both are in the subject, and nowhere else."""
+    def _route(self, subject: str) -> tuple[Plugin, str, wire.Reader]:
+        """The plugin, the operation and its reader: a subject names them, and nothing else does."""
         prefix = next((prefix for prefix in self._prefixes if subject.startswith(prefix)), "")
         name, dot, operation = subject[len(prefix) :].partition(".")
         if not dot or operation not in wire.READERS:
@@ -201,8 +201,8 @@ class DatabaseService(NatsService):
             self._plugins = {name: plugin for name, plugin in self._plugins.items() if plugin.unanswered}
         if (plugin := self._plugins.get(name)) is None:
             plugin = self._plugins[name] = Plugin(name, self.meters.of(name))
-        self._routes[subject] = plugin, operation
-        return plugin, operation
+        route = self._routes[subject] = plugin, operation, wire.READERS[operation]
+        return route
 
     def _add_read(self, request: PluginRequest) -> None:
         if request.operation == "get":
@@ -229,15 +229,13 @@ class DatabaseService(NatsService):
     async def _got(self, gets: Sequence[PluginRequest]) -> list[bytes]:
         records = await self._read(gets)
         # Most requests are gets, so here every call counts.
-        now, is_debug = perf_counter(), logger.isEnabledFor(logging.DEBUG)
-        replies = []
+        now, is_debug, slow = perf_counter(), logger.isEnabledFor(logging.DEBUG), limits.SLOW_SECONDS
         for get, record in zip(gets, records, strict=True):
             seconds = now - get.arrived
             get.plugin.gets.add(seconds)
-            if is_debug or seconds > limits.SLOW_SECONDS:
+            if is_debug or seconds > slow:
                 self._log.operation("get", get.plugin.name, get.key, seconds, hit=record is not None)
-            replies.append(wire.got(record))
-        return replies
+        return list(map(wire.got, records))
 
     async def _list(self) -> None:
         """Answer one list, of each plugin in turn: a list may take long."""
@@ -285,8 +283,7 @@ class DatabaseService(NatsService):
         await asyncio.wait([committing], timeout=self._deadline)
         if not committing.done():
             raise Stalled(f"{self._stalled}; it may still be carried out")
-        found = iter(committing.result().found)
-        now = perf_counter()
+        found, now = iter(committing.result().found), perf_counter()
         replies = []
         for request in group:
             if type(request.content) is Set:

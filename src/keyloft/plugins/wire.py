@@ -5,7 +5,7 @@ goes through `payloads.read`, which is slow and finds out exactly what is wrong.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -88,7 +88,8 @@ def listing(plugin: str, data: bytes) -> Scan:
     return rules.listing(plugin, fields.get("prefix"), fields.get("limit"), fields.get("after"))
 
 
-READERS: Final[Mapping[str, Callable[[str, bytes], Set | Get | Delete | Scan]]] = {
+Reader: TypeAlias = Callable[[str, bytes], Set | Get | Delete | Scan]
+READERS: Final[Mapping[str, Reader]] = {
     "set": setting,
     "get": getting,
     "delete": deleting,
