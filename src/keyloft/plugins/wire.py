@@ -140,6 +140,6 @@ def _read(data: bytes) -> dict[str, Any]:
     if len(data) > limits.PLUGIN_REQUEST_BYTES:
         payloads.check_json(data)
         raise InvalidArgument(
-            f"the payload has {len(data)} bytes; this operation takes {limits.PLUGIN_REQUEST_BYTES} at most"
+            f"the payload has {len(data)} bytes; this operation takes at most {limits.PLUGIN_REQUEST_BYTES}"
         )
     return payloads.read(data)
