@@ -12,7 +12,6 @@ import pytest
 
 import keyloft
 from keyloft import InvalidArgument, NotEmpty, TransferFailed, admin
-from keyloft.admin.progress import Progress
 from tests.support.everything import fill
 from tests.support.postgres import database_url
 
@@ -55,7 +54,7 @@ def test_every_function_is_documented_with_an_example_and_reports_progress(name:
     for heading in ("Example:", "Args:", "Returns:", "Raises:"):
         assert f"\n{heading}\n" in documentation
     parameters = inspect.signature(function).parameters
-    assert parameters["progress"].annotation == Progress | None
+    assert parameters["progress"].annotation == admin.Progress | None
     for parameter in parameters:
         assert f"    {parameter}: " in documentation
 

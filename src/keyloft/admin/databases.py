@@ -1,17 +1,21 @@
-"""Opens the database that a function of this package is called with."""
+"""Opens the databases that a function of this package works on, and reports how far its work is."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from keyloft.core.maintenance import Maintenance
+from keyloft.core.maintenance import Progress as StageProgress
 from keyloft.core.urls import DatabaseUrl
 from keyloft.engines import open_maintenance
 from keyloft.errors import CannotOpen
 
 Database: TypeAlias = str | os.PathLike[str]
 """A path, `sqlite:///…` or `postgresql://…`."""
+
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+"""Called with the name of a stage, how much of it is done, and how much there is to do; None if that is not known."""
 
 
 @asynccontextmanager
@@ -30,3 +34,14 @@ async def opened(database: Database | DatabaseUrl, *, make: bool = False) -> Asy
         yield maintenance
     finally:
         await maintenance.aclose()
+
+
+def stage(progress: Progress | None, name: str) -> StageProgress:
+    """Report that a stage begins, then how far it is. An engine that does not know a total reports what is done."""
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress(name, done, total if total > done else None)
+
+    report(0, 0)
+    return report

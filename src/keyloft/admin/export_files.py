@@ -9,7 +9,7 @@ from typing import IO
 
 from keyloft import limits
 from keyloft.admin import export_format as lines
-from keyloft.admin.files import PRIVATE, make_private, sync
+from keyloft.admin.files import PRIVATE, check_name, give_name, make_private
 from keyloft.admin.selection import Position, Selection
 from keyloft.clock import SystemClock
 from keyloft.core.records import Record, Space
@@ -88,13 +88,10 @@ def partial_file(file: Path, only: Mapping[str, str], *, resume: bool, overwrite
     Raises:
         InvalidArgument: There is a file of that name already, or an export that did not end; or no folder.
     """
-    if file.is_dir():
-        raise InvalidArgument(f"{file} is a folder: name a file in it")
+    check_name(file, overwrite=overwrite)
     if not file.parent.is_dir():
         raise InvalidArgument(f"{file} can't be written: there is no folder {file.parent}")
     partial = file.with_name(f"{file.name}.partial")
-    if file.exists() and not overwrite:
-        raise InvalidArgument(f"{file} exists already: pass overwrite=True (--force) to replace it")
     if partial.exists() and not (resume or overwrite):
         raise InvalidArgument(
             f"{partial} is an export that did not end: pass resume=True (--resume) to continue it, or overwrite=True "
@@ -110,9 +107,7 @@ def partial_file(file: Path, only: Mapping[str, str], *, resume: bool, overwrite
         if resume:
             writer.resume(only)
         yield writer
-    sync(partial)
-    partial.replace(file)
-    sync(file.parent)
+    give_name(partial, file, overwrite=overwrite)
 
 
 class ExportReader:

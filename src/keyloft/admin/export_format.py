@@ -121,14 +121,11 @@ def _write_key(line: Line, space: Space, key: Key) -> None:
         case Space.SEMANTIC:
             line.key = key.decode() if _PLAIN.fullmatch(key) else _escaped(key)
         case Space.TUPLES:
-            try:
+            line.key_hex = key.hex()
+            with contextlib.suppress(Undecodable, InvalidKey):
                 parts = keys.decode(key)
                 if keys.encode(parts) == key:
-                    line.key = key_text.written(parts)
-                    return
-            except (Undecodable, InvalidKey):
-                pass
-            line.key_hex = key.hex()
+                    line.key, line.key_hex = key_text.written(parts), UNSET
 
 
 def row_name(space: Space, key: Any) -> str:
@@ -153,21 +150,22 @@ def _escaped(key: bytes) -> str:
 
 def _write_value(line: Line, row: Record) -> None:
     value = row.value
-    if row.encoding == JSON and b"\n" not in value and value.strip() == value:
-        try:
-            decode_json(value)
-        except Undecodable:
-            pass
-        else:
-            line.value = Raw(value)
-            return
+    if row.encoding == JSON and _is_one_line(value):
+        line.value = Raw(value)
     elif row.encoding == BYTES:
         line.bytes = base64.b64encode(value).decode()
-        return
     elif row.encoding == COUNTER and len(value) == 8:
         line.u64 = unpack_counter(value)
-        return
-    line.raw, line.encoding = base64.b64encode(value).decode(), row.encoding
+    else:
+        line.raw, line.encoding = base64.b64encode(value).decode(), row.encoding
+
+
+def _is_one_line(value: bytes) -> bool:
+    """Whether it is JSON that comes back as it is from the middle of a line."""
+    with contextlib.suppress(Undecodable):
+        decode_json(value)
+        return b"\n" not in value and value.strip() == value
+    return False
 
 
 def read_mark(line: bytes) -> Head | End | None:
@@ -239,16 +237,12 @@ def _value(entry: Line) -> tuple[bytes, int]:
         if entry.bytes is not UNSET:
             return base64.b64decode(entry.bytes, validate=True), BYTES
         if entry.u64 is not UNSET:
-            return _counter(entry.u64), COUNTER
+            if not 0 <= entry.u64 <= limits.U64_MAX:
+                raise InvalidArgument("u64: expected a number from 0 to 2**64 - 1")
+            return pack_counter(entry.u64), COUNTER
         assert entry.raw is not UNSET
         return base64.b64decode(entry.raw, validate=True), int(entry.encoding or Encoding.JSON)
     except Undecodable as error:
         raise InvalidArgument(f"value: {error}") from None
     except binascii.Error:
         raise InvalidArgument("bytes, raw: expected base64") from None
-
-
-def _counter(number: int) -> bytes:
-    if not 0 <= number <= limits.U64_MAX:
-        raise InvalidArgument("u64: expected a number from 0 to 2**64 - 1")
-    return pack_counter(number)

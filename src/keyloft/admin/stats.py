@@ -8,8 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.admin.databases import Database, opened
-from keyloft.admin.progress import Progress, stage
+from keyloft.admin.databases import Database, Progress, opened, stage
 from keyloft.core.maintenance import Progress as StageProgress
 from keyloft.core.maintenance import Range, Size, Snapshot
 from keyloft.core.records import Space

@@ -1,7 +1,8 @@
 """Moves entries between databases and files: `export`, `import_` and `copy`."""
 
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -11,15 +12,13 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from keyloft import limits
-from keyloft.admin.comparison import compare
-from keyloft.admin.databases import Database, opened
+from keyloft.admin.databases import Database, Progress, opened, stage
 from keyloft.admin.export_files import ExportReader, ExportWriter, partial_file
 from keyloft.admin.export_format import row_name
-from keyloft.admin.progress import Progress, stage
-from keyloft.admin.selection import Selection, count, rows_of
+from keyloft.admin.selection import Selection, count, movable_rows, rows_of
 from keyloft.admin.threads import in_thread
 from keyloft.core.keys import TupleKey
-from keyloft.core.maintenance import Existing, Loaded, Maintenance
+from keyloft.core.maintenance import Existing, Loaded, Maintenance, Snapshot, content
 from keyloft.core.records import Record, Space
 from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import AlreadyExists, InvalidArgument, TransferFailed
@@ -226,7 +225,7 @@ async def copy(
                 rows = []
         await loader.load(rows, snapshot.version)
         async with goal.snapshot() as arrived:
-            compared = await compare(snapshot, arrived, selection, stage(progress, "comparing"))
+            compared = await compare(snapshot, arrived, selection, progress)
     report = CopyReport(**asdict(loader.loaded), **asdict(compared))
     if report.missing or report.different > report.kept:
         raise TransferFailed(
@@ -235,6 +234,65 @@ async def copy(
             report,
         )
     return report
+
+
+class Comparison(Struct):
+    """How what was copied compares with its source."""
+
+    compared: int = 0
+    missing: int = 0
+    different: int = 0
+    other_versions: int = 0
+    """Equal but for the version: they were stored before, or replaced another entry."""
+    first_difference: str | None = None
+    """The first row that is missing or different."""
+    source_sha256: str = ""
+    target_sha256: str = ""
+
+
+async def compare(
+    source: Snapshot, target: Snapshot, selection: Selection, progress: Progress | None = None
+) -> Comparison:
+    """Read both, key by key. What else the target holds does not matter."""
+    found, hashes = Comparison(), (hashlib.sha256(), hashlib.sha256())
+    advance, total = stage(progress, "comparing"), await count(source, selection) if progress else 0
+    for part in selection.parts:
+        wanted = _one_by_one(movable_rows(source, part))
+        stored = _one_by_one(target.rows(part))
+        current = await anext(stored, None)
+        async for row in wanted:
+            while current is not None and current.key < row.key:
+                current = await anext(stored, None)
+            if (current is None or current.key != row.key) and not row.is_alive(target.now):
+                continue  # it expired on the way, and was swept
+            found.compared += 1
+            if not found.compared % limits.ROWS_BETWEEN_PROGRESS:
+                advance(found.compared, total)
+            hashes[0].update(_bytes(part.space, row))
+            if current is None or current.key != row.key:
+                found.missing += 1
+            else:
+                hashes[1].update(_bytes(part.space, current))
+                if content(row) == content(current):
+                    found.other_versions += row.version != current.version
+                    continue
+                found.different += 1
+            found.first_difference = found.first_difference or row_name(part.space, row.key)
+    found.source_sha256, found.target_sha256 = [digest.hexdigest() for digest in hashes]
+    return found
+
+
+async def _one_by_one(pages: AsyncIterator[Sequence[Record]]) -> AsyncIterator[Record]:
+    async for rows in pages:
+        for row in rows:
+            yield row
+
+
+def _bytes(space: Space, row: Record) -> bytes:
+    """What a row holds, as bytes that no other row has."""
+    key = row.key if isinstance(row.key, bytes) else "\x00".join(row.key).encode()
+    head = f"{space} {len(key)} {len(row.value)} {row.encoding} {row.expires_at}\n"
+    return head.encode() + key + row.value
 
 
 class _Loader:
@@ -293,10 +351,9 @@ def _after_fault(stored: int) -> str:
             '{"key":"users/alice","value":1}; the JSON file of a plugin is for `keyloft plugin import-json`'
         )
     what = (
-        "The entry before it is stored, and stays"
-        if stored == 1
-        else f"The {stored:,} entries before it are stored, and stay"
+        "entry before it is stored, and stays" if stored == 1 else f"{stored:,} entries before it are stored, and stay"
     )
     return (
-        f"{what}. Get the whole file, or correct the line, and import it again: what is stored already is passed over"
+        f"The {what}. Get the whole file, or correct the line, and import it again: what is stored already is passed "
+        "over"
     )
