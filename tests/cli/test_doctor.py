@@ -555,7 +555,7 @@ async def test_a_port_that_is_taken_is_told_with_the_setting(doctor: Doctor) -> 
             own = silent.getsockname()[1]
             code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}", "--nats-port", str(own))
     finally:
-        await pages.stop()
+        await pages.aclose()
     assert code == 1
     assert "did not speak NATS" in found["nats"][0]["what"]
     assert (found[f"port {port}"][0]["severity"], found[f"port {own}"][0]["severity"]) == ("warning", "problem")
@@ -575,7 +575,7 @@ async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
         code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}")
         assert (code, found[f"port {port}"][0]["severity"]) == (0, "ok")
     finally:
-        await server.stop()
+        await server.aclose()
     code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}")
     assert (code, found[f"port {port}"][0]["what"]) == (0, "free, for metrics and health")
     code, found = await asyncio.to_thread(doctor, "--http", f"192.0.2.1:{port}")

@@ -17,7 +17,7 @@ import typer
 from keyloft import limits
 from keyloft.core.values import decode_json, encode_json
 from keyloft.errors import InvalidArgument, Undecodable
-from keyloft.server.error_output import describe, exit_code, print_error
+from keyloft.server.error_output import print_error, report
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,10 +39,7 @@ def ended(command: Callable[P, int | None]) -> Callable[P, None]:
             _silence_output()
             code = 0
         except Exception as error:
-            if os.environ.get("KEYLOFT_DEBUG"):
-                raise
-            print_error(describe(error))
-            code = exit_code(error)
+            code = report(error)
         raise typer.Exit(code)
 
     return run

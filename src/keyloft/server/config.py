@@ -1,20 +1,21 @@
 """The settings of a service: from a flag, else from the environment, else from a file.
 
 Each setting is declared once, as a field of `Config`: its name, type, range, default and help text. The flag of
-`log_level` is `--log-level`, its environment variable `KEYLOFT_LOG_LEVEL`, and `log_level` is its name in the file.
+`log_level` is `--log-level`, its environment variable `KEYLOFT_LOG_LEVEL` (that of a URL ends with `_URL`), and
+`log_level` is its name in the file.
 """
 
 import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from keyloft import limits
 from keyloft.errors import InvalidArgument
@@ -31,13 +32,13 @@ OFF: Final = "off"
 
 _DAY: Final = 86_400
 _ADDRESS: Final = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})", re.ASCII)
+_NATS_ADDRESS: Final = re.compile(r"(?:(?:nats|tls|ws|wss)://)?[^\s/?#]+/?")
 _T = TypeVar("_T")
 
 
-def _setting(default: _T, description: str, *, metavar: str = "", env: str = "", **bounds: Any) -> _T:
-    """A field of `Config`: its default, help and bounds, and a placeholder or environment variable that isn't usual."""
-    metadata = {"description": description, "metavar": metavar, "env": env, "bounds": Meta(**bounds)}
-    return field(default=default, metadata=metadata)
+def _setting(default: _T, description: str, *, metavar: str = "", **bounds: Any) -> _T:
+    """A field of `Config`: its default, help and bounds, and a placeholder other than the last word of its name."""
+    return field(default=default, metadata={"description": description, "metavar": metavar, "bounds": Meta(**bounds)})
 
 
 def _file(description: str) -> str | None:
@@ -55,7 +56,6 @@ class Config:
     database: str = _setting(
         "sqlite:///keyloft.db",
         "Where the data is: sqlite:///FILE, a path, postgresql://USER:PASSWORD@HOST/DATABASE, or :memory:.",
-        env="KEYLOFT_DATABASE_URL",
         metavar="URL",
         min_length=1,
     )
@@ -68,7 +68,6 @@ class Config:
         (),
         "The address of a NATS server, or several of one cluster with commas between. Without it, serve starts a "
         "nats-server on this machine, and the other commands connect there.",
-        env="KEYLOFT_NATS_URL",
         metavar="URL",
     )
     nats_port: int = _setting(
@@ -162,41 +161,30 @@ class Config:
         """How to log in to the NATS server."""
         from keyloft.nats.connection import Login  # here, since migrations read settings, too, without nats-py
 
-        files = (self.nats_creds, self.nats_ca, self.nats_cert, self.nats_key)
-        credentials, ca, certificate, key = [None if name is None else Path(name) for name in files]
-        return Login(
-            credentials=credentials,
-            user=self.nats_user,
-            password=self.nats_password,
-            token=self.nats_token,
-            ca=ca,
-            certificate=certificate,
-            key=key,
-        )
+        files = {
+            "credentials": self.nats_creds,
+            "ca": self.nats_ca,
+            "certificate": self.nats_cert,
+            "key": self.nats_key,
+        }
+        paths = {name: Path(file) for name, file in files.items() if file is not None}
+        return Login(user=self.nats_user, password=self.nats_password, token=self.nats_token, **paths)
 
 
-class Setting(Struct, frozen=True):
+class Setting:
     """One setting: its flag, environment variable, type and default."""
 
-    name: str
-    type: Any
-    default: Any
-    description: str
-    environment: str
-    metavar: str
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.name.replace('_', '-')}"
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        [kind, *_] = get_args(self.type)
-        return tuple(get_args(kind)) if getattr(kind, "__origin__", None) is Literal else ()
-
-    @property
-    def is_list(self) -> bool:
-        return isinstance(self.default, tuple)
+    def __init__(self, declared: Field[Any]) -> None:
+        """Derive them from the field of `Config`."""
+        self.name = declared.name
+        self.default: Any = declared.default
+        self.type: Any = Annotated[declared.type, declared.metadata["bounds"]]
+        self.description: str = declared.metadata["description"]
+        self.metavar: str = declared.metadata["metavar"] or self.name.rpartition("_")[2].upper()
+        self.flag = f"--{self.name.replace('_', '-')}"
+        self.environment = f"KEYLOFT_{self.name.upper()}{'_URL' if self.metavar == 'URL' else ''}"
+        self.is_list = isinstance(self.default, tuple)
+        self.choices: tuple[str, ...] = get_args(declared.type) if get_origin(declared.type) is Literal else ()
 
     @property
     def default_text(self) -> str:
@@ -232,17 +220,7 @@ def _plain(message: str) -> str:
     return message[0].lower() + message[1:]
 
 
-SETTINGS: Final[Mapping[str, Setting]] = {
-    declared.name: Setting(
-        declared.name,
-        Annotated[declared.type, declared.metadata["bounds"]],
-        declared.default,
-        declared.metadata["description"],
-        declared.metadata["env"] or f"KEYLOFT_{declared.name.upper()}",
-        declared.metadata["metavar"] or declared.name.rpartition("_")[2].upper(),
-    )
-    for declared in fields(Config)
-}
+SETTINGS: Final[Mapping[str, Setting]] = {declared.name: Setting(declared) for declared in fields(Config)}
 
 Flags: TypeAlias = Mapping[str, str | None]
 """The flags that were given, by name of the setting; `config` names the file."""
@@ -288,16 +266,15 @@ def load(
     in_file = _from_file(file) if file else {}
     for name in only:
         setting = SETTINGS[name]
-        if (text := flags.get(name)) is not None:
-            source, value, is_text = setting.flag, text, True
-        elif variable := environment.get(setting.environment):
-            source, value, is_text = setting.environment, variable, True
-        elif name in in_file:
-            source, value, is_text = f"{file}: {name}", in_file[name], False
-        else:
-            continue
-        given[name] = setting.read(value, source, is_text=is_text)
-        sources[name] = source
+        found = [
+            (setting.flag, flags.get(name), True),
+            (setting.environment, environment.get(setting.environment) or None, True),
+            (f"{file}: {name}", in_file.get(name), False),
+        ]
+        for source, value, is_text in found:
+            if value is not None:
+                given[name], sources[name] = setting.read(value, source, is_text=is_text), source
+                break
     config = Config(**given)
     _check(config, sources)
     # With a scheme, messages can show an address without its password.
@@ -334,28 +311,27 @@ def _from_file(path: str) -> dict[str, Any]:
 
 def _check(config: Config, sources: Mapping[str, str]) -> None:
     """Check what the types of the settings can't express."""
-    for name, setting in SETTINGS.items():
-        path = getattr(config, name) if setting.metavar == "FILE" else None
-        if path is not None and not os.access(path, os.R_OK):
-            raise InvalidArgument(f"{sources[name]}: the file {path} does not exist, or can't be read")
     for name, needed in (("nats_key", "nats_cert"), ("nats_password", "nats_user")):
-        if getattr(config, name) is not None and getattr(config, needed) is None:
+        if name in sources and getattr(config, needed) is None:
             raise InvalidArgument(f"{sources[name]} needs {SETTINGS[needed].flag}, too")
-    for address in config.nats:
-        if re.fullmatch(r"(?:(?:nats|tls|ws|wss)://)?[^\s/?#]+/?", address) is None:
-            raise InvalidArgument(f"{sources['nats']}: expected an address like nats://127.0.0.1:{DEFAULT_NATS_PORT}")
-
-    def check_subjects() -> None:
-        isolate((), prefixes=config.prefixes, semantic_prefix=config.semantic_prefix)
-
-    checks: Mapping[str, Callable[[], object]] = {
-        "http": config.http_address,
-        "prefixes": check_subjects,
-        "semantic_prefix": check_subjects,
-        "purposes": lambda: [check_purpose(purpose) for purpose in config.purposes],
-    }
-    for name in [name for name in checks if name in sources]:
+    for name, source in sources.items():
         try:
-            checks[name]()
+            _check_one(name, config)
         except InvalidArgument as error:
-            raise InvalidArgument(f"{sources[name]}: {error}") from None
+            raise InvalidArgument(f"{source}: {error}") from None
+
+
+def _check_one(name: str, config: Config) -> None:
+    value = getattr(config, name)
+    match name:
+        case "http":
+            config.http_address()
+        case "prefixes" | "semantic_prefix":
+            isolate((), prefixes=config.prefixes, semantic_prefix=config.semantic_prefix)
+        case "purposes":
+            for purpose in value:
+                check_purpose(purpose)
+        case "nats" if not all(map(_NATS_ADDRESS.fullmatch, value)):
+            raise InvalidArgument(f"expected an address like nats://127.0.0.1:{DEFAULT_NATS_PORT}")
+        case _ if SETTINGS[name].metavar == "FILE" and not os.access(value, os.R_OK):
+            raise InvalidArgument(f"the file {value} does not exist, or can't be read")

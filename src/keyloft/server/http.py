@@ -32,17 +32,13 @@ class HttpServer:
     A request of over 8 KB, a slow client, and the 65th connection at a time are cut off.
     """
 
-    def __init__(
-        self, pages: Mapping[str, PageHandler], *, request_seconds: float = 5.0, answer_seconds: float = 30.0
-    ) -> None:
-        """Args:
-        pages: The pages, by path.
-        request_seconds: How long a client may take to send its request.
-        answer_seconds: How long making a response, and sending it, may each take.
-        """
+    request_seconds = 5.0
+    """How long a client may take to send its request."""
+    answer_seconds = 30.0
+    """How long making a response, and sending it, may each take."""
+
+    def __init__(self, pages: Mapping[str, PageHandler]) -> None:
         self._pages = pages
-        self._request_seconds = request_seconds
-        self._answer_seconds = answer_seconds
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -65,8 +61,6 @@ class HttpServer:
         await asyncio.gather(*self._connections, return_exceptions=True)
         await self._server.wait_closed()
 
-    stop = aclose
-
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= limits.HTTP_CONNECTIONS:
             writer.transport.abort()
@@ -81,7 +75,7 @@ class HttpServer:
             writer.write(_head(answer))
             if method != "HEAD":
                 writer.write(answer.body)
-            async with asyncio.timeout(self._answer_seconds):
+            async with asyncio.timeout(self.answer_seconds):
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
@@ -94,7 +88,7 @@ class HttpServer:
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Response]:
         try:
-            async with asyncio.timeout(self._request_seconds):
+            async with asyncio.timeout(self.request_seconds):
                 request = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return "", _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -108,7 +102,7 @@ class HttpServer:
         if method not in _METHODS:
             return method, _refusal(HTTPStatus.METHOD_NOT_ALLOWED)
         try:
-            async with asyncio.timeout(self._answer_seconds):
+            async with asyncio.timeout(self.answer_seconds):
                 return method, await page()
         except TimeoutError:
             return method, _refusal(HTTPStatus.GATEWAY_TIMEOUT)

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Any, Final
 
 from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.plugins import rules
@@ -45,14 +45,6 @@ _PASSWORD: Final = re.compile(r"[!#-&(-\[\]-~]+", re.ASCII)
 _PASSWORD_BYTES: Final = 24
 
 
-class ConnectOptions(TypedDict):
-    """The options of `nats.connect`, besides the address."""
-
-    user: str
-    password: str
-    inbox_prefix: str
-
-
 @dataclass(frozen=True, slots=True)
 class NatsUser:
     """How one user connects; `repr` hides the password."""
@@ -61,7 +53,8 @@ class NatsUser:
     password: str = field(repr=False)
     inbox_prefix: str
 
-    def options(self) -> ConnectOptions:
+    def options(self) -> dict[str, Any]:
+        """The options of `nats.connect`, besides the address."""
         return {"user": self.name, "password": self.password, "inbox_prefix": self.inbox_prefix}
 
 
@@ -157,7 +150,7 @@ def logins_in(text: str) -> dict[str, str]:
 
 def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: str) -> str:
     service, admin = isolation.service, isolation.admin
-    users = [*isolation.plugins.values(), *isolation.tenants.values()]
+    confined = [*isolation.plugins.values(), *isolation.tenants.values()]
     requests = [f"{prefix}.>" for prefix in (*prefixes, semantic)]
     lines = [
         "# A NATS server on which plugins and tenants can't reach each other's data. Start it: nats-server -c FILE",
@@ -171,42 +164,32 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
         "    # The service. It receives all requests, and only in a queue group, so that each is carried out once.",
         "    # It publishes to inboxes only. allow_responses would let it publish to any subject that a request",
         "    # names as its reply subject, another plugin's «set» included.",
-        *_user(
-            service,
-            publish=[f"{user.inbox_prefix}.>" for user in (*users, admin)],
-            subscribe=[*[f"{request} >" for request in requests], "$SRV.>", f"{service.inbox_prefix}.>"],
-        ),
+        *_user(service, map(_replies, (*confined, admin)), [*[f"{one} >" for one in requests], "$SRV.>"]),
         "",
         "    # The operator: all data, and the state of the services.",
-        *_user(
-            admin,
-            publish=[*requests, "$SRV.>"],
-            subscribe=[f"{admin.inbox_prefix}.>", *requests, "$SRV.>"],
-        ),
+        *_user(admin, [*requests, "$SRV.>"], [*requests, "$SRV.>"]),
     ]
-    confined = [
-        (f"The plugin {name}: its requests", user, [f"{prefix}.{name}" for prefix in prefixes], OPERATIONS)
-        for name, user in isolation.plugins.items()
-    ] + [
-        (f"The tenant {tenant}: requests for its projects", user, [f"{semantic}.{tenant}.*"], keys.OPERATIONS)
-        for tenant, user in isolation.tenants.items()
-    ]
-    for comment, user, subjects, operations in confined:
-        lines += [
-            "",
-            f"    # {comment}, and the replies to them. It connects with the inbox prefix",
-            f"    # {user.inbox_prefix}",
-            *_user(
-                user,
-                publish=[f"{subject}.{operation}" for subject in subjects for operation in operations],
-                subscribe=[f"{user.inbox_prefix}.>"],
-            ),
-        ]
-    lines += ["  ]", "}", ""]
-    return "\n".join(lines)
+    for name, user in isolation.plugins.items():
+        subjects = [f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in OPERATIONS]
+        comment = f"The plugin {name}: its requests, and the replies to them; its inbox prefix is {user.inbox_prefix}"
+        lines += ["", f"    # {comment}", *_user(user, subjects)]
+    for tenant, user in isolation.tenants.items():
+        subjects = [f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS]
+        comment = (
+            f"The tenant {tenant}: requests for its projects, and the replies; its inbox prefix is {user.inbox_prefix}"
+        )
+        lines += ["", f"    # {comment}", *_user(user, subjects)]
+    return "\n".join([*lines, "  ]", "}", ""])
 
 
-def _user(user: NatsUser, *, publish: Iterable[str], subscribe: Iterable[str]) -> list[str]:
+def _replies(user: NatsUser) -> str:
+    """The subjects of the replies to a user."""
+    return f"{user.inbox_prefix}.>"
+
+
+def _user(user: NatsUser, publish: Iterable[str], subscribe: Iterable[str] = ()) -> list[str]:
+    """A user that may publish to these subjects, and subscribe to its replies and to these."""
+
     def allow(action: str, subjects: Iterable[str]) -> list[str]:
         quoted = [f'            "{subject}"' for subject in subjects]
         return [f"        {action}: {{", "          allow: [", *quoted, "          ]", "        }"]
@@ -217,7 +200,7 @@ def _user(user: NatsUser, *, publish: Iterable[str], subscribe: Iterable[str]) -
         f'      password: "{user.password}"',
         "      permissions: {",
         *allow("publish", publish),
-        *allow("subscribe", subscribe),
+        *allow("subscribe", [_replies(user), *subscribe]),
         "      }",
         "    }",
     ]

@@ -38,32 +38,24 @@ class Metrics:
 
     content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(
-        self,
-        meters: Meters,
-        db: BotDatabase,
-        signals: Signals | None = None,
-        *,
-        prefix: str,
-        usage_every: float = 60.0,
-        usage_seconds: float = 5.0,
-    ) -> None:
+    usage_every = 60.0
+    """Counting keys reads the whole table, so the result is kept for so many seconds."""
+    usage_seconds = 5.0
+    """If counting takes longer, the previous result is shown."""
+
+    def __init__(self, meters: Meters, db: BotDatabase, signals: Signals | None = None, *, prefix: str) -> None:
         """Args:
         meters: The counters of the plugin service.
         db: Its keys and bytes are counted.
         signals: The counters and alerts of the semantic store.
         prefix: What the names of the metrics begin with.
-        usage_every: Counting keys reads the whole table, so the result is kept for so many seconds.
-        usage_seconds: If counting takes longer, the previous result is shown.
         """
         self._meters = meters
         self._db = db
         self._signals = signals or Signals()
         self._prefix = prefix
-        self._usage_every = usage_every
-        self._usage_seconds = usage_seconds
         self._used: Sequence[Used] | None = None
-        self._counted_at = -usage_every
+        self._counted_at: float | None = None
         self._counting: asyncio.Task[None] | None = None
 
     async def render(self) -> bytes:
@@ -85,10 +77,10 @@ class Metrics:
     async def _count(self) -> None:
         """Count keys and bytes again, if the last count is too old."""
         if self._counting is None:
-            if time.monotonic() - self._counted_at < self._usage_every:
+            if self._counted_at is not None and time.monotonic() - self._counted_at < self.usage_every:
                 return
             self._counting = asyncio.create_task(self._read_usage(), name="keyloft usage")
-        await asyncio.wait([self._counting], timeout=self._usage_seconds)
+        await asyncio.wait([self._counting], timeout=self.usage_seconds)
 
     async def _read_usage(self) -> None:
         try:
