@@ -9,6 +9,7 @@ from typing import IO
 
 from keyloft import limits
 from keyloft.admin import export_format as lines
+from keyloft.admin.databases import Database
 from keyloft.admin.files import PRIVATE, check_name, give_name, make_private
 from keyloft.admin.selection import Position, Selection
 from keyloft.clock import SystemClock
@@ -82,12 +83,20 @@ class ExportWriter:
 
 
 @contextmanager
-def partial_file(file: Path, only: Mapping[str, str], *, resume: bool, overwrite: bool) -> Iterator[ExportWriter]:
-    """An export that gets its name when all of it is written and on disk; until then it is FILE.partial.
+def writable(
+    target: Database | IO[bytes], only: Mapping[str, str], *, resume: bool, overwrite: bool
+) -> Iterator[ExportWriter]:
+    """An export to a stream; or to a file, which is FILE.partial until all of it is written and on disk.
 
     Raises:
         InvalidArgument: There is a file of that name already, or an export that did not end; or no folder.
     """
+    if not isinstance(target, str | os.PathLike):
+        if resume or overwrite:
+            raise InvalidArgument("resume and overwrite (--resume, --force) are for a file, not for a stream")
+        yield ExportWriter(target)
+        return
+    file = Path(target)
     check_name(file, overwrite=overwrite)
     if not file.parent.is_dir():
         raise InvalidArgument(f"{file} can't be written: there is no folder {file.parent}")
@@ -108,6 +117,21 @@ def partial_file(file: Path, only: Mapping[str, str], *, resume: bool, overwrite
             writer.resume(only)
         yield writer
     give_name(partial, file, overwrite=overwrite)
+
+
+@contextmanager
+def readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
+    """A stream to read from, and its size; 0 if that is not known."""
+    if not isinstance(source, str | os.PathLike):
+        yield source, 0
+        return
+    file = Path(source)
+    if file.is_dir():
+        raise InvalidArgument(f"{file} is a folder: name a file in it")
+    if not file.exists():
+        raise InvalidArgument(f"there is no file {file}")
+    with file.open("rb", buffering=0) as stream:
+        yield stream, os.fstat(stream.fileno()).st_size
 
 
 class ExportReader:

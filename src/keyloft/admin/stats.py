@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.admin.databases import Database, Progress, opened, stage
+from keyloft.core.maintenance import LAST_MOMENT, Range, Size, Snapshot
 from keyloft.core.maintenance import Progress as StageProgress
-from keyloft.core.maintenance import Range, Size, Snapshot
 from keyloft.core.records import Space
 from keyloft.errors import InvalidArgument
 from keyloft.semantic.keys import is_entry
@@ -34,10 +34,11 @@ class Tally(Struct):
     """The first moment at which a row expires, or has."""
 
     def _add(self, size: int, expires_at: int | None, now: int, soon: int, *, is_entry: bool) -> None:
-        if not isinstance(expires_at, int):
+        if isinstance(expires_at, int):
+            moment = datetime.fromtimestamp(min(max(expires_at, 0), LAST_MOMENT) / 1000, UTC)
+            self.oldest_expiry = min(self.oldest_expiry or moment, moment)
+        else:
             expires_at = None
-        elif self.oldest_expiry is None or _moment(expires_at) < self.oldest_expiry:
-            self.oldest_expiry = _moment(expires_at)
         if expires_at is not None and expires_at <= now:
             self.expired += 1
         elif not is_entry:
@@ -149,10 +150,3 @@ def _sum(tallies: Iterable[Tally]) -> Tally:
 
 def _owned(owners: dict[Any, Tally]) -> dict[Any, Tally]:
     return dict(sorted([(owner, tally) for owner, tally in owners.items() if owner is not None]))
-
-
-def _moment(milliseconds: int) -> datetime:
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (ValueError, OverflowError):
-        return datetime.max.replace(tzinfo=UTC)

@@ -9,7 +9,6 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -28,7 +27,7 @@ from keyloft.semantic.service import SemanticService
 from keyloft.semantic.store import SemanticStore
 from keyloft.server.banner import Banner, database_name
 from keyloft.server.config import Config
-from keyloft.server.http import HttpServer, Response, shown
+from keyloft.server.http import HttpServer, Response, shown, unavailable
 from keyloft.server.logging import set_up_logging
 from keyloft.server.metrics import Metrics
 from keyloft.server.nats_process import NatsServer
@@ -40,6 +39,7 @@ _PERMANENT: Final = (errors.CannotOpen, errors.NotADatabase, errors.ReadOnly, er
 """What can be wrong with a database that no later attempt finds in order."""
 
 _PROBE: Final = Get(Space.PLUGINS, ("keyloft", "health"))
+_NOT_OPEN: Final = "the database is not open yet"
 _NOT_SERVED: Final = re.compile(r"permissions violation for subscription to \"([^\"]+)\"", re.IGNORECASE)
 
 
@@ -127,9 +127,7 @@ class App:
             )
             stack.push_async_callback(store.aclose)
             addresses = await self._find_nats(stack)
-            self._banner = Banner(
-                config=config, nats=addresses, has_nats_server=self._nats_server is not None, pages=pages
-            )
+            self._banner = Banner(config=config, nats=addresses, pages=pages)
             while True:
                 await self._serve(addresses, store)
 
@@ -159,34 +157,29 @@ class App:
 
     async def _show_metrics(self) -> Response:
         if not self._is_open:
-            return Response(b"the database is not open yet\n", HTTPStatus.SERVICE_UNAVAILABLE)
+            return unavailable(_NOT_OPEN)
         try:
             return Response(await self._metrics.render(), content_type=self._metrics.content_type)
         except ImportError:
-            missing = b'metrics need prometheus-client: in a clone of Keyloft, pip install ".[server]" installs it\n'
-            return Response(missing, HTTPStatus.SERVICE_UNAVAILABLE)
+            hint = 'in a clone of Keyloft, pip install ".[server]" installs it'
+            return unavailable(f"metrics need prometheus-client: {hint}")
 
     async def _show_health(self) -> Response:
-        problem = await self._problem()
-        status = HTTPStatus.OK if problem is None else HTTPStatus.SERVICE_UNAVAILABLE
-        return Response(f"{problem or 'ok'}\n".encode(), status)
-
-    async def _problem(self) -> str | None:
         if not self._is_open:
-            return "the database is not open yet"
+            return unavailable(_NOT_OPEN)
         if self._nats is None or not self._nats.is_connected:
-            return "not connected to NATS"
+            return unavailable("not connected to NATS")
         try:
             async with asyncio.timeout(limits.HEALTH_SECONDS):
                 await (await self._db.engine()).read(_PROBE)
                 await self._try_to_write()
         except TimeoutError:
-            return f"the database has not answered within {limits.HEALTH_SECONDS:g} s"
+            return unavailable(f"the database has not answered within {limits.HEALTH_SECONDS:g} s")
         except KeyloftError as error:
             # The message may name files and hosts: it belongs in the log.
             logger.warning("the database can't be used: %s", error)
-            return f"the database can't be used ({error.code})"
-        return None
+            return unavailable(f"the database can't be used ({error.code})")
+        return Response(b"ok\n")
 
     async def _try_to_write(self) -> None:
         """Commit a check that fails: it takes the path of every write, and writes nothing."""
@@ -287,12 +280,10 @@ class App:
                 await asyncio.sleep(limits.RECONNECT_SECONDS)
                 return
             if not_served:
+                refusal = f"NATS refused to let this user subscribe to {', '.join(not_served)}"
                 if is_first:
-                    raise NotPermitted(
-                        f"NATS refused to let this user subscribe to {', '.join(not_served)}: "
-                        "log in as the service with --nats-user or --nats-creds"
-                    )
-                logger.error("NATS refused to let this user subscribe to %s", ", ".join(not_served))
+                    raise NotPermitted(f"{refusal}: log in as the service with --nats-user or --nats-creds")
+                logger.error("%s", refusal)
             if self._banner is not None:
                 self._banner.show()
                 self._banner = None
@@ -335,16 +326,13 @@ class App:
                 )
             except NotPermitted as error:
                 if is_first:
-                    hint = "--nats-user, --nats-creds or --nats-ca log in"
-                    raise NotPermitted(f"{where}: {error}; {hint}") from error
+                    raise NotPermitted(f"{where}: {error}; --nats-user, --nats-creds or --nats-ca log in") from error
                 # A login that worked before may work again.
                 await asyncio.sleep(limits.RECONNECT_SECONDS)
             except KeyloftError:
                 raise
             except Exception as error:
-                raise Unanswered(
-                    f"the connection to NATS at {where} failed: {error or type(error).__name__}"
-                ) from error
+                raise Unanswered(f"connecting to NATS at {where} failed: {error or type(error).__name__}") from error
 
 
 async def _keep_running(server: NatsServer) -> None:

@@ -24,8 +24,7 @@ class Banner(Struct, frozen=True, kw_only=True):
 
     config: Config
     nats: list[str]
-    has_nats_server: bool
-    """Whether the service runs a nats-server itself."""
+    """The addresses of NATS; without any in `config`, that of the nats-server which the service runs itself."""
     pages: str | None
     """The address of metrics and health."""
 
@@ -55,16 +54,14 @@ class Banner(Struct, frozen=True, kw_only=True):
             options += f" --nats {shlex.quote(nats)}"
         if PREFIX not in self.config.prefixes:
             options += f" --subjects {self.config.prefixes[0]}"
-        needs_login = not self.has_nats_server and (
-            self.config.login() != Login() or any("@" in url for url in self.nats)
-        )
+        needs_login = self.config.login() != Login() or any("@" in url for url in self.nats)
         login = "; with the login of a user that may do so, see keyloft plugin get --help" if needs_login else ""
         pages = "off" if self.pages is None else f"{self.pages}/metrics, health at {self.pages}/healthz"
         return f"""\
 Keyloft {keyloft.__version__} is running.
 
   data      {database_name(self.config.database)}
-  NATS      {nats.replace(",", ", ")}{" (started by this service)" if self.has_nats_server else ""}
+  NATS      {nats.replace(",", ", ")}{"" if self.config.nats else " (started by this service)"}
   metrics   {pages}
 
 Store a first value and read it, in another terminal{login}:

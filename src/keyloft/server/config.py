@@ -22,6 +22,7 @@ from keyloft.errors import InvalidArgument
 from keyloft.plugins.rules import PREFIXES, QUEUE
 from keyloft.semantic.keys import PREFIX as SEMANTIC_PREFIX
 from keyloft.semantic.rules import check_purpose
+from keyloft.server.http import read_address
 from keyloft.server.isolation import isolate
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_NATS_PORT: Final = 4222
 OFF: Final = "off"
 
-_DAY: Final = 86_400
-_ADDRESS: Final = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})", re.ASCII)
+_YEAR: Final = 365 * 86_400
 _NATS_ADDRESS: Final = re.compile(r"(?:(?:nats|tls|ws|wss)://)?[^\s/?#]+/?")
 _T = TypeVar("_T")
 
@@ -49,6 +49,10 @@ def _seconds(default: float, description: str, *, most: float) -> float:
     return _setting(float(default), description, metavar="SECONDS", gt=0, le=most)
 
 
+def _number(default: int, description: str, *, most: int) -> int:
+    return _setting(default, description, metavar="N", ge=1, le=most)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """The settings of `keyloft serve`."""
@@ -61,8 +65,7 @@ class Config:
     )
     durability: Literal["full", "relaxed"] = _setting(
         "full",
-        "full: acknowledged writes survive a power cut. relaxed: they survive the end of the process, and are stored "
-        "sooner.",
+        "full: acknowledged writes survive a power cut. relaxed: they survive a killed process, and are stored sooner.",
     )
     nats: tuple[Annotated[str, Meta(min_length=1)], ...] = _setting(
         (),
@@ -75,76 +78,59 @@ class Config:
     )
     nats_creds: str | None = _file("A NATS credentials file.")
     nats_user: str | None = _setting(None, "The user to log in to NATS as.")
-    nats_password: str | None = _setting(
-        None, "Its password. Better set by the environment: other users of a machine see flags."
-    )
+    nats_password: str | None = _setting(None, "Its password. Better set by the environment: other users see flags.")
     nats_token: str | None = _setting(None, "A token to log in to NATS with, instead of a user.")
     nats_ca: str | None = _file("The certificate of the authority that signed the NATS server's.")
     nats_cert: str | None = _file("The client certificate, where the NATS server asks for one.")
     nats_key: str | None = _file("The private key of the client certificate.")
     prefixes: tuple[str, ...] = _setting(
-        PREFIXES,
-        "What precedes .<plugin>.<operation> in the subjects served; several with commas.",
-        metavar="SUBJECT",
-        min_length=1,
+        PREFIXES, "The subjects before .<plugin>.<operation>; several with commas.", metavar="SUBJECT", min_length=1
     )
     semantic_prefix: str = _setting(
-        SEMANTIC_PREFIX,
-        "What precedes .<tenant>.<project>.<operation> in the semantic store's subjects.",
-        metavar="SUBJECT",
+        SEMANTIC_PREFIX, "The subject before .<tenant>.<project>.<operation> of the semantic store.", metavar="SUBJECT"
     )
     purposes: tuple[str, ...] = _setting(
         (),
-        "What entries of the semantic store may be for, besides checkpoint, feature_flag, lock, cursor, config and "
-        "index_version; several with commas.",
+        "Purposes besides checkpoint, feature_flag, lock, cursor, config and index_version; several with commas.",
         metavar="NAME",
     )
     audit_key: str | None = _setting(
         None,
-        "The secret that the audit trail's hashes are made with. Without it, one is kept in the database. Better set "
-        "by the environment.",
+        "The secret of the audit trail's hashes; by default, one in the database. Better set by the environment.",
         metavar="SECRET",
     )
     audit_retention: float = _seconds(
-        limits.AUDIT_SECONDS, "Seconds for which audit records are kept.", most=3650 * _DAY
+        limits.AUDIT_SECONDS, "Seconds for which audit records are kept.", most=10 * _YEAR
     )
     restore_within: float = _seconds(
         limits.RESTORE_SECONDS,
-        "Seconds for which a deleted or expired entry of the semantic store can be restored.",
-        most=3650 * _DAY,
+        "Seconds for which a deleted or expired semantic entry can be restored.",
+        most=10 * _YEAR,
     )
     request_memory: float = _seconds(
-        limits.REQUEST_MEMORY_SECONDS,
-        "Seconds for which a requestId of the semantic store is remembered.",
-        most=365 * _DAY,
+        limits.REQUEST_MEMORY_SECONDS, "Seconds for which a requestId of the semantic store is remembered.", most=_YEAR
     )
     queue: str = _setting(QUEUE, "The queue group: services with the same one share the requests.", pattern=r"^[^\s]+$")
-    requests_per_plugin: int = _setting(
+    requests_per_plugin: int = _number(
         limits.REQUESTS_PER_PLUGIN,
         "How many unanswered requests a plugin or tenant may have before the next is answered BUSY.",
-        metavar="N",
-        ge=1,
-        le=1_000_000,
+        most=1_000_000,
     )
-    requests_in_all: int = _setting(
-        limits.REQUESTS, "The same for all plugins, or all tenants, together.", metavar="N", ge=1, le=10_000_000
+    requests_in_all: int = _number(
+        limits.REQUESTS, "The same for all plugins, or all tenants, together.", most=10_000_000
     )
     deadline: float = _seconds(
         limits.DEADLINE_SECONDS,
         "Seconds after which a request is answered with an error if the database has not answered.",
         most=3600,
     )
-    cleanup_every: float = _seconds(
-        limits.CLEANUP_SECONDS, "Seconds between two removals of expired entries.", most=365 * _DAY
-    )
+    cleanup_every: float = _seconds(limits.CLEANUP_SECONDS, "Seconds between removals of expired entries.", most=_YEAR)
     http: str = _setting(
         "127.0.0.1:9464",
-        "Where metrics and health are served; port 0 takes a free one, off serves none.",
+        "Where to serve metrics and health; port 0 takes a free one, off: nowhere.",
         metavar="HOST:PORT",
     )
-    metrics_prefix: str = _setting(
-        "rosey", "What the names of the metrics begin with.", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$"
-    )
+    metrics_prefix: str = _setting("rosey", "What names of metrics begin with.", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "debug has a line for every request.")
     log_format: Literal["text", "json"] = _setting("text", "The format of the log, on standard error.")
 
@@ -152,23 +138,18 @@ class Config:
         """Where metrics and health are served, or None for nowhere."""
         if self.http == OFF:
             return None
-        found = _ADDRESS.fullmatch(self.http)
-        if found is None or int(found[3]) > 65_535:
+        address = read_address(self.http)
+        if address is None:
             raise InvalidArgument(f"http must be host:port, as in 127.0.0.1:9464, or {OFF}")
-        return found[1] or found[2], int(found[3])
+        return address
 
     def login(self) -> "Login":
         """How to log in to the NATS server."""
         from keyloft.nats.connection import Login  # here, since migrations read settings, too, without nats-py
 
-        files = {
-            "credentials": self.nats_creds,
-            "ca": self.nats_ca,
-            "certificate": self.nats_cert,
-            "key": self.nats_key,
-        }
-        paths = {name: Path(file) for name, file in files.items() if file is not None}
-        return Login(user=self.nats_user, password=self.nats_password, token=self.nats_token, **paths)
+        names = {"credentials": "nats_creds", "ca": "nats_ca", "certificate": "nats_cert", "key": "nats_key"}
+        files = {field: Path(file) for field, name in names.items() if (file := getattr(self, name)) is not None}
+        return Login(user=self.nats_user, password=self.nats_password, token=self.nats_token, **files)
 
 
 class Setting:
@@ -244,12 +225,7 @@ NATS_SETTINGS: Final = tuple(name for name in SETTINGS if name.startswith("nats"
 """How to reach a NATS server: clients need these, too."""
 
 
-def load(
-    flags: Flags,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    only: Iterable[str] = SETTINGS,
-) -> Config:
+def load(flags: Flags, environment: Mapping[str, str] = os.environ, *, only: Iterable[str] = SETTINGS) -> Config:
     """Read the settings from all their sources.
 
     Args:

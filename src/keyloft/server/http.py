@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Final, TypeAlias
+from typing import Final
 
 from msgspec import Struct
 
@@ -12,6 +13,7 @@ from keyloft import limits
 
 logger = logging.getLogger(__name__)
 
+_ADDRESS: Final = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})", re.ASCII)
 _METHODS: Final = ("GET", "HEAD")
 
 
@@ -21,9 +23,6 @@ class Response(Struct, frozen=True):
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = "text/plain; charset=utf-8"
-
-
-PageHandler: TypeAlias = Callable[[], Awaitable[Response]]
 
 
 class HttpServer:
@@ -37,7 +36,7 @@ class HttpServer:
     answer_seconds = 30.0
     """How long making a response, and sending it, may each take."""
 
-    def __init__(self, pages: Mapping[str, PageHandler]) -> None:
+    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Response]]]) -> None:
         self._pages = pages
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -111,6 +110,11 @@ class HttpServer:
             return method, _refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
+def unavailable(reason: str) -> Response:
+    """The response to a request that can't be answered now."""
+    return Response(f"{reason}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 def _refusal(status: HTTPStatus) -> Response:
     return Response(f"{status.value} {status.phrase}\n".encode(), status)
 
@@ -126,6 +130,12 @@ def _head(answer: Response) -> bytes:
     if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
         lines.append(f"Allow: {', '.join(_METHODS)}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def read_address(text: str) -> tuple[str, int] | None:
+    """The host and port of an address like 127.0.0.1:80 or [::1]:80; None if it is not one."""
+    found = _ADDRESS.fullmatch(text)
+    return None if found is None or int(found[3]) > 65_535 else (found[1] or found[2], int(found[3]))
 
 
 def shown(host: str, port: int) -> str:

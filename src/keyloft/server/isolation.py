@@ -33,13 +33,13 @@ from keyloft.plugins.rules import PREFIXES
 from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic import keys
 from keyloft.semantic.keys import tenant_user
+from keyloft.server.http import read_address
 
 SERVICE: Final = "SERVICE"
 ADMIN: Final = "ADMIN"
 
 # The first part can't be one that NATS uses itself, such as $SYS or _INBOX_trivia.
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
-_LISTEN: Final = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", re.ASCII)
 # The characters that need no escape between quotes of the configuration.
 _PASSWORD: Final = re.compile(r"[!#-&(-\[\]-~]+", re.ASCII)
 _PASSWORD_BYTES: Final = 24
@@ -122,7 +122,7 @@ def isolate(
     if isinstance(prefixes, str) or not prefixes:
         raise InvalidArgument("prefixes: expected a sequence of at least one prefix")
     *spaces, semantic = _prefixes([*prefixes, semantic_prefix])
-    if _LISTEN.fullmatch(listen) is None:
+    if read_address(listen) is None:
         raise InvalidArgument("listen must be host:port, as in 127.0.0.1:4222")
     given = dict(passwords or {})
 
@@ -212,10 +212,8 @@ def _prefixes(prefixes: Sequence[str]) -> list[str]:
             raise InvalidArgument(
                 f"a prefix is parts of A-Z a-z 0-9 _ - joined by dots, and begins with a letter or digit: {prefix!r}"
             )
-    for prefix in prefixes:
-        for other in prefixes:
-            if other.startswith(f"{prefix}."):
-                raise InvalidArgument(f"the prefix {other!r} is inside {prefix!r}: its requests would arrive twice")
+        if inside := [other for other in prefixes if other.startswith(f"{prefix}.")]:
+            raise InvalidArgument(f"the prefix {inside[0]!r} is inside {prefix!r}: its requests would arrive twice")
     return _unlike(prefixes, "prefix")
 
 
