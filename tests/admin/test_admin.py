@@ -114,6 +114,21 @@ async def test_entries_travel_through_a_stream(url: str, tmp_path: Path) -> None
     assert again.getvalue() == out.getvalue()
 
 
+async def test_an_export_does_not_replace_what_another_process_made_meanwhile(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+
+    def make_it(stage: str, done: int, total: int | None) -> None:
+        if done:
+            file.write_text("of another process")
+
+    with pytest.raises(InvalidArgument, match="exists already"):
+        await admin.export(url, file, progress=make_it)
+    assert file.read_text() == "of another process"
+    assert (tmp_path / "all.jsonl.partial").exists()
+    await admin.export(url, file, overwrite=True)
+    assert not (tmp_path / "all.jsonl.partial").exists()
+
+
 async def test_an_import_that_fails_returns_what_was_stored(url: str, tmp_path: Path) -> None:
     out = io.BytesIO()
     report = await admin.export(url, out)

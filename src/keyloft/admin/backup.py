@@ -141,11 +141,9 @@ async def _replace_rows(
         rows, before = await _count(target)
         if rows and not lost:
             raise Busy(f"another process wrote into {database.shown} meanwhile; nothing was changed")
-        restoring = stage(progress, "restoring")
+        advance = stage(progress, "restoring")
         # Where no row was to be lost, none may have been added since.
-        await target.become(
-            wanted, lambda done, _: restoring(done, held.rows), expected_version=None if lost else before
-        )
+        await target.become(wanted, lambda done, _: advance(done, held.rows), expected_version=None if lost else before)
         alone = wanted.version if before < wanted.version else before + 1
         async with target.snapshot() as found:
             return await _verify(held, found, progress, alone=found.version == alone), found.version

@@ -1,6 +1,7 @@
 """Finds what is wrong with a database, without changing it."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -79,13 +80,9 @@ async def check(database: Database, *, limit: int = 100, progress: Progress | No
     if limit < 0:
         raise InvalidArgument("limit (--limit) is the number of findings to show, 0 or more")
     examination = _Examination(limit)
-    try:
+    with examination.noting(_DATABASE):
         async with opened(database) as maintenance:
             await examination.examine(maintenance, progress)
-    except (errors.SchemaTooOld, errors.SchemaTooNew) as error:
-        examination.add("schema", error, _DATABASE)
-    except DatabaseError as error:
-        examination.add_damage(error, _DATABASE)
     return CheckReport(rows=examination.rows, problems=examination.problems, findings=tuple(examination.findings))
 
 
@@ -103,31 +100,33 @@ class _Examination:
         if len(self.findings) < self._limit:
             self.findings.append(Finding("problem", code, " ".join(str(what).split()), where, _CURES[code]))
 
-    def add_damage(self, error: DatabaseError, where: str, what: str = "") -> None:
-        """A server that is away, a lock or a missing permission prevents a check, and is not a finding of it."""
-        if type(error) not in (DatabaseError, errors.NotADatabase):
-            raise error
-        self.add("damage", f"{what}{error}", where)
+    @contextmanager
+    def noting(self, where: str, what: str = "") -> Iterator[None]:
+        """Add an error that is a finding. A server that is away, a lock or a missing permission prevents the check."""
+        try:
+            yield
+        except (errors.SchemaTooOld, errors.SchemaTooNew) as error:
+            self.add("schema", error, where)
+        except DatabaseError as error:
+            if type(error) not in (DatabaseError, errors.NotADatabase):
+                raise
+            self.add("damage", f"{what}{error}", where)
 
     async def examine(self, maintenance: Maintenance, progress: Progress | None) -> None:
-        try:
+        with self.noting(_DATABASE):
             for line in await maintenance.damage(stage(progress, "checking the database")):
                 self.add("damage", line, _DATABASE)
-        except DatabaseError as error:
-            self.add_damage(error, _DATABASE)
         advance = stage(progress, "checking rows")
         async with maintenance.snapshot() as snapshot:
             checker = RowChecker(snapshot.now)
             for space in Space:
-                try:
+                with self.noting(space.value, "not all rows can be read: "):
                     async for rows in snapshot.rows(Range(space)):
                         for row in rows:
                             for code, what in _defects(space, row, snapshot, checker):
                                 self.add(code, what, row_name(space, row.key))
                         self.rows += len(rows)
                         advance(self.rows, self.rows)
-                except DatabaseError as error:
-                    self.add_damage(error, space.value, "not all rows can be read: ")
 
 
 def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker) -> Defects:

@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeAlias
 
-from keyloft.core.maintenance import Maintenance
-from keyloft.core.maintenance import Progress as StageProgress
+from keyloft.core import maintenance
 from keyloft.core.urls import DatabaseUrl
 from keyloft.engines import open_maintenance
 from keyloft.errors import CannotOpen
@@ -19,7 +18,7 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 
 @asynccontextmanager
-async def opened(database: Database | DatabaseUrl, *, make: bool = False) -> AsyncIterator[Maintenance]:
+async def opened(database: Database | DatabaseUrl, *, make: bool = False) -> AsyncIterator[maintenance.Maintenance]:
     """A whole database, until the block ends; `make` creates it, or its tables.
 
     Raises:
@@ -29,14 +28,11 @@ async def opened(database: Database | DatabaseUrl, *, make: bool = False) -> Asy
     url = DatabaseUrl.parse(database)
     if not make and url.file is not None and not url.file.exists():
         raise CannotOpen(f"there is no file {url.file}")
-    maintenance = await open_maintenance(url, make=make)
-    try:
-        yield maintenance
-    finally:
-        await maintenance.aclose()
+    async with aclosing(await open_maintenance(url, make=make)) as whole:
+        yield whole
 
 
-def stage(progress: Progress | None, name: str) -> StageProgress:
+def stage(progress: Progress | None, name: str) -> maintenance.Progress:
     """Report that a stage begins, then how far it is. An engine that does not know a total reports what is done."""
 
     def report(done: int, total: int) -> None:

@@ -181,9 +181,7 @@ def read_mark(line: bytes) -> Head | End | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if isinstance(mark, Head) and mark.format > FORMAT:
-        raise InvalidArgument(
-            f"this file has format {mark.format}, which this version of Keyloft does not know: upgrade Keyloft"
-        )
+        raise InvalidArgument(f"this file has format {mark.format}, of a later version of Keyloft: upgrade Keyloft")
     return mark
 
 

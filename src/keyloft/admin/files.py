@@ -7,12 +7,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from keyloft.core.files import OWNER_ONLY
 from keyloft.errors import CannotOpen, InvalidArgument
 
 # SQLite keeps these beside a file while it is open.
 _COMPANIONS: Final = ("", "-journal", "-wal", "-shm")
-PRIVATE: Final = 0o600
-"""The mode of every file that holds what a database holds."""
 
 
 @contextmanager
@@ -45,7 +44,7 @@ def complete_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 def make_private(file: Path) -> None:
     """Make an empty file that its owner alone can read and write."""
-    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
+    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER_ONLY))
 
 
 def check_name(target: Path, *, overwrite: bool) -> None:
@@ -57,9 +56,7 @@ def check_name(target: Path, *, overwrite: bool) -> None:
     if target.is_dir():
         raise InvalidArgument(f"{target} is a folder: name a file in it")
     if not overwrite and os.path.lexists(target):
-        raise InvalidArgument(
-            f"{target} exists already, and is left as it is: name another file, or pass overwrite=True (--force)"
-        )
+        raise InvalidArgument(f"{target} exists already: name another file, or pass overwrite=True (--force)")
 
 
 def give_name(file: Path, target: Path, *, overwrite: bool) -> None:

@@ -93,10 +93,8 @@ def _check_types(space: Space, rows: Sequence[Record]) -> None:
         is_key = type(key) is bytes if space is not Space.PLUGINS else type(key[0]) is str and type(key[1]) is str
         is_whole = type(value) is bytes and row.encoding != LOST
         if not (is_key and is_whole and type(row.version) is int and type(row.expires_at) in _TIMES):
-            raise Undecodable(
-                f"the row {row_name(space, key)} is not an entry, and can't be moved: `keyloft check` shows all such "
-                "rows; correct or remove them"
-            )
+            name = f"the row {row_name(space, key)}"
+            raise Undecodable(f"{name} can't be moved: correct or remove it; `keyloft check` shows all such rows")
 
 
 async def count(snapshot: Snapshot, selection: Selection) -> int:

@@ -10,7 +10,6 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.admin.databases import Database, Progress, opened, stage
 from keyloft.core.maintenance import LAST_MOMENT, Range, Size, Snapshot
-from keyloft.core.maintenance import Progress as StageProgress
 from keyloft.core.records import Space
 from keyloft.errors import InvalidArgument
 from keyloft.semantic.keys import is_entry
@@ -93,7 +92,7 @@ async def stats(database: Database, *, soon: float = 3600.0, progress: Progress 
         raise InvalidArgument(f"soon (--soon) is a number of seconds from 0 to {limits.LONGEST_EXPIRY_SECONDS:,}")
     async with opened(database) as maintenance:
         async with maintenance.snapshot() as snapshot:
-            counted = await _count(snapshot, int(soon * 1000), stage(progress, "counting"))
+            counted = await _count(snapshot, int(soon * 1000), progress)
             version = snapshot.version
         facts = await maintenance.facts()
     interfaces = {space.value: _sum(owners.values()) for space, owners in counted.items()}
@@ -111,9 +110,9 @@ async def stats(database: Database, *, soon: float = 3600.0, progress: Progress 
     )
 
 
-async def _count(snapshot: Snapshot, soon: int, advance: StageProgress) -> dict[Space, dict[Any, Tally]]:
+async def _count(snapshot: Snapshot, soon: int, progress: Progress | None) -> dict[Space, dict[Any, Tally]]:
     """By space and owner, a plugin or a project; None for rows without an owner."""
-    now, then, rows = snapshot.now, snapshot.now + soon, 0
+    advance, now, then, rows = stage(progress, "counting"), snapshot.now, snapshot.now + soon, 0
     counted: dict[Space, dict[Any, Tally]] = {space: defaultdict(Tally) for space in Space}
     for space, owners in counted.items():
         async for sizes in snapshot.sizes(Range(space)):

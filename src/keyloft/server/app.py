@@ -25,7 +25,7 @@ from keyloft.plugins.store import BotDatabase
 from keyloft.semantic.monitoring import Signals
 from keyloft.semantic.service import SemanticService
 from keyloft.semantic.store import SemanticStore
-from keyloft.server.banner import Banner, database_name
+from keyloft.server.banner import database_name, show_banner
 from keyloft.server.config import Config
 from keyloft.server.http import HttpServer, Response, shown, unavailable
 from keyloft.server.logging import set_up_logging
@@ -100,8 +100,7 @@ class App:
         self._nats_server: NatsServer | None = None
         self._nats: Nats | None = None
         self._is_open = False
-        self._banner: Banner | None = None
-        """Shown once the service runs; None after that."""
+        self._has_served = False
 
     async def run(self) -> None:
         """Serve until cancelled, then end in order.
@@ -110,7 +109,7 @@ class App:
             KeyloftError: It can't be started, and no later attempt could succeed.
         """
         async with AsyncExitStack() as stack:
-            pages = await self._show_pages(stack)
+            self._pages = await self._show_pages(stack)
             await self._open_database()
             stack.push_async_callback(self._db.aclose)
             stack.push_async_callback(self._metrics.aclose)
@@ -127,7 +126,6 @@ class App:
             )
             stack.push_async_callback(store.aclose)
             addresses = await self._find_nats(stack)
-            self._banner = Banner(config=config, nats=addresses, pages=pages)
             while True:
                 await self._serve(addresses, store)
 
@@ -230,7 +228,7 @@ class App:
 
     async def _serve(self, addresses: list[str], store: SemanticStore) -> None:
         """Serve until the connection to NATS ends for good."""
-        config, is_first = self._config, self._banner is not None
+        config, is_first = self._config, not self._has_served
         not_served: list[str] = []
         closed = asyncio.Event()
 
@@ -284,9 +282,9 @@ class App:
                 if is_first:
                     raise NotPermitted(f"{refusal}: log in as the service with --nats-user or --nats-creds")
                 logger.error("%s", refusal)
-            if self._banner is not None:
-                self._banner.show()
-                self._banner = None
+            if is_first:
+                show_banner(config, addresses, self._pages)
+            self._has_served = True
             await closed.wait()
             logger.error("NATS has ended the connection; connecting again")
 

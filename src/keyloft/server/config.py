@@ -99,16 +99,12 @@ class Config:
         "The secret of the audit trail's hashes; by default, one in the database. Better set by the environment.",
         metavar="SECRET",
     )
-    audit_retention: float = _seconds(
-        limits.AUDIT_SECONDS, "Seconds for which audit records are kept.", most=10 * _YEAR
-    )
+    audit_retention: float = _seconds(limits.AUDIT_SECONDS, "Seconds that audit records are kept.", most=10 * _YEAR)
     restore_within: float = _seconds(
-        limits.RESTORE_SECONDS,
-        "Seconds for which a deleted or expired semantic entry can be restored.",
-        most=10 * _YEAR,
+        limits.RESTORE_SECONDS, "Seconds that a deleted or expired semantic entry can be restored.", most=10 * _YEAR
     )
     request_memory: float = _seconds(
-        limits.REQUEST_MEMORY_SECONDS, "Seconds for which a requestId of the semantic store is remembered.", most=_YEAR
+        limits.REQUEST_MEMORY_SECONDS, "Seconds that a requestId of the semantic store is remembered.", most=_YEAR
     )
     queue: str = _setting(QUEUE, "The queue group: services with the same one share the requests.", pattern=r"^[^\s]+$")
     requests_per_plugin: int = _number(
@@ -116,9 +112,7 @@ class Config:
         "How many unanswered requests a plugin or tenant may have before the next is answered BUSY.",
         most=1_000_000,
     )
-    requests_in_all: int = _number(
-        limits.REQUESTS, "The same for all plugins, or all tenants, together.", most=10_000_000
-    )
+    requests_in_all: int = _number(limits.REQUESTS, "The same for all plugins, or tenants, together.", most=10_000_000)
     deadline: float = _seconds(
         limits.DEADLINE_SECONDS,
         "Seconds after which a request is answered with an error if the database has not answered.",
@@ -126,9 +120,7 @@ class Config:
     )
     cleanup_every: float = _seconds(limits.CLEANUP_SECONDS, "Seconds between removals of expired entries.", most=_YEAR)
     http: str = _setting(
-        "127.0.0.1:9464",
-        "Where to serve metrics and health; port 0 takes a free one, off: nowhere.",
-        metavar="HOST:PORT",
+        "127.0.0.1:9464", "Where metrics and health are served; port 0: a free one; off: nowhere.", metavar="HOST:PORT"
     )
     metrics_prefix: str = _setting("rosey", "What names of metrics begin with.", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "debug has a line for every request.")
@@ -265,9 +257,8 @@ def check_service(config: Config) -> None:
     """
     logins = [name for name in NATS_SETTINGS if name != "nats" and getattr(config, name) is not None]
     if logins and not config.nats:
-        raise InvalidArgument(
-            f"{SETTINGS[logins[0]].flag} needs {SETTINGS['nats'].flag}: the nats-server that serve starts has no logins"
-        )
+        flag = SETTINGS[logins[0]].flag
+        raise InvalidArgument(f"{flag} needs --nats: the nats-server that serve starts has no logins")
 
 
 def _from_file(path: str) -> dict[str, Any]:

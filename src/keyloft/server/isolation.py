@@ -29,10 +29,8 @@ from typing import Any, Final
 
 from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.plugins import rules
-from keyloft.plugins.rules import PREFIXES
 from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic import keys
-from keyloft.semantic.keys import tenant_user
 from keyloft.server.http import read_address
 
 SERVICE: Final = "SERVICE"
@@ -93,7 +91,7 @@ def isolate(
     plugins: Iterable[str],
     tenants: Iterable[str] = (),
     *,
-    prefixes: Sequence[str] = PREFIXES,
+    prefixes: Sequence[str] = rules.PREFIXES,
     semantic_prefix: str = keys.PREFIX,
     passwords: Mapping[str, str] | None = None,
     listen: str = "127.0.0.1:4222",
@@ -134,7 +132,7 @@ def isolate(
     isolation = Isolation(
         "",
         plugins={name: user(name) for name in names},
-        tenants={tenant: user(tenant_user(tenant)) for tenant in ids},
+        tenants={tenant: user(keys.tenant_user(tenant)) for tenant in ids},
         service=user(SERVICE),
         admin=user(ADMIN),
     )
@@ -175,9 +173,7 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
         lines += ["", f"    # {comment}", *_user(user, subjects)]
     for tenant, user in isolation.tenants.items():
         subjects = [f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS]
-        comment = (
-            f"The tenant {tenant}: requests for its projects, and the replies; its inbox prefix is {user.inbox_prefix}"
-        )
+        comment = f"The tenant {tenant}: its requests, and the replies to them; its inbox prefix is {user.inbox_prefix}"
         lines += ["", f"    # {comment}", *_user(user, subjects)]
     return "\n".join([*lines, "  ]", "}", ""])
 
@@ -229,7 +225,5 @@ def _password(given: dict[str, str], user: str) -> str:
     if password is None:
         return secrets.token_hex(_PASSWORD_BYTES)  # no character that means something to a shell
     if _PASSWORD.fullmatch(password) is None:
-        raise InvalidArgument(
-            f"the password of {user} must be printable ASCII characters, without spaces, quotes and backslashes"
-        )
+        raise InvalidArgument(f"the password of {user} must be printable ASCII, without spaces, quotes and backslashes")
     return password

@@ -93,28 +93,24 @@ class Metrics:
             self._counting = None
 
     def _families(self) -> Iterator[_Family]:
-        plugins, signals = self._meters.plugins, self._signals
+        meters, signals = self._meters.plugins.items(), self._signals
         for operation in OPERATIONS:
-            done = [
-                ([name], one.durations[operation].copied())
-                for name, one in plugins.items()
-                if operation in one.durations
-            ]
+            done = [([name], one.durations[operation].copied()) for name, one in meters if operation in one.durations]
             total = [(label, sum(buckets)) for label, (buckets, _) in done]
             yield _Family("counter", f"kv_{operation}", f"{operation} operations carried out", ["plugin"], total)
             yield _Family(
-                "histogram", f"kv_{operation}_duration_seconds", f"How long a {operation} took", ["plugin"], done
+                "histogram", f"kv_{operation}_duration_seconds", f"Duration of a {operation}", ["plugin"], done
             )
-        errors = [([name, code], times) for name, meter in plugins.items() for code, times in meter.errors.items()]
+        errors = [([name, code], times) for name, meter in meters for code, times in meter.errors.items()]
         yield _Family("counter", "kv_errors", "Requests refused or failed", ["plugin", "error_code"], errors)
         if self._used is not None:
-            used = _bounded(self._used, plugins)
+            used = _bounded(self._used, self._meters.plugins)
             entries = [([one.plugin], one.entries) for one in used]
             yield _Family("gauge", "kv_keys_total", "Keys that are stored", ["plugin"], entries)
             size = [([one.plugin], one.value_bytes) for one in used]
             yield _Family("gauge", "kv_storage_bytes", "What their values take", ["plugin"], size)
         cleanups = [((), self._meters.cleanups.copied())]
-        yield _Family("histogram", "kv_cleanup_duration_seconds", "How long removing expired keys took", (), cleanups)
+        yield _Family("histogram", "kv_cleanup_duration_seconds", "Duration of a removal of expired keys", (), cleanups)
         cleaned = [((), self._meters.cleaned)]
         yield _Family("counter", "kv_cleanup_deleted", "Expired keys that were removed", (), cleaned)
         outcomes = "Writes that succeeded or met conflicts, entries that expired, failures of the database"
