@@ -99,6 +99,8 @@ class App:
         self._metrics = Metrics(self._meters, self._db, self._signals, prefix=config.metrics_prefix)
         self._nats_server: NatsServer | None = None
         self._nats: Nats | None = None
+        self._pages: str | None = None
+        """The address of metrics and health."""
         self._is_open = False
         self._has_served = False
 
@@ -111,6 +113,7 @@ class App:
         async with AsyncExitStack() as stack:
             self._pages = await self._show_pages(stack)
             await self._open_database()
+            self._is_open = True
             stack.push_async_callback(self._db.aclose)
             stack.push_async_callback(self._metrics.aclose)
             config = self._config
@@ -191,7 +194,7 @@ class App:
         while True:
             try:
                 await self._db.create_tables()
-                await self._try_to_write()
+                return await self._try_to_write()
             except InvalidArgument as error:
                 raise InvalidArgument(f"the setting `database`: {error}") from None
             except _PERMANENT:
@@ -200,9 +203,6 @@ class App:
                 logger.warning("the database is not ready, trying again: %s", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, limits.LONGEST_OPENING_PAUSE_SECONDS)
-            else:
-                self._is_open = True
-                return
 
     # NATS
 
