@@ -11,7 +11,7 @@ from keyloft.admin.databases import Database, Progress, opened, stage
 from keyloft.admin.export_format import row_name
 from keyloft.core import keys, values
 from keyloft.core.maintenance import Maintenance, Range, Snapshot
-from keyloft.core.records import Record, Space
+from keyloft.core.records import Key, Record, Space
 from keyloft.errors import DatabaseError, InvalidArgument, InvalidInput, Undecodable
 from keyloft.plugins import rules
 from keyloft.semantic.row_checks import RowChecker
@@ -137,36 +137,31 @@ def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker)
         yield "version", f"its version, {row.version}, is above the version counter, {snapshot.version}"
     if not isinstance(row.expires_at, int | None):
         yield "time", "its expiry is not a time"
-    elif space is Space.PLUGINS:
-        yield from _plugin_defects(row)
-    elif not (isinstance(row.key, bytes) and isinstance(row.value, bytes)):
+    elif space is not Space.PLUGINS and not (isinstance(row.key, bytes) and isinstance(row.value, bytes)):
         yield "key", "its key or value is not binary"
-    elif space is Space.TUPLES:
-        yield from _tuple_defects(row)
-    elif defect := checker.defect(row):
-        yield defect
+    elif space is Space.SEMANTIC:
+        if defect := checker.defect(row):
+            yield defect
+    else:
+        if fault := _key_fault(row.key):
+            yield "key", fault
+        try:
+            values.decode(row.value, row.encoding)
+        except Undecodable as error:
+            yield "value", str(error)
 
 
-def _tuple_defects(row: Record) -> Defects:
+def _key_fault(key: Key) -> str | None:
+    """Why no caller can read the entry of a plugin, or of the tuple store, if so."""
     try:
-        if keys.encode(keys.decode(row.key)) != row.key:
-            yield "key", "its key is not encoded as Keyloft encodes keys, so that no read finds it"
-    except (Undecodable, InvalidInput):
-        yield "key", "its key can't be decoded"
-    try:
-        values.decode(row.value, row.encoding)
-    except Undecodable as error:
-        yield "value", str(error)
-
-
-def _plugin_defects(row: Record) -> Defects:
-    plugin, key = row.key
-    try:
-        rules.plugin_name(plugin)
-        rules.key(key)
+        if isinstance(key, tuple):
+            plugin, name = key
+            rules.plugin_name(plugin)
+            rules.key(name)
+        elif keys.encode(keys.decode(key)) != key:
+            return "its key is not encoded as Keyloft encodes keys, so that no read finds it"
+    except Undecodable:
+        return "its key can't be decoded"
     except InvalidInput as error:
-        yield "key", f"no service can serve it: {error}"
-    try:
-        values.decode_json(row.value)
-    except Undecodable as error:
-        yield "value", str(error)
+        return f"no service can serve it: {error}"
+    return None
