@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from keyloft import limits
@@ -12,7 +12,7 @@ from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Change, Get, Scan, Space
-from keyloft.errors import Closed, DatabaseError, InvalidArgument, InvalidInput, KeyloftError, ReadOnly, Undecodable
+from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, Undecodable
 from keyloft.semantic import expiry, keys, read_modify_write, rules
 from keyloft.semantic.audit import AuditTrail, configured_hasher
 from keyloft.semantic.checkpoints import Checkpoint
@@ -26,19 +26,16 @@ from keyloft.semantic.locks import Lock
 from keyloft.semantic.monitoring import Alert, Signals
 from keyloft.semantic.planning import Retention
 from keyloft.semantic.retry import Retry
-from keyloft.semantic.rules import ExpectedVersion
 from keyloft.semantic.watches import EntryWatch
+from keyloft.semantic.writes import Writes, Written
 from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
 
 _SEMANTIC: Final = Space.SEMANTIC
 
-Written: TypeAlias = list[Envelope | None]
-"""What `put` and `delete` return, for each intent."""
 
-
-class SemanticStore(AsyncClosing):
+class SemanticStore(AsyncClosing, Writes):
     """Entries with meaning, on an open store: each write says what it expects, who writes it and what for.
 
     Example:
@@ -187,68 +184,6 @@ class SemanticStore(AsyncClosing):
 
     # Writing
 
-    async def put(
-        self,
-        key: str,
-        value: Any,
-        *,
-        expected_version: ExpectedVersion,
-        writer: str,
-        semantics: Semantics,
-        request_id: str | None = None,
-        spec_ref: str | None = None,
-        fence: int | None = None,
-    ) -> Envelope:
-        """Store a value, if the stored entry is the expected one.
-
-        Args:
-            key: `tenant/<tenant>/project/<project>/<path>`.
-            value: Any value that JSON can hold, up to 64 KiB of it.
-            expected_version: 0: the key must have no entry. n: its entry must be version n. "*": either.
-            writer: Who writes: `<agent>:<directive>`, or the name of a service account.
-            semantics: What the entry means; with a TTL it expires after so many seconds.
-            request_id: Makes a retry harmless: the same request again gets the first outcome, and writes nothing.
-            spec_ref: A pointer to the spec that governs this entry.
-            fence: The token of a lock in the same project: the put is committed only while that lock is held.
-
-        Raises:
-            VersionConflict: Another entry is stored; or the request id was used for another request.
-            StaleFence: The lock is no longer held under this token.
-            InvalidInput: An argument breaks a rule, which the message names.
-        """
-        intent = Intent.put(
-            key,
-            value,
-            expected_version=expected_version,
-            writer=writer,
-            semantics=semantics,
-            spec_ref=spec_ref,
-            fence=fence,
-        )
-        [entry] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
-        assert entry is not None
-        return entry
-
-    async def delete(
-        self,
-        key: str,
-        *,
-        expected_version: ExpectedVersion,
-        writer: str,
-        request_id: str | None = None,
-        spec_ref: str | None = None,
-        fence: int | None = None,
-    ) -> Envelope | None:
-        """Remove an entry, if it is the expected one, and return it. It can be restored for some days.
-
-        Raises:
-            VersionConflict: Another entry is stored; or the request id was used for another request.
-            StaleFence: The lock is no longer held under this token.
-        """
-        intent = Intent.delete(key, expected_version=expected_version, writer=writer, spec_ref=spec_ref, fence=fence)
-        [removed] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
-        return removed
-
     async def restore(
         self, key: str, *, writer: str, request_id: str | None = None, spec_ref: str | None = None
     ) -> Envelope:
@@ -263,53 +198,24 @@ class SemanticStore(AsyncClosing):
         assert entry is not None
         return entry
 
-    async def batch(self, operations: Iterable[Intent], *, request_id: str | None = None) -> Written:
-        """Make several puts and deletes, all or none; returns what `put` and `delete` would, in the same order.
-
-        Example:
-            await store.batch([
-                Intent.put(key, value, expected_version=0, writer="indexer:swap", semantics=Semantics("config")),
-                Intent.delete(other, expected_version=version, writer="indexer:swap"),
-            ])
+    async def write(self, request: WriteRequest) -> Written:
+        """Carry out a write request, as `put`, `delete`, `restore` and `batch` make them.
 
         Raises:
-            VersionConflict: Its `conflicts` names every operation that met one.
+            InvalidArgument: The request has no intents, or a purpose is not registered.
         """
-        if isinstance(operations, Intent):
-            raise InvalidArgument("operations: several, as in batch([Intent.put(…), Intent.delete(…)])")
-        intents = (*operations,)
-        if not 1 <= len(intents) <= limits.BATCH_OPERATIONS:
-            raise InvalidArgument(
-                f"operations: from 1 to {limits.BATCH_OPERATIONS} puts and deletes, not {len(intents)}"
-            )
-        for number, intent in enumerate(intents):
-            if not isinstance(intent, Intent):
-                kind = type(intent).__name__
-                raise InvalidArgument(f"operations[{number}]: make it with Intent.put or Intent.delete, not {kind}")
-            try:
-                keys.parse(intent.key)
-                self._check_purpose(intent)
-            except InvalidInput as error:
-                raise type(error)(f"operations[{number}]: {error}") from None
-        named = [intent.key for intent in intents]
-        if len(set(named)) < len(named):
-            twice = next(key for key in named if named.count(key) > 1)
-            raise InvalidArgument(f"operations: {twice} is named twice; a batch writes each key once")
-        return await self.write(WriteRequest(intents=intents, request_id=request_id, is_batch=True))
-
-    async def write(self, request: WriteRequest) -> Written:
-        """Carry out a write request, as `put`, `delete`, `restore` and `batch` make them."""
         if not request.intents:
             raise InvalidArgument("request: it has no intents; give it at least one")
         for intent in request.intents:
-            self._check_purpose(intent)
+            self._check(intent)
         try:
             return await self._committer.carry_out(request)
         except KeyloftError as error:
             error.failed_request = request
             raise
 
-    def _check_purpose(self, intent: Intent) -> None:
+    def _check(self, intent: Intent) -> None:
+        keys.parse(intent.key)
         if intent.semantics is not None and intent.semantics.purpose not in self._purposes:
             raise InvalidArgument(
                 f"semantics.purpose: {intent.semantics.purpose!r} is none of "

@@ -162,18 +162,24 @@ def _delete(project: Project, fields: Mapping[str, Any]) -> Intent:
     )
 
 
-def fields_of(intent: Intent) -> dict[str, Any]:
-    """A put or delete, as it travels; its key is a path within the project."""
-    fields: dict[str, Any] = {
+def fields_of(request: WriteRequest) -> tuple[str, dict[str, Any]]:
+    """The operation and the fields of a request, as they travel; its keys are paths within the project."""
+    intents, request_id = request.intents, {"requestId": request.request_id}
+    if request.is_batch:
+        return "batch", {"operations": [{"operation": one.action, **_fields(one)} for one in intents], **request_id}
+    [intent] = intents
+    return intent.action, _fields(intent) | request_id
+
+
+def _fields(intent: Intent) -> dict[str, Any]:
+    fields = {
         "key": intent.key,
         "expectedVersion": intent.expected_version,
         "lastWriter": intent.writer,
         "specRef": intent.spec_ref,
         "fence": intent.fence,
     }
-    if intent.semantics is not None:
-        fields |= {"value": intent.value_json, "semantics": intent.semantics}
-    return fields
+    return fields if intent.semantics is None else fields | {"value": intent.value_json, "semantics": intent.semantics}
 
 
 def _check_names(fields: Mapping[str, Any], known: Sequence[str]) -> None:
