@@ -24,8 +24,8 @@ from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages
 from keyloft.core.records import Append, Get, Page, Record, Scan, Space
 from keyloft.core.values import Encoding
-from keyloft.errors import InvalidArgument, Undecodable
-from keyloft.semantic.envelope import moment, read_stored
+from keyloft.errors import InvalidArgument
+from keyloft.semantic.envelope import moment, read_stored, row_reader, to_json
 from keyloft.semantic.keys import EntryKey, Project, rows_below
 from keyloft.semantic.rules import directive_of
 
@@ -79,8 +79,8 @@ class Fact(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     correlation_id: str | None = msgspec.field(name="i", default=None)
 
 
-_to_json = msgspec.json.Encoder().encode
-_read = msgspec.json.Decoder(Fact).decode
+read_fact = row_reader(Fact, "the audit record {!r} is damaged")
+"""What a row of the log holds."""
 
 
 class Hasher:
@@ -132,7 +132,7 @@ def rows_for(key: EntryKey, fact: Fact, number: int, *, keep: int, index: bytes 
         index: The endings of earlier records that an index row lists from now on; None writes no index row.
     """
     suffix = number.to_bytes(2)
-    rows = [Append(Space.SEMANTIC, key.audit_log, _to_json(fact), Encoding.JSON, keep, suffix)]
+    rows = [Append(Space.SEMANTIC, key.audit_log, to_json(fact), Encoding.JSON, keep, suffix)]
     if fact.action == "conflict":
         rows.append(Append(Space.SEMANTIC, key.conflicts, b"", Encoding.BYTES, keep, suffix))
     elif index is not None:
@@ -231,15 +231,3 @@ class AuditTrail(LazyList[AuditRecord]):
 def _listed(row: Record) -> list[bytes]:
     """The endings that an index row stands for: those that it lists, and its own."""
     return [*endings(row.value), row.key[-ENDING_BYTES:]]
-
-
-def read_fact(record: Record) -> Fact:
-    """What a row of the log holds.
-
-    Raises:
-        Undecodable: It holds something else.
-    """
-    try:
-        return _read(record.value)
-    except msgspec.MsgspecError as error:
-        raise Undecodable(f"the audit record {record.key!r} is damaged") from error

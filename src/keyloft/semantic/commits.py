@@ -1,4 +1,4 @@
-"""Carries out write requests: reads what is stored, refuses a conflict, or commits what was planned.
+"""Carries out write requests, and expiries: reads what is stored, refuses a conflict, or commits what was planned.
 
 A request takes this path: what is stored is read, or guessed from the last write or read here. What conflicts with it
 is recorded, logged and raised. Otherwise a `CommitPlan` says what to check and to write, and the engine makes all of
@@ -6,24 +6,37 @@ it or nothing. If a check fails, the request starts again with a thorough read.
 """
 
 import asyncio
+import logging
 import secrets
 import uuid
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 from keyloft import limits
 from keyloft.core.engine import Engine
-from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Get, Now, Record, Set, Space
+from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Expired, Get, Now, Purge, Record, Set, Space
 from keyloft.core.values import Encoding
-from keyloft.errors import Closed, DatabaseError, InvalidArgument, NothingToRestore, StaleFence, VersionConflict
+from keyloft.errors import (
+    Closed,
+    DatabaseError,
+    InvalidArgument,
+    NothingToRestore,
+    StaleFence,
+    Undecodable,
+    VersionConflict,
+)
 from keyloft.semantic import keys, replays
 from keyloft.semantic.audit import Hasher
 from keyloft.semantic.envelope import Envelope, StoredEntry, read_stored
 from keyloft.semantic.intents import ConflictReason, FailedWrite, Intent, WriteRequest
 from keyloft.semantic.keys import EntryKey, Project
 from keyloft.semantic.monitoring import Signals
-from keyloft.semantic.planning import CommitPlan, EntryHead, EntryState, PlannedWrite, Retention
+from keyloft.semantic.planning import NO_ENTRY, CommitPlan, EntryHead, EntryState, PlannedWrite, Retention
+
+logger = logging.getLogger("keyloft.semantic")
+
+T = TypeVar("T")
 
 _SEMANTIC: Final = Space.SEMANTIC
 _AUDIT_KEY_BYTES: Final = 32
@@ -56,9 +69,15 @@ class Committer:
         if self._background:
             await asyncio.wait(self._background)
 
-    def check_open(self) -> None:
+    def open_engine(self) -> Engine:
+        """The database.
+
+        Raises:
+            Closed: The store is closed.
+        """
         if self.is_closed:
             raise Closed("this semantic store is closed: make another one to go on")
+        return self._engine
 
     async def carry_out(
         self, request: WriteRequest, *, quiet: bool = False, dead_letter: tuple[bytes, int] | None = None
@@ -70,10 +89,9 @@ class Committer:
             quiet: A conflict is raised and nothing else, for a caller that expects it.
             dead_letter: The row of a dead letter, and its version, which the same commit removes.
         """
-        intents, row = request.intents, request.row
+        intents, row = request.intents, request.memory_row
         digest = "" if row is None else request.digest
         hasher = self._hasher or await self._make_hasher()
-        recorder = None if quiet else hasher
         thoroughly = any([intent.action == "restore" for intent in intents])
         states, remembered = self._guess(intents), None
         while True:
@@ -83,15 +101,15 @@ class Committer:
             if remembered is not None:
                 memory = replays.read_memory(remembered)
                 if memory.digest != digest:
-                    await self._refuse(request, states, ["request_id"] * len(intents), recorder)
+                    await self._refuse(request, states, ["request_id"] * len(intents), None if quiet else plan)
                 if dead_letter is not None:
                     plan.drop(*dead_letter)
                     await self.commit(plan.batch())
                 return replays.replay(request, memory, remembered)
             reasons = [state.refusal(intent) for intent, state in zip(intents, states, strict=True)]
             if any(reasons):
-                await self._refuse(request, states, reasons, recorder)
-            planned = plan.write(intents, states)
+                await self._refuse(request, states, reasons, None if quiet else plan)
+            planned = [plan.write(intent, state) for intent, state in zip(intents, states, strict=True)]
             if row is not None:
                 plan.remember(row, replays.memory_of(digest, planned))
             if dead_letter is not None:
@@ -114,10 +132,10 @@ class Committer:
         for intent in intents:
             if intent.action != "put" or intent.fence is not None:
                 return ()
-            key, known = intent.entry_key, None
+            key, known = intent.entry_key, NO_ENTRY
             if intent.expected != 0:
-                known = self._recent.get(key.entry)
-                if known is None or (intent.expected is not None and known.version != intent.expected):
+                known = self._recent.get(key.entry, NO_ENTRY)
+                if known is NO_ENTRY or intent.expected not in (None, known.version):
                     return ()
             states.append(EntryState(key, known))
         return states
@@ -161,13 +179,13 @@ class Committer:
             state = EntryState.of(key, found[Get(_SEMANTIC, key.entry)])
             if intent.fence is not None and (lock := locks[key.project, intent.fence]) is not None:
                 state.lock = found[Get(_SEMANTIC, lock.entry)]
-            if thoroughly and state.alive is None:
+            if thoroughly and state.alive is NO_ENTRY:
                 state.expired = found[Get(_SEMANTIC, key.entry, include_expired=True)]
                 if state.expired is not None:
                     state.overdue = found[Now()] - state.expired.expires_at
             if intent.action == "restore":
                 state.deleted = found[Get(_SEMANTIC, key.deleted)]
-                if state.alive is None and remembered is None and not state.can_restore(self._keep.deleted):
+                if state.alive is NO_ENTRY and remembered is None and not state.can_restore(self._keep.deleted):
                     raise NothingToRestore(
                         f"nothing to restore at {key.key}: no entry was deleted or has expired there "
                         f"within the last {self._keep.deleted // 1000} s"
@@ -193,24 +211,22 @@ class Committer:
         request: WriteRequest,
         states: Sequence[EntryState],
         reasons: Sequence[ConflictReason | None],
-        hasher: Hasher | None,
+        plan: CommitPlan | None,
     ) -> NoReturn:
-        """Raise a conflict; with a hasher, record and log it first."""
+        """Raise a conflict; with a plan, which must be empty, record and log it first."""
         correlation_id = request.request_id or uuid.uuid4().hex
         refused = [
             (intent, state, reason)
             for intent, state, reason in zip(request.intents, states, reasons, strict=True)
             if reason is not None
         ]
-        if hasher is not None:
-            plan = CommitPlan(hasher, self._keep, request.request_id)
+        failed = [FailedWrite(one.key, one.expected_version, state.current, reason) for one, state, reason in refused]
+        if plan is not None:
             for intent, state, reason in refused:
                 plan.refuse(intent, state, reason, correlation_id)
             await self.commit(plan.batch())
-            for intent, state, reason in refused:
-                semantics, found = intent.semantics or state.semantics, (request.request_id, state.version)
-                self._signals.conflict(intent, semantics, *found, reason=reason, correlation_id=correlation_id)
-        failed = [FailedWrite(one.key, one.expected_version, state.current, reason) for one, state, reason in refused]
+            for (intent, _, _), one in zip(refused, failed, strict=True):
+                self._signals.conflict(intent, one, request.request_id, correlation_id)
         text = "; ".join([_text(one) for one in failed[:3]]) + (f" … {len(failed)} in all" if len(failed) > 3 else "")
         kind = StaleFence if "fence" in reasons else VersionConflict
         raise kind(
@@ -222,42 +238,72 @@ class Committer:
 
     def _report(self, planned: Sequence[PlannedWrite], request_id: str | None, version: int) -> None:
         for write in planned:
-            intent = write.intent
+            before = write.before
             if write.stored is not None:
-                self.saw(write.key, write.stored, version)
-            if write.expired is not None:
-                self.report_expiry(intent.key, write.expired)
-            self._signals.success(intent, write.semantics, request_id, version)
+                self.saw(before.key, write.stored, version)
+            if before.expired is not None:
+                self._signals.expiry(before.key.key, read_stored(before.expired), before.expired.version)
+            self._signals.success(write.intent, write.semantics, request_id, version)
 
-    def report_expiry(self, key: str, record: Record) -> None:
-        was = read_stored(record)
-        self._signals.expiry(key, was.writer, was.semantics, was.request_id, record.version)
+    # Expiry
+
+    async def sweep(self) -> int:
+        """Keep expired entries for a restore, with audit records, and remove other expired rows, in slices.
+
+        Returns how many entries expired.
+        """
+        expired = 0
+        while True:
+            [due] = await self.read(Expired(_SEMANTIC, limits.SWEEP_SLICE))
+            entries = [record for record in due if keys.is_entry(record.key)]
+            rest = [record for record in due if not keys.is_entry(record.key)]
+            swept = sum(await asyncio.gather(*[self._expire(record) for record in entries]))
+            removed = await self._purge(rest) if rest else 0
+            expired += swept
+            if len(due) < limits.SWEEP_SLICE or not removed + swept:
+                return expired
+
+    async def _expire(self, due: Record) -> bool:
+        """Expire one entry; returns whether it was still the one that was due."""
+        record, now = await self.read(Get(_SEMANTIC, due.key, include_expired=True), Now())
+        if record is None or record.version != due.version or record.is_alive(now):
+            return False
+        plan = CommitPlan(self._hasher or await self._make_hasher(), self._keep)
+        try:
+            key, was = keys.parse(keys.key_of_row(record.key)), read_stored(record)
+        except (Undecodable, ValueError) as error:
+            logger.error("[KV] a damaged entry has expired and is removed: %s", error)
+            await self._purge([record])
+            return True
+        plan.expire(key, record, now - record.expires_at)
+        if isinstance(await self.commit(plan.batch()), Conflict):
+            return False
+        self._signals.expiry(key.key, was, record.version)
+        return True
+
+    async def _purge(self, expired: Sequence[Record]) -> int:
+        """Remove expired rows; returns how many were still stored."""
+        done = await self.commit(Batch(tuple(Purge(_SEMANTIC, row.key, row.version) for row in expired)))
+        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
+        return sum(done.found)
 
     # The database
 
     async def read(self, *asks: Ask) -> list[Any]:
-        self.check_open()
-        try:
-            found = await self._engine.read(*asks)
-        except DatabaseError:
-            self._signals.failure()
-            raise
-        self._signals.answered()
-        return found
+        return await self._answer(self.open_engine().read(*asks))
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
-        self.check_open()
+        return await self._answer(self.open_engine().commit(batch))
+
+    async def _answer(self, asking: Awaitable[T]) -> T:
+        """Wait for the database; the alert for an outage needs to know whether it answers."""
         try:
-            done = await self._engine.commit(batch)
+            answer = await asking
         except DatabaseError:
             self._signals.failure()
             raise
         self._signals.answered()
-        return done
-
-    async def new_plan(self) -> CommitPlan:
-        """A plan for a commit that no request asked for."""
-        return CommitPlan(self._hasher or await self._make_hasher(), self._keep)
+        return answer
 
     async def _make_hasher(self) -> Hasher:
         """Read the audit key that is kept in the database; the first caller makes it."""

@@ -1,8 +1,9 @@
 """An entry of the semantic store: a value with its writer, purpose, readers and lifetime; and its stored form."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -13,6 +14,8 @@ from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.semantic.keys import key_of_row
 from keyloft.semantic.rules import LOCK, check_purpose, check_text
+
+T = TypeVar("T")
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -133,7 +136,7 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
         return self.envelope(key, version, now, None if lives is None else now + lives)
 
 
-_to_json = msgspec.json.Encoder().encode
+to_json = msgspec.json.Encoder().encode
 _read_stored = msgspec.json.Decoder(StoredEntry).decode
 _read_fields = msgspec.json.Decoder(Semantics).decode
 
@@ -147,11 +150,25 @@ def _read_semantics(data: bytes) -> Semantics:
 @lru_cache(maxsize=1024)
 def semantics_json(semantics: Semantics) -> Raw:
     """The stored form of semantics."""
-    return Raw(_to_json(semantics))
+    return Raw(to_json(semantics))
 
 
-def write_stored(stored: StoredEntry) -> bytes:
-    return _to_json(stored)
+def row_reader(kind: type[T], damaged: str) -> Callable[[Record], T]:
+    """A function that returns what a row holds; for a row that holds something else it raises Undecodable.
+
+    Args:
+        kind: The struct that such rows hold.
+        damaged: The message of the error, with {!r} for the row's key.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(record: Record) -> T:
+        try:
+            return decode(record.value)
+        except msgspec.MsgspecError as error:
+            raise Undecodable(damaged.format(record.key)) from error
+
+    return read
 
 
 def read_stored(record: Record) -> StoredEntry:

@@ -6,10 +6,11 @@ from typing import Any, Literal, Self, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
+from keyloft import limits
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import rules
-from keyloft.semantic.envelope import Envelope, Semantics
+from keyloft.semantic.envelope import Envelope, Semantics, to_json
 from keyloft.semantic.keys import EntryKey, parse
 from keyloft.semantic.rules import ANY, ExpectedVersion
 
@@ -86,11 +87,11 @@ class Intent(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         # Not the key: it is checked where it is used, since a client over NATS takes a path within its project.
-        rules.check_writer(self.writer)
+        rules.check_text(self.writer, "writer")
         if self.spec_ref is not None:
-            rules.check_spec_ref(self.spec_ref)
-        if self.fence is not None:
-            rules.check_fence(self.fence)
+            rules.check_text(self.spec_ref, "spec_ref", limits.SPEC_REF_CHARACTERS)
+        if self.fence is not None and (type(self.fence) is not int or not 0 <= self.fence < 2**63):
+            raise InvalidArgument("fence: the fencing token of a lock, which is an int")
 
     @property
     def value(self) -> Any:
@@ -113,16 +114,16 @@ class Intent(Struct, frozen=True, kw_only=True):
 class WriteRequest(Struct, frozen=True, kw_only=True):
     """Intents that are committed together or not at all."""
 
-    intents: tuple[Intent, ...]
+    intents: tuple[Intent, ...] = msgspec.field(name="operations")
     request_id: str | None = None
     is_batch: bool = False
 
     def __post_init__(self) -> None:
         if self.request_id is not None:
-            rules.check_request_id(self.request_id)
+            rules.check_text(self.request_id, "request_id")
 
     @property
-    def row(self) -> bytes | None:
+    def memory_row(self) -> bytes | None:
         """The row that remembers the request; None if it has no request id."""
         if self.request_id is None:
             return None
@@ -136,7 +137,7 @@ class WriteRequest(Struct, frozen=True, kw_only=True):
             (i.action, i.key, i.expected, i.writer, i.semantics, _sorted(i.value_json), i.spec_ref, i.fence)
             for i in self.intents
         ]
-        return hashlib.blake2b(_to_json(fields), digest_size=16).hexdigest()
+        return hashlib.blake2b(to_json(fields), digest_size=16).hexdigest()
 
 
 class FailedWrite(Struct, frozen=True, rename="camel"):
@@ -148,7 +149,6 @@ class FailedWrite(Struct, frozen=True, rename="camel"):
     reason: ConflictReason
 
 
-_to_json = msgspec.json.Encoder().encode
 _to_sorted_json = msgspec.json.Encoder(order="sorted").encode
 
 

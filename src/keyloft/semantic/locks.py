@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from keyloft import limits
-from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Check, Conflict, Get, Record, Space, Touch
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
 from keyloft.semantic.commits import Committer
@@ -36,19 +35,11 @@ class Lock:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        committer: Committer,
-        key: EntryKey,
-        *,
-        writer: str,
-        semantics: Semantics,
-        wait: float | None,
+        self, committer: Committer, key: EntryKey, *, writer: str, semantics: Semantics, wait: float | None
     ) -> None:
         if wait is not None and (type(wait) not in (int, float) or not wait >= 0):
             raise InvalidArgument("wait: a number of seconds; 0 does not wait, None waits until the lock is free")
         assert semantics.ttl_seconds is not None
-        self._engine = engine
         self._committer = committer
         self._key = key
         self._writer = writer
@@ -189,7 +180,7 @@ class Lock:
 
     async def _until_free(self, deadline: float | None) -> Envelope | None:
         """Wait until the lock is free; returns the holder's entry if the deadline passes first."""
-        watch = self._engine.watch(Get(_SEMANTIC, self._key.entry))
+        watch = self._committer.open_engine().watch(Get(_SEMANTIC, self._key.entry))
         holder: Envelope | None = None
         try:
             async with asyncio.timeout(None) as timeout:
@@ -319,7 +310,7 @@ class Lock:
         """Notice at once when another client takes the lock away."""
         while True:
             try:
-                watch = self._engine.watch(Get(_SEMANTIC, self._key.entry))
+                watch = self._committer.open_engine().watch(Get(_SEMANTIC, self._key.entry))
                 try:
                     async for [change] in watch:
                         if change.record is None or not self._is_held_by(change.record):

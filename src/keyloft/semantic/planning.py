@@ -1,6 +1,5 @@
 """Plans a commit: what it has to check and to write so that intents are carried out, with their audit records."""
 
-from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -18,7 +17,7 @@ from keyloft.semantic.envelope import (
     envelope_of,
     read_stored,
     semantics_json,
-    write_stored,
+    to_json,
 )
 from keyloft.semantic.intents import ConflictReason, Intent
 from keyloft.semantic.keys import EntryKey
@@ -36,11 +35,12 @@ SWEEPER: Final = "keyloft:expiry"
 class EntryHead(Struct, frozen=True, gc=False):
     """An entry that is stored, without what only its readers need."""
 
-    version: int
-    hash: str
-    fence: int | None
-    semantics: Semantics
-    history: bytes
+    version: int = 0
+    """Versions begin at 1; 0 stands for no entry."""
+    hash: str | None = None
+    fence: int | None = None
+    semantics: Semantics | None = None
+    history: bytes = b""
     """The endings of the audit records of this entry's changes that no index row lists, its own last."""
 
     @classmethod
@@ -49,11 +49,14 @@ class EntryHead(Struct, frozen=True, gc=False):
         return cls(version, stored.hash, stored.fence(version, semantics), semantics, history)
 
 
+NO_ENTRY: Final = EntryHead()
+
+
 class EntryState(Struct):
     """What is stored at the key of an intent, as far as the plan has to know."""
 
     key: EntryKey
-    alive: EntryHead | None
+    alive: EntryHead = NO_ENTRY
     record: Record | None = None
     """The row of `alive`, if it was read."""
     expired: Record | None = None
@@ -67,29 +70,19 @@ class EntryState(Struct):
 
     @classmethod
     def of(cls, key: EntryKey, record: Record | None) -> "EntryState":
-        return cls(key, None if record is None else EntryHead.of(read_stored(record), record.version), record)
+        return cls(key, NO_ENTRY if record is None else EntryHead.of(read_stored(record), record.version), record)
 
     def refusal(self, intent: Intent) -> ConflictReason | None:
         """Why an intent can't be carried out."""
         lock = self.lock
         if intent.fence is not None and (lock is None or read_stored(lock).fence(lock.version) != intent.fence):
             return "fence"
-        # Versions begin at 1; 0 stands for no entry.
-        found = 0 if self.alive is None else self.alive.version
-        return "version" if intent.expected is not None and intent.expected != found else None
+        return "version" if intent.expected not in (None, self.alive.version) else None
 
     def can_restore(self, keep_deleted: int) -> bool:
         if self.expired is None:
             return self.deleted is not None
         return self.overdue < keep_deleted
-
-    @property
-    def version(self) -> int | None:
-        return None if self.alive is None else self.alive.version
-
-    @property
-    def semantics(self) -> Semantics | None:
-        return None if self.alive is None else self.alive.semantics
 
     @property
     def current(self) -> Envelope | None:
@@ -110,26 +103,20 @@ class Retention(Struct, frozen=True):
 class PlannedWrite(Struct, frozen=True):
     """What the commit of a plan makes of an intent."""
 
-    key: EntryKey
     intent: Intent
-    stored: StoredEntry | None
+    before: EntryState
+    stored: StoredEntry | None = None
     """What a put or restore stores."""
-    removed: Record | None
-    """What a delete removes."""
-    expired: Record | None
-    """An expired entry that this write replaces."""
 
     @property
     def semantics(self) -> Semantics | None:
-        if self.stored is not None:
-            return self.stored.semantics
-        return None if self.removed is None else read_stored(self.removed).semantics
+        return self.before.alive.semantics if self.stored is None else self.stored.semantics
 
     def outcome(self, done: Committed) -> Envelope | None:
         """The entry that is stored now; of a delete, the one that was."""
         if self.stored is not None:
             return self.stored.new_envelope(self.intent.key, done.version, done.at)
-        return None if self.removed is None else envelope_of(self.removed)
+        return self.before.current
 
 
 class CommitPlan:
@@ -147,40 +134,32 @@ class CommitPlan:
     def batch(self) -> Batch:
         return Batch(tuple(self._mutations), tuple(self._checks))
 
-    def write(self, intents: Sequence[Intent], states: Sequence[EntryState]) -> list[PlannedWrite]:
-        """Carry out intents, if what is stored is still what was read."""
-        return [self._write(intent, state) for intent, state in zip(intents, states, strict=True)]
-
-    def _write(self, intent: Intent, state: EntryState) -> PlannedWrite:
-        key = state.key
+    def write(self, intent: Intent, state: EntryState) -> PlannedWrite:
+        """Carry out an intent, if what is stored is still what was read."""
         self._pin(state)
         if state.lock is not None:
             self._checks.append(Check(_SEMANTIC, state.lock.key, state.lock.version))
         if state.expired is not None:
-            self._record_expiry(key, state.expired)
-        stored = removed = None
+            self._record_expiry(state.key, state.expired)
         if intent.action == "delete":
-            removed = self._delete(intent, state)
-        elif intent.semantics is None:
-            stored = self._restore(intent, state)
-        else:
-            stored = self._put(intent, intent.semantics, state)
-        return PlannedWrite(key, intent, stored, removed, state.expired)
+            self._delete(intent, state)
+            return PlannedWrite(intent, state)
+        if intent.semantics is None:
+            return PlannedWrite(intent, state, self._restore(intent, state))
+        return PlannedWrite(intent, state, self._put(intent, intent.semantics, state))
 
     def expire(self, key: EntryKey, record: Record, overdue: int) -> None:
         """Remove an entry that has been expired for so many milliseconds."""
-        self._pin(EntryState(key, None, expired=record))
+        self._pin(EntryState(key, expired=record))
         self._record_expiry(key, record)
         self._purge(key, record, overdue)
 
     def refuse(self, intent: Intent, state: EntryState, reason: ConflictReason, correlation_id: str) -> None:
         """Record that an intent met a conflict."""
-        fact = self._fact(intent, intent.semantics or state.semantics, state)
+        fact = self._fact(intent, intent.semantics or state.alive.semantics, state)
         expected = intent.expected_version
-        self._record(
-            state.key,
-            replace(fact, action="conflict", expected_version=expected, reason=reason, correlation_id=correlation_id),
-        )
+        fact = replace(fact, action="conflict", expected_version=expected, reason=reason, correlation_id=correlation_id)
+        self._record(state.key, fact)
 
     def remember(self, row: bytes, memory: bytes) -> None:
         """Remember a request, unless another commit has done so meanwhile."""
@@ -194,7 +173,7 @@ class CommitPlan:
 
     def _pin(self, state: EntryState) -> None:
         key = state.key
-        if state.alive is not None:
+        if state.alive.version:
             self._checks.append(Check(_SEMANTIC, key.entry, state.alive.version))
         elif state.expired is not None:
             # Both: if the machine's clock was set back, the entry is alive again.
@@ -204,18 +183,15 @@ class CommitPlan:
             self._checks.append(Check(_SEMANTIC, key.entry, None, include_expired=True))
 
     def _put(self, intent: Intent, semantics: Semantics, state: EntryState) -> StoredEntry:
-        key, before = state.key, state.alive
-        held = None if before is None else before.fence
+        key, held, history = state.key, state.alive.fence, state.alive.history
         # A put of a lock with the lock's own token renews it; any other put of a lock acquires it.
         kept = held if semantics.purpose == LOCK and held is not None and held == intent.fence else None
-        value = intent.value_json
-        history = b"" if before is None else before.history
         is_full = len(history) >= limits.AUDIT_UNINDEXED * ENDING_BYTES
         stored = StoredEntry(
             writer=intent.writer,
             semantics_json=semantics_json(semantics),
-            value=value,
-            hash=self._hasher.of(key, bytes(value)),
+            value=intent.value_json,
+            hash=self._hasher.of(key, bytes(intent.value_json)),
             request_id=self._request_id,
             spec_ref=intent.spec_ref,
             kept_fence=kept,
@@ -223,8 +199,8 @@ class CommitPlan:
             unindexed=b"" if is_full else history,
         )
         self._store(key, stored, semantics)
-        if held is not None and kept is None:
-            self._mutations.append(Delete(_SEMANTIC, key.project.fence(held)))
+        if kept is None:
+            self._drop_fence(key, held)
         self._record(key, self._fact(intent, semantics, state, stored.hash), history if is_full else None)
         return stored
 
@@ -248,7 +224,7 @@ class CommitPlan:
         return stored
 
     def _store(self, key: EntryKey, stored: StoredEntry, semantics: Semantics) -> None:
-        self._mutations.append(Set(_SEMANTIC, key.entry, write_stored(stored), Encoding.JSON, semantics.expire_in))
+        self._mutations.append(Set(_SEMANTIC, key.entry, to_json(stored), Encoding.JSON, semantics.expire_in))
         if semantics.purpose == LOCK and stored.kept_fence is None:
             # The token is the commit's version, and a token stands for one lock.
             fences = key.project.fences
@@ -257,17 +233,15 @@ class CommitPlan:
             self._acquiring.add(fences)
             self._mutations.append(Append(_SEMANTIC, fences, key.path.encode(), Encoding.BYTES))
 
-    def _delete(self, intent: Intent, state: EntryState) -> Record | None:
-        key, record = state.key, state.record
-        if record is not None:
+    def _delete(self, intent: Intent, state: EntryState) -> None:
+        key = state.key
+        if state.record is not None:
             self._mutations.append(Delete(_SEMANTIC, key.entry))
-            self._drop_fence(key, record)
-            self._keep_deleted(key, record, self._retention.deleted)
+            self._drop_fence(key, state.alive.fence)
+            self._keep_deleted(key, state.record, self._retention.deleted)
         elif state.expired is not None:
             self._purge(key, state.expired, state.overdue)
-        history = b"" if state.alive is None else state.alive.history
-        self._record(key, self._fact(intent, state.semantics, state), history)
-        return record
+        self._record(key, self._fact(intent, state.alive.semantics, state), state.alive.history)
 
     def _purge(self, key: EntryKey, expired: Record, overdue: int) -> None:
         self._mutations.append(Purge(_SEMANTIC, key.entry, expired.version))
@@ -278,33 +252,30 @@ class CommitPlan:
         if milliseconds > 0:
             self._mutations.append(Set(_SEMANTIC, key.deleted, record.value, Encoding.JSON, milliseconds))
 
-    def _drop_fence(self, key: EntryKey, record: Record) -> None:
-        if (fence := read_stored(record).fence(record.version)) is not None:
+    def _drop_fence(self, key: EntryKey, fence: int | None) -> None:
+        if fence is not None:
             self._mutations.append(Delete(_SEMANTIC, key.project.fence(fence)))
 
     def _record_expiry(self, key: EntryKey, expired: Record) -> None:
-        self._drop_fence(key, expired)
         was = read_stored(expired)
-        self._record(
-            key,
-            Fact(
-                action="expire",
-                path=key.path,
-                writer=SWEEPER,
-                purpose=was.semantics.purpose,
-                request_id=was.request_id,
-                spec_ref=was.spec_ref,
-                version_before=expired.version,
-                before_hash=was.hash,
-                reason=f"written by {was.writer}",
-            ),
-            EntryHead.of(was, expired.version).history,
+        head = EntryHead.of(was, expired.version)
+        self._drop_fence(key, head.fence)
+        fact = Fact(
+            action="expire",
+            path=key.path,
+            writer=SWEEPER,
+            purpose=was.semantics.purpose,
+            request_id=was.request_id,
+            spec_ref=was.spec_ref,
+            version_before=expired.version,
+            before_hash=was.hash,
+            reason=f"written by {was.writer}",
         )
+        self._record(key, fact, head.history)
 
     def _fact(
         self, intent: Intent, semantics: Semantics | None, state: EntryState, after_hash: str | None = None
     ) -> Fact:
-        before = state.alive
         return Fact(
             action=intent.action,
             path=state.key.path,
@@ -312,8 +283,8 @@ class CommitPlan:
             purpose=None if semantics is None else semantics.purpose,
             request_id=self._request_id,
             spec_ref=intent.spec_ref,
-            version_before=None if before is None else before.version,
-            before_hash=None if before is None else before.hash,
+            version_before=state.alive.version or None,
+            before_hash=state.alive.hash,
             after_hash=after_hash,
         )
 

@@ -1,19 +1,21 @@
 """The semantic store: compare-and-set on entries that say who wrote them, why, for whom and until when."""
 
 import asyncio
+import inspect
 import logging
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
-from keyloft.core.engine import Engine
+from keyloft.core.engine import Engine, Watch
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Change, Get, Scan, Space
-from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, Undecodable
-from keyloft.semantic import expiry, keys, read_modify_write, rules
+from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, Undecodable, VersionConflict
+from keyloft.semantic import keys, rules
 from keyloft.semantic.audit import AuditTrail, configured_hasher
 from keyloft.semantic.checkpoints import Checkpoint
 from keyloft.semantic.commits import Committer
@@ -26,11 +28,12 @@ from keyloft.semantic.locks import Lock
 from keyloft.semantic.monitoring import Alert, Signals
 from keyloft.semantic.planning import Retention
 from keyloft.semantic.retry import Retry
-from keyloft.semantic.watches import EntryWatch
 from keyloft.semantic.writes import Writes, Written
 from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _SEMANTIC: Final = Space.SEMANTIC
 
@@ -80,7 +83,6 @@ class SemanticStore(AsyncClosing, Writes):
         if isinstance(purposes, str):
             raise InvalidArgument(f"purposes: several names, as in [{purposes!r}]")
         self._kv = kv
-        self._engine: Engine = kv.engine
         self._purposes = frozenset([*rules.PURPOSES, *[rules.check_purpose(purpose) for purpose in purposes]])
         self.signals = signals or Signals(on_alert)
         """Counters and alerts."""
@@ -89,8 +91,8 @@ class SemanticStore(AsyncClosing, Writes):
             deleted=rules.milliseconds("restore_within", restore_within),
             audit=rules.milliseconds("audit_retention", audit_retention),
         )
-        self._committer = Committer(self._engine, self.signals, keep, configured_hasher(audit_key))
-        self.dead_letters = DeadLetters(self._engine, self._committer)
+        self._committer = Committer(kv.engine, self.signals, keep, configured_hasher(audit_key))
+        self.dead_letters = DeadLetters(self._committer)
         """Writes that were given up: to be listed, retried or dropped."""
         self._page_size = PageSize()
         self._updating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -137,30 +139,28 @@ class SemanticStore(AsyncClosing, Writes):
             limit: At most so many.
             after: Only entries after this key: the last key of a list continues it.
         """
-        self._committer.check_open()
+        engine = self._committer.open_engine()
         start, end = keys.parse_prefix(prefix).entries
         last = None if after is None else keys.parse(after).entry
         if last is None or last < start:
             scan = Scan(_SEMANTIC, start, end, rules.check_limit(limit))
         else:
             scan = Scan(_SEMANTIC, last, max(end, last), rules.check_limit(limit), after=True)
-        return EnvelopeList(self._engine, scan, self._page_size, values=values)
+        return EnvelopeList(engine, scan, self._page_size, values=values)
 
-    def watch(self, key: str) -> EntryWatch[Envelope | None]:
+    def watch(self, key: str) -> "EntryWatch[Envelope | None]":
         """The entry at a key now, then after each change; None once it is deleted or has expired.
 
         Example:
             async for entry in store.watch(key):
                 ...
         """
-        self._committer.check_open()
-        watch = self._engine.watch(Get(_SEMANTIC, keys.parse(key).entry))
+        watch = self._committer.open_engine().watch(Get(_SEMANTIC, keys.parse(key).entry))
         return EntryWatch(watch, lambda found: _shown(found[0]))
 
-    def changes(self, prefix: str) -> EntryWatch[dict[str, Envelope | None]]:
+    def changes(self, prefix: str) -> "EntryWatch[dict[str, Envelope | None]]":
         """The entries that change from now on, by key, where keys begin with a text; None once deleted or expired."""
-        self._committer.check_open()
-        watch = self._engine.watch(Scan(_SEMANTIC, *keys.parse_prefix(prefix).entries, NO_LIMIT))
+        watch = self._committer.open_engine().watch(Scan(_SEMANTIC, *keys.parse_prefix(prefix).entries, NO_LIMIT))
         return EntryWatch(watch, lambda found: {keys.key_of_row(change.key): _shown(change) for change in found})
 
     def audit(
@@ -174,13 +174,13 @@ class SemanticStore(AsyncClosing, Writes):
             limit: At most so many.
             reverse: The last one first.
         """
-        self._committer.check_open()
+        engine = self._committer.open_engine()
         most = rules.check_limit(limit)
         if after is not None and (type(after) is not int or not 0 <= after < 2**63 - 1):
             raise InvalidArgument("after: the sequence of an audit record, which is an int")
         within = keys.parse_prefix(about)
         key = keys.parse(about) if within.path else None
-        return AuditTrail(self._engine, within.project, key, after=after, limit=most, reverse=reverse)
+        return AuditTrail(engine, within.project, key, after=after, limit=most, reverse=reverse)
 
     # Writing
 
@@ -248,9 +248,39 @@ class SemanticStore(AsyncClosing, Writes):
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
         """
-        attempt = read_modify_write.update(
-            self, key, change, writer=writer, semantics=semantics, spec_ref=spec_ref, fence=fence
-        )
+        request: WriteRequest | None = None
+
+        async def attempt() -> Envelope:
+            nonlocal request
+            # If the answer to a put got lost, the same request is sent again: it may have been committed.
+            request = request or await prepare()
+            try:
+                [entry] = await self.write(request)
+            except VersionConflict:
+                request = None
+                raise
+            assert entry is not None
+            return entry
+
+        async def prepare() -> WriteRequest:
+            current = await self.get(key)
+            value = change(None if current is None else current.value)
+            if inspect.isawaitable(value):
+                value = await value
+            meaning = semantics if current is None else semantics or current.semantics
+            if meaning is None:
+                raise InvalidArgument(f"semantics: {key} has no entry yet, so they must be given")
+            intent = Intent.put(
+                key,
+                value,
+                expected_version=0 if current is None else current.version,
+                writer=writer,
+                semantics=meaning,
+                spec_ref=spec_ref if current is None else spec_ref or current.spec_ref,
+                fence=fence,
+            )
+            return WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
+
         # One at a time: the tasks of one process never conflict with each other.
         async with self._updating.setdefault(keys.parse(key).key, asyncio.Lock()):
             return await (retry or self.retrying()).run(attempt)
@@ -294,14 +324,8 @@ class SemanticStore(AsyncClosing, Writes):
                 await store.put(…, fence=lock.fence)
         """
         semantics = Semantics(rules.LOCK, producer, consumer_hints, ttl)
-        return Lock(
-            self._engine,
-            self._committer,
-            keys.parse(key),
-            writer=rules.check_writer(writer),
-            semantics=semantics,
-            wait=wait,
-        )
+        rules.check_text(writer, "writer")
+        return Lock(self._committer, keys.parse(key), writer=writer, semantics=semantics, wait=wait)
 
     def checkpoint(
         self,
@@ -319,7 +343,8 @@ class SemanticStore(AsyncClosing, Writes):
             order: Returns what of a position to compare; without it, positions are compared as they are.
             semantics: Replaces `Semantics("checkpoint")`.
         """
-        writer, semantics = rules.check_writer(writer), semantics or Semantics("checkpoint")
+        rules.check_text(writer, "writer")
+        semantics = semantics or Semantics("checkpoint")
         return Checkpoint(self, keys.parse(key).key, writer=writer, order=order, semantics=semantics)
 
     def flags(self, tenant: str, project: str, defaults: Mapping[str, Any] | None = None) -> Flags:
@@ -328,7 +353,9 @@ class SemanticStore(AsyncClosing, Writes):
 
     def index_version(self, key: str, *, writer: str | None = None) -> IndexVersion:
         """Which version of an index is active; its watch reports the next one."""
-        return IndexVersion(self, keys.parse(key).key, None if writer is None else rules.check_writer(writer))
+        if writer is not None:
+            rules.check_text(writer, "writer")
+        return IndexVersion(self, keys.parse(key).key, writer)
 
     async def shorten(self, tenant: str, project: str, identifier: str, *, writer: str) -> str:
         """A part of a path for an identifier of any length, with the identifier recorded at `identifiers/<part>`.
@@ -356,7 +383,7 @@ class SemanticStore(AsyncClosing, Writes):
         Returns how many entries expired. Readers don't see them, swept or not.
         """
         await self.dead_letters.save()
-        return await expiry.sweep(self._committer)
+        return await self._committer.sweep()
 
     async def _sweep_regularly(self, seconds: float) -> None:
         while True:
@@ -370,6 +397,26 @@ class SemanticStore(AsyncClosing, Writes):
             except Exception:
                 logger.exception("[KV] sweeping failed unexpectedly, next try in %g s", seconds)
             self.signals.check_alerts()
+
+
+class EntryWatch(AsyncClosing, Generic[T]):
+    """Iterate it with `async for`. It misses no change after it was made, but may merge several into one.
+
+    Closing it, or the store, ends the iteration.
+    """
+
+    def __init__(self, watch: Watch, show: Callable[[list[Change]], T]) -> None:
+        self._watch = watch
+        self._show = show
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        return self._show(await self._watch.__anext__())
+
+    async def aclose(self) -> None:
+        await self._watch.aclose()
 
 
 class EnvelopeList(LazyList[Envelope]):
