@@ -23,7 +23,6 @@ from keyloft.semantic import keys, wire
 from keyloft.semantic.intents import WriteRequest
 from keyloft.semantic.keys import Project
 from keyloft.semantic.store import SemanticStore
-from keyloft.semantic.wire import ListRequest
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +35,16 @@ class _Received(Struct, gc=False, kw_only=True):
     project: Project
     operation: str
     content: Any
-    """What `wire.READERS` made of the message."""
+    """What `wire.read` made of the message."""
     reply: str
     arrived: float
 
     @property
-    def keys(self) -> set[str] | None:
-        """The keys that the request reads or writes; None for the whole project."""
+    def keys(self) -> set[str]:
+        """The keys that a get or a write is about."""
         if isinstance(self.content, WriteRequest):
             return {intent.key for intent in self.content.intents}
-        return {self.content} if self.operation == "get" else None
+        return {self.content}
 
 
 class SemanticService(NatsService):
@@ -91,7 +90,8 @@ class SemanticService(NatsService):
         self._in_all = requests_in_all
         self._under_way: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing: dict[Project, dict[str, asyncio.Task[None]]] = {}
+        self._writing: dict[str, asyncio.Task[None]] = {}
+        """The last write under way, by key."""
         self._refusals: deque[tuple[str, bytes]] = deque()
         self._refusing: asyncio.Task[None] | None = None
         self._log_rate = LogRate(limits.SEMANTIC_LOG_LINES_PER_SECOND, self._log_left_out)
@@ -114,7 +114,7 @@ class SemanticService(NatsService):
             project, operation = self._route(subject)
             if self._under_way[project.tenant] >= self._per_tenant or len(self._tasks) >= self._in_all:
                 raise Busy("too many requests are under way, and this one was not carried out: try again later")
-            content = wire.READERS[operation](project, data)
+            content = wire.read(operation, project, data)
         except Exception as error:
             return self._refuse(reply, self._refusal(operation, error, subject))
         self._accept(_Received(project=project, operation=operation, content=content, reply=reply, arrived=arrived))
@@ -132,26 +132,25 @@ class SemanticService(NatsService):
         return keys.checked_project(words[0], words[1]), words[2]
 
     def _accept(self, request: _Received) -> None:
-        project, about = request.project, request.keys
-        writing = self._writing.setdefault(project, {})
-        earlier = {task for key, task in writing.items() if about is None or key in about}
-        task = asyncio.create_task(self._carry_out(request, earlier))
-        self._under_way[project.tenant] += 1
+        tenant, writing = request.project.tenant, self._writing
+        if request.operation == "list":
+            about = {key for key in writing if key.startswith(request.project.prefix)}
+        else:
+            about = request.keys
+        task = asyncio.create_task(self._carry_out(request, {writing[key] for key in about if key in writing}))
+        self._under_way[tenant] += 1
         self._tasks.add(task)
-        written = about if about is not None and request.operation in _WRITES else set()
-        for key in written:
-            writing[key] = task
+        written = about if request.operation in _WRITES else set()
+        writing.update(dict.fromkeys(written, task))
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._under_way[project.tenant] -= 1
-            if not self._under_way[project.tenant]:
-                del self._under_way[project.tenant]
+            self._under_way[tenant] -= 1
+            if not self._under_way[tenant]:
+                del self._under_way[tenant]
             for key in written:
                 if writing.get(key) is task:
                     del writing[key]
-            if not writing and self._writing.get(project) is writing:
-                del self._writing[project]
 
         task.add_done_callback(done)
 
@@ -197,15 +196,8 @@ class SemanticService(NatsService):
             case "batch":
                 entries = await store.batch(content.intents, request_id=content.request_id)
                 return wire.entries(entries, self.nats.max_payload)
-        return await self._list(content)
-
-    async def _list(self, request: ListRequest) -> bytes:
-        reply = wire.ListReply(self.nats.max_payload, values=request.values)
-        entries = self.store.list(request.prefix, values=request.values, limit=request.limit + 1, after=request.after)
-        async for entry in entries:
-            if len(reply) == request.limit or not reply.add(entry):
-                return reply.data(truncated=True)
-        return reply.data(truncated=False)
+        found = store.list(content.prefix, values=content.values, limit=content.limit + 1, after=content.after)
+        return await wire.listed(found, content, self.nats.max_payload)
 
     def _left(self, request: _Received) -> float:
         return max(0.0, self._deadline - (perf_counter() - request.arrived))
