@@ -9,9 +9,9 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from keyloft import limits
 from keyloft.core.records import Batch, Check, Conflict, Get, Record, Space, Touch
@@ -23,6 +23,8 @@ from keyloft.semantic.keys import EntryKey
 from keyloft.semantic.rules import LOCK, directive_of
 
 logger = logging.getLogger("keyloft.semantic")
+
+T = TypeVar("T")
 
 _SEMANTIC: Final = Space.SEMANTIC
 
@@ -52,7 +54,7 @@ class Lock:
         self._deadline: asyncio.TimerHandle | None = None
         self._holder: asyncio.Task[object] | None = None
         self._cancelled_before = 0
-        self._is_acquiring = False
+        self._acquiring = asyncio.Lock()
         self._reason = ""
         self.lost = asyncio.Event()
         """Set as soon as the lock is no longer held although its holder has not released it."""
@@ -129,30 +131,25 @@ class Lock:
             LockHeld: Another holder had it all the time.
             InvalidArgument: A task holds it, or waits for it, through this object.
         """
-        if self._is_acquiring or self._holder is not None or self.is_held:
+        if self._acquiring.locked() or self._holder is not None or self.is_held:
             raise InvalidArgument(f"{self.key} is held or waited for by this lock already: make another one")
-        self._is_acquiring = True
-        try:
-            return await self._acquire()
-        finally:
-            self._is_acquiring = False
-
-    async def _acquire(self) -> Envelope:
-        await self._stop_guarding()  # of an acquisition that was lost
-        loop = asyncio.get_running_loop()
-        deadline = None if self._wait is None else loop.time() + self._wait
-        while True:
-            if (holder := await self._until_free(deadline)) is not None:
-                waited = f", and was not free within {self._wait:g} s" if self._wait else ""
-                raise LockHeld(f"{self.key} is held by {holder.last_writer}{waited}")
-            try:
-                entry, began = await self._take()
-            except VersionConflict:
-                if deadline is not None and loop.time() >= deadline:
-                    raise LockHeld(f"{self.key} is held by another writer, who was faster") from None
-                continue
-            self._guard(entry, began)
-            return entry
+        async with self._acquiring:
+            await self._stop_guarding()  # of an acquisition that was lost
+            loop = asyncio.get_running_loop()
+            deadline = None if self._wait is None else loop.time() + self._wait
+            while True:
+                if (holder := await self._until_free(deadline)) is not None:
+                    waited = f", and was not free within {self._wait:g} s" if self._wait else ""
+                    raise LockHeld(f"{self.key} is held by {holder.last_writer}{waited}")
+                began = loop.time()
+                try:
+                    entry = await self._finish(self._put(began), undo=self._delete)
+                except VersionConflict:
+                    if deadline is not None and loop.time() >= deadline:
+                        raise LockHeld(f"{self.key} is held by another writer, who was faster") from None
+                    continue
+                self._guard(entry, began)
+                return entry
 
     async def release(self) -> None:
         """Release the lock.
@@ -167,12 +164,8 @@ class Lock:
         if self.lost.is_set():
             await self._stop_guarding()
             raise LockLost(self._reason)
-        releasing = asyncio.ensure_future(self._delete(entry))
         try:
-            await asyncio.shield(releasing)
-        except asyncio.CancelledError:
-            self._committer.in_background(self._ignoring_failure(releasing))
-            raise
+            await self._finish(self._delete(entry))
         except VersionConflict as error:
             raise LockLost(f"{self.key} was lost before it was released: {_loss(error.current)}") from None
 
@@ -200,39 +193,23 @@ class Lock:
         finally:
             await watch.aclose()
 
-    async def _take(self) -> tuple[Envelope, float]:
-        """Put the lock's entry; returns it, and the earliest moment from which it lives."""
-        putting = asyncio.ensure_future(self._put())
-        try:
-            return await asyncio.shield(putting)
-        except asyncio.CancelledError:
-            # The put may still succeed, and no task would release the lock before it expires.
-            self._committer.in_background(self._ignoring_failure(self._undo(putting)))
-            raise
-
-    async def _put(self) -> tuple[Envelope, float]:
+    async def _put(self, began: float) -> Envelope:
         """Put the lock's entry, again while it is unknown whether an earlier put was committed."""
         holder = {"holder": self._writer, "host": socket.gethostname(), "pid": os.getpid()}
         intent = Intent.put(self.key, holder, expected_version=0, writer=self._writer, semantics=self._semantics)
         request = WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         may_be_made = False
         while True:
             try:
                 # Quietly: locks exist to be contended for, so a lost race is no conflict to record.
                 [entry] = await self._committer.carry_out(request, quiet=True)
                 assert entry is not None
-                return entry, began
+                return entry
             except DatabaseError as error:
                 may_be_made = may_be_made or isinstance(error, CommitUnknown)
-                if not may_be_made or loop.time() > began + self._ttl:
+                if not may_be_made or asyncio.get_running_loop().time() > began + self._ttl:
                     raise
                 await asyncio.sleep(limits.LOCK_RETRY_SECONDS)
-
-    async def _undo(self, putting: "asyncio.Future[tuple[Envelope, float]]") -> None:
-        entry, _ = await putting
-        await self._delete(entry)
 
     async def _delete(self, entry: Envelope) -> None:
         await self._stop_guarding()
@@ -246,10 +223,21 @@ class Lock:
                     raise
                 entry = error.current  # another caller has put the lock again, with its token
 
-    async def _ignoring_failure(self, job: Awaitable[None]) -> None:
-        """Finish a job whose caller is gone."""
+    async def _finish(self, job: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]] | None = None) -> T:
+        """Do a job to its end; if the caller is cancelled meanwhile, in the background, and undo it."""
+        task = asyncio.ensure_future(job)
         try:
-            await job
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # A put may still succeed, and no task would release the lock before it expires.
+            self._committer.in_background(self._finish_alone(task, undo))
+            raise
+
+    async def _finish_alone(self, task: Awaitable[T], undo: Callable[[T], Awaitable[None]] | None) -> None:
+        try:
+            done = await task
+            if undo is not None:
+                await undo(done)
         except (VersionConflict, DatabaseError, Closed) as error:
             logger.debug("[KV] %s was not released: %s", self.key, error)
 

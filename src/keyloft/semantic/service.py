@@ -166,15 +166,11 @@ class SemanticService(NatsService):
         working = asyncio.ensure_future(self._answer(request))
         await asyncio.wait([working], timeout=self._left(request))
         if not working.done():
-            if request.operation in _WRITES:
-                await self._fail(request, Stalled(f"{self._stalled}; it may still be carried out"))
-            else:
+            is_write = request.operation in _WRITES
+            if not is_write:
                 working.cancel()
-                await self._fail(request, Stalled(self._stalled))
-            # Later requests for the same key wait for its end.
-            await asyncio.wait([working])
-            if not working.cancelled():
-                working.exception()
+            await self._fail(request, Stalled(self._stalled + ("; it may still be carried out" if is_write else "")))
+            await asyncio.gather(working, return_exceptions=True)  # later requests for the same key wait for its end
             return
         try:
             data = working.result()
