@@ -131,8 +131,8 @@ def _about(space: Space, row: Size) -> tuple[Any, int, bool]:
             plugin, key = row.key
             return plugin, len(str(plugin).encode()) + len(str(key).encode()), True
         case Space.SEMANTIC if isinstance(row.key, bytes):
-            ids = project_of(row.key)
-            return ids and "/".join(ids), len(row.key), is_entry(row.key)
+            project = project_of(row.key)
+            return project and f"{project.tenant}/{project.name}", len(row.key), is_entry(row.key)
     # A row written by hand may have a key of any type.
     return None, len(row.key if isinstance(row.key, bytes) else str(row.key)), True
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from keyloft import limits
 from keyloft.core.engine import Engine
-from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Expired, Get, Now, Purge, Record, Set, Space
+from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Expired, Get, Now, Purge, Record, Set
 from keyloft.core.values import Encoding
 from keyloft.errors import (
     Closed,
@@ -30,15 +30,14 @@ from keyloft.semantic import keys, replays
 from keyloft.semantic.audit import Hasher
 from keyloft.semantic.envelope import Envelope, StoredEntry, read_stored
 from keyloft.semantic.intents import ConflictReason, FailedWrite, Intent, WriteRequest
-from keyloft.semantic.keys import EntryKey, Project
+from keyloft.semantic.keys import SPACE, EntryKey, Project
 from keyloft.semantic.monitoring import Signals
-from keyloft.semantic.planning import NO_ENTRY, CommitPlan, EntryHead, EntryState, PlannedWrite, Retention
+from keyloft.semantic.planning import NO_ENTRY, CommitPlan, EntryHead, PendingWrite, Retention
 
 logger = logging.getLogger("keyloft.semantic")
 
 T = TypeVar("T")
 
-_SEMANTIC: Final = Space.SEMANTIC
 _AUDIT_KEY_BYTES: Final = 32
 
 DEAD_LETTER_GONE: Final = "letter: this dead letter is gone; another caller has retried or dropped it meanwhile"
@@ -93,42 +92,42 @@ class Committer:
         digest = "" if row is None else request.digest
         hasher = self._hasher or await self._make_hasher()
         thoroughly = any([intent.action == "restore" for intent in intents])
-        states, remembered = self._guess(intents), None
+        writes, remembered = self._guess(intents), None
         while True:
-            if not states:
-                states, remembered = await self._read_states(intents, row, thoroughly)
+            if not writes:
+                writes, remembered = await self._read(intents, row, thoroughly)
             plan = CommitPlan(hasher, self._keep, request.request_id)
             if remembered is not None:
                 memory = replays.read_memory(remembered)
                 if memory.digest != digest:
-                    await self._refuse(request, states, ["request_id"] * len(intents), None if quiet else plan)
+                    await self._refuse(request, [(write, "request_id") for write in writes], None if quiet else plan)
                 if dead_letter is not None:
                     plan.drop(*dead_letter)
                     await self.commit(plan.batch())
                 return replays.replay(request, memory, remembered)
-            reasons = [state.refusal(intent) for intent, state in zip(intents, states, strict=True)]
-            if any(reasons):
-                await self._refuse(request, states, reasons, None if quiet else plan)
-            planned = [plan.write(intent, state) for intent, state in zip(intents, states, strict=True)]
+            if refused := [(write, reason) for write in writes if (reason := write.refusal())]:
+                await self._refuse(request, refused, None if quiet else plan)
+            for write in writes:
+                plan.write(write)
             if row is not None:
-                plan.remember(row, replays.memory_of(digest, planned))
+                plan.remember(row, replays.memory_of(digest, writes))
             if dead_letter is not None:
                 plan.drop(*dead_letter)
             done = await self.commit(plan.batch())
             if isinstance(done, Committed):
-                self._report(planned, request.request_id, done.version)
-                return [write.outcome(done) for write in planned]
+                self._report(writes, request.request_id, done.version)
+                return [write.outcome(done) for write in writes]
             if dead_letter is not None and any(failed.check.key == dead_letter[0] for failed in done.failed):
                 raise InvalidArgument(DEAD_LETTER_GONE)
             # Another writer was faster, or an entry has expired, which only a thorough read finds.
-            states, thoroughly = (), True
+            writes, thoroughly = (), True
 
-    def _guess(self, intents: Sequence[Intent]) -> Sequence[EntryState]:
+    def _guess(self, intents: Sequence[Intent]) -> Sequence[PendingWrite]:
         """What was last written or read here is mostly still stored, and the commit checks it.
 
         Returns nothing unless all intents can be planned by it.
         """
-        states = []
+        writes = []
         for intent in intents:
             if intent.action != "put" or intent.fence is not None:
                 return ()
@@ -137,8 +136,8 @@ class Committer:
                 known = self._recent.get(key.entry, NO_ENTRY)
                 if known is NO_ENTRY or intent.expected not in (None, known.version):
                     return ()
-            states.append(EntryState(key, known))
-        return states
+            writes.append(PendingWrite(intent, key, known))
+        return writes
 
     def saw(self, key: EntryKey, stored: StoredEntry, version: int) -> None:
         """Remember what is stored at a key, for its next write."""
@@ -149,100 +148,83 @@ class Committer:
         if len(recent) > limits.RECENT_ENTRIES:
             recent.popitem(last=False)
 
-    async def _read_states(
+    async def _read(
         self, intents: Sequence[Intent], row: bytes | None, thoroughly: bool
-    ) -> tuple[Sequence[EntryState], Record | None]:
+    ) -> tuple[Sequence[PendingWrite], Record | None]:
         """What is stored at the keys of intents, and the row that remembers their request; all of one moment.
 
         A thorough read also finds what has expired, and what can be restored.
         """
-        locks = {
-            (project, intent.fence): await self._lock_of(project, intent.fence)
-            for intent in intents
-            if intent.fence is not None and (project := intent.entry_key.project)
-        }
-        found: dict[Ask, Any] = {Get(_SEMANTIC, lock.entry): None for lock in locks.values() if lock is not None}
-        for intent in intents:
-            key = intent.entry_key
-            found[Get(_SEMANTIC, key.entry)] = None
+        writes = [PendingWrite(intent, intent.entry_key) for intent in intents]
+        locks = [await self._lock_of(write.key.project, write.intent.fence) for write in writes]
+        rows = {lock.entry for lock in locks if lock is not None} | ({row} if row is not None else set())
+        asks: list[Get | Now] = [Get(SPACE, row) for row in rows] + ([Now()] if thoroughly else [])
+        for write in writes:
+            asks.append(Get(SPACE, write.key.entry))
             if thoroughly:
-                found[Now()] = found[Get(_SEMANTIC, key.entry, include_expired=True)] = None
-            if intent.action == "restore":
-                found[Get(_SEMANTIC, key.deleted)] = None
-        if row is not None:
-            found[Get(_SEMANTIC, row)] = None
-        found = dict(zip(found, await self.read(*found), strict=True))
-        remembered = None if row is None else found[Get(_SEMANTIC, row)]
-        states = []
-        for intent in intents:
-            key = intent.entry_key
-            state = EntryState.of(key, found[Get(_SEMANTIC, key.entry)])
-            if intent.fence is not None and (lock := locks[key.project, intent.fence]) is not None:
-                state.lock = found[Get(_SEMANTIC, lock.entry)]
-            if thoroughly and state.alive is NO_ENTRY:
-                state.expired = found[Get(_SEMANTIC, key.entry, include_expired=True)]
-                if state.expired is not None:
-                    state.overdue = found[Now()] - state.expired.expires_at
-            if intent.action == "restore":
-                state.deleted = found[Get(_SEMANTIC, key.deleted)]
-                if state.alive is NO_ENTRY and remembered is None and not state.can_restore(self._keep.deleted):
-                    raise NothingToRestore(
-                        f"nothing to restore at {key.key}: no entry was deleted or has expired there "
-                        f"within the last {self._keep.deleted // 1000} s"
-                    )
-            states.append(state)
-        return states, remembered
+                asks.append(Get(SPACE, write.key.entry, include_expired=True))
+            if write.intent.action == "restore":
+                asks.append(Get(SPACE, write.key.deleted))
+        found = dict(zip(asks, await self.read(*asks), strict=True))
+        remembered = None if row is None else found[Get(SPACE, row)]
+        for write, lock in zip(writes, locks, strict=True):
+            key = write.key
+            write.lock = None if lock is None else found[Get(SPACE, lock.entry)]
+            write.record = found[Get(SPACE, key.entry)]
+            write.deleted = found.get(Get(SPACE, key.deleted))
+            if write.record is not None:
+                write.alive = EntryHead.of(read_stored(write.record), write.record.version)
+            elif thoroughly:
+                write.expired = found[Get(SPACE, key.entry, include_expired=True)]
+                write.overdue = 0 if write.expired is None else found[Now()] - write.expired.expires_at
+            is_absent = write.record is None and remembered is None
+            if write.intent.action == "restore" and is_absent and not write.can_restore(self._keep.deleted):
+                raise NothingToRestore(
+                    f"nothing to restore at {key.key}: no entry was deleted or has expired there "
+                    f"within the last {self._keep.deleted // 1000} s"
+                )
+        return writes, remembered
 
-    async def _lock_of(self, project: Project, fence: int) -> EntryKey | None:
+    async def _lock_of(self, project: Project, fence: int | None) -> EntryKey | None:
         """The lock of a fencing token, held or not; None if the project has none."""
-        known = self._locks_by_fence.get((project, fence))
-        if known is None:
-            [record] = await self.read(Get(_SEMANTIC, project.fence(fence)))
-            if record is None:
-                return None
-            known = keys.parse(project.prefix + record.value.decode())
-            if len(self._locks_by_fence) >= limits.KNOWN_FENCES:
-                self._locks_by_fence.clear()
-            self._locks_by_fence[project, fence] = known
-        return known
+        if fence is None:
+            return None
+        if (known := self._locks_by_fence.get((project, fence))) is not None:
+            return known
+        [record] = await self.read(Get(SPACE, project.fence(fence)))
+        if record is None:
+            return None
+        if len(self._locks_by_fence) >= limits.KNOWN_FENCES:
+            self._locks_by_fence.clear()
+        lock = self._locks_by_fence[project, fence] = keys.parse(project.prefix + record.value.decode())
+        return lock
 
     async def _refuse(
-        self,
-        request: WriteRequest,
-        states: Sequence[EntryState],
-        reasons: Sequence[ConflictReason | None],
-        plan: CommitPlan | None,
+        self, request: WriteRequest, refused: Sequence[tuple[PendingWrite, ConflictReason]], plan: CommitPlan | None
     ) -> NoReturn:
         """Raise a conflict; with a plan, which must be empty, record and log it first."""
         correlation_id = request.request_id or uuid.uuid4().hex
-        refused = [
-            (intent, state, reason)
-            for intent, state, reason in zip(request.intents, states, reasons, strict=True)
-            if reason is not None
+        failed = [
+            FailedWrite(write.intent.key, write.intent.expected_version, write.current, reason)
+            for write, reason in refused
         ]
-        failed = [FailedWrite(one.key, one.expected_version, state.current, reason) for one, state, reason in refused]
         if plan is not None:
-            for intent, state, reason in refused:
-                plan.refuse(intent, state, reason, correlation_id)
+            for write, reason in refused:
+                plan.refuse(write, reason, correlation_id)
             await self.commit(plan.batch())
-            for (intent, _, _), one in zip(refused, failed, strict=True):
-                self._signals.conflict(intent, one, request.request_id, correlation_id)
+            for (write, _), one in zip(refused, failed, strict=True):
+                self._signals.conflict(write.intent, one, request.request_id, correlation_id)
         text = "; ".join([_text(one) for one in failed[:3]]) + (f" … {len(failed)} in all" if len(failed) > 3 else "")
-        kind = StaleFence if "fence" in reasons else VersionConflict
-        raise kind(
-            f"{text}; nothing was written",
-            current=failed[0].current,
-            conflicts=tuple(failed),
-            correlation_id=correlation_id,
-        )
+        text += "; nothing was written"
+        kind = StaleFence if any(reason == "fence" for _, reason in refused) else VersionConflict
+        raise kind(text, current=failed[0].current, conflicts=tuple(failed), correlation_id=correlation_id)
 
-    def _report(self, planned: Sequence[PlannedWrite], request_id: str | None, version: int) -> None:
-        for write in planned:
-            before = write.before
+    def _report(self, writes: Sequence[PendingWrite], request_id: str | None, version: int) -> None:
+        for write in writes:
             if write.stored is not None:
-                self.saw(before.key, write.stored, version)
-            if before.expired is not None:
-                self._signals.expiry(before.key.key, read_stored(before.expired), before.expired.version)
+                self.saw(write.key, write.stored, version)
+            if write.expired is not None:
+                self._signals.expiry(write.key.key, read_stored(write.expired), write.expired.version)
             self._signals.success(write.intent, write.semantics, request_id, version)
 
     # Expiry
@@ -254,7 +236,7 @@ class Committer:
         """
         expired = 0
         while True:
-            [due] = await self.read(Expired(_SEMANTIC, limits.SWEEP_SLICE))
+            [due] = await self.read(Expired(SPACE, limits.SWEEP_SLICE))
             entries = [record for record in due if keys.is_entry(record.key)]
             rest = [record for record in due if not keys.is_entry(record.key)]
             swept = sum(await asyncio.gather(*[self._expire(record) for record in entries]))
@@ -265,7 +247,7 @@ class Committer:
 
     async def _expire(self, due: Record) -> bool:
         """Expire one entry; returns whether it was still the one that was due."""
-        record, now = await self.read(Get(_SEMANTIC, due.key, include_expired=True), Now())
+        record, now = await self.read(Get(SPACE, due.key, include_expired=True), Now())
         if record is None or record.version != due.version or record.is_alive(now):
             return False
         plan = CommitPlan(self._hasher or await self._make_hasher(), self._keep)
@@ -283,7 +265,7 @@ class Committer:
 
     async def _purge(self, expired: Sequence[Record]) -> int:
         """Remove expired rows; returns how many were still stored."""
-        done = await self.commit(Batch(tuple(Purge(_SEMANTIC, row.key, row.version) for row in expired)))
+        done = await self.commit(Batch(tuple(Purge(SPACE, row.key, row.version) for row in expired)))
         assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
         return sum(done.found)
 
@@ -308,12 +290,12 @@ class Committer:
     async def _make_hasher(self) -> Hasher:
         """Read the audit key that is kept in the database; the first caller makes it."""
         while self._hasher is None:
-            [record] = await self.read(Get(_SEMANTIC, keys.AUDIT_KEY))
+            [record] = await self.read(Get(SPACE, keys.AUDIT_KEY))
             if record is not None:
                 self._hasher = Hasher(record.value)
                 break
-            made = Set(_SEMANTIC, keys.AUDIT_KEY, secrets.token_bytes(_AUDIT_KEY_BYTES), Encoding.BYTES)
-            await self.commit(Batch((made,), (Check(_SEMANTIC, keys.AUDIT_KEY, None),)))
+            made = Set(SPACE, keys.AUDIT_KEY, secrets.token_bytes(_AUDIT_KEY_BYTES), Encoding.BYTES)
+            await self.commit(Batch((made,), (Check(SPACE, keys.AUDIT_KEY, None),)))
         return self._hasher
 
 

@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Final
 
 from msgspec.structs import asdict, replace
 
@@ -13,18 +12,16 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages
-from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get, Scan, Set, Space
+from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get, Scan, Set
 from keyloft.core.values import Encoding
 from keyloft.errors import DatabaseError, InvalidArgument
 from keyloft.semantic.commits import DEAD_LETTER_GONE, Committer
 from keyloft.semantic.envelope import Envelope, moment, row_reader, to_json
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.keys import Project, parse_prefix, rows_below
+from keyloft.semantic.keys import SPACE, Project, parse_prefix, rows_below
 from keyloft.semantic.rules import ExpectedVersion, check_expected_version
 
 logger = logging.getLogger("keyloft.semantic")
-
-_SEMANTIC: Final = Space.SEMANTIC
 
 
 class _StoredLetter(WriteRequest, frozen=True, kw_only=True):
@@ -77,7 +74,7 @@ class DeadLetters:
         # A random id, not the commit's version: if the answer to a save gets lost, the same row is saved again.
         name = f"{time.time_ns():016x}{secrets.token_hex(4)}"
         row = request.intents[0].entry_key.project.dead_letters + name.encode()
-        self._unsaved[name] = Set(_SEMANTIC, row, to_json(letter), Encoding.JSON)
+        self._unsaved[name] = Set(SPACE, row, to_json(letter), Encoding.JSON)
         try:
             await self._save(name)
         except DatabaseError as failure:
@@ -99,7 +96,7 @@ class DeadLetters:
     async def _save(self, name: str) -> None:
         if (letter := self._unsaved.get(name)) is not None:
             # A conflict means that it is stored: an earlier answer got lost.
-            await self._committer.commit(Batch((letter,), (Check(_SEMANTIC, letter.key, None),)))
+            await self._committer.commit(Batch((letter,), (Check(SPACE, letter.key, None),)))
             self._unsaved.pop(name, None)
 
     @property
@@ -124,7 +121,7 @@ class DeadLetters:
             VersionConflict: The request still conflicts with what is stored; the dead letter stays.
             InvalidArgument: Another caller has retried or dropped it meanwhile.
         """
-        [record] = await self._committer.read(Get(_SEMANTIC, letter.row))
+        [record] = await self._committer.read(Get(SPACE, letter.row))
         if record is None:
             raise InvalidArgument(DEAD_LETTER_GONE)
         request = read_letter(record)
@@ -135,7 +132,7 @@ class DeadLetters:
 
     async def drop(self, letter: DeadLetter) -> bool:
         """Remove a dead letter; returns whether it was still stored."""
-        done = await self._committer.commit(Batch((Delete(_SEMANTIC, letter.row),)))
+        done = await self._committer.commit(Batch((Delete(SPACE, letter.row),)))
         assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
         return done.found[0]
 
@@ -150,7 +147,7 @@ class DeadLetterList(LazyList[DeadLetter]):
         self._project = project
 
     async def __aiter__(self) -> AsyncIterator[DeadLetter]:
-        scan = Scan(_SEMANTIC, *rows_below(self._project.dead_letters), NO_LIMIT)
+        scan = Scan(SPACE, *rows_below(self._project.dead_letters), NO_LIMIT)
         async for page in Pages(self._engine, scan):
             for record in page:
                 yield DeadLetter(

@@ -11,22 +11,20 @@ import socket
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from keyloft import limits
-from keyloft.core.records import Batch, Check, Conflict, Get, Record, Space, Touch
+from keyloft.core.records import Batch, Check, Conflict, Get, Record, Touch
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
 from keyloft.semantic.commits import Committer
 from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_stored
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.keys import EntryKey
+from keyloft.semantic.keys import SPACE, EntryKey
 from keyloft.semantic.rules import LOCK, directive_of
 
 logger = logging.getLogger("keyloft.semantic")
 
 T = TypeVar("T")
-
-_SEMANTIC: Final = Space.SEMANTIC
 
 
 class Lock:
@@ -173,7 +171,7 @@ class Lock:
 
     async def _until_free(self, deadline: float | None) -> Envelope | None:
         """Wait until the lock is free; returns the holder's entry if the deadline passes first."""
-        watch = self._committer.open_engine().watch(Get(_SEMANTIC, self._key.entry))
+        watch = self._committer.open_engine().watch(Get(SPACE, self._key.entry))
         holder: Envelope | None = None
         try:
             async with asyncio.timeout(None) as timeout:
@@ -266,13 +264,13 @@ class Lock:
         """Extend the expiry again and again. The version stays, and so does the fencing token."""
         loop = asyncio.get_running_loop()
         version = entry.version
-        touch = Touch(_SEMANTIC, self._key.entry, round(1000 * self._ttl))
+        touch = Touch(SPACE, self._key.entry, round(1000 * self._ttl))
         pause = self._ttl / limits.LOCK_RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause)
             began = loop.time()
             try:
-                done = await self._committer.commit(Batch((touch,), (Check(_SEMANTIC, self._key.entry, version),)))
+                done = await self._committer.commit(Batch((touch,), (Check(SPACE, self._key.entry, version),)))
             except Closed:
                 self._lose("the store was closed")
                 return
@@ -298,7 +296,7 @@ class Lock:
         """Notice at once when another client takes the lock away."""
         while True:
             try:
-                watch = self._committer.open_engine().watch(Get(_SEMANTIC, self._key.entry))
+                watch = self._committer.open_engine().watch(Get(SPACE, self._key.entry))
                 try:
                     async for [change] in watch:
                         if change.record is None or not self._is_held_by(change.record):

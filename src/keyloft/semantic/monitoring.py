@@ -22,6 +22,10 @@ AlertName: TypeAlias = Literal["conflict_rate", "storage_outage"]
 ALERTS: Final[tuple[AlertName, ...]] = ("conflict_rate", "storage_outage")
 
 _WRITE: Final = "key=%(key)s directive=%(directive)s purpose=%(semantics.purpose)s requestId=%(requestId)s"
+_EXPIRED: Final = (
+    "[KV] expired: key=%(key)s directive=%(directive)s purpose=%(semantics.purpose)s producer=%(semantics.producer)s "
+    "consumerHints=%(hints)s ttlSeconds=%(semantics.ttlSeconds)s version=%(version)d"
+)
 
 
 class Alert(Struct, frozen=True):
@@ -81,11 +85,8 @@ class Signals:
         self._count("conflict", semantics)
         fields = _fields(intent.action, intent.key, intent.writer, semantics, request_id, version)
         fields |= {"error_code": "VERSION_CONFLICT", "reason": failed.reason, "correlationId": correlation_id}
-        logger.warning(
-            f"[KV] {intent.action} conflict (%(reason)s): {_WRITE} version=%(version)s correlationId=%(correlationId)s",
-            fields,
-            extra=fields,
-        )
+        outcome = "version=%(version)s correlationId=%(correlationId)s"
+        logger.warning(f"[KV] {intent.action} conflict (%(reason)s): {_WRITE} {outcome}", fields, extra=fields)
 
     def expiry(self, key: str, was: StoredEntry, version: int) -> None:
         """An entry has expired."""
@@ -97,13 +98,7 @@ class Signals:
             "semantics.consumerHints": [*hints],
             "semantics.ttlSeconds": semantics.ttl_seconds,
         }
-        logger.info(
-            "[KV] expired: key=%(key)s directive=%(directive)s purpose=%(semantics.purpose)s "
-            "producer=%(semantics.producer)s consumerHints=%(hints)s ttlSeconds=%(semantics.ttlSeconds)s "
-            "version=%(version)d",
-            fields | {"hints": ",".join(hints)},
-            extra=fields,
-        )
+        logger.info(_EXPIRED, fields | {"hints": ",".join(hints)}, extra=fields)
 
     def failure(self) -> None:
         """The database failed."""
@@ -124,11 +119,8 @@ class Signals:
         """Raise and clear the alerts that are due."""
         now = self._seconds()
         out = self._failing_since is not None and now - self._failing_since > self._outage_after
-        self._set(
-            "storage_outage",
-            out,
-            f"the database has been failing for more than {self._outage_after:g} s" if out else "the database answers",
-        )
+        failing = f"the database has been failing for more than {self._outage_after:g} s"
+        self._set("storage_outage", out, failing if out else "the database answers")
         self._check_conflicts(now)
 
     def _check_conflicts(self, now: float) -> None:

@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.core.records import Append, Batch, Check, Committed, Delete, Mutation, Purge, Record, Set, Space
+from keyloft.core.records import Append, Batch, Check, Committed, Delete, Mutation, Purge, Record, Set
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument
 from keyloft.semantic.audit import ENDING_BYTES, Fact, Hasher, ending, rows_for
@@ -20,10 +20,8 @@ from keyloft.semantic.envelope import (
     to_json,
 )
 from keyloft.semantic.intents import ConflictReason, Intent
-from keyloft.semantic.keys import EntryKey
+from keyloft.semantic.keys import SPACE, EntryKey
 from keyloft.semantic.rules import LOCK
-
-_SEMANTIC: Final = Space.SEMANTIC
 
 SWEEPER: Final = "keyloft:expiry"
 """The writer that audit records name for an expiry."""
@@ -52,9 +50,10 @@ class EntryHead(Struct, frozen=True, gc=False):
 NO_ENTRY: Final = EntryHead()
 
 
-class EntryState(Struct):
-    """What is stored at the key of an intent, as far as the plan has to know."""
+class PendingWrite(Struct):
+    """An intent, and what is stored at its key, as far as the plan has to know."""
 
+    intent: Intent
     key: EntryKey
     alive: EntryHead = NO_ENTRY
     record: Record | None = None
@@ -67,17 +66,15 @@ class EntryState(Struct):
     """The entry that a restore would bring back."""
     lock: Record | None = None
     """The lock of the intent's fencing token, if it is held."""
+    stored: StoredEntry | None = None
+    """What a put or restore stores, once it is planned."""
 
-    @classmethod
-    def of(cls, key: EntryKey, record: Record | None) -> "EntryState":
-        return cls(key, NO_ENTRY if record is None else EntryHead.of(read_stored(record), record.version), record)
-
-    def refusal(self, intent: Intent) -> ConflictReason | None:
-        """Why an intent can't be carried out."""
-        lock = self.lock
-        if intent.fence is not None and (lock is None or read_stored(lock).fence(lock.version) != intent.fence):
+    def refusal(self) -> ConflictReason | None:
+        """Why the intent can't be carried out."""
+        fence, lock = self.intent.fence, self.lock
+        if fence is not None and (lock is None or read_stored(lock).fence(lock.version) != fence):
             return "fence"
-        return "version" if intent.expected not in (None, self.alive.version) else None
+        return "version" if self.intent.expected not in (None, self.alive.version) else None
 
     def can_restore(self, keep_deleted: int) -> bool:
         if self.expired is None:
@@ -85,8 +82,19 @@ class EntryState(Struct):
         return self.overdue < keep_deleted
 
     @property
+    def semantics(self) -> Semantics | None:
+        """Those of the entry that is to be stored; if none is, of the stored one."""
+        return self.intent.semantics or (self.stored or self.alive).semantics
+
+    @property
     def current(self) -> Envelope | None:
         return None if self.record is None else envelope_of(self.record)
+
+    def outcome(self, done: Committed) -> Envelope | None:
+        """The entry that is stored now; of a delete, the one that was."""
+        if self.stored is None:
+            return self.current
+        return self.stored.new_envelope(self.intent.key, done.version, done.at)
 
 
 # What is to be written
@@ -98,25 +106,6 @@ class Retention(Struct, frozen=True):
     requests: int
     deleted: int
     audit: int
-
-
-class PlannedWrite(Struct, frozen=True):
-    """What the commit of a plan makes of an intent."""
-
-    intent: Intent
-    before: EntryState
-    stored: StoredEntry | None = None
-    """What a put or restore stores."""
-
-    @property
-    def semantics(self) -> Semantics | None:
-        return self.before.alive.semantics if self.stored is None else self.stored.semantics
-
-    def outcome(self, done: Committed) -> Envelope | None:
-        """The entry that is stored now; of a delete, the one that was."""
-        if self.stored is not None:
-            return self.stored.new_envelope(self.intent.key, done.version, done.at)
-        return self.before.current
 
 
 class CommitPlan:
@@ -134,83 +123,80 @@ class CommitPlan:
     def batch(self) -> Batch:
         return Batch(tuple(self._mutations), tuple(self._checks))
 
-    def write(self, intent: Intent, state: EntryState) -> PlannedWrite:
+    def write(self, write: PendingWrite) -> None:
         """Carry out an intent, if what is stored is still what was read."""
-        self._pin(state)
-        if state.lock is not None:
-            self._checks.append(Check(_SEMANTIC, state.lock.key, state.lock.version))
-        if state.expired is not None:
-            self._record_expiry(state.key, state.expired)
-        if intent.action == "delete":
-            self._delete(intent, state)
-            return PlannedWrite(intent, state)
-        if intent.semantics is None:
-            return PlannedWrite(intent, state, self._restore(intent, state))
-        return PlannedWrite(intent, state, self._put(intent, intent.semantics, state))
+        self._pin(write.key, write.alive, write.expired)
+        if write.lock is not None:
+            self._checks.append(Check(SPACE, write.lock.key, write.lock.version))
+        if write.expired is not None:
+            self._record_expiry(write.key, write.expired)
+        if write.intent.action == "delete":
+            self._delete(write)
+        elif write.intent.semantics is None:
+            self._restore(write)
+        else:
+            self._put(write, write.intent.semantics)
 
     def expire(self, key: EntryKey, record: Record, overdue: int) -> None:
         """Remove an entry that has been expired for so many milliseconds."""
-        self._pin(EntryState(key, expired=record))
+        self._pin(key, NO_ENTRY, record)
         self._record_expiry(key, record)
         self._purge(key, record, overdue)
 
-    def refuse(self, intent: Intent, state: EntryState, reason: ConflictReason, correlation_id: str) -> None:
+    def refuse(self, write: PendingWrite, reason: ConflictReason, correlation_id: str) -> None:
         """Record that an intent met a conflict."""
-        fact = self._fact(intent, intent.semantics or state.alive.semantics, state)
-        expected = intent.expected_version
+        fact, expected = self._fact(write), write.intent.expected_version
         fact = replace(fact, action="conflict", expected_version=expected, reason=reason, correlation_id=correlation_id)
-        self._record(state.key, fact)
+        self._record(write.key, fact)
 
     def remember(self, row: bytes, memory: bytes) -> None:
         """Remember a request, unless another commit has done so meanwhile."""
-        self._checks.append(Check(_SEMANTIC, row, None))
-        self._mutations.append(Set(_SEMANTIC, row, memory, Encoding.JSON, self._retention.requests))
+        self._checks.append(Check(SPACE, row, None))
+        self._mutations.append(Set(SPACE, row, memory, Encoding.JSON, self._retention.requests))
 
     def drop(self, row: bytes, version: int) -> None:
         """Remove a row, if it is still this version."""
-        self._checks.append(Check(_SEMANTIC, row, version))
-        self._mutations.append(Delete(_SEMANTIC, row))
+        self._checks.append(Check(SPACE, row, version))
+        self._mutations.append(Delete(SPACE, row))
 
-    def _pin(self, state: EntryState) -> None:
-        key = state.key
-        if state.alive.version:
-            self._checks.append(Check(_SEMANTIC, key.entry, state.alive.version))
-        elif state.expired is not None:
+    def _pin(self, key: EntryKey, alive: EntryHead, expired: Record | None) -> None:
+        if alive is not NO_ENTRY:
+            self._checks.append(Check(SPACE, key.entry, alive.version))
+        elif expired is not None:
             # Both: if the machine's clock was set back, the entry is alive again.
-            self._checks.append(Check(_SEMANTIC, key.entry, state.expired.version, include_expired=True))
-            self._checks.append(Check(_SEMANTIC, key.entry, None))
+            self._checks.append(Check(SPACE, key.entry, expired.version, include_expired=True))
+            self._checks.append(Check(SPACE, key.entry, None))
         else:
-            self._checks.append(Check(_SEMANTIC, key.entry, None, include_expired=True))
+            self._checks.append(Check(SPACE, key.entry, None, include_expired=True))
 
-    def _put(self, intent: Intent, semantics: Semantics, state: EntryState) -> StoredEntry:
-        key, held, history = state.key, state.alive.fence, state.alive.history
+    def _put(self, write: PendingWrite, semantics: Semantics) -> None:
+        intent, held, history = write.intent, write.alive.fence, write.alive.history
         # A put of a lock with the lock's own token renews it; any other put of a lock acquires it.
         kept = held if semantics.purpose == LOCK and held is not None and held == intent.fence else None
         is_full = len(history) >= limits.AUDIT_UNINDEXED * ENDING_BYTES
-        stored = StoredEntry(
+        write.stored = StoredEntry(
             writer=intent.writer,
             semantics_json=semantics_json(semantics),
             value=intent.value_json,
-            hash=self._hasher.of(key, bytes(intent.value_json)),
+            hash=self._hasher.of(write.key, bytes(intent.value_json)),
             request_id=self._request_id,
             spec_ref=intent.spec_ref,
             kept_fence=kept,
             number=self._facts,
             unindexed=b"" if is_full else history,
         )
-        self._store(key, stored, semantics)
+        self._store(write.key, write.stored, semantics)
         if kept is None:
-            self._drop_fence(key, held)
-        self._record(key, self._fact(intent, semantics, state, stored.hash), history if is_full else None)
-        return stored
+            self._drop_fence(write.key, held)
+        self._record(write.key, self._fact(write), history if is_full else None)
 
-    def _restore(self, intent: Intent, state: EntryState) -> StoredEntry:
-        key, old = state.key, state.expired or state.deleted
+    def _restore(self, write: PendingWrite) -> None:
+        intent, old = write.intent, write.expired or write.deleted
         assert old is not None, "the commit refuses a restore of nothing before it is planned"
-        if state.deleted is not None:
-            self.drop(key.deleted, state.deleted.version)
+        if write.deleted is not None:
+            self.drop(write.key.deleted, write.deleted.version)
         was = read_stored(old)
-        stored = replace(
+        write.stored = replace(
             was,
             writer=intent.writer,
             request_id=self._request_id,
@@ -219,42 +205,41 @@ class CommitPlan:
             number=self._facts,
             unindexed=b"",
         )
-        self._store(key, stored, was.semantics)
-        self._record(key, self._fact(intent, was.semantics, state, was.hash))
-        return stored
+        self._store(write.key, write.stored, was.semantics)
+        self._record(write.key, self._fact(write))
 
     def _store(self, key: EntryKey, stored: StoredEntry, semantics: Semantics) -> None:
-        self._mutations.append(Set(_SEMANTIC, key.entry, to_json(stored), Encoding.JSON, semantics.expire_in))
+        self._mutations.append(Set(SPACE, key.entry, to_json(stored), Encoding.JSON, semantics.expire_in))
         if semantics.purpose == LOCK and stored.kept_fence is None:
             # The token is the commit's version, and a token stands for one lock.
             fences = key.project.fences
             if fences in self._acquiring:
                 raise InvalidArgument("operations: a batch acquires one lock of a project at most")
             self._acquiring.add(fences)
-            self._mutations.append(Append(_SEMANTIC, fences, key.path.encode(), Encoding.BYTES))
+            self._mutations.append(Append(SPACE, fences, key.path.encode(), Encoding.BYTES))
 
-    def _delete(self, intent: Intent, state: EntryState) -> None:
-        key = state.key
-        if state.record is not None:
-            self._mutations.append(Delete(_SEMANTIC, key.entry))
-            self._drop_fence(key, state.alive.fence)
-            self._keep_deleted(key, state.record, self._retention.deleted)
-        elif state.expired is not None:
-            self._purge(key, state.expired, state.overdue)
-        self._record(key, self._fact(intent, state.alive.semantics, state), state.alive.history)
+    def _delete(self, write: PendingWrite) -> None:
+        key = write.key
+        if write.record is not None:
+            self._mutations.append(Delete(SPACE, key.entry))
+            self._drop_fence(key, write.alive.fence)
+            self._keep_deleted(key, write.record, self._retention.deleted)
+        elif write.expired is not None:
+            self._purge(key, write.expired, write.overdue)
+        self._record(key, self._fact(write), write.alive.history)
 
     def _purge(self, key: EntryKey, expired: Record, overdue: int) -> None:
-        self._mutations.append(Purge(_SEMANTIC, key.entry, expired.version))
+        self._mutations.append(Purge(SPACE, key.entry, expired.version))
         self._keep_deleted(key, expired, self._retention.deleted - overdue)
 
     def _keep_deleted(self, key: EntryKey, record: Record, milliseconds: int) -> None:
         """Keep an entry for as long as it can be restored."""
         if milliseconds > 0:
-            self._mutations.append(Set(_SEMANTIC, key.deleted, record.value, Encoding.JSON, milliseconds))
+            self._mutations.append(Set(SPACE, key.deleted, record.value, Encoding.JSON, milliseconds))
 
     def _drop_fence(self, key: EntryKey, fence: int | None) -> None:
         if fence is not None:
-            self._mutations.append(Delete(_SEMANTIC, key.project.fence(fence)))
+            self._mutations.append(Delete(SPACE, key.project.fence(fence)))
 
     def _record_expiry(self, key: EntryKey, expired: Record) -> None:
         was = read_stored(expired)
@@ -273,19 +258,18 @@ class CommitPlan:
         )
         self._record(key, fact, head.history)
 
-    def _fact(
-        self, intent: Intent, semantics: Semantics | None, state: EntryState, after_hash: str | None = None
-    ) -> Fact:
+    def _fact(self, write: PendingWrite) -> Fact:
+        intent, semantics = write.intent, write.semantics
         return Fact(
             action=intent.action,
-            path=state.key.path,
+            path=write.key.path,
             writer=intent.writer,
             purpose=None if semantics is None else semantics.purpose,
             request_id=self._request_id,
             spec_ref=intent.spec_ref,
-            version_before=state.alive.version or None,
-            before_hash=state.alive.hash,
-            after_hash=after_hash,
+            version_before=write.alive.version or None,
+            before_hash=write.alive.hash,
+            after_hash=None if write.stored is None else write.stored.hash,
         )
 
     def _record(self, key: EntryKey, fact: Fact, index: bytes | None = None) -> None:

@@ -5,7 +5,7 @@ import inspect
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from keyloft import limits
@@ -13,7 +13,7 @@ from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine, Watch
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
-from keyloft.core.records import NO_LIMIT, Change, Get, Scan, Space
+from keyloft.core.records import NO_LIMIT, Change, Get, Scan
 from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, Undecodable, VersionConflict
 from keyloft.semantic import keys, rules
 from keyloft.semantic.audit import AuditTrail, configured_hasher
@@ -24,6 +24,7 @@ from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_sto
 from keyloft.semantic.flags import Flags
 from keyloft.semantic.index_versions import IndexVersion
 from keyloft.semantic.intents import Intent, WriteRequest
+from keyloft.semantic.keys import SPACE
 from keyloft.semantic.locks import Lock
 from keyloft.semantic.monitoring import Alert, Signals
 from keyloft.semantic.planning import Retention
@@ -34,8 +35,6 @@ from keyloft.tuples.store import Store
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_SEMANTIC: Final = Space.SEMANTIC
 
 
 class SemanticStore(AsyncClosing, Writes):
@@ -121,7 +120,7 @@ class SemanticStore(AsyncClosing, Writes):
     async def get(self, key: str) -> Envelope | None:
         """The entry at a key, or None."""
         entry_key = keys.parse(key)
-        [record] = await self._committer.read(Get(_SEMANTIC, entry_key.entry))
+        [record] = await self._committer.read(Get(SPACE, entry_key.entry))
         if record is None:
             return None
         stored = read_stored(record)
@@ -143,9 +142,9 @@ class SemanticStore(AsyncClosing, Writes):
         start, end = keys.parse_prefix(prefix).entries
         last = None if after is None else keys.parse(after).entry
         if last is None or last < start:
-            scan = Scan(_SEMANTIC, start, end, rules.check_limit(limit))
+            scan = Scan(SPACE, start, end, rules.check_limit(limit))
         else:
-            scan = Scan(_SEMANTIC, last, max(end, last), rules.check_limit(limit), after=True)
+            scan = Scan(SPACE, last, max(end, last), rules.check_limit(limit), after=True)
         return EnvelopeList(engine, scan, self._page_size, values=values)
 
     def watch(self, key: str) -> "EntryWatch[Envelope | None]":
@@ -155,12 +154,12 @@ class SemanticStore(AsyncClosing, Writes):
             async for entry in store.watch(key):
                 ...
         """
-        watch = self._committer.open_engine().watch(Get(_SEMANTIC, keys.parse(key).entry))
+        watch = self._committer.open_engine().watch(Get(SPACE, keys.parse(key).entry))
         return EntryWatch(watch, lambda found: _shown(found[0]))
 
     def changes(self, prefix: str) -> "EntryWatch[dict[str, Envelope | None]]":
         """The entries that change from now on, by key, where keys begin with a text; None once deleted or expired."""
-        watch = self._committer.open_engine().watch(Scan(_SEMANTIC, *keys.parse_prefix(prefix).entries, NO_LIMIT))
+        watch = self._committer.open_engine().watch(Scan(SPACE, *keys.parse_prefix(prefix).entries, NO_LIMIT))
         return EntryWatch(watch, lambda found: {keys.key_of_row(change.key): _shown(change) for change in found})
 
     def audit(
@@ -328,12 +327,7 @@ class SemanticStore(AsyncClosing, Writes):
         return Lock(self._committer, keys.parse(key), writer=writer, semantics=semantics, wait=wait)
 
     def checkpoint(
-        self,
-        key: str,
-        *,
-        writer: str,
-        order: Callable[[Any], Any] | None = None,
-        semantics: Semantics | None = None,
+        self, key: str, *, writer: str, order: Callable[[Any], Any] | None = None, semantics: Semantics | None = None
     ) -> Checkpoint:
         """The position that a workflow has reached: `resume` from it, `advance` it, never move it back.
 
