@@ -6,7 +6,6 @@ it or nothing. If a check fails, the request starts again with a thorough read.
 """
 
 import asyncio
-import logging
 import secrets
 import uuid
 from collections import OrderedDict
@@ -31,10 +30,8 @@ from keyloft.semantic.audit import Hasher
 from keyloft.semantic.envelope import Envelope, StoredEntry, read_stored
 from keyloft.semantic.intents import ConflictReason, FailedWrite, Intent, WriteRequest
 from keyloft.semantic.keys import SPACE, EntryKey, Project
-from keyloft.semantic.monitoring import Signals
+from keyloft.semantic.monitoring import Signals, logger
 from keyloft.semantic.planning import NO_ENTRY, CommitPlan, EntryHead, PendingWrite, Retention
-
-logger = logging.getLogger("keyloft.semantic")
 
 T = TypeVar("T")
 

@@ -1,6 +1,5 @@
 """Dead letters: write requests that were given up, kept until a person retries or drops them."""
 
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -19,9 +18,8 @@ from keyloft.semantic.commits import DEAD_LETTER_GONE, Committer
 from keyloft.semantic.envelope import Envelope, moment, row_reader, to_json
 from keyloft.semantic.intents import Intent, WriteRequest
 from keyloft.semantic.keys import SPACE, Project, parse_prefix, rows_below
+from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import ExpectedVersion, check_expected_version
-
-logger = logging.getLogger("keyloft.semantic")
 
 
 class _StoredLetter(WriteRequest, frozen=True, kw_only=True):

@@ -138,13 +138,8 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
 
 to_json = msgspec.json.Encoder().encode
 _read_stored = msgspec.json.Decoder(StoredEntry).decode
-_read_fields = msgspec.json.Decoder(Semantics).decode
-
-
 # A project has few kinds of entries, and the entries of a kind mostly have the same semantics.
-@lru_cache(maxsize=1024)
-def _read_semantics(data: bytes) -> Semantics:
-    return _read_fields(data)
+_read_semantics = lru_cache(maxsize=1024)(msgspec.json.Decoder(Semantics).decode)
 
 
 @lru_cache(maxsize=1024)

@@ -5,24 +5,24 @@ with the token is committed only if the lock is still held under it; the same co
 """
 
 import asyncio
-import logging
 import os
 import socket
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from keyloft import limits
+from keyloft.core.engine import Watch
 from keyloft.core.records import Batch, Check, Conflict, Get, Record, Touch
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
 from keyloft.semantic.commits import Committer
 from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_stored
 from keyloft.semantic.intents import Intent, WriteRequest
 from keyloft.semantic.keys import SPACE, EntryKey
+from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import LOCK, directive_of
-
-logger = logging.getLogger("keyloft.semantic")
 
 T = TypeVar("T")
 
@@ -171,10 +171,9 @@ class Lock:
 
     async def _until_free(self, deadline: float | None) -> Envelope | None:
         """Wait until the lock is free; returns the holder's entry if the deadline passes first."""
-        watch = self._committer.open_engine().watch(Get(SPACE, self._key.entry))
         holder: Envelope | None = None
         try:
-            async with asyncio.timeout(None) as timeout:
+            async with self._watch() as watch, asyncio.timeout(None) as timeout:
                 async for [change] in watch:
                     if change.record is None:
                         return None
@@ -188,8 +187,9 @@ class Lock:
             if holder is None:
                 raise
             return holder
-        finally:
-            await watch.aclose()
+
+    def _watch(self) -> AbstractAsyncContextManager[Watch]:
+        return aclosing(self._committer.open_engine().watch(Get(SPACE, self._key.entry)))
 
     async def _put(self, began: float) -> Envelope:
         """Put the lock's entry, again while it is unknown whether an earlier put was committed."""
@@ -296,14 +296,11 @@ class Lock:
         """Notice at once when another client takes the lock away."""
         while True:
             try:
-                watch = self._committer.open_engine().watch(Get(SPACE, self._key.entry))
-                try:
+                async with self._watch() as watch:
                     async for [change] in watch:
                         if change.record is None or not self._is_held_by(change.record):
                             self._lose(_loss(change.record))
                             return
-                finally:
-                    await watch.aclose()
                 raise Closed
             except Closed:
                 self._lose("the store was closed")

@@ -17,6 +17,7 @@ from keyloft.semantic.intents import FailedWrite, Intent
 from keyloft.semantic.rules import directive_of
 
 logger = logging.getLogger("keyloft.semantic")
+"""Of all modules of the store."""
 
 AlertName: TypeAlias = Literal["conflict_rate", "storage_outage"]
 ALERTS: Final[tuple[AlertName, ...]] = ("conflict_rate", "storage_outage")

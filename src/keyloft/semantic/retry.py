@@ -8,7 +8,6 @@ any other error      raised at once: trying again would not help
 import asyncio
 import functools
 import inspect
-import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from keyloft import errors, limits
 from keyloft.errors import Escalated, InvalidArgument, KeyloftError, VersionConflict
 from keyloft.semantic.intents import WriteRequest
+from keyloft.semantic.monitoring import logger
 
 if TYPE_CHECKING:
     from keyloft.semantic.dead_letters import DeadLetters
 
-logger = logging.getLogger("keyloft.semantic")
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -266,17 +266,13 @@ class SemanticStore(AsyncClosing, Writes):
             value = change(None if current is None else current.value)
             if inspect.isawaitable(value):
                 value = await value
-            meaning = semantics if current is None else semantics or current.semantics
+            version, meaning, spec = 0, semantics, spec_ref
+            if current is not None:
+                version, meaning, spec = current.version, semantics or current.semantics, spec_ref or current.spec_ref
             if meaning is None:
                 raise InvalidArgument(f"semantics: {key} has no entry yet, so they must be given")
             intent = Intent.put(
-                key,
-                value,
-                expected_version=0 if current is None else current.version,
-                writer=writer,
-                semantics=meaning,
-                spec_ref=spec_ref if current is None else spec_ref or current.spec_ref,
-                fence=fence,
+                key, value, expected_version=version, writer=writer, semantics=meaning, spec_ref=spec, fence=fence
             )
             return WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
 

@@ -35,16 +35,8 @@ _NAMES: Final = {
 """The fields of a request, by operation."""
 _SEMANTICS: Final = ("purpose", "producer", "consumerHints", "ttlSeconds")
 
-_FIELDS: Final = {
-    "expected_version": "expectedVersion",
-    "writer": "lastWriter",
-    "request_id": "requestId",
-    "spec_ref": "specRef",
-    "semantics.consumer_hints": "semantics.consumerHints",
-    "semantics.ttl_seconds": "semantics.ttlSeconds",
-}
-"""The fields of a request, by the argument that a Python caller would write."""
-_ARGUMENT: Final = re.compile(rf"((?:operations\[\d+\]: )?)({'|'.join(map(re.escape, _FIELDS))}): ")
+_ARGUMENT: Final = re.compile(r"((?:operations\[\d+\]: )?)([a-z_.]+): ")
+"""How an error begins that names an argument."""
 
 
 # Requests
@@ -250,7 +242,9 @@ def as_sent(error: Exception) -> Exception:
     """An error that names a field as the request has it, instead of the argument as a Python caller writes it."""
     if not isinstance(error, InvalidArgument) or (found := _ARGUMENT.match(str(error))) is None:
         return error
-    return type(error)(f"{found[1]}{_FIELDS[found[2]]}: {str(error)[found.end() :]}")
+    before, argument = found.groups()
+    name = "lastWriter" if argument == "writer" else re.sub("_(.)", lambda letter: letter[1].upper(), argument)
+    return type(error)(f"{before}{name}: {str(error)[found.end() :]}")
 
 
 _Show: TypeAlias = Callable[[Envelope | None], Envelope | None]
