@@ -16,19 +16,11 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Expired, Get, Now, Purge, Record, Set
 from keyloft.core.values import Encoding
-from keyloft.errors import (
-    Closed,
-    DatabaseError,
-    InvalidArgument,
-    NothingToRestore,
-    StaleFence,
-    Undecodable,
-    VersionConflict,
-)
+from keyloft.errors import Closed, DatabaseError, InvalidArgument, NothingToRestore, Undecodable
 from keyloft.semantic import keys, replays
 from keyloft.semantic.audit import Hasher
 from keyloft.semantic.envelope import Envelope, StoredEntry, read_stored
-from keyloft.semantic.intents import ConflictReason, FailedWrite, Intent, WriteRequest
+from keyloft.semantic.intents import ConflictReason, FailedWrite, Intent, WriteRequest, conflict_error
 from keyloft.semantic.keys import SPACE, EntryKey, Project
 from keyloft.semantic.monitoring import Signals, logger
 from keyloft.semantic.planning import NO_ENTRY, CommitPlan, EntryHead, PendingWrite, Retention
@@ -211,10 +203,7 @@ class Committer:
             await self.commit(plan.batch())
             for (write, _), one in zip(refused, failed, strict=True):
                 self._signals.conflict(write.intent, one, request.request_id, correlation_id)
-        text = "; ".join([_text(one) for one in failed[:3]]) + (f" … {len(failed)} in all" if len(failed) > 3 else "")
-        text += "; nothing was written"
-        kind = StaleFence if any(reason == "fence" for _, reason in refused) else VersionConflict
-        raise kind(text, current=failed[0].current, conflicts=tuple(failed), correlation_id=correlation_id)
+        raise conflict_error(failed, correlation_id)
 
     def _report(self, writes: Sequence[PendingWrite], request_id: str | None, version: int) -> None:
         for write in writes:
@@ -294,15 +283,3 @@ class Committer:
             made = Set(SPACE, keys.AUDIT_KEY, secrets.token_bytes(_AUDIT_KEY_BYTES), Encoding.BYTES)
             await self.commit(Batch((made,), (Check(SPACE, keys.AUDIT_KEY, None),)))
         return self._hasher
-
-
-def _text(failed: FailedWrite) -> str:
-    current = failed.current
-    stored = "no entry" if current is None else f"version {current.version} by {current.last_writer}"
-    match failed.reason:
-        case "fence":
-            return f"{failed.key}: no lock of this project is held under this fencing token any more; found {stored}"
-        case "request_id":
-            return f"{failed.key}: this request id was used for another request; found {stored}"
-    expected = "no entry" if failed.expected_version == 0 else f"version {failed.expected_version}"
-    return f"{failed.key}: expected {expected}, found {stored}"

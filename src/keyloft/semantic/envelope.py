@@ -57,6 +57,11 @@ class Semantics(Struct, frozen=True, rename="camel"):
             )
 
     @property
+    def json(self) -> Raw:
+        """The stored form."""
+        return _semantics_json(self)
+
+    @property
     def expire_in(self) -> int | None:
         """The time to live, in milliseconds."""
         return None if self.ttl_seconds is None else 1000 * self.ttl_seconds
@@ -143,8 +148,7 @@ _read_semantics = lru_cache(maxsize=1024)(msgspec.json.Decoder(Semantics).decode
 
 
 @lru_cache(maxsize=1024)
-def semantics_json(semantics: Semantics) -> Raw:
-    """The stored form of semantics."""
+def _semantics_json(semantics: Semantics) -> Raw:
     return Raw(to_json(semantics))
 
 

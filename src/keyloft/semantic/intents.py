@@ -1,6 +1,7 @@
 """What a caller asks for: an intent is one put, delete or restore; a write request is intents that belong together."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
@@ -8,7 +9,7 @@ from msgspec import Raw, Struct
 
 from keyloft import limits
 from keyloft.core.values import decode_json
-from keyloft.errors import InvalidArgument
+from keyloft.errors import InvalidArgument, StaleFence, VersionConflict
 from keyloft.semantic import rules
 from keyloft.semantic.envelope import Envelope, Semantics, to_json
 from keyloft.semantic.keys import EntryKey, parse
@@ -147,6 +148,26 @@ class FailedWrite(Struct, frozen=True, rename="camel"):
     expected_version: ExpectedVersion
     current: Envelope | None
     reason: ConflictReason
+
+
+def conflict_error(failed: Sequence[FailedWrite], correlation_id: str) -> VersionConflict | StaleFence:
+    """The error for a request whose writes were refused."""
+    text = "; ".join([_text(one) for one in failed[:3]]) + (f" … {len(failed)} in all" if len(failed) > 3 else "")
+    text += "; nothing was written"
+    kind = StaleFence if any(one.reason == "fence" for one in failed) else VersionConflict
+    return kind(text, current=failed[0].current, conflicts=tuple(failed), correlation_id=correlation_id)
+
+
+def _text(failed: FailedWrite) -> str:
+    current = failed.current
+    stored = "no entry" if current is None else f"version {current.version} by {current.last_writer}"
+    match failed.reason:
+        case "fence":
+            return f"{failed.key}: no lock of this project is held under this fencing token any more; found {stored}"
+        case "request_id":
+            return f"{failed.key}: this request id was used for another request; found {stored}"
+    expected = "no entry" if failed.expected_version == 0 else f"version {failed.expected_version}"
+    return f"{failed.key}: expected {expected}, found {stored}"
 
 
 _to_sorted_json = msgspec.json.Encoder(order="sorted").encode

@@ -5,8 +5,6 @@ with the token is committed only if the lock is still held under it; the same co
 """
 
 import asyncio
-import os
-import socket
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
@@ -18,9 +16,9 @@ from keyloft.core.engine import Watch
 from keyloft.core.records import Batch, Check, Conflict, Get, Record, Touch
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
 from keyloft.semantic.commits import Committer
-from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_stored
+from keyloft.semantic.envelope import Envelope, envelope_of, read_stored
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.keys import SPACE, EntryKey
+from keyloft.semantic.keys import SPACE
 from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import LOCK, directive_of
 
@@ -34,17 +32,21 @@ class Lock:
     `acquire` and `release` checks `is_held`, or waits for `lost`.
     """
 
-    def __init__(
-        self, committer: Committer, key: EntryKey, *, writer: str, semantics: Semantics, wait: float | None
-    ) -> None:
+    def __init__(self, committer: Committer, intent: Intent, wait: float | None) -> None:
+        """Args:
+        committer: Carries out its writes.
+        intent: The put that acquires it.
+        wait: How many seconds to wait for it.
+        """
         if wait is not None and (type(wait) not in (int, float) or not wait >= 0):
             raise InvalidArgument("wait: a number of seconds; 0 does not wait, None waits until the lock is free")
-        assert semantics.ttl_seconds is not None
+        assert intent.semantics is not None
+        assert intent.semantics.ttl_seconds is not None
+        self.key = intent.key
         self._committer = committer
-        self._key = key
-        self._writer = writer
-        self._semantics = semantics
-        self._ttl = float(semantics.ttl_seconds)
+        self._intent = intent
+        self._row = intent.entry_key.entry
+        self._ttl = float(intent.semantics.ttl_seconds)
         self._wait = wait
         self._entry: Envelope | None = None
         self._until = 0.0
@@ -63,11 +65,7 @@ class Lock:
             state = "lost"
         elif self._entry is not None:
             state = f"held under fence {self._entry.fence}"
-        return f"<Lock {self.key} of {self._writer}, {state}>"
-
-    @property
-    def key(self) -> str:
-        return self._key.key
+        return f"<Lock {self.key} of {self._intent.writer}, {state}>"
 
     @property
     def is_held(self) -> bool:
@@ -189,13 +187,11 @@ class Lock:
             return holder
 
     def _watch(self) -> AbstractAsyncContextManager[Watch]:
-        return aclosing(self._committer.open_engine().watch(Get(SPACE, self._key.entry)))
+        return aclosing(self._committer.open_engine().watch(Get(SPACE, self._row)))
 
     async def _put(self, began: float) -> Envelope:
         """Put the lock's entry, again while it is unknown whether an earlier put was committed."""
-        holder = {"holder": self._writer, "host": socket.gethostname(), "pid": os.getpid()}
-        intent = Intent.put(self.key, holder, expected_version=0, writer=self._writer, semantics=self._semantics)
-        request = WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
+        request = WriteRequest(intents=(self._intent,), request_id=uuid.uuid4().hex)
         may_be_made = False
         while True:
             try:
@@ -212,7 +208,7 @@ class Lock:
     async def _delete(self, entry: Envelope) -> None:
         await self._stop_guarding()
         while True:
-            intent = Intent.delete(self.key, expected_version=entry.version, writer=self._writer)
+            intent = Intent.delete(self.key, expected_version=entry.version, writer=self._intent.writer)
             try:
                 await self._committer.carry_out(WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex))
                 return
@@ -264,13 +260,13 @@ class Lock:
         """Extend the expiry again and again. The version stays, and so does the fencing token."""
         loop = asyncio.get_running_loop()
         version = entry.version
-        touch = Touch(SPACE, self._key.entry, round(1000 * self._ttl))
+        touch = Touch(SPACE, self._row, round(1000 * self._ttl))
         pause = self._ttl / limits.LOCK_RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause)
             began = loop.time()
             try:
-                done = await self._committer.commit(Batch((touch,), (Check(SPACE, self._key.entry, version),)))
+                done = await self._committer.commit(Batch((touch,), (Check(SPACE, self._row, version),)))
             except Closed:
                 self._lose("the store was closed")
                 return
@@ -323,8 +319,8 @@ class Lock:
         self.lost.set()
         for guard in self._guards:
             guard.cancel()
-        fields = {"operation": "semantic_lock_lost", "key": self.key, "writer": self._writer, "reason": reason}
-        fields["directive"] = directive_of(self._writer)
+        fields = {"operation": "semantic_lock_lost", "key": self.key, "writer": self._intent.writer, "reason": reason}
+        fields["directive"] = directive_of(self._intent.writer)
         logger.warning("[KV] lock lost: key=%(key)s directive=%(directive)s %(reason)s", fields, extra=fields)
         if self._holder is not None:
             self._holder.cancel()

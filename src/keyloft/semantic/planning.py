@@ -10,15 +10,7 @@ from keyloft.core.records import Append, Batch, Check, Committed, Delete, Mutati
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument
 from keyloft.semantic.audit import ENDING_BYTES, Fact, Hasher, ending, rows_for
-from keyloft.semantic.envelope import (
-    Envelope,
-    Semantics,
-    StoredEntry,
-    envelope_of,
-    read_stored,
-    semantics_json,
-    to_json,
-)
+from keyloft.semantic.envelope import Envelope, Semantics, StoredEntry, envelope_of, read_stored, to_json
 from keyloft.semantic.intents import ConflictReason, Intent
 from keyloft.semantic.keys import SPACE, EntryKey
 from keyloft.semantic.rules import LOCK
@@ -176,7 +168,7 @@ class CommitPlan:
         is_full = len(history) >= limits.AUDIT_UNINDEXED * ENDING_BYTES
         write.stored = StoredEntry(
             writer=intent.writer,
-            semantics_json=semantics_json(semantics),
+            semantics_json=semantics.json,
             value=intent.value_json,
             hash=self._hasher.of(write.key, bytes(intent.value_json)),
             request_id=self._request_id,

@@ -242,20 +242,14 @@ class SemanticService(NatsService):
             return reply  # the store itself has logged the conflict
         is_bug = not isinstance(error, KeyloftError)
         is_failure = is_bug or (isinstance(error, DatabaseError) and not isinstance(error, Busy))
-        message = str(error)
+        reason = str(error)
         if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
-            message = "the value was refused"  # the full message names parts of the value; only the sender gets it
+            reason = "the value was refused"  # the full message names parts of the value; only the sender gets it
         if self._log_rate.allows():
-            logger.log(
-                logging.ERROR if is_failure else logging.WARNING,
-                "[KV] semantic %s failed: %s error=%s %s",
-                operation or "request",
-                where,
-                code,
-                message,
-                exc_info=error if is_bug else None,
-                extra={"operation": f"semantic_{operation}", "where": where, "error_code": code},
-            )
+            level = logging.ERROR if is_failure else logging.WARNING
+            text = f"[KV] semantic {operation or 'request'} failed: %(where)s error=%(error_code)s %(reason)s"
+            fields = {"operation": f"semantic_{operation}", "where": where, "error_code": code}
+            logger.log(level, text, fields | {"reason": reason}, exc_info=error if is_bug else None, extra=fields)
         return reply
 
     def _log_left_out(self, lines: int) -> None:

@@ -3,10 +3,14 @@
 import asyncio
 import inspect
 import logging
+import os
+import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
@@ -140,11 +144,9 @@ class SemanticStore(AsyncClosing, Writes):
         """
         engine = self._committer.open_engine()
         start, end = keys.parse_prefix(prefix).entries
-        last = None if after is None else keys.parse(after).entry
-        if last is None or last < start:
-            scan = Scan(SPACE, start, end, rules.check_limit(limit))
-        else:
-            scan = Scan(SPACE, last, max(end, last), rules.check_limit(limit), after=True)
+        scan = Scan(SPACE, start, end, rules.check_limit(limit))
+        if after is not None and (last := keys.parse(after).entry) >= start:
+            scan = replace(scan, start=last, end=max(end, last), after=True)
         return EnvelopeList(engine, scan, self._page_size, values=values)
 
     def watch(self, key: str) -> "EntryWatch[Envelope | None]":
@@ -319,8 +321,11 @@ class SemanticStore(AsyncClosing, Writes):
                 await store.put(…, fence=lock.fence)
         """
         semantics = Semantics(rules.LOCK, producer, consumer_hints, ttl)
-        rules.check_text(writer, "writer")
-        return Lock(self._committer, keys.parse(key), writer=writer, semantics=semantics, wait=wait)
+        holder = {"holder": writer, "host": socket.gethostname(), "pid": os.getpid()}
+        keys.parse(key)
+        return Lock(
+            self._committer, Intent.put(key, holder, expected_version=0, writer=writer, semantics=semantics), wait
+        )
 
     def checkpoint(
         self, key: str, *, writer: str, order: Callable[[Any], Any] | None = None, semantics: Semantics | None = None
