@@ -68,14 +68,14 @@ class Committer:
         return self._engine
 
     async def carry_out(
-        self, request: WriteRequest, *, quiet: bool = False, dead_letter: tuple[bytes, int] | None = None
+        self, request: WriteRequest, *, quiet: bool = False, dead_letter: Record | None = None
     ) -> list[Envelope | None]:
         """Carry out all intents of a request, or none; a conflict is recorded, logged and raised.
 
         Args:
             request: Its request id makes a repetition harmless.
             quiet: A conflict is raised and nothing else, for a caller that expects it.
-            dead_letter: The row of a dead letter, and its version, which the same commit removes.
+            dead_letter: The row of a dead letter, which the same commit removes.
         """
         intents, row = request.intents, request.memory_row
         digest = "" if row is None else request.digest
@@ -91,7 +91,7 @@ class Committer:
                 if memory.digest != digest:
                     await self._refuse(request, [(write, "request_id") for write in writes], None if quiet else plan)
                 if dead_letter is not None:
-                    plan.drop(*dead_letter)
+                    plan.drop(dead_letter)
                     await self.commit(plan.batch())
                 return replays.replay(request, memory, remembered)
             if refused := [(write, reason) for write in writes if (reason := write.refusal())]:
@@ -101,12 +101,12 @@ class Committer:
             if row is not None:
                 plan.remember(row, replays.memory_of(digest, writes))
             if dead_letter is not None:
-                plan.drop(*dead_letter)
+                plan.drop(dead_letter)
             done = await self.commit(plan.batch())
             if isinstance(done, Committed):
                 self._report(writes, request.request_id, done.version)
                 return [write.outcome(done) for write in writes]
-            if dead_letter is not None and any(failed.check.key == dead_letter[0] for failed in done.failed):
+            if dead_letter is not None and any(failed.check.key == dead_letter.key for failed in done.failed):
                 raise InvalidArgument(DEAD_LETTER_GONE)
             # Another writer was faster, or an entry has expired, which only a thorough read finds.
             writes, thoroughly = (), True

@@ -126,7 +126,7 @@ class DeadLetters:
         if expected_version is not None:
             expected = check_expected_version(expected_version)
             request = replace(request, intents=tuple([replace(one, expected=expected) for one in request.intents]))
-        return await self._committer.carry_out(request, dead_letter=(record.key, record.version))
+        return await self._committer.carry_out(request, dead_letter=record)
 
     async def drop(self, letter: DeadLetter) -> bool:
         """Remove a dead letter; returns whether it was still stored."""

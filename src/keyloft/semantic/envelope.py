@@ -122,17 +122,12 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
         self, key: str, version: int, updated_at: int, expires_at: int | None, *, value: bool = True
     ) -> Envelope:
         semantics = self.semantics
+        shown = decode_json(bytes(self.value)) if value else None
+        updated = moment(updated_at)
+        expires = None if expires_at is None else moment(expires_at)
+        fence = self.fence(version, semantics)
         return Envelope(
-            key,
-            decode_json(bytes(self.value)) if value else None,
-            version,
-            self.writer,
-            semantics,
-            self.request_id,
-            self.spec_ref,
-            moment(updated_at),
-            None if expires_at is None else moment(expires_at),
-            self.fence(version, semantics),
+            key, shown, version, self.writer, semantics, self.request_id, self.spec_ref, updated, expires, fence
         )
 
     def new_envelope(self, key: str, version: int, now: int) -> Envelope:

@@ -146,10 +146,10 @@ class CommitPlan:
         self._checks.append(Check(SPACE, row, None))
         self._mutations.append(Set(SPACE, row, memory, Encoding.JSON, self._retention.requests))
 
-    def drop(self, row: bytes, version: int) -> None:
-        """Remove a row, if it is still this version."""
-        self._checks.append(Check(SPACE, row, version))
-        self._mutations.append(Delete(SPACE, row))
+    def drop(self, row: Record) -> None:
+        """Remove a row, if it still has this version."""
+        self._checks.append(Check(SPACE, row.key, row.version))
+        self._mutations.append(Delete(SPACE, row.key))
 
     def _pin(self, key: EntryKey, alive: EntryHead, expired: Record | None) -> None:
         if alive is not NO_ENTRY:
@@ -186,7 +186,7 @@ class CommitPlan:
         intent, old = write.intent, write.expired or write.deleted
         assert old is not None, "the commit refuses a restore of nothing before it is planned"
         if write.deleted is not None:
-            self.drop(write.key.deleted, write.deleted.version)
+            self.drop(write.deleted)
         was = read_stored(old)
         write.stored = replace(
             was,

@@ -21,13 +21,16 @@ _TOKEN_BYTES: Final = 8
 
 def project_of(row: bytes) -> Project | None:
     """The project that a row belongs to; None if it belongs to none."""
-    words = row.split(b"/", 3)
-    if len(words) < 4:
-        return None
     try:
-        return keys.checked_project(words[1].decode(), words[2].decode())
-    except (InvalidKey, UnicodeDecodeError):
+        return _project(row)
+    except ValueError:
         return None
+
+
+def _project(row: bytes) -> Project:
+    """The same, but a row that belongs to none raises a ValueError."""
+    _, tenant, project, _ = row.split(b"/", 3)
+    return keys.checked_project(tenant.decode(), project.decode())
 
 
 class RowChecker:
@@ -124,15 +127,14 @@ class RowChecker:
         about, nul, request_id = record.key.partition(b"\x00")
         if not about.endswith(b"/"):
             _entry_key(about)
-        elif project_of(record.key) is None:
-            raise InvalidKey("of no project")
+        else:
+            _project(record.key)
         if not nul or not request_id.decode():
             raise InvalidKey("no request")
         read_memory(record)
 
     def _dead_letter(self, record: Record) -> None:
-        if project_of(record.key) is None:
-            raise InvalidKey("of no project")
+        _project(record.key)
         read_letter(record)
 
     def _audit_key(self, record: Record) -> None:
@@ -149,9 +151,9 @@ def _entry_key(row: bytes) -> EntryKey:
 
 def _within_project(row: bytes, ending_bytes: int) -> tuple[Project, bytes]:
     """The project of a row, and the numbers that its key ends with."""
-    project = project_of(row)
+    project = _project(row)
     beginning, ending = row[:-ending_bytes], row[-ending_bytes:]
-    if project is None or beginning != project.rows(row[:2]):
+    if beginning != project.rows(row[:2]):
         raise InvalidKey("of no project")
     return project, ending
 

@@ -9,7 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct
 from nats.aio.client import Client as Nats
@@ -23,10 +23,9 @@ from keyloft.semantic import keys, wire
 from keyloft.semantic.intents import WriteRequest
 from keyloft.semantic.keys import Project
 from keyloft.semantic.store import SemanticStore
+from keyloft.semantic.wire import ListRequest
 
 logger = logging.getLogger(__name__)
-
-_WRITES: Final = ("put", "delete", "batch")
 
 
 class _Received(Struct, gc=False, kw_only=True):
@@ -34,17 +33,10 @@ class _Received(Struct, gc=False, kw_only=True):
 
     project: Project
     operation: str
-    content: Any
+    content: str | ListRequest | WriteRequest
     """What `wire.read` made of the message."""
     reply: str
     arrived: float
-
-    @property
-    def keys(self) -> set[str]:
-        """The keys that a get or a write is about."""
-        if isinstance(self.content, WriteRequest):
-            return {intent.key for intent in self.content.intents}
-        return {self.content}
 
 
 class SemanticService(NatsService):
@@ -132,15 +124,17 @@ class SemanticService(NatsService):
         return keys.checked_project(words[0], words[1]), words[2]
 
     def _accept(self, request: _Received) -> None:
-        tenant, writing = request.project.tenant, self._writing
-        if request.operation == "list":
-            about = {key for key in writing if key.startswith(request.project.prefix)}
-        else:
-            about = request.keys
+        tenant, writing, written = request.project.tenant, self._writing, set[str]()
+        match request.content:
+            case WriteRequest(intents=intents):
+                about = written = {intent.key for intent in intents}
+            case str(key):
+                about = {key}
+            case ListRequest():
+                about = {key for key in writing if key.startswith(request.project.prefix)}
         task = asyncio.create_task(self._carry_out(request, {writing[key] for key in about if key in writing}))
         self._under_way[tenant] += 1
         self._tasks.add(task)
-        written = about if request.operation in _WRITES else set()
         writing.update(dict.fromkeys(written, task))
 
         def done(task: asyncio.Task[None]) -> None:
@@ -166,7 +160,7 @@ class SemanticService(NatsService):
         working = asyncio.ensure_future(self._answer(request))
         await asyncio.wait([working], timeout=self._left(request))
         if not working.done():
-            is_write = request.operation in _WRITES
+            is_write = isinstance(request.content, WriteRequest)
             if not is_write:
                 working.cancel()
             await self._fail(request, Stalled(self._stalled + ("; it may still be carried out" if is_write else "")))
@@ -183,17 +177,16 @@ class SemanticService(NatsService):
         await self._publish(request.reply, data)
 
     async def _answer(self, request: _Received) -> bytes:
-        content, store = request.content, self.store
-        match request.operation:
-            case "get":
-                return wire.entry(await store.get(content))
-            case "put" | "delete":
-                return wire.entry(*await store.write(content))
-            case "batch":
-                entries = await store.batch(content.intents, request_id=content.request_id)
-                return wire.entries(entries, self.nats.max_payload)
-        found = store.list(content.prefix, values=content.values, limit=content.limit + 1, after=content.after)
-        return await wire.listed(found, content, self.nats.max_payload)
+        match request.content:
+            case str(key):
+                return wire.entry(await self.store.get(key))
+            case WriteRequest(intents=intents, request_id=request_id, is_batch=True):
+                return wire.entries(await self.store.batch(intents, request_id=request_id), self.nats.max_payload)
+            case WriteRequest() as write:
+                return wire.entry(*await self.store.write(write))
+            case ListRequest(prefix=prefix, values=values, limit=limit, after=after) as asked:
+                found = self.store.list(prefix, values=values, limit=limit + 1, after=after)
+                return await wire.listed(found, asked, self.nats.max_payload)
 
     def _left(self, request: _Received) -> float:
         return max(0.0, self._deadline - (perf_counter() - request.arrived))
