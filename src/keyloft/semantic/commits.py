@@ -257,11 +257,13 @@ class Committer:
 
     # The database
 
-    async def read(self, *asks: Ask) -> list[Any]:
-        return await self._answer(self.open_engine().read(*asks))
+    # Neither is a coroutine function: a get would pay for one more frame.
 
-    async def commit(self, batch: Batch) -> Committed | Conflict:
-        return await self._answer(self.open_engine().commit(batch))
+    def read(self, *asks: Ask) -> Awaitable[list[Any]]:
+        return self._answer(self.open_engine().read(*asks))
+
+    def commit(self, batch: Batch) -> Awaitable[Committed | Conflict]:
+        return self._answer(self.open_engine().commit(batch))
 
     async def _answer(self, asking: Awaitable[T]) -> T:
         """Wait for the database; the alert for an outage needs to know whether it answers."""
