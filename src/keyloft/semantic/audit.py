@@ -25,7 +25,7 @@ from keyloft.core.paging import Pages
 from keyloft.core.records import Append, Get, Page, Record, Scan
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument
-from keyloft.semantic.envelope import moment, read_stored, row_reader, to_json
+from keyloft.semantic.envelope import moment, read_entry, row_reader, to_json
 from keyloft.semantic.keys import SPACE, EntryKey, Project, rows_below
 from keyloft.semantic.rules import directive_of
 
@@ -195,16 +195,16 @@ class AuditTrail(LazyList[AuditRecord]):
         for row in (*changed, *across):
             found.update(_listed(row))
         if entry is not None:
-            stored = read_stored(entry)
+            stored = read_entry(entry)
             found.update(endings(stored.unindexed), [ending(entry.version, stored.number)])
         # Beyond the last row of a scan that ended early, the other scan's records are not next.
         known = [refused.keys[-1][-ENDING_BYTES:]] if len(refused) == count else []
         if len(changed) == count:
             known.append((min if self._reverse else max)(_listed(changed[-1])))
         if self._reverse:
-            low = max(low, *known) if known else low
+            low = max([low, *known])
         else:
-            high = min(high, *[each + b"\x00" for each in known]) if known else high
+            high = min([high, *[each + b"\x00" for each in known]])
         page = sorted([each for each in found if low <= each < high], reverse=self._reverse)
         return page[:count], bool(known) or len(page) > count
 

@@ -19,7 +19,7 @@ from keyloft.core.values import Encoding
 from keyloft.errors import Closed, DatabaseError, InvalidArgument, NothingToRestore, Undecodable
 from keyloft.semantic import keys, replays
 from keyloft.semantic.audit import Hasher
-from keyloft.semantic.envelope import Envelope, StoredEntry, read_stored
+from keyloft.semantic.envelope import Envelope, StoredEntry, read_entry
 from keyloft.semantic.intents import ConflictReason, FailedWrite, Intent, WriteRequest, conflict_error
 from keyloft.semantic.keys import SPACE, EntryKey, Project
 from keyloft.semantic.monitoring import Signals, logger
@@ -162,7 +162,7 @@ class Committer:
             write.record = found[Get(SPACE, key.entry)]
             write.deleted = found.get(Get(SPACE, key.deleted))
             if write.record is not None:
-                write.alive = EntryHead.of(read_stored(write.record), write.record.version)
+                write.alive = EntryHead.of(read_entry(write.record), write.record.version)
             elif thoroughly:
                 write.expired = found[Get(SPACE, key.entry, include_expired=True)]
                 write.overdue = 0 if write.expired is None else found[Now()] - write.expired.expires_at
@@ -210,7 +210,7 @@ class Committer:
             if write.stored is not None:
                 self.saw(write.key, write.stored, version)
             if write.expired is not None:
-                self._signals.expiry(write.key.key, read_stored(write.expired), write.expired.version)
+                self._signals.expiry(write.key.key, read_entry(write.expired), write.expired.version)
             self._signals.success(write.intent, write.semantics, request_id, version)
 
     # Expiry
@@ -238,7 +238,7 @@ class Committer:
             return False
         plan = CommitPlan(self._hasher or await self._make_hasher(), self._keep)
         try:
-            key, was = keys.parse(keys.key_of_row(record.key)), read_stored(record)
+            key, was = keys.parse(keys.key_of_row(record.key)), read_entry(record)
         except (Undecodable, ValueError) as error:
             logger.error("[KV] a damaged entry has expired and is removed: %s", error)
             await self._purge([record])

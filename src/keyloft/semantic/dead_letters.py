@@ -31,7 +31,7 @@ class _StoredLetter(WriteRequest, frozen=True, kw_only=True):
 
 
 class DeadLetter(_StoredLetter, frozen=True, kw_only=True):
-    """A write request that was given up."""
+    """A write request that was given up, and why."""
 
     id: str
     tenant: str

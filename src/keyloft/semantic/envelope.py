@@ -57,11 +57,6 @@ class Semantics(Struct, frozen=True, rename="camel"):
             )
 
     @property
-    def json(self) -> Raw:
-        """The stored form."""
-        return _semantics_json(self)
-
-    @property
     def expire_in(self) -> int | None:
         """The time to live, in milliseconds."""
         return None if self.ttl_seconds is None else 1000 * self.ttl_seconds
@@ -143,7 +138,8 @@ _read_semantics = lru_cache(maxsize=1024)(msgspec.json.Decoder(Semantics).decode
 
 
 @lru_cache(maxsize=1024)
-def _semantics_json(semantics: Semantics) -> Raw:
+def semantics_json(semantics: Semantics) -> Raw:
+    """The stored form of semantics."""
     return Raw(to_json(semantics))
 
 
@@ -165,7 +161,7 @@ def row_reader(kind: type[T], damaged: str) -> Callable[[Record], T]:
     return read
 
 
-def read_stored(record: Record) -> StoredEntry:
+def read_entry(record: Record) -> StoredEntry:
     """What the row of an entry holds.
 
     Raises:
@@ -187,7 +183,7 @@ def envelope_of(
     Raises:
         Undecodable: The row holds something else.
     """
-    stored = stored or read_stored(record)
+    stored = stored or read_entry(record)
     try:
         key = key or key_of_row(record.key)
         return stored.envelope(key, record.version, record.updated_at, record.expires_at, value=value)

@@ -16,7 +16,7 @@ from keyloft.core.engine import Watch
 from keyloft.core.records import Batch, Check, Conflict, Get, Record, Touch
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
 from keyloft.semantic.commits import Committer
-from keyloft.semantic.envelope import Envelope, envelope_of, read_stored
+from keyloft.semantic.envelope import Envelope, envelope_of, read_entry
 from keyloft.semantic.intents import Intent, WriteRequest
 from keyloft.semantic.keys import SPACE
 from keyloft.semantic.monitoring import logger
@@ -33,16 +33,11 @@ class Lock:
     """
 
     def __init__(self, committer: Committer, intent: Intent, wait: float | None) -> None:
-        """Args:
-        committer: Carries out its writes.
-        intent: The put that acquires it.
-        wait: How many seconds to wait for it.
-        """
+        # `intent` is the put that acquires the lock.
         if wait is not None and (type(wait) not in (int, float) or not wait >= 0):
             raise InvalidArgument("wait: a number of seconds; 0 does not wait, None waits until the lock is free")
         assert intent.semantics is not None
         assert intent.semantics.ttl_seconds is not None
-        self.key = intent.key
         self._committer = committer
         self._intent = intent
         self._row = intent.entry_key.entry
@@ -66,6 +61,10 @@ class Lock:
         elif self._entry is not None:
             state = f"held under fence {self._entry.fence}"
         return f"<Lock {self.key} of {self._intent.writer}, {state}>"
+
+    @property
+    def key(self) -> str:
+        return self._intent.key
 
     @property
     def is_held(self) -> bool:
@@ -243,7 +242,7 @@ class Lock:
         self._reason = ""
         self._extend(began)
         self._guards = [
-            asyncio.create_task(self._renew(entry), name=f"keyloft renews {self.key}"),
+            asyncio.create_task(self._renew(entry.version), name=f"keyloft renews {self.key}"),
             asyncio.create_task(self._watch_for_loss(), name=f"keyloft guards {self.key}"),
         ]
 
@@ -256,15 +255,14 @@ class Lock:
         if guards:
             await asyncio.wait(guards)
 
-    async def _renew(self, entry: Envelope) -> None:
+    async def _renew(self, version: int) -> None:
         """Extend the expiry again and again. The version stays, and so does the fencing token."""
         loop = asyncio.get_running_loop()
-        version = entry.version
         touch = Touch(SPACE, self._row, round(1000 * self._ttl))
-        pause = self._ttl / limits.LOCK_RENEWALS_PER_TTL
+        pause = usual = self._ttl / limits.LOCK_RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause)
-            began = loop.time()
+            began, pause = loop.time(), usual
             try:
                 done = await self._committer.commit(Batch((touch,), (Check(SPACE, self._row, version),)))
             except Closed:
@@ -282,11 +280,10 @@ class Lock:
                 version, pause = current.version, 0.0  # another caller has put the lock again, with its token
                 continue
             self._extend(began)
-            pause = self._ttl / limits.LOCK_RENEWALS_PER_TTL
 
     def _is_held_by(self, record: Record) -> bool:
         """Whether the lock's row still has this holder's token."""
-        return self._entry is not None and read_stored(record).fence(record.version) == self._entry.fence
+        return self._entry is not None and read_entry(record).fence(record.version) == self._entry.fence
 
     async def _watch_for_loss(self) -> None:
         """Notice at once when another client takes the lock away."""

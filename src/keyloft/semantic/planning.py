@@ -10,7 +10,7 @@ from keyloft.core.records import Append, Batch, Check, Committed, Delete, Mutati
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument
 from keyloft.semantic.audit import ENDING_BYTES, Fact, Hasher, ending, rows_for
-from keyloft.semantic.envelope import Envelope, Semantics, StoredEntry, envelope_of, read_stored, to_json
+from keyloft.semantic.envelope import Envelope, Semantics, StoredEntry, envelope_of, read_entry, semantics_json, to_json
 from keyloft.semantic.intents import ConflictReason, Intent
 from keyloft.semantic.keys import SPACE, EntryKey
 from keyloft.semantic.rules import LOCK
@@ -64,7 +64,7 @@ class PendingWrite(Struct):
     def refusal(self) -> ConflictReason | None:
         """Why the intent can't be carried out."""
         fence, lock = self.intent.fence, self.lock
-        if fence is not None and (lock is None or read_stored(lock).fence(lock.version) != fence):
+        if fence is not None and (lock is None or read_entry(lock).fence(lock.version) != fence):
             return "fence"
         return "version" if self.intent.expected not in (None, self.alive.version) else None
 
@@ -168,7 +168,7 @@ class CommitPlan:
         is_full = len(history) >= limits.AUDIT_UNINDEXED * ENDING_BYTES
         write.stored = StoredEntry(
             writer=intent.writer,
-            semantics_json=semantics.json,
+            semantics_json=semantics_json(semantics),
             value=intent.value_json,
             hash=self._hasher.of(write.key, bytes(intent.value_json)),
             request_id=self._request_id,
@@ -187,7 +187,7 @@ class CommitPlan:
         assert old is not None, "the commit refuses a restore of nothing before it is planned"
         if write.deleted is not None:
             self.drop(write.deleted)
-        was = read_stored(old)
+        was = read_entry(old)
         write.stored = replace(
             was,
             writer=intent.writer,
@@ -234,7 +234,7 @@ class CommitPlan:
             self._mutations.append(Delete(SPACE, key.project.fence(fence)))
 
     def _record_expiry(self, key: EntryKey, expired: Record) -> None:
-        was = read_stored(expired)
+        was = read_entry(expired)
         head = EntryHead.of(was, expired.version)
         self._drop_fence(key, head.fence)
         fact = Fact(

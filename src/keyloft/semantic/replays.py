@@ -6,7 +6,7 @@ from msgspec import Raw, Struct
 
 from keyloft.core.records import Record
 from keyloft.core.values import Encoding
-from keyloft.semantic.envelope import Envelope, StoredEntry, envelope_of, row_reader, to_json
+from keyloft.semantic.envelope import Envelope, StoredEntry, envelope_of, row_reader, semantics_json, to_json
 from keyloft.semantic.intents import Intent, WriteRequest
 from keyloft.semantic.planning import PendingWrite
 
@@ -75,7 +75,7 @@ def _replayed(intent: Intent, outcome: _Outcome, record: Record, request_id: str
         assert intent.semantics is not None
         stored = StoredEntry(
             writer=intent.writer,
-            semantics_json=intent.semantics.json,
+            semantics_json=semantics_json(intent.semantics),
             value=intent.value_json,
             hash="",
             request_id=request_id,

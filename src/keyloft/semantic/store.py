@@ -24,7 +24,7 @@ from keyloft.semantic.audit import AuditTrail, configured_hasher
 from keyloft.semantic.checkpoints import Checkpoint
 from keyloft.semantic.commits import Committer
 from keyloft.semantic.dead_letters import DeadLetters
-from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_stored
+from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_entry
 from keyloft.semantic.flags import Flags
 from keyloft.semantic.index_versions import IndexVersion
 from keyloft.semantic.intents import Intent, WriteRequest
@@ -127,7 +127,7 @@ class SemanticStore(AsyncClosing, Writes):
         [record] = await self._committer.read(Get(SPACE, entry_key.entry))
         if record is None:
             return None
-        stored = read_stored(record)
+        stored = read_entry(record)
         self._committer.saw(entry_key, stored, record.version)
         return envelope_of(record, key, stored=stored)
 
@@ -321,6 +321,7 @@ class SemanticStore(AsyncClosing, Writes):
                 await store.put(…, fence=lock.fence)
         """
         semantics = Semantics(rules.LOCK, producer, consumer_hints, ttl)
+        rules.check_text(writer, "writer")
         holder = {"holder": writer, "host": socket.gethostname(), "pid": os.getpid()}
         keys.parse(key)
         return Lock(

@@ -198,14 +198,14 @@ def _success(**fields: Any) -> bytes:
 
 def entry(envelope: Envelope | None) -> bytes:
     """The reply to a get, put or delete."""
-    return _success(entry=_shown(envelope))
+    return _success(entry=envelope and _shown(envelope))
 
 
 def entries(envelopes: Sequence[Envelope | None], most_bytes: int) -> bytes:
     """The reply to a batch. Where a message can't hold it, it shows less of the entries and has `truncated`."""
 
     def reply(show: "_Show", **truncated: bool) -> bytes:
-        return _success(entries=list(map(show, envelopes)), **truncated)
+        return _success(entries=[envelope and show(envelope) for envelope in envelopes], **truncated)
 
     return _fitting(reply, most_bytes) or _success(entries=[], truncated=True)
 
@@ -230,8 +230,9 @@ def refusal(error: Exception, most_bytes: int) -> bytes:
         return wire_errors.refusal(error)
 
     def reply(show: "_Show", **truncated: bool) -> bytes:
-        conflicts = [replace(failed, current=show(failed.current)) for failed in error.conflicts]
-        fields = {"current": show(error.current), "conflicts": conflicts, "correlationId": error.correlation_id}
+        current = error.current and show(error.current)
+        conflicts = [replace(one, current=one.current and show(one.current)) for one in error.conflicts]
+        fields = {"current": current, "conflicts": conflicts, "correlationId": error.correlation_id}
         return wire_errors.refusal(error, fields | truncated)
 
     least: dict[str, Any] = {"current": None, "conflicts": [], "truncated": True}
@@ -247,25 +248,21 @@ def as_sent(error: Exception) -> Exception:
     return type(error)(f"{before}{name}: {str(error)[found.end() :]}")
 
 
-_Show: TypeAlias = Callable[[Envelope | None], Envelope | None]
+_Show: TypeAlias = Callable[[Envelope], Envelope]
 
 
-def _shown(envelope: Envelope | None) -> Envelope | None:
+def _shown(envelope: Envelope) -> Envelope:
     """An entry as it travels. Its value is encoded here: msgspec can't encode ints over 64 bits."""
-    if envelope is None:
-        return None
     return replace(envelope, value=Raw(encode_json(envelope.value, limits.SEMANTIC_VALUE_BYTES)))
 
 
-def _valueless(envelope: Envelope | None) -> Envelope | None:
+def _valueless(envelope: Envelope) -> Envelope:
     """An entry without its value."""
-    return None if envelope is None else replace(envelope, value=UNSET)
+    return replace(envelope, value=UNSET)
 
 
-def _outlined(envelope: Envelope | None) -> Envelope | None:
+def _outlined(envelope: Envelope) -> Envelope:
     """An entry without the fields that may be long."""
-    if envelope is None:
-        return None
     brief = Semantics(envelope.semantics.purpose, ttl_seconds=envelope.semantics.ttl_seconds)
     return replace(envelope, value=UNSET, semantics=brief, request_id=None, spec_ref=None)
 
