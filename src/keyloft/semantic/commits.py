@@ -147,7 +147,7 @@ class Committer:
         writes = [PendingWrite(intent, intent.entry_key) for intent in intents]
         locks = [await self._lock_of(write.key.project, write.intent.fence) for write in writes]
         rows = {lock.entry for lock in locks if lock is not None} | ({row} if row is not None else set())
-        asks: list[Get | Now] = [Get(SPACE, row) for row in rows] + ([Now()] if thoroughly else [])
+        asks: list[Get | Now] = [Get(SPACE, each) for each in rows] + ([Now()] if thoroughly else [])
         for write in writes:
             asks.append(Get(SPACE, write.key.entry))
             if thoroughly:
@@ -166,8 +166,8 @@ class Committer:
             elif thoroughly:
                 write.expired = found[Get(SPACE, key.entry, include_expired=True)]
                 write.overdue = 0 if write.expired is None else found[Now()] - write.expired.expires_at
-            is_absent = write.record is None and remembered is None
-            if write.intent.action == "restore" and is_absent and not write.can_restore(self._keep.deleted):
+            is_restore = write.intent.action == "restore" and write.record is None and remembered is None
+            if is_restore and not write.can_restore(self._keep.deleted):
                 raise NothingToRestore(
                     f"nothing to restore at {key.key}: no entry was deleted or has expired there "
                     f"within the last {self._keep.deleted // 1000} s"
