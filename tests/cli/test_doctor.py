@@ -22,7 +22,7 @@ import pytest
 import keyloft
 from keyloft.admin import Finding
 from keyloft.cli.doctor import database as examine_data
-from keyloft.cli.doctor.bounded import bounded
+from keyloft.cli.doctor.checks import bounded
 from keyloft.cli.doctor.host import SQLITE
 from keyloft.core.records import Latest
 from keyloft.core.schema import REVISION
@@ -583,6 +583,6 @@ async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
 
 
 def test_the_users_of_a_configuration_are_known(isolation: Isolation) -> None:
-    from keyloft.cli.doctor.nats import read_logins
+    from keyloft.cli.nats_config import read_logins
 
-    assert read_logins("nats.conf").keys() == {SERVICE, ADMIN, "trivia", "quote-db", "TENANT-acme"}
+    assert read_logins("nats.conf", "--nats-config").keys() == {SERVICE, ADMIN, "trivia", "quote-db", "TENANT-acme"}

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from keyloft.admin import Progress
-from keyloft.cli.database import finished
+from keyloft.cli.database import run_quietly
 from keyloft.cli.terminal import is_for_people
 
 T = TypeVar("T")
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def with_progress(work: Callable[[Progress | None], Coroutine[Any, Any, T]]) -> T:
     """Run a function of `keyloft.admin`, and show at a terminal how far it is."""
     with _shown() as progress:
-        return finished(work(progress))
+        return run_quietly(work(progress))
 
 
 @contextmanager

@@ -3,141 +3,117 @@
 import base64
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
-import typer
+from msgspec.structs import asdict
+from typer import Argument, Option
 
 from keyloft import Entry, Store
-from keyloft.cli.database import with_store
-from keyloft.cli.options import AsJson, AsText, Value, Yes, add_commands
-from keyloft.cli.terminal import confirm, counted, fail, given_value, is_for_people, say, show_json, to_json
+from keyloft.cli.database import NamedDatabase
+from keyloft.cli.options import AsText, Commands, Options, Order, Output, Value, Yes
+from keyloft.cli.terminal import confirm, counted, fail, given_value, say, to_json
 from keyloft.core import key_text
-from keyloft.core.keys import TupleKey
 from keyloft.core.values import U64
 from keyloft.errors import InvalidArgument
-from keyloft.server.config import Flags
 
 Key: TypeAlias = Annotated[
-    str,
-    typer.Argument(metavar="KEY", help="As in users/alice; =42 is an int, =1.5 a float, =true a bool, =x00ff bytes."),
+    str, Argument(metavar="KEY", help="As in users/alice; =42 is an int, =1.5 a float, =true a bool, =x00ff bytes.")
 ]
 Prefix: TypeAlias = Annotated[
-    str, typer.Argument(metavar="PREFIX", help="Only what is below it, as in users; nothing for everything.")
+    str, Argument(metavar="PREFIX", help="Only what is below it, as in users; nothing for everything.")
 ]
-Start: TypeAlias = Annotated[str | None, typer.Option(metavar="KEY", help="Only from this key on.")]
-End: TypeAlias = Annotated[str | None, typer.Option(metavar="KEY", help="Only what comes before this key.")]
-Limit: TypeAlias = Annotated[int | None, typer.Option(metavar="N", help="At most so many.")]
-Reverse: TypeAlias = Annotated[bool, typer.Option("--reverse", help="The last one first.")]
 ExpireIn: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="After so many seconds the entry is gone.")
+    float | None, Option(metavar="SECONDS", help="After so many seconds the entry is gone.")
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    add_commands(app, ["database"], {"get": get, "list": listing, "keys": keys, "count": count, "watch": watch})
-    add_commands(app, ["database"], {"set": put, "delete": delete, "touch": touch})
+class Section(Options, frozen=True, kw_only=True):
+    """Which entries below a prefix."""
+
+    start: Annotated[str | None, Option(metavar="KEY", help="Only from this key on.")] = None
+    end: Annotated[str | None, Option(metavar="KEY", help="Only what comes before this key.")] = None
+
+    def below(self, prefix: str) -> dict[str, Any]:
+        """As the methods of `Store` take them."""
+        bounds = {name: None if text is None else key_text.read(text) for name, text in asdict(self).items()}
+        return {"prefix": key_text.read_prefix(prefix), **bounds}
 
 
 def get(
     key: Key,
     *,
-    as_json: AsJson = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Write bytes and texts as they are, and nothing else.")] = False,
-    entry: Annotated[bool, typer.Option("--entry", help="Show key, versionstamp and expiry, too.")] = False,
-    flags: Flags,
+    out: Output,
+    raw: Annotated[bool, Option("--raw", help="Write bytes and texts as they are, and nothing else.")] = False,
+    entry: Annotated[bool, Option("--entry", help="Show key, versionstamp and expiry, too.")] = False,
+    database: NamedDatabase,
 ) -> None:
     """Print the value at a key; exit code 1 if there is none.
 
     Example: keyloft get users/alice
     """
     wanted = key_text.read(key)
-    found = with_store(flags, lambda kv: kv.get(wanted))
+    found = database.with_store(lambda kv: kv.get(wanted))
     if not found.exists:
         fail(f"there is no key {key}")
     if raw and isinstance(found.value, (bytes, str)):
         sys.stdout.flush()
         sys.stdout.buffer.write(found.value if isinstance(found.value, bytes) else found.value.encode())
         sys.stdout.buffer.flush()
-        return
-    if entry:
-        show_json(_shown(found), as_json=as_json)
+    elif entry:
+        out.show(_shown(found))
     elif isinstance(found.value, bytes):
-        show_json(_shown_value(found.value), as_json=as_json)
+        out.show(_shown_value(found.value))
     else:
-        show_json(int(found.value) if isinstance(found.value, U64) else found.value, as_json=as_json)
+        out.show(int(found.value) if isinstance(found.value, U64) else found.value)
 
 
-def listing(
-    prefix: Prefix = "",
-    *,
-    start: Start = None,
-    end: End = None,
-    limit: Limit = None,
-    reverse: Reverse = False,
-    as_json: AsJson = False,
-    flags: Flags,
-) -> None:
+def listing(prefix: Prefix = "", *, section: Section, order: Order, out: Output, database: NamedDatabase) -> None:
     """Print entries in the order of their keys: a line each, in a pipe as JSON.
 
     Example: keyloft list users --limit 10
     """
-    selection = _selection(prefix, start, end) | {"limit": limit, "reverse": reverse}
-    for_people = is_for_people() and not as_json
+    wanted = section.below(prefix) | asdict(order)
+    line = _line_for_people if out.is_for_people else _line_of_json
 
     async def work(kv: Store) -> None:
-        async for entry in kv.list(**selection):
-            say(_in_a_line(entry) if for_people else to_json(_shown(entry)))
+        async for entry in kv.list(**wanted):
+            say(line(entry))
 
-    with_store(flags, work)
+    database.with_store(work)
 
 
-def keys(
-    prefix: Prefix = "",
-    *,
-    start: Start = None,
-    end: End = None,
-    limit: Limit = None,
-    reverse: Reverse = False,
-    as_json: AsJson = False,
-    flags: Flags,
-) -> None:
+def keys(prefix: Prefix = "", *, section: Section, order: Order, out: Output, database: NamedDatabase) -> None:
     """Print keys, one in each line.
 
     Example: keyloft keys users | wc -l
     """
-    selection = _selection(prefix, start, end) | {"limit": limit, "reverse": reverse}
+    wanted = section.below(prefix) | asdict(order)
 
     async def work(kv: Store) -> None:
-        async for key in kv.keys(**selection):
+        async for key in kv.keys(**wanted):
             text = key_text.written(key)
-            say(to_json(text) if as_json else text)
+            say(to_json(text) if out.as_json else text)
 
-    with_store(flags, work)
+    database.with_store(work)
 
 
-def count(
-    prefix: Prefix = "",
-    *,
-    start: Start = None,
-    end: End = None,
-    as_json: AsJson = False,
-    flags: Flags,
-) -> None:
+def count(prefix: Prefix = "", *, section: Section, out: Output, database: NamedDatabase) -> None:
     """Print how many entries there are.
 
     Example: keyloft count users
     """
-    show_json(with_store(flags, lambda kv: kv.count(**_selection(prefix, start, end))), as_json=as_json)
+    wanted = section.below(prefix)
+    out.show(database.with_store(lambda kv: kv.count(**wanted)))
 
 
 def watch(
     prefix: Prefix = "",
     *,
     key: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="Watch this key instead; to be repeated for several.")
+        list[str] | None, Option(metavar="KEY", help="Watch this key instead; to be repeated for several.")
     ] = None,
-    as_json: AsJson = False,
-    flags: Flags,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
     """Print entries as they change, a line each, in a pipe as JSON, until Ctrl-C; what has expired is gone, too.
 
@@ -145,14 +121,7 @@ def watch(
     """
     watched = [key_text.read(one) for one in key or ()]
     below = key_text.read_prefix(prefix)
-
-    for_people = is_for_people() and not as_json
-
-    def line(entry: Entry) -> str:
-        if not entry.exists:
-            gone = {"key": key_text.written(entry.key), "value": None}
-            return f"{gone['key']} is gone" if for_people else to_json(gone)
-        return _in_a_line(entry) if for_people else to_json(_shown(entry))
+    line = _line_for_people if out.is_for_people else _line_of_json
 
     async def work(kv: Store) -> None:
         async for entries in kv.watch(*watched) if watched else kv.watch(prefix=below):
@@ -160,7 +129,7 @@ def watch(
                 say(line(entry))
             sys.stdout.flush()
 
-    with_store(flags, work)
+    database.with_store(work)
 
 
 def put(
@@ -168,11 +137,11 @@ def put(
     value: Value,
     *,
     text: AsText = False,
-    counter: Annotated[bool, typer.Option("--counter", help="VALUE is the number of a U64 counter.")] = False,
-    file: Annotated[bool, typer.Option("--file", help="VALUE names a file, whose bytes are stored.")] = False,
+    counter: Annotated[bool, Option("--counter", help="VALUE is the number of a U64 counter.")] = False,
+    file: Annotated[bool, Option("--file", help="VALUE names a file, whose bytes are stored.")] = False,
     expire_in: ExpireIn = None,
-    as_json: AsJson = False,
-    flags: Flags,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
     """Store a value, and print its versionstamp.
 
@@ -186,21 +155,18 @@ def put(
         if isinstance(content, bool) or not isinstance(content, int):
             raise InvalidArgument("--counter: VALUE is a whole number, as in 7")
         content = U64(content)
-    stored = with_store(flags, lambda kv: kv.set(wanted, content, expire_in=expire_in), make=True)
-    show_json(stored, as_json=as_json)
+    out.show(database.with_store(lambda kv: kv.set(wanted, content, expire_in=expire_in), make=True))
 
 
 def delete(
-    key: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY", help="As in users/alice.", show_default=False)
-    ] = None,
+    key: Annotated[list[str] | None, Argument(metavar="KEY", help="As in users/alice.", show_default=False)] = None,
     *,
     prefix: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="Remove all that is below it; asks before, with the number.")
+        str | None, Option(metavar="PREFIX", help="Remove all that is below it; asks before, with the number.")
     ] = None,
     yes: Yes = False,
-    as_json: AsJson = False,
-    flags: Flags,
+    out: Output,
+    database: NamedDatabase,
 ) -> int:
     """Remove entries, all or none, and print how many there were; exit code 1 if there were none.
 
@@ -210,16 +176,16 @@ def delete(
         raise InvalidArgument("name keys, or a --prefix; --prefix '' stands for everything")
     if prefix is not None:
         below = key_text.read_prefix(prefix)
-        number = with_store(flags, lambda kv: kv.count(prefix=below))
+        number = database.with_store(lambda kv: kv.count(prefix=below))
         if not number:
             fail(f"there is nothing below {prefix!r}")
         if not yes:
             confirm(f"Remove {counted(number, 'entry', 'entries')} {f'below {prefix}' if below else 'in all'}?")
-        removed = with_store(flags, lambda kv: kv.delete_range(prefix=below))
+        removed = database.with_store(lambda kv: kv.delete_range(prefix=below))
     else:
         wanted = [key_text.read(one) for one in key or ()]
-        removed = with_store(flags, lambda kv: kv.delete_many(wanted))
-    show_json(removed, as_json=as_json)
+        removed = database.with_store(lambda kv: kv.delete_many(wanted))
+    out.show(removed)
     return 0 if removed else 1
 
 
@@ -227,21 +193,21 @@ def touch(
     key: Key,
     *,
     expire_in: ExpireIn = None,
-    never: Annotated[bool, typer.Option("--never", help="It does not expire.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print true once it is done.")] = False,
-    flags: Flags,
+    never: Annotated[bool, Option("--never", help="It does not expire.")] = False,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
-    """Give an entry another expiry; value and versionstamp stay.
+    """Give an entry another expiry; value and versionstamp stay. Prints nothing; with --json, true.
 
     Example: keyloft touch sessions/s1 --expire-in 1800
     """
     if (expire_in is None) != never:
         raise InvalidArgument("say --expire-in SECONDS, or --never")
     wanted = key_text.read(key)
-    if not with_store(flags, lambda kv: kv.touch(wanted, expire_in=expire_in)):
+    if not database.with_store(lambda kv: kv.touch(wanted, expire_in=expire_in)):
         fail(f"there is no key {key}")
-    if as_json:
-        show_json(True, as_json=True)
+    if out.as_json:
+        say("true")
 
 
 def _shown(entry: Entry) -> dict[str, Any]:
@@ -261,15 +227,25 @@ def _shown_value(value: Any) -> dict[str, Any]:
     return {"value": value}
 
 
-def _in_a_line(entry: Entry) -> str:
-    """An entry for people."""
+def _line_of_json(entry: Entry) -> str:
+    return to_json(_shown(entry) if entry.exists else {"key": key_text.written(entry.key), "value": None})
+
+
+def _line_for_people(entry: Entry) -> str:
+    key = key_text.written(entry.key)
+    if not entry.exists:
+        return f"{key} is gone"
     [(kind, value)] = _shown_value(entry.value).items()
-    text = to_json(value)
-    return f"{key_text.written(entry.key)} = {text if kind == 'value' else f'{kind} {text}'}"
+    return f"{key} = {to_json(value) if kind == 'value' else f'{kind} {to_json(value)}'}"
 
 
-def _selection(prefix: str, start: str | None, end: str | None) -> dict[str, Any]:
-    def key(text: str | None) -> TupleKey | None:
-        return None if text is None else key_text.read(text)
-
-    return {"prefix": key_text.read_prefix(prefix), "start": key(start), "end": key(end)}
+COMMANDS: Final[Commands] = {
+    "get": get,
+    "list": listing,
+    "keys": keys,
+    "count": count,
+    "watch": watch,
+    "set": put,
+    "delete": delete,
+    "touch": touch,
+}

@@ -9,9 +9,8 @@ import importlib.util
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -19,11 +18,10 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.admin import Finding
-from keyloft.cli.doctor.bounded import bounded
+from keyloft.cli.doctor.checks import bounded, ok, problem, skipped, warning
 from keyloft.cli.plugin import check_server_listens
 from keyloft.core.urls import without_login
 from keyloft.errors import (
-    InvalidArgument,
     InvalidPluginName,
     KeyloftError,
     NoService,
@@ -35,7 +33,7 @@ from keyloft.plugins import rules
 from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic import keys
 from keyloft.server.config import Config
-from keyloft.server.isolation import ADMIN, SERVICE, logins_in
+from keyloft.server.isolation import ADMIN, SERVICE
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as Nats
@@ -71,6 +69,11 @@ class User:
         """Whether NATS must keep it apart from others."""
         return self.plugin is not None or (self.name or "").startswith(_TENANT)
 
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether it brings no login; a certificate alone is none."""
+        return not (self.name or self.login.token or self.login.credentials)
+
 
 async def examine(config: Config, plugin: str | None, logins: Mapping[str, str]) -> list[Finding]:
     """Whether a client is accepted, served, and kept apart from others.
@@ -81,85 +84,51 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
         logins: Other users to try, with their passwords, as `keyloft nats-config` wrote them.
     """
     if importlib.util.find_spec("nats") is None:
-        return [Finding("skipped", "nats", "nats-py is not installed")]
+        return [skipped("nats", "nats-py is not installed")]
     if not config.nats and not config.nats_port:
-        return [Finding("skipped", "nats", "no address is set: `keyloft serve` starts a NATS server on a free port")]
+        return [skipped("nats", "no address is set: `keyloft serve` starts a NATS server on a free port")]
     addresses = list(config.nats) or [f"nats://127.0.0.1:{config.nats_port}"]
-    where = ", ".join(map(without_login, addresses))
+    bare = [without_login(address) for address in addresses]
+    where = ", ".join(bare)
     try:
         await check_server_listens(addresses, limits.DOCTOR_ANSWER_SECONDS)
     except Unanswered:
         if not config.nats:
             what = f"no address is set, and no program listens at {where}: `keyloft serve` starts a NATS server there"
-            return [Finding("skipped", "nats", what)]
+            return [skipped("nats", what)]
         advice = "start it there, or correct --nats; without --nats `keyloft serve` starts one of its own"
-        return [Finding("problem", "nats", f"no NATS server answers at {where}", cure=advice)]
-    known = _users(logins, config)
-    user = _user(config, addresses, plugin)
-    if _is_anonymous(config, addresses) and ADMIN in known:
+        return [problem("nats", f"no NATS server answers at {where}", cure=advice)]
+    user = _user(config.login(), addresses, plugin)
+    known = {name: _known_user(name, password, user.login) for name, password in logins.items()}
+    if ADMIN in known and user.is_anonymous and bare == addresses:
         user = known[ADMIN]
     try:
         async with _connected(addresses, user) as link:
-            found = [_reached(where, user, link.nats)]
+            found = [_reached(where, user, link.nats.max_payload)]
     except (KeyloftError, OSError) as error:
         return [_not_reached(where, user, error)]
     found += await bounded("service", _service(config, addresses, user), 2 * limits.DOCTOR_ANSWER_SECONDS)
     confined = [one for one in known.values() if one.is_confined and plugin in (None, one.plugin)]
-    places, users = (_bare(addresses), confined) if confined else (addresses, [user])
-    found += await bounded("isolation", _isolation(config, places, users), limits.DOCTOR_ISOLATION_SECONDS)
-    return found
+    attempts = _isolation(config, bare, confined) if confined else _isolation(config, addresses, [user])
+    return [*found, *await bounded("isolation", attempts, limits.DOCTOR_ISOLATION_SECONDS)]
 
 
 # Users
 
 
-def _user(config: Config, addresses: list[str], plugin: str | None) -> User:
-    login = config.login()
+def _user(login: "Login", addresses: list[str], plugin: str | None) -> User:
+    """The user of the settings; unless `plugin` says whose login it is, a plugin logs in under its own name."""
     name = login.user or next((unquote(urlsplit(url).username or "") for url in addresses if "@" in url), "") or None
-    if plugin is not None:
-        return User(login, plugin, name)
-    try:
-        return User(login, None if name is None else rules.plugin_name(name), name)
-    except InvalidPluginName:
-        return User(login, None, name)
+    if plugin is None and name is not None:
+        with suppress(InvalidPluginName):
+            plugin = rules.plugin_name(name)
+    return User(login, plugin, name)
 
 
-def _is_anonymous(config: Config, addresses: list[str]) -> bool:
-    login = config.login()
-    return login == _without_user(login) and not any("@" in url for url in addresses)
-
-
-def _bare(addresses: list[str]) -> list[str]:
-    """Addresses without a login."""
-    return [without_login(address) for address in addresses]
-
-
-def _without_user(login: "Login") -> "Login":
-    return type(login)(ca=login.ca, certificate=login.certificate, key=login.key)
-
-
-def _users(logins: Mapping[str, str], config: Config) -> dict[str, User]:
-    anonymous = _without_user(config.login())
-    users = {}
-    for name, password in logins.items():
-        is_plugin = name not in (SERVICE, ADMIN) and not name.startswith(_TENANT)
-        users[name] = User(replace(anonymous, user=name, password=password), name if is_plugin else None, name)
-    return users
-
-
-def read_logins(file: str) -> dict[str, str]:
-    """The users of a configuration that `keyloft nats-config` wrote, and their passwords.
-
-    Raises:
-        InvalidArgument: It can't be read, or there are none.
-    """
-    try:
-        logins = logins_in(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"--nats-config: {file} can't be read: {error}") from None
-    if not logins:
-        raise InvalidArgument(f"--nats-config: {file} has no users such as `keyloft nats-config` writes them")
-    return logins
+def _known_user(name: str, password: str, login: "Login") -> User:
+    is_plugin = name not in (SERVICE, ADMIN) and not name.startswith(_TENANT)
+    own = replace(login, user=name, password=password, credentials=None, token=None)
+    return User(own, name if is_plugin else None, name)
 
 
 # Connecting
@@ -204,27 +173,24 @@ async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
         await connection.close()
 
 
-def _reached(where: str, user: User, nats: "Nats") -> Finding:
-    name = f" as {user.name or user.plugin}" if user.name or user.plugin else ""
-    what = f"{where} lets us in{name}"
-    if nats.max_payload < _LEAST_PAYLOAD_BYTES:
-        return Finding(
-            "problem",
-            "nats",
-            f"{what}, but takes messages of {nats.max_payload:,} bytes at most: too little for the largest values",
-            cure=f"set max_payload to {_LEAST_PAYLOAD_BYTES:,} or more in its configuration; 1MB is its default",
-        )
-    return Finding("ok", "nats", what)
+def _reached(where: str, user: User, max_payload: int) -> Finding:
+    name = user.name or user.plugin
+    what = f"{where} lets us in as {name}" if name else f"{where} lets us in"
+    if max_payload >= _LEAST_PAYLOAD_BYTES:
+        return ok("nats", what)
+    what += f", but takes messages of {max_payload:,} bytes at most: too little for the largest values"
+    advice = f"set max_payload to {_LEAST_PAYLOAD_BYTES:,} or more in its configuration; 1MB is its default"
+    return problem("nats", what, cure=advice)
 
 
 def _not_reached(where: str, user: User, error: Exception) -> Finding:
     if not isinstance(error, NotPermitted):
-        return Finding("problem", "nats", f"{where}: {error}", cure="name the address of a NATS server with --nats")
-    if user.name is None and user.login == _without_user(user.login):
+        advice = "name the address of a NATS server with --nats"
+    elif user.is_anonymous:
         advice = "log in with --nats-user and KEYLOFT_NATS_PASSWORD, --nats-creds or KEYLOFT_NATS_TOKEN"
     else:
         advice = "the configuration of the NATS server has the passwords; `keyloft nats-config` writes one"
-    return Finding("problem", "nats", f"{where}: {error}", cure=advice)
+    return problem("nats", f"{where}: {error}", cure=advice)
 
 
 # The service
@@ -233,42 +199,39 @@ def _not_reached(where: str, user: User, error: Exception) -> Finding:
 async def _service(config: Config, addresses: list[str], user: User) -> list[Finding]:
     """Read a key that does not exist: the reply comes from the database."""
     if user.name == SERVICE or (user.name or "").startswith(_TENANT):
-        what = f"{user.name} may not ask for plugins' data"
-        return [
-            Finding("skipped", "service", what, cure="log in as a plugin or as ADMIN to see whether a service answers")
-        ]
+        advice = "log in as a plugin or as ADMIN to see whether a service answers"
+        return [skipped("service", f"{user.name} may not ask for plugins' data", cure=advice)]
     from keyloft.plugins import DatabaseClient
 
-    began = time.perf_counter()
+    prefix, plugin = config.prefixes[0], user.plugin or _NO_PLUGIN
     try:
         async with await DatabaseClient.connect(
             addresses,
-            plugin_name=user.plugin or _NO_PLUGIN,
+            plugin_name=plugin,
             login=user.login,
-            prefix=config.prefixes[0],
+            prefix=prefix,
             timeout=limits.DOCTOR_ANSWER_SECONDS,
             inbox_prefix=user.inbox,
         ) as client:
             began = time.perf_counter()
             await client.kv.get(_KEY)
+            milliseconds = 1000 * (time.perf_counter() - began)
     except NoService:
-        what = f"no service listens on {config.prefixes[0]}.<plugin>.<operation>"
-        return [Finding("warning", "service", what, cure="`keyloft serve`, with the same settings, starts a service")]
+        what, advice = (
+            f"no service listens on {prefix}.<plugin>.<operation>",
+            "`keyloft serve`, with the same settings, starts a service",
+        )
+        return [warning("service", what, cure=advice)]
     except NotPermitted:
-        what = f"this login may not ask {config.prefixes[0]}.{user.plugin or _NO_PLUGIN}.get, or not hear the answer"
-        return [
-            Finding(
-                "problem", "service", what, cure="--plugin names the plugin whose login this is; see its permissions"
-            )
-        ]
+        what = f"this login may not ask {prefix}.{plugin}.get, or not hear the answer"
+        advice = "--plugin names the plugin whose login this is; see its permissions"
+        return [problem("service", what, cure=advice)]
     except TimedOut:
         what = f"no answer within {limits.DOCTOR_ANSWER_SECONDS:g} s"
-        return [Finding("problem", "service", what, cure="see the log of the service")]
+        return [problem("service", what, cure="see the log of the service")]
     except KeyloftError as error:
-        return [Finding("problem", "service", f"it answers {error.code}: {error}", cure="see the log of the service")]
-    return [
-        Finding("ok", "service", f"it answers, from its database, in {1000 * (time.perf_counter() - began):.0f} ms")
-    ]
+        return [problem("service", f"it answers {error.code}: {error}", cure="see the log of the service")]
+    return [ok("service", f"it answers, from its database, in {milliseconds:.0f} ms")]
 
 
 # Isolation
@@ -276,19 +239,23 @@ async def _service(config: Config, addresses: list[str], user: User) -> list[Fin
 
 async def _isolation(config: Config, addresses: list[str], users: Sequence[User]) -> list[Finding]:
     attempts = _attempts(config)
-    anonymous = await _permitted(_bare(addresses), User(type(users[0].login)(ca=users[0].login.ca)), attempts)
+    bare = [without_login(address) for address in addresses]
+    anonymous = await _permitted(bare, User(type(users[0].login)(ca=users[0].login.ca)), attempts)
+    if anonymous is not None and len(anonymous) == len(attempts):
+        what = "NATS asks for no login, and any client can read and write every plugin's data"
+        return [warning("isolation", what, cure=f"if you don't trust all of them: {_HOW_TO_ISOLATE}")]
     found = []
-    if anonymous is not None:
-        if len(anonymous) == len(attempts):
-            what = "NATS asks for no login, and any client can read and write every plugin's data"
-            return [Finding("warning", "isolation", what, cure=f"if you don't trust all of them: {_HOW_TO_ISOLATE}")]
-        what, advice = "NATS accepts clients without a login", "see which user no_auth_user names, or leave it out"
-        found.append(
-            _too_wide("a client without a login", anonymous)
-            if anonymous
-            else Finding("warning", "isolation", what, cure=advice)
-        )
+    if anonymous:
+        found.append(_too_wide("a client without a login", anonymous))
+    elif anonymous is not None:
+        advice = "see which user no_auth_user names, or leave it out"
+        found.append(warning("isolation", "NATS accepts clients without a login", cure=advice))
     confined = [user for user in users if user.is_confined]
+    if not confined:
+        [user] = users
+        who = f"{user.name} may reach more than a plugin" if user.name else "the plugin of this login is not known"
+        advice = "log in as a plugin; or --plugin NAME says whose login it is, --nats-config FILE tries all users of it"
+        return [*found, skipped("isolation", f"not tried: {who}", cure=advice)]
     kept: list[str] = []
     for first in range(0, len(confined), limits.DOCTOR_LOGINS_AT_ONCE):
         some = confined[first : first + limits.DOCTOR_LOGINS_AT_ONCE]
@@ -297,22 +264,14 @@ async def _isolation(config: Config, addresses: list[str], users: Sequence[User]
             name = user.plugin or str(user.name)
             if permitted is None:
                 advice = "let the NATS server read its configuration again (nats-server --signal reload)"
-                found.append(Finding("problem", "isolation", f"NATS refuses the login of {name}", cure=advice))
+                found.append(problem("isolation", f"NATS refuses the login of {name}", cure=advice))
             elif permitted:
                 found.append(_too_wide(name, permitted))
             else:
                 kept.append(name)
     if kept:
         what = f"{', '.join(kept)}: all {len(attempts)} attempts per user to reach others were refused"
-        found.append(Finding("ok", "isolation", what))
-    elif not confined:
-        who = (
-            f"{users[0].name} may reach more than a plugin"
-            if users[0].name
-            else "the plugin of this login is not known"
-        )
-        advice = "log in as a plugin; or --plugin NAME says whose login it is, --nats-config FILE tries all users of it"
-        found.append(Finding("skipped", "isolation", f"not tried: {who}", cure=advice))
+        found.append(ok("isolation", what))
     return found
 
 
@@ -321,7 +280,7 @@ def _too_wide(name: str, permitted: Sequence[tuple[str, str]]) -> Finding:
     shown = [f"{words[kind]} {subject}" for kind, subject in permitted[:3]]
     more = f", and {len(permitted) - 3} more" if len(permitted) > 3 else ""
     what = f"{name} is not kept apart: NATS lets it {', '.join(shown)}{more}"
-    return Finding("problem", "isolation", what, cure=f"narrow its permissions; {_HOW_TO_ISOLATE}")
+    return problem("isolation", what, cure=f"narrow its permissions; {_HOW_TO_ISOLATE}")
 
 
 def _attempts(config: Config) -> list[tuple[str, str]]:
