@@ -2,20 +2,18 @@
 
 from typing import Annotated, Final
 
-from typer import Argument, Option
-
 from keyloft import admin
 from keyloft.cli.database import NamedDatabase
-from keyloft.cli.options import Commands, Output, Yes
+from keyloft.cli.options import Commands, Output, Yes, argument, flag
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import confirm, counted, remark, sized
 from keyloft.errors import NotEmpty
 
 
 def backup(
-    file: Annotated[str, Argument(metavar="FILE", help="Where to write it: an SQLite file.")],
+    file: Annotated[str, argument("FILE", "Where to write it: an SQLite file.")],
     *,
-    force: Annotated[bool, Option("--force", help="FILE may exist already; it is replaced.")] = False,
+    force: Annotated[bool, flag("--force", "FILE may exist already; it is replaced.")] = False,
     out: Output,
     database: NamedDatabase,
 ) -> None:
@@ -33,10 +31,10 @@ def backup(
 
 
 def restore(
-    file: Annotated[str, Argument(metavar="FILE", help="What `keyloft backup` wrote.")],
+    file: Annotated[str, argument("FILE", "What `keyloft backup` wrote.")],
     *,
     replace: Annotated[
-        bool, Option("--replace", help="All that is in the database now is lost; asks before, with the number.")
+        bool, flag("--replace", "What the database holds now is lost; asks before, with the number.")
     ] = False,
     yes: Yes = False,
     out: Output,

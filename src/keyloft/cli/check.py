@@ -2,19 +2,17 @@
 
 from typing import Annotated, Final
 
-from typer import Option
-
 from keyloft import admin
 from keyloft.cli.database import NamedDatabase
 from keyloft.cli.findings import show_findings
-from keyloft.cli.options import Commands, Output
+from keyloft.cli.options import Commands, Output, option
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import counted, remark, say, to_json
 
 
 def check(
     *,
-    limit: Annotated[int, Option(metavar="N", help="Show so many problems; all are counted.")] = 100,
+    limit: Annotated[int, option("N", "Show so many problems; all are counted.")] = 100,
     out: Output,
     database: NamedDatabase,
 ) -> int:

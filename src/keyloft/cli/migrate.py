@@ -1,17 +1,13 @@
 """The command that brings the schema of a database to another version: `migrate`."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-from typer import Option
 
 from keyloft.cli.database import NamedDatabase
-from keyloft.cli.options import Commands, Output, Yes
+from keyloft.cli.options import Commands, Output, Yes, flag, option
 from keyloft.cli.terminal import remark, say, to_json
-from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError
+from keyloft.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from keyloft.migrations import MigrationPlan
@@ -22,23 +18,17 @@ def migrate(
     yes: Yes = False,
     to: Annotated[
         str,
-        Option(
-            metavar="REVISION",
-            help="head, or how far back: -1 for one step, base for a database without Keyloft. Going back deletes what "
-            "the earlier schema can't hold.",
-        ),
+        option("REVISION", "head, or how far back: -1 for one step, base for a database without Keyloft."),
     ] = "head",
-    drop: Annotated[bool, Option("--drop", help="Going back: drop the plugins' table also if it has rows.")] = False,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Show what would be done, with its SQL, and change nothing.")
-    ] = False,
+    drop: Annotated[bool, flag("--drop", "Going back: drop the plugins' table also if it has rows.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Show what would be done, with its SQL, and change nothing.")] = False,
     out: Output,
     database: NamedDatabase,
 ) -> None:
     """Bring the schema of a database to another version.
 
-    To the version that this Keyloft reads and writes, or back to an earlier one. Nothing else may use the database
-    meanwhile.
+    To the version that this Keyloft reads and writes, or back to an earlier one, which deletes what the earlier schema
+    can't hold. Nothing else may use the database meanwhile.
 
     Example: keyloft migrate --database bot.db --dry-run
     """
@@ -46,38 +36,24 @@ def migrate(
 
     url = database.url(make=True)
     goes_back = to == "base" or to.startswith("-")
-    with _first_line_of_errors():
-        if not goes_back and to != "head":
-            goes_back = (migrations.current_revision(url) or "") > to
-        if dry_run:
-            _show(migrations.plan(url, to, down=goes_back), database.shown, out)
-            return
-        if goes_back and not yes:
-            raise InvalidArgument(
-                f"going back deletes what the earlier schema can't hold, in {database.shown}: "
-                "stop what uses it, make a copy, then say --yes"
-            )
-        if goes_back:
-            migrations.downgrade(url, to, drop=drop)
-        else:
-            migrations.upgrade(url, to)
-    arrived = "the schema of this version" if to == "head" else f"schema {to}"
-    remark(f"{database.shown} {f'went back ({to})' if goes_back else f'has {arrived}'}")
+    if not goes_back and to != "head":
+        goes_back = (migrations.current_revision(url) or "") > to
+    if dry_run:
+        _show(migrations.plan(url, to, down=goes_back), database.shown, out)
+        return
+    if goes_back and not yes:
+        raise InvalidArgument(
+            f"going back deletes what the earlier schema can't hold, in {database.shown}: "
+            "stop what uses it, make a copy, then say --yes"
+        )
+    if goes_back:
+        migrations.downgrade(url, to, drop=drop)
+        remark(f"{database.shown} went back ({to})")
+    else:
+        migrations.upgrade(url, to)
+        remark(f"{database.shown} has {'the schema of this version' if to == 'head' else f'schema {to}'}")
     if out.as_json:
         say(to_json({"database": database.shown, "to": to}))
-
-
-@contextmanager
-def _first_line_of_errors() -> Iterator[None]:
-    """The databases' own errors come with the whole statement: the first line says what is wrong."""
-    try:
-        yield
-    except KeyloftError:
-        raise
-    except Exception as error:
-        if os.environ.get("KEYLOFT_DEBUG"):
-            raise
-        raise DatabaseError(f"the migration failed: {(str(error) or type(error).__name__).splitlines()[0]}") from error
 
 
 def _show(plan: "MigrationPlan", name: str, out: Output) -> None:

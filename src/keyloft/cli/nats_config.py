@@ -4,9 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Final
 
-from typer import Option
-
-from keyloft.cli.options import Commands, Settings
+from keyloft.cli.options import Commands, Settings, flag, option
 from keyloft.cli.terminal import remark, say
 from keyloft.errors import InvalidArgument
 
@@ -19,18 +17,14 @@ class Subjects(Settings, frozen=True, kw_only=True):
 
 def nats_config(
     *,
-    plugin: Annotated[list[str] | None, Option(metavar="NAME", help="A plugin; to be repeated for each.")] = None,
+    plugin: Annotated[list[str] | None, option("NAME", "A plugin; to be repeated for each.")] = None,
     tenant: Annotated[
         list[str] | None,
-        Option(metavar="ID", help="A tenant of the semantic store; to be repeated for each. It logs in as TENANT-ID."),
+        option("ID", "A tenant, which logs in as TENANT-ID; to be repeated for each."),
     ] = None,
-    output: Annotated[
-        str | None, Option(metavar="FILE", help="Where to write it. [default: the standard output]")
-    ] = None,
-    replace: Annotated[
-        bool, Option("--replace", help="FILE may exist already; users that it knows keep their passwords.")
-    ] = False,
-    listen: Annotated[str, Option(metavar="HOST:PORT", help="Where it listens.")] = "127.0.0.1:4222",
+    output: Annotated[str | None, option("FILE", "Where to write it. [default: the standard output]")] = None,
+    replace: Annotated[bool, flag("--replace", "FILE may exist; users that it knows keep their passwords.")] = False,
+    listen: Annotated[str, option("HOST:PORT", "Where it listens.")] = "127.0.0.1:4222",
     subjects: Subjects,
 ) -> None:
     """Write a NATS configuration that keeps plugins and tenants apart.

@@ -11,8 +11,8 @@ import inspect
 from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
+import typer
 from msgspec import Struct
-from typer import Argument, Option
 
 from keyloft.cli.terminal import is_for_people, say, show_laid_out, table, to_json
 from keyloft.server.config import SETTINGS, Config, Flags, load
@@ -21,16 +21,29 @@ T = TypeVar("T")
 Commands: TypeAlias = Mapping[str, Callable[..., int | None]]
 """Functions by the names of their commands. What they return is the exit code; None is 0."""
 
-Yes: TypeAlias = Annotated[bool, Option("--yes", "-y", help="Don't ask.")]
-AsText: TypeAlias = Annotated[bool, Option("--text", help="VALUE is text, whatever it begins with.")]
+
+def argument(metavar: str, explained: str) -> Any:
+    """An argument of a command, to be annotated with."""
+    return typer.Argument(metavar=metavar, help=explained)
+
+
+def option(metavar: str, explained: str, *names: str) -> Any:
+    """An option that takes a value; its name is that of the parameter, unless there are `names`."""
+    return typer.Option(*names, metavar=metavar, help=explained)
+
+
+def flag(name: str, explained: str) -> Any:
+    """An option that is given or not."""
+    return typer.Option(name, help=explained)
+
+
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+AsText: TypeAlias = Annotated[bool, flag("--text", "VALUE is text, whatever it begins with.")]
 Value: TypeAlias = Annotated[
-    str,
-    Argument(
-        metavar="VALUE", help="JSON, as in 100 or '{\"a\": 1}'; what does not begin like JSON is text. - reads it."
-    ),
+    str, argument("VALUE", "JSON, as in 100 or '{\"a\": 1}'; what does not begin like JSON is text. - reads it.")
 ]
-Limit: TypeAlias = Annotated[int | None, Option(metavar="N", help="At most so many.")]
-Ttl: TypeAlias = Annotated[int | None, Option(metavar="SECONDS", help="After so many seconds, what is stored is gone.")]
+Limit: TypeAlias = Annotated[int | None, option("N", "At most so many.")]
+Ttl: TypeAlias = Annotated[int | None, option("SECONDS", "After so many seconds, what is stored is gone.")]
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -41,7 +54,7 @@ class Order(Options, frozen=True, kw_only=True):
     """How much of a list is shown, and in which order."""
 
     limit: Limit = None
-    reverse: Annotated[bool, Option("--reverse", help="The last one first.")] = False
+    reverse: Annotated[bool, flag("--reverse", "The last one first.")] = False
 
 
 class Settings(Options, frozen=True, kw_only=True):
@@ -62,7 +75,7 @@ class Settings(Options, frozen=True, kw_only=True):
 class Output(Options, frozen=True, kw_only=True):
     """The form of a result: laid out for people at a terminal; JSON in a pipe, or with --json."""
 
-    as_json: Annotated[bool, Option("--json", help="Print JSON, also at a terminal.")] = False
+    as_json: Annotated[bool, flag("--json", "Print JSON, also at a terminal.")] = False
 
     @property
     def is_for_people(self) -> bool:
@@ -123,14 +136,12 @@ def _is_options(parameter: inspect.Parameter) -> bool:
 
 
 def _flags(names: tuple[str, ...]) -> Iterator[inspect.Parameter]:
-    yield _flag("config", "--config", "FILE", "A TOML file with settings. [KEYLOFT_CONFIG; default: none]")
+    shown = {"config": option("FILE", "A TOML file with settings. [KEYLOFT_CONFIG; default: none]", "--config")}
     for name in names:
         setting = SETTINGS[name]
         metavar = "|".join(setting.choices) or setting.metavar
         known = f"{setting.environment}; default: {setting.default_text or 'none'}"
-        yield _flag(name, setting.flag, metavar, f"{setting.description} [{known}]")
-
-
-def _flag(name: str, flag: str, metavar: str, explained: str) -> inspect.Parameter:
-    option = Annotated[str | None, Option(flag, metavar=metavar, help=explained, show_default=False)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        shown[name] = option(metavar, f"{setting.description} [{known}]", setting.flag)
+    for name, declared in shown.items():
+        kind = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(name, kind, default=None, annotation=Annotated[str | None, declared])

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from typer import Argument, Option
-
 from keyloft import limits
 from keyloft.cli.database import run_quietly
-from keyloft.cli.options import AsText, Commands, Limit, Output, Settings, Ttl, Value, Yes
+from keyloft.cli.options import AsText, Commands, Limit, Output, Settings, Ttl, Value, Yes, argument, flag, option
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark
 from keyloft.core.urls import without_login
 from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, Unanswered
@@ -23,19 +21,20 @@ if TYPE_CHECKING:
     from keyloft.nats.connection import Login
     from keyloft.plugins import DatabaseClient
 
+S = TypeVar("S")
 T = TypeVar("T")
 _ABSENT: Final = object()
 
-Plugin: TypeAlias = Annotated[str, Argument(metavar="PLUGIN", help="Whose storage, as in trivia.")]
-Key: TypeAlias = Annotated[str, Argument(metavar="KEY", help="As the plugin writes it: any text, as in score.")]
+Plugin: TypeAlias = Annotated[str, argument("PLUGIN", "Whose storage, as in trivia.")]
+Key: TypeAlias = Annotated[str, argument("KEY", "As the plugin writes it: any text, as in score.")]
 
 
 class PluginService(Settings, frozen=True, kw_only=True):
     """The service that is asked for a plugin's data, and the NATS server between."""
 
     names = NATS_SETTINGS
-    subjects: Annotated[str, Option(metavar="PREFIX", help="The subjects of the service.")] = "db.kv"
-    timeout: Annotated[float, Option(metavar="SECONDS", help="How long to wait for an answer.")] = 5.0
+    subjects: Annotated[str, option("PREFIX", "The subjects of the service.")] = "db.kv"
+    timeout: Annotated[float, option("SECONDS", "How long to wait for an answer.")] = 5.0
 
     def ask(self, plugin: str, request: Callable[["DatabaseClient"], Awaitable[T]]) -> T:
         """Connect as a client of a plugin's storage, and make requests with it; an error ends the command."""
@@ -109,7 +108,7 @@ def delete(plugin: Plugin, key: Key, *, out: Output, service: PluginService) -> 
 def listing(
     plugin: Plugin,
     *,
-    prefix: Annotated[str, Option(metavar="TEXT", help="Only keys that begin with this text.")] = "",
+    prefix: Annotated[str, option("TEXT", "Only keys that begin with this text.")] = "",
     limit: Limit = None,
     out: Output,
     service: PluginService,
@@ -129,15 +128,15 @@ def purge(plugin: Plugin, *, yes: Yes = False, out: Output, service: PluginServi
     keys = service.ask(plugin, lambda client: client.kv.list())
     if keys and not yes:
         confirm(f"Remove {counted(len(keys), 'key')}, all that {plugin} stores?")
-    removed = service.ask(plugin, lambda client: _some_at_once(client.kv.delete, keys)) if keys else []
+    removed = service.ask(plugin, lambda client: some_at_once(client.kv.delete, keys)) if keys else []
     out.show(sum(removed))
 
 
 def import_json(
     plugin: Plugin,
-    file: Annotated[str, Argument(metavar="FILE", help="A JSON object: each name becomes a key. - reads it.")],
+    file: Annotated[str, argument("FILE", "A JSON object: each name becomes a key. - reads it.")],
     *,
-    replace: Annotated[bool, Option("--replace", help="Keys that are there already get the file's value.")] = False,
+    replace: Annotated[bool, flag("--replace", "Keys that are there already get the file's value.")] = False,
     ttl: Ttl = None,
     out: Output,
     service: PluginService,
@@ -155,7 +154,7 @@ def import_json(
         wanted = [key for key in content if key not in known]
         for key in wanted:
             rules.value(content[key])
-        await _some_at_once(lambda key: client.kv.set(key, content[key], ttl=ttl), wanted)
+        await some_at_once(lambda key: client.kv.set(key, content[key], ttl=ttl), wanted)
         return len(wanted)
 
     stored = service.ask(plugin, store)
@@ -164,11 +163,13 @@ def import_json(
     out.show(stored)
 
 
-async def _some_at_once(request: Callable[[str], Awaitable[T]], keys: Sequence[str]) -> list[T]:
-    """Make a request for each key, no more at a time than a service takes."""
+async def some_at_once(
+    request: Callable[[S], Awaitable[T]], items: Sequence[S], most: int = limits.PLUGIN_REQUESTS_AT_ONCE
+) -> list[T]:
+    """Make a request for each item, only so many at a time; the results are in the order of the items."""
     results: list[T] = []
-    for first in range(0, len(keys), limits.PLUGIN_REQUESTS_AT_ONCE):
-        results += await asyncio.gather(*map(request, keys[first : first + limits.PLUGIN_REQUESTS_AT_ONCE]))
+    for first in range(0, len(items), most):
+        results += await asyncio.gather(*map(request, items[first : first + most]))
     return results
 
 

@@ -2,16 +2,16 @@
 
 import os
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import asdict
-from typer import Argument, Option
 
 from keyloft import Store
 from keyloft.cli.database import NamedDatabase
-from keyloft.cli.options import AsText, Commands, Limit, Options, Order, Output, Ttl, Value, Yes
+from keyloft.cli.options import AsText, Commands, Limit, Options, Order, Output, Ttl, Value, Yes, argument, flag, option
 from keyloft.cli.terminal import fail, given_value, remark, say, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import AuditRecord, DeadLetter, Envelope, Semantics, SemanticStore
@@ -19,28 +19,24 @@ from keyloft.semantic import AuditRecord, DeadLetter, Envelope, Semantics, Seman
 T = TypeVar("T")
 Columns: TypeAlias = Mapping[str, Callable[[T], object]]
 
-Key: TypeAlias = Annotated[str, Argument(metavar="KEY", help="As in tenant/acme/project/web/docs/onedrive/delta.")]
+Key: TypeAlias = Annotated[str, argument("KEY", "As in tenant/acme/project/web/docs/onedrive/delta.")]
 Prefix: TypeAlias = Annotated[
     str,
-    Argument(metavar="PREFIX", help="A tenant and project, and what paths begin with: tenant/acme/project/web/docs/."),
+    argument("PREFIX", "What keys begin with, as in tenant/acme/project/web/docs/."),
 ]
-Project: TypeAlias = Annotated[str, Argument(metavar="PROJECT", help="As in tenant/acme/project/web.")]
-LetterId: TypeAlias = Annotated[str, Argument(metavar="ID", help="As `dead-letters list` shows it.")]
+Project: TypeAlias = Annotated[str, argument("PROJECT", "As in tenant/acme/project/web.")]
+LetterId: TypeAlias = Annotated[str, argument("ID", "As `dead-letters list` shows it.")]
 ExpectedVersion: TypeAlias = Annotated[
-    str, Option(metavar="VERSION", help="0: nothing may be there. N: it must be version N. *: whatever is there.")
+    str, option("VERSION", "The version that must be there: 0 for none, * for any or none.")
 ]
 
 
 class Write(Options, frozen=True, kw_only=True):
     """Who writes, and why."""
 
-    writer: Annotated[
-        str | None, Option(metavar="NAME", help="Who writes. [default: operator:USER@HOST]", show_default=False)
-    ] = None
-    request_id: Annotated[str | None, Option(metavar="ID", help="The same request again gets the first outcome.")] = (
-        None
-    )
-    spec_ref: Annotated[str | None, Option(metavar="REF", help="The spec that governs it.")] = None
+    writer: Annotated[str | None, option("NAME", "Who writes. [default: operator:USER@HOST]")] = None
+    request_id: Annotated[str | None, option("ID", "The same request again gets the first outcome.")] = None
+    spec_ref: Annotated[str | None, option("REF", "The spec that governs it.")] = None
 
     def arguments(self) -> dict[str, Any]:
         """As the methods of `SemanticStore` take them."""
@@ -65,17 +61,6 @@ class SemanticDatabase(NamedDatabase, frozen=True, kw_only=True):
 
         return self.with_store(working, make=make)
 
-    def show_all(
-        self,
-        out: Output,
-        found: Callable[[SemanticStore], AsyncIterable[T]],
-        fields: Callable[[T], object],
-        columns: Columns[T],
-        nothing: str,
-    ) -> None:
-        """Print what is found in the semantic store; see `Output.show_all`."""
-        self.with_semantic(lambda store: out.show_all(found(store), fields, columns, nothing))
-
 
 def get(key: Key, *, out: Output, database: SemanticDatabase) -> None:
     """Print an entry with all that it says of itself; exit code 1 if there is none.
@@ -90,12 +75,10 @@ def put(
     key: Key,
     value: Value,
     *,
-    purpose: Annotated[str, Option(metavar="NAME", help="What the entry is for: config, cursor, feature_flag, …")],
+    purpose: Annotated[str, option("NAME", "What the entry is for: config, cursor, feature_flag, …")],
     expected_version: ExpectedVersion = "*",
-    producer: Annotated[str | None, Option(metavar="NAME", help="Who makes it.")] = None,
-    consumer: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Who reads it; to be repeated for several.")
-    ] = None,
+    producer: Annotated[str | None, option("NAME", "Who makes it.")] = None,
+    consumer: Annotated[list[str] | None, option("NAME", "Who reads it; to be repeated for several.")] = None,
     ttl: Ttl = None,
     write: Write,
     text: AsText = False,
@@ -142,7 +125,7 @@ def restore(key: Key, *, write: Write, out: Output, database: SemanticDatabase) 
 def listing(
     prefix: Prefix,
     *,
-    values: Annotated[bool, Option("--values", help="Show values, too.")] = False,
+    values: Annotated[bool, flag("--values", "Show values, too.")] = False,
     limit: Limit = None,
     out: Output,
     database: SemanticDatabase,
@@ -160,22 +143,17 @@ def listing(
         "expires": lambda entry: entry.expires_at,
         **({"value": lambda entry: to_json(entry.value)} if values else {}),
     }
-    database.show_all(
-        out,
-        lambda store: store.list(prefix, values=values, limit=limit),
-        lambda entry: shown(entry, value=values),
-        columns,
-        f"there are no entries below {prefix}",
+    fields, nothing = partial(shown, value=values), f"there are no entries below {prefix}"
+    database.with_semantic(
+        lambda store: out.show_all(store.list(prefix, values=values, limit=limit), fields, columns, nothing)
     )
 
 
 def audit(
-    about: Annotated[str, Argument(metavar="KEY|PROJECT", help="An entry's key, or tenant/acme/project/web.")],
+    about: Annotated[str, argument("KEY|PROJECT", "An entry's key, or tenant/acme/project/web.")],
     *,
     order: Order,
-    after: Annotated[
-        int | None, Option(metavar="SEQUENCE", help="Only what happened after the record with this sequence.")
-    ] = None,
+    after: Annotated[int | None, option("SEQUENCE", "Only what happened after the record with this sequence.")] = None,
     out: Output,
     database: SemanticDatabase,
 ) -> None:
@@ -193,12 +171,10 @@ def audit(
         "after": lambda record: record.version_after,
         "why": lambda record: record.reason,
     }
-    database.show_all(
-        out,
-        lambda store: store.audit(about, after=after, limit=order.limit, reverse=order.reverse),
-        msgspec.to_builtins,
-        columns,
-        f"nothing is recorded of {about}",
+    wanted = {"after": after, **asdict(order)}
+    nothing = f"nothing is recorded of {about}"
+    database.with_semantic(
+        lambda store: out.show_all(store.audit(about, **wanted), msgspec.to_builtins, columns, nothing)
     )
 
 
@@ -215,12 +191,11 @@ def locks(project: Project, *, out: Output, database: SemanticDatabase) -> None:
         "until, unless renewed": lambda lock: lock.expires_at,
     }
 
-    async def held(store: SemanticStore) -> AsyncIterator[Envelope]:
-        async for entry in store.list(project, values=True):
-            if entry.fence is not None:
-                yield entry
+    async def work(store: SemanticStore) -> None:
+        held = (entry async for entry in store.list(project, values=True) if entry.fence is not None)
+        await out.show_all(held, shown, columns, f"no lock is held in {project}")
 
-    database.show_all(out, held, shown, columns, f"no lock is held in {project}")
+    database.with_semantic(work)
 
 
 def list_dead_letters(project: Project, *, out: Output, database: SemanticDatabase) -> None:
@@ -237,7 +212,9 @@ def list_dead_letters(project: Project, *, out: Output, database: SemanticDataba
         "path": lambda letter: "\n".join([_path(intent.key) for intent in letter.operations]),
     }
     nothing = f"there are no dead letters in {project}"
-    database.show_all(out, lambda store: store.dead_letters.list(project), _shown_dead_letter, columns, nothing)
+    database.with_semantic(
+        lambda store: out.show_all(store.dead_letters.list(project), _shown_dead_letter, columns, nothing)
+    )
 
 
 def retry_dead_letter(
@@ -245,7 +222,7 @@ def retry_dead_letter(
     letter: LetterId,
     *,
     expected_version: Annotated[
-        str | None, Option(metavar="VERSION", help="Instead of what it expected; * puts it over whatever is there.")
+        str | None, option("VERSION", "Instead of what it expected; * for any, or none.")
     ] = None,
     out: Output,
     database: SemanticDatabase,

@@ -3,20 +3,17 @@
 from typing import Annotated, Final
 
 import msgspec
-from typer import Option
 
 from keyloft import admin
 from keyloft.cli.database import NamedDatabase
-from keyloft.cli.options import Commands, Output
+from keyloft.cli.options import Commands, Output, option
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import say, sized, table, to_json
 
 
 def stats(
     *,
-    soon: Annotated[
-        float, Option(metavar="SECONDS", help="What expires within so many seconds expires soon.")
-    ] = 3600.0,
+    soon: Annotated[float, option("SECONDS", "What expires within so many seconds expires soon.")] = 3600.0,
     out: Output,
     database: NamedDatabase,
 ) -> None:

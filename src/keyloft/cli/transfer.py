@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
-from typer import Argument, Option
-
 from keyloft import admin
 from keyloft.cli.database import NamedDatabase
-from keyloft.cli.options import Commands, Options, Output
+from keyloft.cli.options import Commands, Options, Output, argument, flag, option
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import counted, is_for_people, remark
 from keyloft.core import key_text
@@ -20,13 +18,9 @@ from keyloft.errors import InvalidArgument, TransferFailed
 class Part(Options, frozen=True, kw_only=True):
     """Which entries: all of them, or some."""
 
-    prefix: Annotated[
-        str | None, Option(metavar="PREFIX", help="Of the tuple store, only what is below it, as in users.")
-    ] = None
-    plugin: Annotated[str | None, Option(metavar="NAME", help="Only what this plugin stores.")] = None
-    project: Annotated[
-        str | None, Option(metavar="PROJECT", help="Only this project: tenant/<tenant>/project/<project>.")
-    ] = None
+    prefix: Annotated[str | None, option("PREFIX", "Of the tuple store, only what is below it, as in users.")] = None
+    plugin: Annotated[str | None, option("NAME", "Only what this plugin stores.")] = None
+    project: Annotated[str | None, option("PROJECT", "Only this project: tenant/<tenant>/project/<project>.")] = None
 
     def arguments(self) -> dict[str, Any]:
         """As the functions of `keyloft.admin` take them."""
@@ -37,8 +31,8 @@ class Part(Options, frozen=True, kw_only=True):
 class Incoming(Part, frozen=True, kw_only=True):
     """Which entries are stored, and what becomes of others that are stored already."""
 
-    keep: Annotated[bool, Option("--keep", help="Leave entries that are stored already as they are.")] = False
-    replace: Annotated[bool, Option("--replace", help="Replace entries that are stored already.")] = False
+    keep: Annotated[bool, flag("--keep", "Leave entries that are stored already as they are.")] = False
+    replace: Annotated[bool, flag("--replace", "Replace entries that are stored already.")] = False
 
     def arguments(self) -> dict[str, Any]:
         """As the functions of `keyloft.admin` take them."""
@@ -49,11 +43,11 @@ class Incoming(Part, frozen=True, kw_only=True):
 
 
 def export(
-    file: Annotated[str, Argument(metavar="FILE", help="Where to; - is the standard output.")] = "-",
+    file: Annotated[str, argument("FILE", "Where to; - is the standard output.")] = "-",
     *,
     part: Part,
-    resume: Annotated[bool, Option("--resume", help="Continue an export that did not end.")] = False,
-    force: Annotated[bool, Option("--force", help="Overwrite FILE.")] = False,
+    resume: Annotated[bool, flag("--resume", "Continue an export that did not end.")] = False,
+    force: Annotated[bool, flag("--force", "Overwrite FILE.")] = False,
     out: Output,
     database: NamedDatabase,
 ) -> None:
@@ -77,7 +71,7 @@ def export(
 
 
 def import_(
-    file: Annotated[str, Argument(metavar="FILE", help="Lines as `export` writes them; - reads them.")],
+    file: Annotated[str, argument("FILE", "Lines as `export` writes them; - reads them.")],
     *,
     incoming: Incoming,
     out: Output,
@@ -100,8 +94,8 @@ def import_(
 
 
 def copy(
-    source: Annotated[str, Argument(metavar="FROM", help="A path, sqlite:///… or postgresql://…")],
-    target: Annotated[str, Argument(metavar="TO", help="The same; it is made if need be.")],
+    source: Annotated[str, argument("FROM", "A path, sqlite:///… or postgresql://…")],
+    target: Annotated[str, argument("TO", "The same; it is made if need be.")],
     *,
     incoming: Incoming,
     out: Output,

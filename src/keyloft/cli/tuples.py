@@ -6,32 +6,27 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec.structs import asdict
-from typer import Argument, Option
 
 from keyloft import Entry, Store
 from keyloft.cli.database import NamedDatabase
-from keyloft.cli.options import AsText, Commands, Options, Order, Output, Value, Yes
+from keyloft.cli.options import AsText, Commands, Options, Order, Output, Value, Yes, argument, flag, option
 from keyloft.cli.terminal import confirm, counted, fail, given_value, say, to_json
 from keyloft.core import key_text
 from keyloft.core.values import U64
 from keyloft.errors import InvalidArgument
 
 Key: TypeAlias = Annotated[
-    str, Argument(metavar="KEY", help="As in users/alice; =42 is an int, =1.5 a float, =true a bool, =x00ff bytes.")
+    str, argument("KEY", "As in users/alice; =42 is an int, =1.5 a float, =true a bool, =x00ff bytes.")
 ]
-Prefix: TypeAlias = Annotated[
-    str, Argument(metavar="PREFIX", help="Only what is below it, as in users; nothing for everything.")
-]
-ExpireIn: TypeAlias = Annotated[
-    float | None, Option(metavar="SECONDS", help="After so many seconds the entry is gone.")
-]
+Prefix: TypeAlias = Annotated[str, argument("PREFIX", "Only what is below it, as in users; nothing for everything.")]
+ExpireIn: TypeAlias = Annotated[float | None, option("SECONDS", "After so many seconds the entry is gone.")]
 
 
 class Section(Options, frozen=True, kw_only=True):
     """Which entries below a prefix."""
 
-    start: Annotated[str | None, Option(metavar="KEY", help="Only from this key on.")] = None
-    end: Annotated[str | None, Option(metavar="KEY", help="Only what comes before this key.")] = None
+    start: Annotated[str | None, option("KEY", "Only from this key on.")] = None
+    end: Annotated[str | None, option("KEY", "Only what comes before this key.")] = None
 
     def below(self, prefix: str) -> dict[str, Any]:
         """As the methods of `Store` take them."""
@@ -43,8 +38,8 @@ def get(
     key: Key,
     *,
     out: Output,
-    raw: Annotated[bool, Option("--raw", help="Write bytes and texts as they are, and nothing else.")] = False,
-    entry: Annotated[bool, Option("--entry", help="Show key, versionstamp and expiry, too.")] = False,
+    raw: Annotated[bool, flag("--raw", "Write bytes and texts as they are, and nothing else.")] = False,
+    entry: Annotated[bool, flag("--entry", "Show key, versionstamp and expiry, too.")] = False,
     database: NamedDatabase,
 ) -> None:
     """Print the value at a key; exit code 1 if there is none.
@@ -109,9 +104,7 @@ def count(prefix: Prefix = "", *, section: Section, out: Output, database: Named
 def watch(
     prefix: Prefix = "",
     *,
-    key: Annotated[
-        list[str] | None, Option(metavar="KEY", help="Watch this key instead; to be repeated for several.")
-    ] = None,
+    key: Annotated[list[str] | None, option("KEY", "Watch this key instead; to be repeated for several.")] = None,
     out: Output,
     database: NamedDatabase,
 ) -> None:
@@ -137,8 +130,8 @@ def put(
     value: Value,
     *,
     text: AsText = False,
-    counter: Annotated[bool, Option("--counter", help="VALUE is the number of a U64 counter.")] = False,
-    file: Annotated[bool, Option("--file", help="VALUE names a file, whose bytes are stored.")] = False,
+    counter: Annotated[bool, flag("--counter", "VALUE is the number of a U64 counter.")] = False,
+    file: Annotated[bool, flag("--file", "VALUE names a file, whose bytes are stored.")] = False,
     expire_in: ExpireIn = None,
     out: Output,
     database: NamedDatabase,
@@ -159,11 +152,9 @@ def put(
 
 
 def delete(
-    key: Annotated[list[str] | None, Argument(metavar="KEY", help="As in users/alice.", show_default=False)] = None,
+    key: Annotated[list[str] | None, argument("KEY", "As in users/alice.")] = None,
     *,
-    prefix: Annotated[
-        str | None, Option(metavar="PREFIX", help="Remove all that is below it; asks before, with the number.")
-    ] = None,
+    prefix: Annotated[str | None, option("PREFIX", "Remove all below it; asks before, with the number.")] = None,
     yes: Yes = False,
     out: Output,
     database: NamedDatabase,
@@ -193,7 +184,7 @@ def touch(
     key: Key,
     *,
     expire_in: ExpireIn = None,
-    never: Annotated[bool, Option("--never", help="It does not expire.")] = False,
+    never: Annotated[bool, flag("--never", "It does not expire.")] = False,
     out: Output,
     database: NamedDatabase,
 ) -> None:

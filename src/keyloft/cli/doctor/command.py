@@ -5,14 +5,12 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Final
 
-from typer import Option
-
 from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.cli.doctor.checks import bounded, ok, problem
 from keyloft.cli.findings import show_findings
 from keyloft.cli.nats_config import read_logins
-from keyloft.cli.options import Commands, Output, Settings
+from keyloft.cli.options import Commands, Output, Settings, option
 from keyloft.cli.terminal import counted, is_for_people, say, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
@@ -27,12 +25,8 @@ class ExaminedSettings(Settings, frozen=True, kw_only=True):
 
 def doctor(
     *,
-    plugin: Annotated[
-        str | None, Option(metavar="NAME", help="The plugin of the login, if its user name is another.")
-    ] = None,
-    nats_config: Annotated[
-        str | None, Option(metavar="FILE", help="What `keyloft nats-config` wrote: all its users are tried.")
-    ] = None,
+    plugin: Annotated[str | None, option("NAME", "The plugin of the login, if its user name is another.")] = None,
+    nats_config: Annotated[str | None, option("FILE", "What `keyloft nats-config` wrote: its users are tried.")] = None,
     out: Output,
     settings: ExaminedSettings,
 ) -> int:

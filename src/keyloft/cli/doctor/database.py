@@ -31,27 +31,23 @@ async def examine(url: str) -> list[Finding]:
         named = DatabaseUrl.parse(url)
     except (InvalidInput, DatabaseError) as error:
         return [_failed(error)]
-    inspection, failure = None, None
-    try:
-        inspection = await inspect_database(named, patience=limits.DOCTOR_DATABASE_SECONDS)
-    except DatabaseError as error:
-        failure = error
     place, migrate, found = named.shown, "`keyloft migrate`, with the same settings", None
     if (file := named.file) is not None:
         place, migrate = str(file), f"`keyloft migrate --database {_quoted(file)}`"
         found = await in_thread(lambda: file_finding(file))
-        if found.severity == "problem" or (failure is not None and not await in_thread(file.exists)):
+        if found.severity == "problem" or not await in_thread(file.exists):
             return [found]
-    if failure is not None:
-        return [_failed(failure)]
+    try:
+        inspection = await inspect_database(named, patience=limits.DOCTOR_DATABASE_SECONDS)
+    except DatabaseError as error:
+        return [_failed(error)]
     if inspection is None:
         what = f"{named.shown} is in memory: its data ends with its process"
         return [warning("database", what, cure="--database FILE keeps it")]
-    opened = ok("database", f"{place} opens and answers ({inspection.software})")
-    if found is not None and found.severity == "warning":
-        opened = found
+    if found is None or found.severity == "ok":
+        found = ok("database", f"{place} opens and answers ({inspection.software})")
     obstacles = [problem("rights", seen, cure=advice) for seen, advice in inspection.obstacles]
-    return [opened, schema(inspection, migrate), *obstacles, clock(inspection)]
+    return [found, schema(inspection, migrate), *obstacles, clock(inspection)]
 
 
 def _failed(error: Exception) -> Finding:

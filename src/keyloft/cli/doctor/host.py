@@ -6,7 +6,6 @@ import importlib.util
 import platform
 import re
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
@@ -21,20 +20,17 @@ from keyloft.errors import NatsServerFailed
 from keyloft.server.config import OFF, SETTINGS, Config
 from keyloft.server.nats_process import find_binary
 
-_PYTHON: Final = (3, 11)
 SQLITE: Final = (3, 53)
 """The SQLite of the oldest apsw that pyproject.toml allows."""
 
 
 def versions() -> list[Finding]:
-    """Whether Python and SQLite are recent enough."""
-    python = ok("python", f"Python {platform.python_version()}")
-    if sys.version_info < _PYTHON:
-        python = problem("python", f"{python.what} is too old", cure="install Python 3.11 or later")
+    """What Keyloft runs on; a Python that is too old can't import it, but an SQLite may be."""
     sqlite = ok("sqlite", f"SQLite {SQLITE_VERSION}, which comes with apsw")
     if tuple(map(int, re.findall(r"\d+", SQLITE_VERSION))) < SQLITE:
         least = ".".join(map(str, SQLITE))
         sqlite = warning("sqlite", f"{sqlite.what}, is old", cure=f'pip install --upgrade "apsw>={least}"')
+    python = ok("python", f"Python {platform.python_version()}")
     return [ok("keyloft", f"Keyloft {keyloft.__version__}"), python, sqlite]
 
 

@@ -8,27 +8,20 @@ import asyncio
 import importlib.util
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.cli.doctor.checks import bounded, ok, problem, skipped, warning
-from keyloft.cli.plugin import check_server_listens
+from keyloft.cli.plugin import check_server_listens, some_at_once
 from keyloft.core.urls import without_login
-from keyloft.errors import (
-    InvalidPluginName,
-    KeyloftError,
-    NoService,
-    NotPermitted,
-    TimedOut,
-    Unanswered,
-)
+from keyloft.errors import InvalidPluginName, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered
 from keyloft.plugins import rules
 from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic import keys
@@ -50,8 +43,11 @@ _REFUSED: Final = re.compile(r"permissions violation for (publish|subscription) 
 _HOW_TO_ISOLATE: Final = "`keyloft nats-config --plugin NAME …` writes a configuration that keeps plugins apart"
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+Attempt: TypeAlias = tuple[str, str]
+"""What a user tries, publish or subscription, and the subject."""
+
+
+class User(Struct, frozen=True):
     """A user who logs in."""
 
     login: "Login"
@@ -98,13 +94,16 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
             return [skipped("nats", what)]
         advice = "start it there, or correct --nats; without --nats `keyloft serve` starts one of its own"
         return [problem("nats", f"no NATS server answers at {where}", cure=advice)]
-    user = _user(config.login(), addresses, plugin)
-    known = {name: _known_user(name, password, user.login) for name, password in logins.items()}
+    login = config.login()
+    name = login.user or next((unquote(urlsplit(url).username or "") for url in addresses if "@" in url), "") or None
+    user = _user(login, name, plugin)
+    unnamed = replace(login, credentials=None, token=None)
+    known = {name: _user(replace(unnamed, user=name, password=password), name) for name, password in logins.items()}
     if ADMIN in known and user.is_anonymous and bare == addresses:
         user = known[ADMIN]
     try:
-        async with _connected(addresses, user) as link:
-            found = [_reached(where, user, link.nats.max_payload)]
+        async with _connected(addresses, user) as (nats, _):
+            found = [_reached(where, user, nats.max_payload)]
     except (KeyloftError, OSError) as error:
         return [_not_reached(where, user, error)]
     found += await bounded("service", _service(config, addresses, user), 2 * limits.DOCTOR_ANSWER_SECONDS)
@@ -116,34 +115,22 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
 # Users
 
 
-def _user(login: "Login", addresses: list[str], plugin: str | None) -> User:
-    """The user of the settings; unless `plugin` says whose login it is, a plugin logs in under its own name."""
-    name = login.user or next((unquote(urlsplit(url).username or "") for url in addresses if "@" in url), "") or None
+def _user(login: "Login", name: str | None, plugin: str | None = None) -> User:
+    """A user; unless `plugin` says whose login it is, a plugin logs in under its own name."""
     if plugin is None and name is not None:
         with suppress(InvalidPluginName):
             plugin = rules.plugin_name(name)
     return User(login, plugin, name)
 
 
-def _known_user(name: str, password: str, login: "Login") -> User:
-    is_plugin = name not in (SERVICE, ADMIN) and not name.startswith(_TENANT)
-    own = replace(login, user=name, password=password, credentials=None, token=None)
-    return User(own, name if is_plugin else None, name)
-
-
 # Connecting
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
-    nats: "Nats"
-    refusals: set[tuple[str, str]]
-    """What the server did not permit: publish or subscription, and the subject."""
-
-
 @asynccontextmanager
-async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
-    """A connection as a user; a login of its own takes precedence over one in the address.
+async def _connected(addresses: list[str], user: User) -> AsyncIterator[tuple["Nats", set[Attempt]]]:
+    """A connection as a user, and what the server has not permitted on it so far.
+
+    A login of the user's own takes precedence over one in the address.
 
     Raises:
         NotPermitted: The server refuses the login.
@@ -151,10 +138,10 @@ async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
     """
     from keyloft.nats.connection import connect
 
-    refusals: set[tuple[str, str]] = set()
+    refused: set[Attempt] = set()
 
     def heard(error: Exception) -> None:
-        refusals.update((kind.lower(), subject.lower()) for kind, subject in _REFUSED.findall(str(error)))
+        refused.update((kind.lower(), subject.lower()) for kind, subject in _REFUSED.findall(str(error)))
 
     try:
         async with asyncio.timeout(limits.DOCTOR_ANSWER_SECONDS):
@@ -168,7 +155,7 @@ async def _connected(addresses: list[str], user: User) -> AsyncIterator[_Link]:
     except Exception as error:
         raise Unanswered(f"the connection failed ({type(error).__name__})") from None
     try:
-        yield _Link(connection, refusals)
+        yield connection, refused
     finally:
         await connection.close()
 
@@ -217,10 +204,8 @@ async def _service(config: Config, addresses: list[str], user: User) -> list[Fin
             await client.kv.get(_KEY)
             milliseconds = 1000 * (time.perf_counter() - began)
     except NoService:
-        what, advice = (
-            f"no service listens on {prefix}.<plugin>.<operation>",
-            "`keyloft serve`, with the same settings, starts a service",
-        )
+        what = f"no service listens on {prefix}.<plugin>.<operation>"
+        advice = "`keyloft serve`, with the same settings, starts a service"
         return [warning("service", what, cure=advice)]
     except NotPermitted:
         what = f"this login may not ask {prefix}.{plugin}.get, or not hear the answer"
@@ -257,25 +242,24 @@ async def _isolation(config: Config, addresses: list[str], users: Sequence[User]
         advice = "log in as a plugin; or --plugin NAME says whose login it is, --nats-config FILE tries all users of it"
         return [*found, skipped("isolation", f"not tried: {who}", cure=advice)]
     kept: list[str] = []
-    for first in range(0, len(confined), limits.DOCTOR_LOGINS_AT_ONCE):
-        some = confined[first : first + limits.DOCTOR_LOGINS_AT_ONCE]
-        tried = await asyncio.gather(*[_permitted(addresses, user, attempts) for user in some])
-        for user, permitted in zip(some, tried, strict=True):
-            name = user.plugin or str(user.name)
-            if permitted is None:
-                advice = "let the NATS server read its configuration again (nats-server --signal reload)"
-                found.append(problem("isolation", f"NATS refuses the login of {name}", cure=advice))
-            elif permitted:
-                found.append(_too_wide(name, permitted))
-            else:
-                kept.append(name)
+    at_once = limits.DOCTOR_LOGINS_AT_ONCE
+    tried = await some_at_once(lambda user: _permitted(addresses, user, attempts), confined, at_once)
+    for user, permitted in zip(confined, tried, strict=True):
+        name = user.plugin or str(user.name)
+        if permitted is None:
+            advice = "let the NATS server read its configuration again (nats-server --signal reload)"
+            found.append(problem("isolation", f"NATS refuses the login of {name}", cure=advice))
+        elif permitted:
+            found.append(_too_wide(name, permitted))
+        else:
+            kept.append(name)
     if kept:
         what = f"{', '.join(kept)}: all {len(attempts)} attempts per user to reach others were refused"
         found.append(ok("isolation", what))
     return found
 
 
-def _too_wide(name: str, permitted: Sequence[tuple[str, str]]) -> Finding:
+def _too_wide(name: str, permitted: Sequence[Attempt]) -> Finding:
     words = {"publish": "publish to", "subscription": "subscribe to"}
     shown = [f"{words[kind]} {subject}" for kind, subject in permitted[:3]]
     more = f", and {len(permitted) - 3} more" if len(permitted) > 3 else ""
@@ -283,7 +267,7 @@ def _too_wide(name: str, permitted: Sequence[tuple[str, str]]) -> Finding:
     return problem("isolation", what, cure=f"narrow its permissions; {_HOW_TO_ISOLATE}")
 
 
-def _attempts(config: Config) -> list[tuple[str, str]]:
+def _attempts(config: Config) -> list[Attempt]:
     """What no plugin and no tenant may do: publish and subscribe to another one's subjects."""
     requests = [f"{prefix}.{_NO_PLUGIN}.{operation}" for prefix in config.prefixes for operation in OPERATIONS]
     requests += [f"{config.semantic_prefix}.{_NO_PLUGIN}.{_NO_PLUGIN}.{operation}" for operation in keys.OPERATIONS]
@@ -294,19 +278,17 @@ def _attempts(config: Config) -> list[tuple[str, str]]:
     return [*[("publish", subject) for subject in sent], *[("subscription", subject) for subject in heard]]
 
 
-async def _permitted(
-    addresses: list[str], user: User, attempts: Iterable[tuple[str, str]]
-) -> list[tuple[str, str]] | None:
+async def _permitted(addresses: list[str], user: User, attempts: Sequence[Attempt]) -> list[Attempt] | None:
     """Which of them the server lets through; None if it does not let the user in."""
     try:
-        async with _connected(addresses, user) as link:
+        async with _connected(addresses, user) as (nats, refused):
             for kind, subject in attempts:
                 if kind == "publish":
-                    await link.nats.publish(subject, b"{}")
+                    await nats.publish(subject, b"{}")
                 else:
-                    await link.nats.subscribe(subject, cb=_forget)
-            await link.nats.flush()
-            return [(kind, subject) for kind, subject in attempts if (kind, subject.lower()) not in link.refusals]
+                    await nats.subscribe(subject, cb=_forget)
+            await nats.flush()
+            return [(kind, subject) for kind, subject in attempts if (kind, subject.lower()) not in refused]
     except Unanswered:
         return None
 
