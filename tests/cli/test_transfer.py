@@ -672,6 +672,9 @@ def test_somebody_at_a_terminal_sees_how_far_it_is(run: Keyloft, environment: di
     assert (
         f"{out} holds {2 * MAINTENANCE_ROWS:,} entries, up to version " in at_a_terminal(environment, "export", out)[1]
     )
+    assert at_a_terminal(environment, "export", "--prefix", "nothing")[1].startswith('{"keyloft"'), (
+        "no bar beside lines"
+    )
     shown = at_a_terminal(environment, "copy", environment["KEYLOFT_DATABASE_URL"], copied, "--prefix", "nothing")[1]
     assert "0 entries stored in " in shown
     assert "0 entries compared, 0 missing, 0 different" in shown

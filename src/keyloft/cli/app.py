@@ -5,7 +5,8 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
@@ -13,43 +14,61 @@ import typer
 import typer.core
 
 import keyloft
-from keyloft.cli import backup, check, compact, migrate, nats_config, plugin, semantic, serve, stats, transfer, tuples
+from keyloft.cli import (
+    backup,
+    dead_letters,
+    maintenance,
+    migrate,
+    nats_config,
+    plugin,
+    semantic,
+    serve,
+    transfer,
+    tuples,
+)
 from keyloft.cli.doctor import command as doctor
 from keyloft.cli.options import Commands, call, parameters
 from keyloft.cli.terminal import say
 from keyloft.server.error_output import report
 
-_NEGATIVE: Final = re.compile(r"-[0-9.]")
+_NEGATIVE: Final = re.compile(r"^-[0-9.].*", re.DOTALL)
 
 
 class Command(typer.core.TyperCommand):
     """A command whose arguments may be negative numbers, which resemble options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.ignore_unknown_options = any([_NEGATIVE.match(arg) for arg in args])
-        try:
+        with _suggestion():
+            self.make_parser(ctx).parse_args([_NEGATIVE.sub("0", arg) for arg in args])
+            # All options are known, so what resembles an unknown one is a number.
+            ctx.ignore_unknown_options = True
             return super().parse_args(ctx, args)
-        except Exception as error:
-            _suggest(error, getattr(error, "possibilities", None))
-            raise
 
 
 class Group(typer.core.TyperGroup):
     """A group of commands that suggests one for a mistyped name."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _suggestion():
+            return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        try:
+        with _suggestion(args[0], self.commands):
             return super().resolve_command(ctx, args)
-        except Exception as error:
-            _suggest(error, get_close_matches(args[0], self.commands))
-            raise
 
 
-def _suggest(error: Any, names: list[str] | None) -> None:
+@contextmanager
+def _suggestion(mistyped: str = "", known: Iterable[str] = ()) -> Iterator[None]:
     """Add to a usage error what was meant, in the same words whichever version of Typer raised it."""
-    if names and "Did you mean" not in error.message:
-        error.message = f"{error.message.rstrip('.')}. Did you mean {' or '.join(names)}?"
-    error.possibilities = None
+    try:
+        yield
+    except Exception as raised:
+        error: Any = raised
+        options = getattr(error, "possibilities", None) or ()
+        if near := get_close_matches(mistyped or getattr(error, "option_name", ""), [*known, *options], 1):
+            error.message = f"{error.message.partition(' Did you mean')[0].rstrip('.')}. Did you mean {near[0]}?"
+            error.possibilities = None
+        raise
 
 
 def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
@@ -80,19 +99,20 @@ def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
 
 def _group(commands: Commands, **options: Any) -> typer.Typer:
     group = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, **options)
-    for name, command in commands.items():
+    for command in commands:
+        name = command.__name__.rstrip("_").replace("_", "-")
         group.command(name, cls=Command)(_as_command(command))
     return group
 
 
-_MODULES: Final = (serve, nats_config, tuples, stats, transfer, backup, compact, check, migrate, doctor)
+_MODULES: Final = (serve, nats_config, tuples, maintenance, transfer, backup, migrate, doctor)
 app = _group(
-    {name: command for module in _MODULES for name, command in module.COMMANDS.items()},
+    tuple([command for module in _MODULES for command in module.COMMANDS]),
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
 app.add_typer(_group(plugin.COMMANDS, help="Read and write what a plugin stores, over NATS."), name="plugin")
 workflows = _group(semantic.COMMANDS, help="Read and change the state of workflows.")
-given_up = _group(semantic.DEAD_LETTERS, help="Writes that were given up: list, retry or drop them.")
+given_up = _group(dead_letters.COMMANDS, help="Writes that were given up: list, retry or drop them.")
 workflows.add_typer(given_up, name="dead-letters")
 app.add_typer(workflows, name="semantic")
 

@@ -66,4 +66,4 @@ def restore(
     out.show_report(report, f"{report.database} holds {held}, up to version {report.version}")
 
 
-COMMANDS: Final[Commands] = {"backup": backup, "restore": restore}
+COMMANDS: Final[Commands] = (backup, restore)

@@ -6,8 +6,7 @@ import msgspec
 
 from keyloft.cli.database import NamedDatabase
 from keyloft.cli.options import Commands, Output, Yes, flag, option
-from keyloft.cli.terminal import remark, say, to_json
-from keyloft.errors import InvalidArgument
+from keyloft.cli.terminal import confirm, remark, say, to_json
 
 if TYPE_CHECKING:
     from keyloft.migrations import MigrationPlan
@@ -17,8 +16,7 @@ def migrate(
     *,
     yes: Yes = False,
     to: Annotated[
-        str,
-        option("REVISION", "head, or how far back: -1 for one step, base for a database without Keyloft."),
+        str, option("REVISION", "head, or how far back: -1 for one step, base for a database without Keyloft.")
     ] = "head",
     drop: Annotated[bool, flag("--drop", "Going back: drop the plugins' table also if it has rows.")] = False,
     dry_run: Annotated[bool, flag("--dry-run", "Show what would be done, with its SQL, and change nothing.")] = False,
@@ -42,10 +40,8 @@ def migrate(
         _show(migrations.plan(url, to, down=goes_back), database.shown, out)
         return
     if goes_back and not yes:
-        raise InvalidArgument(
-            f"going back deletes what the earlier schema can't hold, in {database.shown}: "
-            "stop what uses it, make a copy, then say --yes"
-        )
+        lost = f"Going back deletes what the earlier schema can't hold, in {database.shown}."
+        confirm(f"{lost} Is all stopped that uses it, and a copy made?")
     if goes_back:
         migrations.downgrade(url, to, drop=drop)
         remark(f"{database.shown} went back ({to})")
@@ -70,4 +66,4 @@ def _show(plan: "MigrationPlan", name: str, out: Output) -> None:
     say(f"\n{plan.sql}")
 
 
-COMMANDS: Final[Commands] = {"migrate": migrate}
+COMMANDS: Final[Commands] = (migrate,)

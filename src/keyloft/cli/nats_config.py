@@ -19,8 +19,7 @@ def nats_config(
     *,
     plugin: Annotated[list[str] | None, option("NAME", "A plugin; to be repeated for each.")] = None,
     tenant: Annotated[
-        list[str] | None,
-        option("ID", "A tenant, which logs in as TENANT-ID; to be repeated for each."),
+        list[str] | None, option("ID", "A tenant, which logs in as TENANT-ID; to be repeated for each.")
     ] = None,
     output: Annotated[str | None, option("FILE", "Where to write it. [default: the standard output]")] = None,
     replace: Annotated[bool, flag("--replace", "FILE may exist; users that it knows keep their passwords.")] = False,
@@ -88,4 +87,4 @@ def read_logins(file: str, option: str) -> dict[str, str]:
         raise InvalidArgument(f"{option}: {file} is not a text in UTF-8") from None
 
 
-COMMANDS: Final[Commands] = {"nats-config": nats_config}
+COMMANDS: Final[Commands] = (nats_config,)

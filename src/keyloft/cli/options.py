@@ -18,8 +18,10 @@ from keyloft.cli.terminal import is_for_people, say, show_laid_out, table, to_js
 from keyloft.server.config import SETTINGS, Config, Flags, load
 
 T = TypeVar("T")
-Commands: TypeAlias = Mapping[str, Callable[..., int | None]]
-"""Functions by the names of their commands. What they return is the exit code; None is 0."""
+Columns: TypeAlias = Mapping[str, Callable[[T], object]]
+"""The columns of a table: the title of each, and what it shows of a thing."""
+Commands: TypeAlias = tuple[Callable[..., int | None], ...]
+"""Functions with the names of their commands, as in `nats_config` or `import_`. They return an exit code; None is 0."""
 
 
 def argument(metavar: str, explained: str) -> Any:
@@ -92,19 +94,23 @@ class Output(Options, frozen=True, kw_only=True):
         """Print a sentence at a terminal, and the report as JSON elsewhere."""
         say(sentence if self.is_for_people else to_json(report))
 
+    async def say_all(self, lines: AsyncIterable[str], nothing: str) -> None:
+        """Print lines as they arrive; at a terminal, the sentence `nothing` if there are none."""
+        are_some = False
+        async for line in lines:
+            say(line)
+            are_some = True
+        if not are_some and self.is_for_people:
+            say(nothing)
+
     async def show_all(
-        self,
-        found: AsyncIterable[T],
-        fields: Callable[[T], object],
-        columns: Mapping[str, Callable[[T], object]],
-        nothing: str,
+        self, found: AsyncIterable[T], fields: Callable[[T], object], columns: Columns[T], nothing: str
     ) -> None:
         """Print many things: as a table at a terminal, or as JSON, one per line as they arrive."""
         if self.is_for_people:
             table(columns, [[column(one) for column in columns.values()] async for one in found], nothing)
             return
-        async for one in found:
-            say(to_json(fields(one)))
+        await self.say_all((to_json(fields(one)) async for one in found), nothing)
 
 
 def parameters(command: Callable[..., Any]) -> Iterator[inspect.Parameter]:

@@ -76,7 +76,7 @@ def get(plugin: Plugin, key: Key, *, out: Output, service: PluginService) -> Non
     out.show(value)
 
 
-def put(
+def set_(
     plugin: Plugin,
     key: Key,
     value: Value,
@@ -105,7 +105,7 @@ def delete(plugin: Plugin, key: Key, *, out: Output, service: PluginService) -> 
     return 0 if existed else 1
 
 
-def listing(
+def list_(
     plugin: Plugin,
     *,
     prefix: Annotated[str, option("TEXT", "Only keys that begin with this text.")] = "",
@@ -214,11 +214,4 @@ async def check_server_listens(addresses: list[str], seconds: float) -> None:
     )
 
 
-COMMANDS: Final[Commands] = {
-    "get": get,
-    "set": put,
-    "delete": delete,
-    "list": listing,
-    "purge": purge,
-    "import-json": import_json,
-}
+COMMANDS: Final[Commands] = (get, set_, delete, list_, purge, import_json)

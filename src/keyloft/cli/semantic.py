@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -11,21 +11,29 @@ from msgspec.structs import asdict
 
 from keyloft import Store
 from keyloft.cli.database import NamedDatabase
-from keyloft.cli.options import AsText, Commands, Limit, Options, Order, Output, Ttl, Value, Yes, argument, flag, option
-from keyloft.cli.terminal import fail, given_value, remark, say, to_json
+from keyloft.cli.options import (
+    AsText,
+    Columns,
+    Commands,
+    Limit,
+    Options,
+    Order,
+    Output,
+    Ttl,
+    Value,
+    argument,
+    flag,
+    option,
+)
+from keyloft.cli.terminal import fail, given_value, to_json
 from keyloft.errors import InvalidArgument
-from keyloft.semantic import AuditRecord, DeadLetter, Envelope, Semantics, SemanticStore
+from keyloft.semantic import AuditRecord, Envelope, Semantics, SemanticStore
 
 T = TypeVar("T")
-Columns: TypeAlias = Mapping[str, Callable[[T], object]]
 
 Key: TypeAlias = Annotated[str, argument("KEY", "As in tenant/acme/project/web/docs/onedrive/delta.")]
-Prefix: TypeAlias = Annotated[
-    str,
-    argument("PREFIX", "What keys begin with, as in tenant/acme/project/web/docs/."),
-]
+Prefix: TypeAlias = Annotated[str, argument("PREFIX", "What keys begin with, as in tenant/acme/project/web/docs/.")]
 Project: TypeAlias = Annotated[str, argument("PROJECT", "As in tenant/acme/project/web.")]
-LetterId: TypeAlias = Annotated[str, argument("ID", "As `dead-letters list` shows it.")]
 ExpectedVersion: TypeAlias = Annotated[
     str, option("VERSION", "The version that must be there: 0 for none, * for any or none.")
 ]
@@ -90,18 +98,13 @@ def put(
     Example: keyloft semantic put tenant/acme/project/web/flags/new-ui true --purpose feature_flag
     """
     content = given_value(value, is_text=text)
-    wanted = {"expected_version": _version(expected_version), **write.arguments()}
+    wanted = {"expected_version": expected(expected_version), **write.arguments()}
     wanted["semantics"] = Semantics(purpose, producer, tuple(consumer or ()), ttl)
     out.show(shown(database.with_semantic(lambda store: store.put(key, content, **wanted), make=True)))
 
 
 def delete(
-    key: Key,
-    *,
-    expected_version: ExpectedVersion = "*",
-    write: Write,
-    out: Output,
-    database: SemanticDatabase,
+    key: Key, *, expected_version: ExpectedVersion = "*", write: Write, out: Output, database: SemanticDatabase
 ) -> None:
     """Remove an entry, if it is what is expected, and print it; exit code 1 if there is none.
 
@@ -109,7 +112,7 @@ def delete(
 
     Example: keyloft semantic delete tenant/acme/project/web/flags/new-ui
     """
-    wanted = {"expected_version": _version(expected_version), **write.arguments()}
+    wanted = {"expected_version": expected(expected_version), **write.arguments()}
     entry = database.with_semantic(lambda store: store.delete(key, **wanted))
     out.show(shown(entry) if entry else fail(f"there is no entry {key}"))
 
@@ -122,7 +125,7 @@ def restore(key: Key, *, write: Write, out: Output, database: SemanticDatabase) 
     out.show(shown(database.with_semantic(lambda store: store.restore(key, **write.arguments()))))
 
 
-def listing(
+def list_(
     prefix: Prefix,
     *,
     values: Annotated[bool, flag("--values", "Show values, too.")] = False,
@@ -135,7 +138,7 @@ def listing(
     Example: keyloft semantic list tenant/acme/project/web
     """
     columns: Columns[Envelope] = {
-        "path": lambda entry: _path(entry.key),
+        "path": lambda entry: path(entry.key),
         "purpose": lambda entry: entry.semantics.purpose,
         "version": lambda entry: entry.version,
         "last writer": lambda entry: entry.last_writer,
@@ -165,7 +168,7 @@ def audit(
         "sequence": lambda record: record.sequence,
         "when": lambda record: record.at,
         "what": lambda record: record.action,
-        "path": lambda record: _path(record.key),
+        "path": lambda record: path(record.key),
         "who": lambda record: record.writer,
         "before": lambda record: record.version_before,
         "after": lambda record: record.version_after,
@@ -184,7 +187,7 @@ def locks(project: Project, *, out: Output, database: SemanticDatabase) -> None:
     Example: keyloft semantic locks tenant/acme/project/web
     """
     columns: Columns[Envelope] = {
-        "lock": lambda lock: _path(lock.key),
+        "lock": lambda lock: path(lock.key),
         "holder": lambda lock: lock.last_writer,
         "fence": lambda lock: lock.fence,
         "since": lambda lock: lock.updated_at,
@@ -198,69 +201,6 @@ def locks(project: Project, *, out: Output, database: SemanticDatabase) -> None:
     database.with_semantic(work)
 
 
-def list_dead_letters(project: Project, *, out: Output, database: SemanticDatabase) -> None:
-    """Print the dead letters of a project, the oldest first, without values.
-
-    Example: keyloft semantic dead-letters list tenant/acme/project/web
-    """
-    columns: Columns[DeadLetter] = {
-        "id": lambda letter: letter.id,
-        "when": lambda letter: letter.at,
-        "why": lambda letter: letter.error_code,
-        "attempts": lambda letter: letter.attempts,
-        "what": lambda letter: "\n".join([intent.action for intent in letter.operations]),
-        "path": lambda letter: "\n".join([_path(intent.key) for intent in letter.operations]),
-    }
-    nothing = f"there are no dead letters in {project}"
-    database.with_semantic(
-        lambda store: out.show_all(store.dead_letters.list(project), _shown_dead_letter, columns, nothing)
-    )
-
-
-def retry_dead_letter(
-    project: Project,
-    letter: LetterId,
-    *,
-    expected_version: Annotated[
-        str | None, option("VERSION", "Instead of what it expected; * for any, or none.")
-    ] = None,
-    out: Output,
-    database: SemanticDatabase,
-) -> None:
-    """Try again what was given up; once it is written, the dead letter is removed.
-
-    Example: keyloft semantic dead-letters retry tenant/acme/project/web ID
-    """
-    version = None if expected_version is None else _version(expected_version)
-
-    async def work(store: SemanticStore) -> Sequence[Envelope | None]:
-        return await store.dead_letters.retry(await _dead_letter(store, project, letter), expected_version=version)
-
-    for entry in database.with_semantic(work):
-        out.show(None if entry is None else shown(entry))
-
-
-def drop_dead_letter(
-    project: Project, letter: LetterId, *, yes: Yes = False, out: Output, database: SemanticDatabase
-) -> None:
-    """Remove a dead letter: what it holds is never written. With --json, prints true.
-
-    Example: keyloft semantic dead-letters drop tenant/acme/project/web ID --yes
-    """
-    if not yes:
-        raise InvalidArgument("what the dead letter holds is lost then: say --yes")
-
-    async def work(store: SemanticStore) -> bool:
-        return await store.dead_letters.drop(await _dead_letter(store, project, letter))
-
-    if not database.with_semantic(work):
-        fail(f"there is no dead letter {letter} in {project}")
-    if out.as_json:
-        say("true")
-    else:
-        remark(f"{letter} is dropped")
-
-
 def shown(entry: Envelope, *, value: bool = True) -> dict[str, Any]:
     """An entry as the service sends it."""
     fields = {name: content for name, content in msgspec.to_builtins(entry).items() if content is not None}
@@ -268,45 +208,17 @@ def shown(entry: Envelope, *, value: bool = True) -> dict[str, Any]:
     return {"key": fields.pop("key"), **({"value": entry.value} if value else {}), **fields}
 
 
-def _shown_dead_letter(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "id": letter.id,
-        "at": letter.at.isoformat(timespec="milliseconds"),
-        "error_code": letter.error_code,
-        "error": letter.error,
-        "attempts": letter.attempts,
-        "requestId": letter.request_id,
-        "operations": [
-            {"action": one.action, "key": one.key, "expectedVersion": one.expected_version, "lastWriter": one.writer}
-            for one in letter.operations
-        ],
-    }
-
-
-async def _dead_letter(store: SemanticStore, project: str, name: str) -> DeadLetter:
-    found = [letter for letter in await store.dead_letters.list(project) if letter.id == name]
-    return found[0] if found else fail(f"there is no dead letter {name} in {project}")
-
-
-def _version(text: str) -> int | str:
+def expected(text: str) -> int | str:
+    """The version that --expected-version names."""
     try:
         return text if text == "*" else int(text)
     except ValueError:
         raise InvalidArgument("--expected-version: 0, the number of a version, or *") from None
 
 
-def _path(key: str) -> str:
+def path(key: str) -> str:
     """A key without its project, which is on the command line."""
     return key.split("/", 4)[4]
 
 
-COMMANDS: Final[Commands] = {
-    "get": get,
-    "put": put,
-    "delete": delete,
-    "restore": restore,
-    "list": listing,
-    "audit": audit,
-    "locks": locks,
-}
-DEAD_LETTERS: Final[Commands] = {"list": list_dead_letters, "retry": retry_dead_letter, "drop": drop_dead_letter}
+COMMANDS: Final[Commands] = (get, put, delete, restore, list_, audit, locks)

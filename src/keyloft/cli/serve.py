@@ -32,4 +32,4 @@ def serve(*, settings: ServiceSettings) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *warnings, "-m", "keyloft.server", *to_arguments(settings.flags)])
 
 
-COMMANDS: Final[Commands] = {"serve": serve}
+COMMANDS: Final[Commands] = (serve,)

@@ -63,7 +63,9 @@ def export(
     target = sys.stdout.buffer if file == "-" else file
     chosen = {**part.arguments(), "resume": resume, "overwrite": force}
     with _explain_stop("Nothing was changed." if file == "-" else f"--resume continues {file}.partial."):
-        report = with_progress(lambda progress: admin.export(url, target, **chosen, progress=progress))
+        # Lines and a bar at the same terminal would overwrite each other.
+        is_shown = file != "-" or not is_for_people()
+        report = with_progress(lambda progress: admin.export(url, target, **chosen, progress=progress), is_shown)
     if file != "-":
         out.show_report(report, f"{file} holds {_entries(report.entries)}, up to version {report.version}")
     elif is_for_people(sys.stderr):
@@ -140,4 +142,4 @@ def _explain_stop(what: str = "What is stored stays stored; the same command goe
         raise
 
 
-COMMANDS: Final[Commands] = {"export": export, "import": import_, "copy": copy}
+COMMANDS: Final[Commands] = (export, import_, copy)

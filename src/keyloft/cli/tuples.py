@@ -10,8 +10,9 @@ from msgspec.structs import asdict
 from keyloft import Entry, Store
 from keyloft.cli.database import NamedDatabase
 from keyloft.cli.options import AsText, Commands, Options, Order, Output, Value, Yes, argument, flag, option
-from keyloft.cli.terminal import confirm, counted, fail, given_value, say, to_json
+from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
 from keyloft.core import key_text
+from keyloft.core.keys import TupleKey
 from keyloft.core.values import U64
 from keyloft.errors import InvalidArgument
 
@@ -56,25 +57,19 @@ def get(
         sys.stdout.buffer.flush()
     elif entry:
         out.show(_shown(found))
-    elif isinstance(found.value, bytes):
-        out.show(_shown_value(found.value))
     else:
-        out.show(int(found.value) if isinstance(found.value, U64) else found.value)
+        out.show(_shown_value(found.value) if isinstance(found.value, bytes) else found.value)
 
 
-def listing(prefix: Prefix = "", *, section: Section, order: Order, out: Output, database: NamedDatabase) -> None:
+def list_(prefix: Prefix = "", *, section: Section, order: Order, out: Output, database: NamedDatabase) -> None:
     """Print entries in the order of their keys: a line each, in a pipe as JSON.
 
     Example: keyloft list users --limit 10
     """
     wanted = section.below(prefix) | asdict(order)
     line = _line_for_people if out.is_for_people else _line_of_json
-
-    async def work(kv: Store) -> None:
-        async for entry in kv.list(**wanted):
-            say(line(entry))
-
-    database.with_store(work)
+    nothing = f"there are no entries below {prefix}" if prefix else "there are no entries"
+    database.with_store(lambda kv: out.say_all((line(entry) async for entry in kv.list(**wanted)), nothing))
 
 
 def keys(prefix: Prefix = "", *, section: Section, order: Order, out: Output, database: NamedDatabase) -> None:
@@ -83,13 +78,12 @@ def keys(prefix: Prefix = "", *, section: Section, order: Order, out: Output, da
     Example: keyloft keys users | wc -l
     """
     wanted = section.below(prefix) | asdict(order)
+    nothing = f"there are no keys below {prefix}" if prefix else "there are no keys"
 
-    async def work(kv: Store) -> None:
-        async for key in kv.keys(**wanted):
-            text = key_text.written(key)
-            say(to_json(text) if out.as_json else text)
+    def line(key: TupleKey) -> str:
+        return to_json(key_text.written(key)) if out.as_json else key_text.written(key)
 
-    database.with_store(work)
+    database.with_store(lambda kv: out.say_all((line(key) async for key in kv.keys(**wanted)), nothing))
 
 
 def count(prefix: Prefix = "", *, section: Section, out: Output, database: NamedDatabase) -> None:
@@ -117,6 +111,8 @@ def watch(
     line = _line_for_people if out.is_for_people else _line_of_json
 
     async def work(kv: Store) -> None:
+        if out.is_for_people:
+            remark("Waiting for changes; Ctrl-C ends it.")
         async for entries in kv.watch(*watched) if watched else kv.watch(prefix=below):
             for entry in entries:
                 say(line(entry))
@@ -125,7 +121,7 @@ def watch(
     database.with_store(work)
 
 
-def put(
+def set_(
     key: Key,
     value: Value,
     *,
@@ -230,13 +226,4 @@ def _line_for_people(entry: Entry) -> str:
     return f"{key} = {to_json(value) if kind == 'value' else f'{kind} {to_json(value)}'}"
 
 
-COMMANDS: Final[Commands] = {
-    "get": get,
-    "list": listing,
-    "keys": keys,
-    "count": count,
-    "watch": watch,
-    "set": put,
-    "delete": delete,
-    "touch": touch,
-}
+COMMANDS: Final[Commands] = (get, list_, keys, count, watch, set_, delete, touch)

@@ -1,12 +1,12 @@
 """The command `doctor`: tries what often goes wrong, and says what to do about it."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Final
 
 from keyloft import limits
 from keyloft.admin import Finding
+from keyloft.cli.database import run_quietly
 from keyloft.cli.doctor.checks import bounded, ok, problem
 from keyloft.cli.findings import show_findings
 from keyloft.cli.nats_config import read_logins
@@ -41,9 +41,8 @@ def doctor(
     logins = {} if nats_config is None else read_logins(nats_config, "--nats-config")
     if nats_config is not None and not logins:
         raise InvalidArgument(f"--nats-config: {nats_config} has no users such as `keyloft nats-config` writes them")
-    # Findings say what matters; what drivers log when a check is given up does not.
-    for name in ("keyloft", "asyncio"):
-        logging.getLogger(name).addHandler(logging.NullHandler())
+    # Findings say what matters; what drivers leave behind when a check is given up does not.
+    logging.getLogger("asyncio").addHandler(logging.NullHandler())
     found: list[Finding] = []
 
     async def work() -> None:
@@ -52,7 +51,7 @@ def doctor(
             if not out.as_json:
                 show_findings(some)
 
-    asyncio.run(work())
+    run_quietly(work())
     if out.as_json:
         say(to_json(tuple(found)))
     elif is_for_people():
@@ -94,4 +93,4 @@ def _contradictions(config: Config) -> Finding:
     return ok("settings", "they can be read, and don't contradict each other")
 
 
-COMMANDS: Final[Commands] = {"doctor": doctor}
+COMMANDS: Final[Commands] = (doctor,)

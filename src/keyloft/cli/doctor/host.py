@@ -6,7 +6,6 @@ import importlib.util
 import platform
 import re
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -20,6 +19,8 @@ from keyloft.errors import NatsServerFailed
 from keyloft.server.config import OFF, SETTINGS, Config
 from keyloft.server.nats_process import find_binary
 
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""How what listens on all addresses is reached."""
 SQLITE: Final = (3, 53)
 """The SQLite of the oldest apsw that pyproject.toml allows."""
 
@@ -36,29 +37,26 @@ def versions() -> list[Finding]:
 
 def packages(config: Config) -> list[Finding]:
     """Whether the packages are there that these settings need."""
-    missing = list(_missing(config))
-    return missing or [ok("packages", "all that these settings need are installed")]
+    missing = []
 
-
-def _missing(config: Config) -> Iterator[Finding]:
-    def lacks(package: str, extra: str, why: str, *, must: bool) -> Finding:
-        advice = f'pip install ".[{extra}]" in a clone of Keyloft'
-        finding = problem if must else warning
-        return finding("packages", f"{package} is not installed: {why}", cure=advice)
+    def lack(package: str, extra: str, why: str, *, must: bool = False) -> None:
+        finding, advice = problem if must else warning, f'pip install ".[{extra}]" in a clone of Keyloft'
+        missing.append(finding("packages", f"{package} is not installed: {why}", cure=advice))
 
     if config.database.lower().startswith("postgres") and not _is_there("asyncpg"):
-        yield lacks("asyncpg", "postgres", "the driver of PostgreSQL", must=True)
+        lack("asyncpg", "postgres", "the driver of PostgreSQL", must=True)
     if not (_is_there("alembic") and _is_there("sqlalchemy")):
-        yield lacks("Alembic", "sql", "`keyloft migrate` needs it", must=False)
+        lack("Alembic", "sql", "`keyloft migrate` needs it")
     if not _is_there("nats"):
-        yield lacks("nats-py", "nats", "all that goes over NATS needs it", must=bool(config.nats))
+        lack("nats-py", "nats", "all that goes over NATS needs it", must=bool(config.nats))
     if config.http != OFF and not _is_there("prometheus_client"):
-        yield lacks("prometheus-client", "server", "the metrics of `keyloft serve` need it", must=False)
+        lack("prometheus-client", "server", "the metrics of `keyloft serve` need it")
     if not config.nats:
         try:
             find_binary()
         except NatsServerFailed:
-            yield lacks("nats-server", "server", "`keyloft serve` without --nats starts one of its own", must=False)
+            lack("nats-server", "server", "`keyloft serve` without --nats starts one of its own")
+    return missing or [ok("packages", "all that these settings need are installed")]
 
 
 def _is_there(package: str) -> bool:
@@ -143,7 +141,7 @@ async def _first_words(host: str, port: int, request: bytes = b"") -> bytes:
     said = b""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(limits.DOCTOR_PORT_SECONDS):
-            reader, writer = await asyncio.open_connection(_reachable(host), port)
+            reader, writer = await asyncio.open_connection(_LOOPBACK.get(host, host), port)
             try:
                 writer.write(request)
                 while len(said) < 4096 and (some := await reader.read(4096)):
@@ -153,7 +151,3 @@ async def _first_words(host: str, port: int, request: bytes = b"") -> bytes:
             finally:
                 writer.transport.abort()
     return said
-
-
-def _reachable(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
