@@ -16,13 +16,15 @@ import typer.core
 import keyloft
 from keyloft.cli import (
     backup,
+    check,
+    compact,
     dead_letters,
-    maintenance,
     migrate,
     nats_config,
     plugin,
     semantic,
     serve,
+    stats,
     transfer,
     tuples,
 )
@@ -105,7 +107,7 @@ def _group(commands: Commands, **options: Any) -> typer.Typer:
     return group
 
 
-_MODULES: Final = (serve, nats_config, tuples, maintenance, transfer, backup, migrate, doctor)
+_MODULES: Final = (serve, nats_config, tuples, stats, transfer, backup, compact, check, migrate, doctor)
 app = _group(
     tuple([command for module in _MODULES for command in module.COMMANDS]),
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},

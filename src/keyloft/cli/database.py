@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
 import keyloft
-from keyloft import Store, limits
+from keyloft import Store, admin, limits
 from keyloft.admin.databases import opened
 from keyloft.cli.options import Settings
+from keyloft.cli.terminal import sized
 from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import CannotOpen
 
@@ -65,3 +66,9 @@ def run_quietly(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in an event loop, to its end, without logging: what concerns the user is raised."""
     logging.getLogger("keyloft").addHandler(logging.NullHandler())
     return asyncio.run(work)
+
+
+def size_on_disk(usage: admin.DiskUsage | admin.StatsReport) -> str:
+    """The size of a database, and of its write-ahead log where there is one."""
+    wal = f" and {sized(usage.wal_bytes)} of write-ahead log" if usage.wal_bytes else ""
+    return f"{sized(usage.database_bytes)}{wal}"

@@ -1,0 +1,56 @@
+"""The command `stats`: shows how much a database holds."""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from keyloft import admin
+from keyloft.cli.database import NamedDatabase, size_on_disk
+from keyloft.cli.options import Commands, Output, option
+from keyloft.cli.progress import with_progress
+from keyloft.cli.terminal import say, sized, table, to_json
+
+
+def stats(
+    *,
+    soon: Annotated[float, option("SECONDS", "What expires within so many seconds expires soon.")] = 3600.0,
+    out: Output,
+    database: NamedDatabase,
+) -> None:
+    """Show how much a database holds, per interface, plugin and project, and what expires.
+
+    Bytes are those of keys and values. What has expired and is not yet swept is counted apart.
+
+    Example: keyloft stats --soon 86400
+    """
+    url = database.url()
+    report = with_progress(lambda progress: admin.stats(url, soon=soon, progress=progress))
+    if out.is_for_people:
+        _show(database.shown, report)
+    else:
+        say(to_json({"database": database.shown, **msgspec.to_builtins(report)}))
+
+
+def _show(name: str, report: admin.StatsReport) -> None:
+    say(f"{name}: {report.engine}, schema {report.schema}, version {report.version}")
+    say(f"{size_on_disk(report)} on disk")
+    soon = f"expire within {report.soon_seconds:g} s"
+    columns = ["entries", "keys and values", "trail and others", soon, "expired", "oldest expiry"]
+    interfaces = {**report.interfaces, "all": report.total}
+    for kind, tallies in (("interface", interfaces), ("plugin", report.plugins), ("project", report.projects)):
+        if tallies:
+            table([kind, *columns], [[owner, *_cells(tally)] for owner, tally in tallies.items()])
+
+
+def _cells(tally: admin.Tally) -> list[object]:
+    return [
+        f"{tally.entries:,}",
+        sized(tally.bytes),
+        f"{tally.other_rows:,}" if tally.other_rows else None,
+        f"{tally.expiring_soon:,}",
+        f"{tally.expired:,}",
+        tally.oldest_expiry,
+    ]
+
+
+COMMANDS: Final[Commands] = (stats,)
