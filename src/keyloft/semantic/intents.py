@@ -135,7 +135,7 @@ class WriteRequest(Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """Equal for two requests that ask for the same."""
         fields = [
-            (i.action, i.key, i.expected, i.writer, i.semantics, _sorted(i.value_json), i.spec_ref, i.fence)
+            (i.action, i.key, i.expected, i.writer, i.semantics, _sorted_value(i), i.spec_ref, i.fence)
             for i in self.intents
         ]
         return hashlib.blake2b(to_json(fields), digest_size=16).hexdigest()
@@ -173,12 +173,12 @@ def _text(failed: FailedWrite) -> str:
 _to_sorted_json = msgspec.json.Encoder(order="sorted").encode
 
 
-def _sorted(value: Raw) -> Raw:
-    """A value with the names of its objects in order: a retry may have built them in another one."""
-    data = bytes(value)
+def _sorted_value(intent: Intent) -> bytes:
+    """The value of a put with the names of its objects in order: a retry may have built them in another one."""
+    data = bytes(intent.value_json) if intent.action == "put" else b""
     if b"{" not in data:
-        return value
+        return data
     try:
-        return Raw(_to_sorted_json(decode_json(data)))
+        return _to_sorted_json(decode_json(data))
     except (msgspec.MsgspecError, OverflowError, ValueError):
-        return value  # msgspec can't encode ints this long
+        return data  # msgspec can't encode ints this long
