@@ -136,9 +136,7 @@ def decode_json(data: bytes) -> Any:
         if _long_digits(data):
             # msgspec applies Python's limit on the digits of an int; Keyloft's limit is the size of the value.
             with contextlib.suppress(ValueError, RecursionError):
-                return json.loads(
-                    data.decode(), parse_int=integers.parse, parse_float=_finite, parse_constant=_no_constant
-                )
+                return json.loads(data.decode(), parse_int=integers.parse, parse_float=_finite, parse_constant=_finite)
         reason = "is not JSON"
     raise Undecodable(f"a stored value of {len(data):,} bytes {reason}")
 
@@ -238,13 +236,12 @@ def _plain_text(text: str, where: str) -> str:
 
 def _check_depth(value: object) -> None:
     level = [value]
-    for _ in range(limits.VALUE_DEPTH):
+    for _ in range(limits.VALUE_DEPTH + 1):
         containers = [item for item in level if isinstance(item, (dict, list, tuple))]
         if not containers:
             return
         level = [item for outer in containers for item in (outer.values() if isinstance(outer, dict) else outer)]
-    if any(isinstance(item, (dict, list, tuple)) for item in level):
-        raise InvalidValue(_TOO_DEEP)
+    raise InvalidValue(_TOO_DEEP)
 
 
 def _inside(where: str, name: object) -> str:
@@ -255,9 +252,5 @@ def _inside(where: str, name: object) -> str:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError("a number is out of the range of a float")
+        raise ValueError("NaN and Infinity are not JSON, and a larger number is out of the range of a float")
     return number
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
