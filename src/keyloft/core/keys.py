@@ -55,9 +55,7 @@ def encode(key: KeyLike, name: str = "key") -> bytes:
     if not encoded:
         raise InvalidKey(f"{name}: expected at least one part; () can only be a prefix")
     if len(encoded) > limits.KEY_BYTES:
-        raise KeyTooLarge(
-            f"{name}: {len(encoded):,} bytes as encoded, and the limit is {limits.KEY_BYTES:,} bytes; shorten its parts"
-        )
+        raise KeyTooLarge(f"{name}: {len(encoded):,} bytes encoded, and the limit is {limits.KEY_BYTES:,}; shorten it")
     return encoded
 
 

@@ -141,9 +141,7 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
         if option != "mode=ro":
             name = option.partition("=")[0]
             named = f"there is no option {name}" if name.isidentifier() and name != "mode" else "this option is unknown"
-            raise InvalidArgument(
-                f"{before}…?…: {named}; an SQLite URL takes mode=ro, which opens the file read-only, and nothing else"
-            )
+            raise InvalidArgument(f"{before}…?…: {named}; an SQLite URL takes mode=ro alone, to open a file read-only")
     if path in ("", "/:memory:"):
         if options:
             raise InvalidArgument("mode=ro needs a file, as in sqlite:///app.db?mode=ro")
@@ -152,9 +150,7 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
         raise InvalidArgument("sqlite:/// names no file; write sqlite:///app.db, or sqlite:// for one in memory")
     if not path.startswith("/"):
         right = "app.db" if "@" in rest else rest
-        raise InvalidArgument(
-            f"{before}…: three slashes precede a relative path, as in sqlite:///{right}, and four an absolute one"
-        )
+        raise InvalidArgument(f"{before}…: a path follows three slashes, as in sqlite:///{right}, an absolute one four")
     path = path[1:]
     if path.startswith("file:"):
         raise InvalidArgument("the path follows sqlite:/// without file:, as in sqlite:///app.db?mode=ro")
@@ -165,9 +161,7 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
 def _check_path(path: str) -> None:
     """Refuse a URL of PostgreSQL with a mistake in its scheme: as a path, it would show its password everywhere."""
     if _LOGIN.match(unquote(path)):
-        raise InvalidArgument(
-            f"this database URL does not begin with a scheme: {_USE}; a file with such a name is written ./name"
-        )
+        raise InvalidArgument(f"this URL does not begin with a scheme: {_USE}; a file of that name is written ./name")
 
 
 def _parse_postgres(rest: str) -> DatabaseUrl:

@@ -92,9 +92,7 @@ def decode(data: bytes, encoding: int) -> Any:
         return U64(unpack_counter(data))
     if encoding == LOST:
         raise Undecodable("the stored value is lost")
-    raise Undecodable(
-        f"a stored value of {len(data):,} bytes does not have the encoding that it is marked with, {encoding}"
-    )
+    raise Undecodable(f"a stored value of {len(data):,} bytes does not have the encoding it is marked with, {encoding}")
 
 
 def encode_json(value: object, limit: int) -> bytes:
@@ -220,9 +218,7 @@ class _Budget:
 
 def _plain_name(name: object, where: str) -> str:
     if not isinstance(name, str):
-        raise InvalidValueType(
-            f"{where}: a dict key of type {type(name).__name__}; JSON would turn it into a str, so use a str"
-        )
+        raise InvalidValueType(f"{where}: a dict key of type {type(name).__name__}, and JSON has str keys; use a str")
     return _plain_text(name, f"{where}: a dict key")
 
 
