@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from keyloft import errors
+from keyloft import errors, limits
 from keyloft.admin.databases import Database, Progress, opened, stage
 from keyloft.admin.export_format import row_name
 from keyloft.core import keys, values
@@ -55,7 +55,7 @@ class CheckReport(Struct, frozen=True, kw_only=True):
     """The first of them, up to the limit."""
 
 
-async def check(database: Database, *, limit: int = 100, progress: Progress | None = None) -> CheckReport:
+async def check(database: Database, *, limit: int = limits.FINDINGS, progress: Progress | None = None) -> CheckReport:
     """Find what is wrong with a database. It may run beside a service, and changes nothing.
 
     It reads pages and indexes, the schema, and all rows: keys and values that can't be decoded, versions that were

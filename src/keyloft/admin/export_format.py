@@ -37,7 +37,6 @@ from keyloft.semantic.keys import is_entry, key_of_row
 
 FORMAT: Final = 2
 
-_LONGEST_NAME: Final = 300
 _Moment: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_MOMENT)]
 _Version: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 
@@ -141,7 +140,7 @@ def row_name(space: Space, key: Any) -> str:
         if is_entry(key) and space is Space.SEMANTIC and "%" not in name:
             with contextlib.suppress(ValueError):
                 name = key_of_row(key)
-    return f"{space} {name if len(name) <= _LONGEST_NAME else f'{name[:_LONGEST_NAME]}…'}"
+    return f"{space} {name if len(name) <= limits.SHOWN_KEY_CHARACTERS else f'{name[: limits.SHOWN_KEY_CHARACTERS]}…'}"
 
 
 def _escaped(key: bytes) -> str:

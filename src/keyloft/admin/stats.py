@@ -69,7 +69,9 @@ class StatsReport(Struct, frozen=True, kw_only=True):
     """By tenant and project, as in `acme/web`."""
 
 
-async def stats(database: Database, *, soon: float = 3600.0, progress: Progress | None = None) -> StatsReport:
+async def stats(
+    database: Database, *, soon: float = limits.SOON_SECONDS, progress: Progress | None = None
+) -> StatsReport:
     """Count what a database holds, per interface, plugin and project, and what expires.
 
     Example:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from keyloft import admin
+from keyloft import admin, limits
 from keyloft.cli.database import NamedDatabase
 from keyloft.cli.findings import show_findings
 from keyloft.cli.options import Commands, Output, option
@@ -12,7 +12,7 @@ from keyloft.cli.terminal import counted, remark, say, to_json
 
 def check(
     *,
-    limit: Annotated[int, option("N", "Show so many problems; all are counted.")] = 100,
+    limit: Annotated[int, option("N", "Show so many problems; all are counted.")] = limits.FINDINGS,
     out: Output,
     database: NamedDatabase,
 ) -> int:

@@ -34,7 +34,7 @@ class PluginService(Settings, frozen=True, kw_only=True):
 
     names = NATS_SETTINGS
     subjects: Annotated[str, option("PREFIX", "The subjects of the service.")] = "db.kv"
-    timeout: Annotated[float, option("SECONDS", "How long to wait for an answer.")] = 5.0
+    timeout: Annotated[float, option("SECONDS", "How long to wait for an answer.")] = limits.PLUGIN_COMMAND_SECONDS
 
     def ask(self, plugin: str, request: Callable[["DatabaseClient"], Awaitable[T]]) -> T:
         """Connect as a client of a plugin's storage, and make requests with it; an error ends the command."""

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from keyloft import admin
+from keyloft import admin, limits
 from keyloft.cli.database import NamedDatabase, size_on_disk
 from keyloft.cli.options import Commands, Output, option
 from keyloft.cli.progress import with_progress
@@ -13,7 +13,7 @@ from keyloft.cli.terminal import say, sized, table, to_json
 
 def stats(
     *,
-    soon: Annotated[float, option("SECONDS", "What expires within so many seconds expires soon.")] = 3600.0,
+    soon: Annotated[float, option("SECONDS", "What expires within so many seconds expires soon.")] = limits.SOON_SECONDS,
     out: Output,
     database: NamedDatabase,
 ) -> None:

@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import AuthorizationError
 
+from keyloft import limits
 from keyloft.core.urls import without_login
 from keyloft.errors import NotPermitted
 from keyloft.nats.internals import Handled, Handler, NatsConnection, check_nats_py
@@ -80,7 +81,7 @@ async def connect(
     check_nats_py()
     hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     last_logged = ""
-    rate = LogRate(10)
+    rate = LogRate(limits.CONNECTION_LOG_LINES_PER_SECOND)
 
     async def failed(error: Exception) -> None:
         nonlocal last_logged
@@ -155,7 +156,7 @@ async def cancel(task: "asyncio.Future[Any]") -> None:
     while not task.done():
         # Once is not enough: nats-py takes a cancellation for a failed attempt if both happen at the same moment.
         task.cancel()
-        await asyncio.wait([task], timeout=0.1)
+        await asyncio.wait([task], timeout=limits.CANCEL_SECONDS)
     if not task.cancelled():
         task.exception()
 

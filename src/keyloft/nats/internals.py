@@ -145,7 +145,7 @@ class NatsConnection(Nats):
         while subscription is not None and (  # noqa: ASYNC110
             subscription.pending_msgs > limits.UNREAD_MESSAGES or subscription.pending_bytes > limits.UNREAD_BYTES
         ):
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(limits.UNREAD_PAUSE_SECONDS)
 
     async def _read_loop(self) -> None:
         # Half a message of the connection before this one may be left in the parser.

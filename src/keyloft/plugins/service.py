@@ -414,7 +414,7 @@ class DatabaseService(NatsService):
                 await job()
             except Exception:
                 logger.exception("[KV] a task of the service failed and goes on")
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(limits.FAILED_TASK_SECONDS)
 
     async def _clean_up(self) -> None:
         while True:

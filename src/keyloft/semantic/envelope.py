@@ -134,10 +134,10 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
 to_json = msgspec.json.Encoder().encode
 _read_stored = msgspec.json.Decoder(StoredEntry).decode
 # A project has few kinds of entries, and the entries of a kind mostly have the same semantics.
-_read_semantics = lru_cache(maxsize=1024)(msgspec.json.Decoder(Semantics).decode)
+_read_semantics = lru_cache(limits.KNOWN_SEMANTICS)(msgspec.json.Decoder(Semantics).decode)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(limits.KNOWN_SEMANTICS)
 def semantics_json(semantics: Semantics) -> Raw:
     """The stored form of semantics."""
     return Raw(to_json(semantics))

@@ -119,8 +119,7 @@ def key_of_row(row: bytes) -> str:
     return f"tenant/{tenant}/project/{project}/{path}"
 
 
-# At most 7 MB. `scripts/bench semantic`, row «get»: parsing would take a fifth of it.
-@lru_cache(maxsize=16_384)
+@lru_cache(limits.PARSED_KEYS)
 def _parsed(key: str) -> EntryKey:
     fits = _KEY.fullmatch(key) if len(key) <= limits.SEMANTIC_KEY_CHARACTERS else None
     if fits is None or max(len(fits[1]), len(fits[2])) > limits.SEMANTIC_ID_CHARACTERS:

@@ -86,7 +86,7 @@ class SemanticService(NatsService):
         """The last write under way, by key."""
         self._refusals: deque[tuple[str, bytes]] = deque()
         self._refusing: asyncio.Task[None] | None = None
-        self._log_rate = LogRate(limits.SEMANTIC_LOG_LINES_PER_SECOND, self._log_left_out)
+        self._log_rate = LogRate(limits.LOG_LINES_PER_SECOND, self._log_left_out)
 
     async def _finish(self) -> None:
         while self._tasks or self._refusing:

@@ -301,7 +301,7 @@ class SemanticStore(AsyncClosing, Writes):
         key: str,
         *,
         writer: str,
-        ttl: int = 30,
+        ttl: int = limits.LOCK_TTL_SECONDS,
         wait: float | None = None,
         producer: str | None = None,
         consumer_hints: tuple[str, ...] = (),

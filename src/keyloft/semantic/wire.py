@@ -23,7 +23,7 @@ from keyloft.semantic.intents import FailedWrite, Intent, WriteRequest
 from keyloft.semantic.keys import Project, key_of
 
 # A character takes up to six bytes as an escape; the rest is for the other fields.
-_LARGEST: Final = 6 * limits.SEMANTIC_VALUE_BYTES + 32_768
+_LARGEST: Final = 6 * limits.SEMANTIC_VALUE_BYTES + limits.SEMANTIC_REQUEST_BYTES
 _WHOLE_KEY: Final = re.compile(r"tenant/[^/]*/project/")
 _DELETE: Final = ("key", "expectedVersion", "lastWriter", "requestId", "specRef", "fence")
 _NAMES: Final = {

@@ -190,7 +190,7 @@ class App:
     # The database
 
     async def _open_database(self) -> None:
-        pause = 0.25
+        pause, longest = limits.OPENING_PAUSES
         while True:
             try:
                 await self._db.create_tables()
@@ -202,7 +202,7 @@ class App:
             except DatabaseError as error:
                 logger.warning("the database is not ready, trying again: %s", error)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, limits.LONGEST_OPENING_PAUSE_SECONDS)
+                pause = min(2 * pause, longest)
 
     # NATS
 

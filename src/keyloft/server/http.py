@@ -31,9 +31,9 @@ class HttpServer:
     A request of over 8 KB, a slow client, and the 65th connection at a time are cut off.
     """
 
-    request_seconds = 5.0
+    request_seconds = limits.HTTP_REQUEST_SECONDS
     """How long a client may take to send its request."""
-    answer_seconds = 30.0
+    answer_seconds = limits.HTTP_ANSWER_SECONDS
     """How long making a response, and sending it, may each take."""
 
     def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Response]]]) -> None:

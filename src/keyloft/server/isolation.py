@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from keyloft import limits
 from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.plugins import rules
 from keyloft.plugins.wire import OPERATIONS
@@ -40,7 +41,6 @@ ADMIN: Final = "ADMIN"
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
 # The characters that need no escape between quotes of the configuration.
 _PASSWORD: Final = re.compile(r"[!#-&(-\[\]-~]+", re.ASCII)
-_PASSWORD_BYTES: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def _unlike(names: Sequence[str], what: str) -> list[str]:
 def _password(given: dict[str, str], user: str) -> str:
     password = given.pop(user, None)
     if password is None:
-        return secrets.token_hex(_PASSWORD_BYTES)  # no character that means something to a shell
+        return secrets.token_hex(limits.NATS_PASSWORD_BYTES)  # no character that means something to a shell
     if _PASSWORD.fullmatch(password) is None:
         raise InvalidArgument(f"the password of {user} must be printable ASCII, without spaces, quotes and backslashes")
     return password

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from keyloft import limits
 from keyloft.core.records import Usage, Used
 from keyloft.errors import KeyloftError
-from keyloft.plugins.meters import BOUNDS, OTHER, Meters
+from keyloft.plugins.meters import OTHER, Meters
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic.monitoring import ALERTS, Signals
@@ -38,9 +38,9 @@ class Metrics:
 
     content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-    usage_every = 60.0
+    usage_every = limits.USAGE_EVERY_SECONDS
     """Counting keys reads the whole table, so the result is kept for so many seconds."""
-    usage_seconds = 5.0
+    usage_seconds = limits.USAGE_SECONDS
     """If counting takes longer, the previous result is shown."""
 
     def __init__(self, meters: Meters, db: BotDatabase, signals: Signals | None = None, *, prefix: str) -> None:
@@ -139,7 +139,7 @@ def _write(prefix: str, families: Iterable[_Family]) -> bytes:
     from prometheus_client.registry import Collector
 
     kinds: Any = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
-    bounds = [*map(str, BOUNDS), "+Inf"]
+    bounds = [*map(str, limits.LATENCY_BOUNDS), "+Inf"]
 
     class _Families(Collector):
         def collect(self) -> Iterator["Metric"]:

@@ -61,9 +61,9 @@ class NatsServer(AsyncClosing):
             client = await nats.connect(server.url)
     """
 
-    ready_seconds = 10.0
+    ready_seconds = limits.NATS_READY_SECONDS
     """How long `start()` and `reload()` wait for it."""
-    grace_seconds = 5.0
+    grace_seconds = limits.NATS_GRACE_SECONDS
     """How long `aclose()` waits before it kills."""
 
     def __init__(self, *, port: int | None = None, config: str | os.PathLike[str] | None = None) -> None:
