@@ -104,8 +104,8 @@ def encode_json(value: object, limit: int) -> bytes:
         faithful = False
     if not faithful:
         # Slow and exact: accepts tuples and very long ints, and explains what is wrong with all else.
-        data = _to_json(_plain(value, "value", (), _Budget(limit)))
-    if may_be_deep(data):
+        data = _to_json(_plain(value, "value", (), _LongInts(limit)))
+    elif may_be_deep(data):
         _check_depth(value)
     return data
 
@@ -155,14 +155,14 @@ def unpack_counter(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget") -> object:
+def _plain(value: object, where: str, parents: tuple[int, ...], ints: "_LongInts") -> object:
     """A copy made of what JSON can hold.
 
     Args:
         value: What to copy.
         where: Its path within the caller's argument, as in `value[1]['name']`, for messages.
         parents: The ids of the containers around it.
-        budget: What is left for long ints.
+        ints: Writes its ints, and counts their digits.
 
     Raises:
         InvalidValue: Something in it can't be JSON; the message names its path.
@@ -172,7 +172,7 @@ def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget
     if isinstance(value, str):
         return _plain_text(value, where)
     if isinstance(value, int):
-        return _plain_int(int(value), budget)
+        return ints.write(int(value))
     if isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidValue(f"{where}: {float(value)} is not JSON; use None, or a str")
@@ -184,11 +184,10 @@ def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget
     parents = (*parents, id(value))
     if isinstance(value, dict):
         return {
-            _plain_name(name, where): _plain(item, _inside(where, name), parents, budget)
-            for name, item in value.items()
+            _plain_name(name, where): _plain(item, _inside(where, name), parents, ints) for name, item in value.items()
         }
     if isinstance(value, list) or type(value) is tuple:
-        return [_plain(item, f"{where}[{index}]", parents, budget) for index, item in enumerate(value)]
+        return [_plain(item, f"{where}[{index}]", parents, ints) for index, item in enumerate(value)]
     raise InvalidValueType(
         f"{where}: the type {type(value).__name__} would not be read back equal; JSON has None, bool, int, float, str, "
         "list, and dict with str keys; store a datetime as .isoformat(), a set as a list, a dataclass as "
@@ -196,24 +195,20 @@ def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget
     )
 
 
-def _plain_int(number: int, budget: "_Budget") -> object:
-    if number.bit_length() <= integers.SHORT_BITS:
-        return number
-    budget.spend(integers.digits_at_least(number))  # before the slow conversion
-    return msgspec.Raw(integers.write(number).encode())
-
-
-class _Budget:
-    """How many digits of long ints a value may have: more alone would exceed its size limit."""
+class _LongInts:
+    """Writes the ints of a value, unless the digits of the long ones alone exceed its size limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._spent = 0
+        self._digits = 0
 
-    def spend(self, digits: int) -> None:
-        self._spent += digits
-        if self._spent > self._limit:
-            raise ValueTooLarge(self._spent, self._limit)
+    def write(self, number: int) -> object:
+        if number.bit_length() <= integers.SHORT_BITS:
+            return number
+        self._digits += integers.digits_at_least(number)
+        if self._digits > self._limit:  # before the slow conversion
+            raise ValueTooLarge(self._digits, self._limit)
+        return msgspec.Raw(integers.write(number).encode())
 
 
 def _plain_name(name: object, where: str) -> str:

@@ -146,12 +146,16 @@ _RUNNING: Final = re.compile(r"^-- Running (?:upgrade|downgrade) (\S*) -> (\S*)$
 
 
 def _migrate(
-    url: str | os.PathLike[str],
-    work: Callable[[Any, Any], None],
-    *,
-    output: TextIO | None = None,
-    **attributes: object,
+    url: str | os.PathLike[str], work: Callable[[Any, Any], None], *, output: TextIO | None = None, **attributes: object
 ) -> None:
+    """Let Alembic do some work on a database.
+
+    Args:
+        url: The database.
+        work: Called with Alembic's module `command`, and the configuration that its commands take.
+        output: Where a script is written.
+        attributes: What `env.py` reads from the configuration.
+    """
     if _in_an_event_loop():
         raise WrongLoop("a migration would block this event loop: use `await asyncio.to_thread(upgrade, url)`")
     try:

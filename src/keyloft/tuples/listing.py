@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList, check_limit
 from keyloft.core.paging import Pages, PageSize
-from keyloft.core.records import Page, Space
+from keyloft.core.records import Page
 from keyloft.tuples.selector import Selector
 
 T = TypeVar("T")
@@ -38,8 +38,7 @@ class Listing(LazyList[T]):
     ) -> None:
         self._engine = engine
         self._selector = selector
-        scan = selector.scan(Space.TUPLES, check_limit(limit), keys_only=keys_only)
-        self._pages = Pages(engine, scan, size)
+        self._pages = Pages(engine, selector.scan(check_limit(limit), keys_only=keys_only), size)
         self._decode_page = decode_page
         self.what = "keys" if keys_only else "entries"
         self._page = Page()

@@ -53,13 +53,13 @@ class Selector(Struct, frozen=True):
         selector = cls(low, high, reverse)
         return selector if cursor is None else cls(low, high, reverse, cursor, selector._read(cursor))
 
-    def scan(self, space: Space, limit: int = NO_LIMIT, *, keys_only: bool = False) -> Scan:
+    def scan(self, limit: int = NO_LIMIT, *, keys_only: bool = False) -> Scan:
         """The read request for an engine."""
         if self.last_key is None:
-            return Scan(space, self.start, self.end, limit, self.reverse, keys_only)
+            return Scan(Space.TUPLES, self.start, self.end, limit, self.reverse, keys_only)
         if self.reverse:
-            return Scan(space, self.start, self.last_key, limit, self.reverse, keys_only)
-        return Scan(space, self.last_key, self.end, limit, self.reverse, keys_only, after=True)
+            return Scan(Space.TUPLES, self.start, self.last_key, limit, self.reverse, keys_only)
+        return Scan(Space.TUPLES, self.last_key, self.end, limit, self.reverse, keys_only, after=True)
 
     def cursor_after(self, key: bytes) -> str:
         """A text from which a list with the same arguments continues after `key`."""

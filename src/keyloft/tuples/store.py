@@ -157,7 +157,7 @@ class Store(AsyncClosing):
             raise InvalidArgument("delete_range needs a prefix, a start or an end; prefix=() stands for everything")
         selector = Selector.of(prefix, start, end)
         removed = 0
-        async for page in Pages(self.engine, selector.scan(_TUPLES, keys_only=True)):
+        async for page in Pages(self.engine, selector.scan(keys_only=True)):
             done = await write(self.engine, *[Delete(_TUPLES, key) for key in page.keys])
             removed += sum(done.found)
         return removed
@@ -180,8 +180,7 @@ class Store(AsyncClosing):
         if bool(watched) == (prefix is not None):
             raise InvalidArgument("watch takes keys or a prefix: watch(key, …) or watch(prefix=…)")
         if prefix is not None:
-            selector = Selector.of(prefix, None, None)
-            return Watching(self.engine.watch(selector.scan(_TUPLES)), whole=False)
+            return Watching(self.engine.watch(Selector.of(prefix, None, None).scan()), whole=False)
         return Watching(self.engine.watch(*[Get(_TUPLES, keys.encode(key)) for key in watched]), whole=True)
 
     async def sweep(self) -> int:
