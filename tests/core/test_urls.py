@@ -91,6 +91,8 @@ SPELLINGS: dict[Any, Any] = {
     "sqlite://x.db": Refused(InvalidArgument, "three slashes .* sqlite:///x.db,"),
     "sqlite://x.db?mode=ro": Refused(InvalidArgument, r"sqlite:///x.db\?mode=ro,"),
     f"sqlite://me:{SECRET}@host/x.db": Refused(InvalidArgument, "three slashes"),
+    f"sqlite://host=localhost password={SECRET}": Refused(InvalidArgument, "three slashes"),
+    f"file:host=localhost password={SECRET}": Refused(InvalidArgument, "or sqlite:///app.db$"),
     f"sqlite:///me:{SECRET}@host/x.db": Refused(InvalidArgument, "begin with a scheme"),
     "sqlite:///": Refused(InvalidArgument, "names no file"),
     "sqlite:x.db": Refused(InvalidArgument, "as in sqlite:///app.db"),

@@ -63,7 +63,7 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
         try:
             text = ":memory:" if url is None else os.fspath(url)
             is_named = bool(os.fsencode(text)) and "\x00" not in text
-        except (TypeError, UnicodeEncodeError):  # bytes, which are not searched for a text, are a TypeError, too
+        except (TypeError, UnicodeEncodeError):  # a TypeError also for bytes
             is_named = False
         if not is_named:
             raise InvalidArgument("a database is named by a path or a URL; leave it out for one in memory")
@@ -116,9 +116,8 @@ def without_login(address: str) -> str:
 def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:
     """Parse what follows `before`: a scheme, and its slashes if there are any."""
     if scheme == "file":
-        path, _, options = rest.partition("?")
-        right = "sqlite:///app.db" if "@" in rest else f"sqlite:///{path}{'?mode=ro' if options == 'mode=ro' else ''}"
-        raise InvalidArgument(f"file: is not a scheme of Keyloft; write the path alone, or {right}")
+        path = rest if rest.endswith("?mode=ro") else rest.partition("?")[0]
+        raise InvalidArgument(f"file: is not a scheme of Keyloft; write the path alone, or sqlite:///{_quoted(path)}")
     if not before.endswith("//"):
         raise InvalidArgument(
             f"{before}… is neither a path nor a URL: two slashes follow the scheme of a URL, as in sqlite:///app.db or "
@@ -149,13 +148,18 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
     if path == "/":
         raise InvalidArgument("sqlite:/// names no file; write sqlite:///app.db, or sqlite:// for one in memory")
     if not path.startswith("/"):
-        right = "app.db" if "@" in rest else rest
-        raise InvalidArgument(f"{before}…: a path follows three slashes, as in sqlite:///{right}, an absolute one four")
+        right = f"sqlite:///{_quoted(rest)}"
+        raise InvalidArgument(f"{before}…: three slashes precede a relative path, as in {right}, four an absolute one")
     path = path[1:]
     if path.startswith("file:"):
         raise InvalidArgument("the path follows sqlite:/// without file:, as in sqlite:///app.db?mode=ro")
     _check_path(path)
     return DatabaseUrl(engine="sqlite", shown=before + rest, path=_absolute(path), read_only=bool(options))
+
+
+def _quoted(path: str) -> str:
+    """The path in a message, or another one if it may hold a password."""
+    return "app.db" if "@" in path or _LOGIN.match(unquote(path)) else path
 
 
 def _check_path(path: str) -> None:
