@@ -13,9 +13,7 @@ from keyloft.cli.terminal import say, sized, table, to_json
 
 def stats(
     *,
-    soon: Annotated[
-        float, option("SECONDS", "What expires within this time expires soon.")
-    ] = limits.SOON_SECONDS,
+    soon: Annotated[float, option("SECONDS", "What expires within this time expires soon.")] = limits.SOON_SECONDS,
     out: Output,
     database: NamedDatabase,
 ) -> None:
