@@ -1,4 +1,7 @@
-"""Runs a benchmark or all of them, `scripts/bench [NAME] [--quick]`, or renders the pages, `scripts/bench report`."""
+"""Runs a benchmark or all of them, `scripts/bench [NAME] [--quick]`, or renders the pages, `scripts/bench report`.
+
+`scripts/bench commits --against COMMIT` shows what a change made faster or slower, and saves nothing.
+"""
 
 import argparse
 import importlib
@@ -8,8 +11,10 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
+from bench.benchmarks import commits
 from bench.harness import machine
 from bench.harness.benchmark import Benchmark, Preparing
 from bench.pages import documents, report
@@ -23,17 +28,22 @@ _MODULES = {
     "peers": "bench.benchmarks.peers",
 }
 """Each has `prepared`, a `benchmark.Preparing`."""
+_COMMITS = "commits"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures Keyloft against its peers.")
-    parser.add_argument("benchmark", nargs="?", choices=[*_MODULES, "report"], help="all of them if not given")
+    names = [*_MODULES, _COMMITS, "report"]
+    parser.add_argument("benchmark", nargs="?", choices=names, help="if not given, all that compare with peers")
     parser.add_argument(
         "--quick", action="store_true", help="few keys and rounds: shows that it runs, and saves nothing"
     )
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--dir", type=Path, default=Path(), help="where the databases go; a real disk (default: here)")
     parser.add_argument("--only", metavar="ROW", action="append", help="measure this row alone, and save nothing")
+    parser.add_argument(
+        "--against", metavar="COMMIT", default="HEAD", help="of `commits`: what to compare with (default: HEAD)"
+    )
     given = parser.parse_args()
     if given.benchmark == "report":
         documents.write(sys.stdout.write)
@@ -56,7 +66,11 @@ def _all(given: argparse.Namespace) -> int:
 def _one(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     # Like Ctrl-C: children end, and temporary files go.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    prepare: Preparing = importlib.import_module(_MODULES[given.benchmark]).prepared
+    prepare: Preparing
+    if given.benchmark == _COMMITS:
+        prepare = partial(commits.prepared, commit=given.against)
+    else:
+        prepare = importlib.import_module(_MODULES[given.benchmark]).prepared
     began = time.monotonic()
     with ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(dir=given.dir.absolute(), prefix=".bench-")))
@@ -74,7 +88,7 @@ def _one(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             print(f"  [{name}: {time.monotonic() - started:.0f} s]", flush=True)
     missed = sum(not verdict.ok for row in rows.values() for verdict in row.verdicts)
     print(f"\n{missed} bars missed; {time.monotonic() - began:.0f} s")
-    if not given.quick and not given.only:
+    if not given.quick and not given.only and given.benchmark != _COMMITS:
         report.save(documents.results_of(given.benchmark), report.Results(about, notes, rows))
         documents.write(sys.stdout.write)
     return 1 if given.strict and missed else 0

@@ -85,14 +85,13 @@ def reference() -> str:
 def _class(name: str, kind: type) -> Iterator[str]:
     yield f"### {name}"
     yield from _docstring(kind)
-    own = vars(kind)
     # Most objects are returned by a call; the others have a documented constructor.
-    if "__init__" in own and own["__init__"].__doc__:
-        yield _signature(own["__init__"], skip=1)
-        yield from _docstring(own["__init__"])
+    if "__init__" in vars(kind) and vars(kind)["__init__"].__doc__:
+        yield _signature(vars(kind)["__init__"], skip=1)
+        yield from _docstring(vars(kind)["__init__"])
     if attributes := list(_attributes(kind)):
         yield "\n".join(attributes)
-    for member, value in own.items():
+    for member, value in _members(kind).items():
         function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         if not member.startswith("_") and inspect.isfunction(function):
             yield from _function(f"#### {name}.{member}", function, skip=0 if isinstance(value, staticmethod) else 1)
@@ -101,11 +100,22 @@ def _class(name: str, kind: type) -> Iterator[str]:
         yield from _class(f"{name}.{attribute}", getattr(importlib.import_module(kind.__module__), helper))
 
 
+def _within_package(kind: type) -> list[type]:
+    """A class and those of its bases that belong to the same package, which no other heading may document."""
+    package = kind.__module__.rpartition(".")[0]
+    return [each for each in reversed(kind.__mro__) if each.__module__.rpartition(".")[0] == package]
+
+
+def _members(kind: type) -> dict[str, Any]:
+    return {name: value for each in _within_package(kind) for name, value in vars(each).items()}
+
+
 def _attributes(kind: type) -> Iterator[str]:
-    for name, annotation in inspect.get_annotations(kind).items():
-        if not name.startswith("_"):
-            yield f"- `{name}`: `{_annotation(annotation)}`"
-    for name, value in vars(kind).items():
+    for each in _within_package(kind):
+        for name, annotation in inspect.get_annotations(each).items():
+            if not name.startswith("_"):
+                yield f"- `{name}`: `{_annotation(annotation)}`"
+    for name, value in _members(kind).items():
         if isinstance(value, property) and not name.startswith("_"):
             returned = _annotation(inspect.signature(value.fget).return_annotation) if value.fget else "Any"
             about = " ".join((inspect.getdoc(value) or "").split())

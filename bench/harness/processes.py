@@ -1,7 +1,7 @@
 """Starts processes and ends them, so that none outlives the benchmark."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 READY = "ready"
@@ -12,13 +12,19 @@ _GRACE_SECONDS = 10.0
 _LONGEST_LINE_BYTES = 256 * 1024 * 1024
 
 
-async def started(*command: str) -> asyncio.subprocess.Process:
-    """Start a process that ends when its input is closed, which also happens if this process dies."""
+async def started(*command: str, environment: Mapping[str, str] | None = None) -> asyncio.subprocess.Process:
+    """Start a process that ends when its input is closed, which also happens if this process dies.
+
+    Args:
+        command: The program and its arguments.
+        environment: Its environment, instead of this process's.
+    """
     return await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=_LONGEST_LINE_BYTES,
+        env=environment,
         # Ctrl-C in a terminal reaches a whole session. Children must outlive their clients, so they get another one.
         start_new_session=True,
     )

@@ -63,12 +63,14 @@ class ManualClock:
         elapsed = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
         self._now += round(elapsed * 1000)
         while self._timers and self._timers[0][0] <= self._now:
-            heapq.heappop(self._timers)[2].fire()
+            _, _, timer = heapq.heappop(self._timers)
+            if timer.callback is not None:
+                timer.callback()
 
     def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
         timer = _ManualTimer(callback)
         if moment <= self._now:
-            timer.fire()
+            callback()
         else:
             heapq.heappush(self._timers, (moment, next(self._order), timer))
         return timer
@@ -76,11 +78,7 @@ class ManualClock:
 
 class _ManualTimer:
     def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback: Callable[[], None] | None = callback
+        self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        self._callback = None
-
-    def fire(self) -> None:
-        if self._callback is not None:
-            self._callback()
+        self.callback = None

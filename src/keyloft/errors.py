@@ -49,7 +49,8 @@
 Messages name arguments, keys, sizes, files, limits and, to locate a problem inside a value, field names; never a value.
 """
 
-from typing import Any, ClassVar, Final, Self
+import copyreg
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "AlreadyExists",
@@ -110,27 +111,29 @@ class KeyloftError(Exception):
     failed_request: Any = None
     """The write request of the semantic store that failed, for the dead letter of a retry policy that gives up."""
 
+    def __init_subclass__(cls, *, code: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.code = code or cls.code
 
-class InvalidInput(KeyloftError, ValueError):
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors are pickled between processes; many are not made from their message alone, so `__init__` is not called.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
+
+class InvalidInput(KeyloftError, ValueError, code="VALIDATION_ERROR"):
     """An argument can't be used; nothing was written."""
-
-    code = "VALIDATION_ERROR"
 
 
 class InvalidArgument(InvalidInput):
     """An argument is out of range, or contradicts another."""
 
 
-class InvalidCursor(InvalidArgument):
+class InvalidCursor(InvalidArgument, code="INVALID_CURSOR"):
     """The cursor belongs to a list with another prefix, start, end or direction, or is no cursor."""
 
-    code = "INVALID_CURSOR"
 
-
-class NotEmpty(InvalidArgument):
+class NotEmpty(InvalidArgument, code="NOT_EMPTY"):
     """A restore would replace what a database holds, and was not allowed to; nothing was changed."""
-
-    code = "NOT_EMPTY"
 
     def __init__(self, database: str, rows: int, backup_rows: int) -> None:
         super().__init__(
@@ -141,64 +144,45 @@ class NotEmpty(InvalidArgument):
         self.rows = rows
         self.backup_rows = backup_rows
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, int, int]]:
-        return type(self), (self.database, self.rows, self.backup_rows)
 
-
-class InvalidJson(InvalidInput):
+class InvalidJson(InvalidInput, code="INVALID_JSON"):
     """A request is not JSON."""
 
-    code = "INVALID_JSON"
 
-
-class MissingField(InvalidInput):
+class MissingField(InvalidInput, code="MISSING_FIELD"):
     """A request lacks a required field."""
 
-    code = "MISSING_FIELD"
 
-
-class InvalidPluginName(InvalidInput):
+class InvalidPluginName(InvalidInput, code="INVALID_PLUGIN_NAME"):
     """No plugin can have this name."""
 
-    code = "INVALID_PLUGIN_NAME"
 
-
-class InvalidSubject(InvalidInput):
+class InvalidSubject(InvalidInput, code="INVALID_SUBJECT"):
     """A request was sent to a subject without a meaning."""
 
-    code = "INVALID_SUBJECT"
 
-
-class InvalidKey(InvalidInput):
+class InvalidKey(InvalidInput, code="INVALID_KEY"):
     """The key can't be stored."""
-
-    code = "INVALID_KEY"
 
 
 class InvalidKeyType(InvalidKey, TypeError):
     """The key, or one of its parts, has a type that keys can't have."""
 
 
-class KeyTooLarge(InvalidKey):
+class KeyTooLarge(InvalidKey, code="KEY_TOO_LARGE"):
     """The key's byte encoding is over the limit."""
 
-    code = "KEY_TOO_LARGE"
 
-
-class InvalidValue(InvalidInput):
+class InvalidValue(InvalidInput, code="INVALID_VALUE"):
     """The value would not come back equal to what was passed in."""
-
-    code = "INVALID_VALUE"
 
 
 class InvalidValueType(InvalidValue, TypeError):
     """The value holds an object of a type that can't be stored."""
 
 
-class ValueTooLarge(InvalidValue):
+class ValueTooLarge(InvalidValue, code="VALUE_TOO_LARGE"):
     """The stored form of the value is over the limit."""
-
-    code = "VALUE_TOO_LARGE"
 
     def __init__(self, size: int | None, limit: int | None, message: str | None = None) -> None:
         """`size` and `limit` are None where a service reported both in its message only."""
@@ -208,9 +192,6 @@ class ValueTooLarge(InvalidValue):
         self.size = size
         self.limit = limit
 
-    def __reduce__(self) -> tuple[type[Self], tuple[int | None, int | None, str]]:
-        return type(self), (self.size, self.limit, str(self))
-
 
 def _unit(size: int) -> str:
     for unit, power in ((" MiB", 2**20), ("KB", 2**10)):  # the plugins' API spells 64 KiB «64KB»
@@ -219,10 +200,8 @@ def _unit(size: int) -> str:
     return f"{size:,}-byte"
 
 
-class NotACounter(KeyloftError, TypeError):
+class NotACounter(KeyloftError, TypeError, code="NOT_A_COUNTER"):
     """`sum`, `min` or `max` met a stored value that is not a U64; nothing of its batch was written."""
-
-    code = "NOT_A_COUNTER"
 
     def __init__(self, key: Any) -> None:
         super().__init__(
@@ -231,29 +210,20 @@ class NotACounter(KeyloftError, TypeError):
         )
         self.key = key
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
-        return type(self), (self.key,)
 
-
-class Undecodable(KeyloftError):
+class Undecodable(KeyloftError, code="UNDECODABLE"):
     """Stored bytes are not a key or value that Keyloft wrote."""
 
-    code = "UNDECODABLE"
 
-
-class Closed(KeyloftError):
+class Closed(KeyloftError, code="CLOSED"):
     """The store was used after `aclose()`."""
-
-    code = "CLOSED"
 
     def __init__(self, message: str = CLOSED) -> None:
         super().__init__(message)
 
 
-class WrongLoop(KeyloftError, RuntimeError):
+class WrongLoop(KeyloftError, RuntimeError, code="WRONG_LOOP"):
     """The store was used from another event loop, or another thread, than the one it was opened in."""
-
-    code = "WRONG_LOOP"
 
     def __init__(
         self,
@@ -263,18 +233,13 @@ class WrongLoop(KeyloftError, RuntimeError):
         super().__init__(message)
 
 
-class AlreadyExists(KeyloftError):
+class AlreadyExists(KeyloftError, code="ALREADY_EXISTS"):
     """An import or a copy met another entry at the same key, and was not asked to keep or replace it."""
-
-    code = "ALREADY_EXISTS"
 
     def __init__(self, space: Any, key: Any) -> None:
         super().__init__("another entry is stored at that key")
         self.space = space
         self.key = key
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, Any]]:
-        return type(self), (self.space, self.key)
 
 
 class _RefusedWrite(Exception):
@@ -296,174 +261,111 @@ class _RefusedWrite(Exception):
         self.conflicts = conflicts
         self.correlation_id = correlation_id
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), self.current, self.conflicts, self.correlation_id)
 
-
-class VersionConflict(_RefusedWrite, KeyloftError):
+class VersionConflict(_RefusedWrite, KeyloftError, code="VERSION_CONFLICT"):
     """The stored version is not the expected one; nothing was written. `current` is what is stored."""
 
-    code = "VERSION_CONFLICT"
 
-
-class StaleFence(_RefusedWrite, KeyloftError):
+class StaleFence(_RefusedWrite, KeyloftError, code="STALE_FENCE"):
     """The lock of this fencing token is no longer held by its holder; nothing was written."""
 
-    code = "STALE_FENCE"
 
-
-def _rebuild(kind: Any, message: str, current: Any, conflicts: tuple[Any, ...], correlation_id: str | None) -> Any:
-    return kind(message, current=current, conflicts=conflicts, correlation_id=correlation_id)
-
-
-class NothingToRestore(KeyloftError, LookupError):
+class NothingToRestore(KeyloftError, LookupError, code="NOTHING_TO_RESTORE"):
     """Nothing was deleted or has expired at this key, or too long ago."""
 
-    code = "NOTHING_TO_RESTORE"
 
-
-class NotForward(InvalidInput):
+class NotForward(InvalidInput, code="NOT_FORWARD"):
     """A checkpoint only moves forward, and the given position is its current one or lies before it."""
 
-    code = "NOT_FORWARD"
 
-
-class LockHeld(KeyloftError, TimeoutError):
+class LockHeld(KeyloftError, TimeoutError, code="LOCK_HELD"):
     """Another holder kept the lock for the whole time that was waited."""
 
-    code = "LOCK_HELD"
 
-
-class LockLost(KeyloftError):
+class LockLost(KeyloftError, code="LOCK_LOST"):
     """The lock expired or was released by an operator while its holder worked; writes with its fence are refused."""
 
-    code = "LOCK_LOST"
 
-
-class Escalated(KeyloftError):
+class Escalated(KeyloftError, code="ESCALATED"):
     """A write failed at every attempt; `__cause__` is the last failure."""
-
-    code = "ESCALATED"
 
     def __init__(self, message: str, dead_letter: str | None = None) -> None:
         """`dead_letter` is the id of the stored intent; None if there was none, or it could not be stored."""
         super().__init__(message)
         self.dead_letter = dead_letter
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str | None]]:
-        return type(self), (str(self), self.dead_letter)
 
-
-class IncompatibleLibrary(KeyloftError):
+class IncompatibleLibrary(KeyloftError, code="INCOMPATIBLE_LIBRARY"):
     """An installed library lacks something that Keyloft uses; the message names it, and the versions that work."""
 
-    code = "INCOMPATIBLE_LIBRARY"
 
-
-class TransferFailed(KeyloftError):
+class TransferFailed(KeyloftError, code="TRANSFER_FAILED"):
     """An import or a copy ended early, or what arrived is not what was sent; `result` says what was stored."""
-
-    code = "TRANSFER_FAILED"
 
     def __init__(self, message: str, result: Any = None) -> None:
         super().__init__(message)
         self.result = result
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, Any]]:
-        return type(self), (str(self), self.result)
 
-
-class NatsServerFailed(KeyloftError):
+class NatsServerFailed(KeyloftError, code="NATS_SERVER_FAILED"):
     """The nats-server that Keyloft starts itself could not be started, or stopped."""
 
-    code = "NATS_SERVER_FAILED"
 
-
-class Unanswered(KeyloftError, ConnectionError):
+class Unanswered(KeyloftError, ConnectionError, code="UNANSWERED"):
     """A request over NATS got no reply."""
 
-    code = "UNANSWERED"
 
-
-class NoService(Unanswered):
+class NoService(Unanswered, code="NO_SERVICE"):
     """No service listens on the subject of the request."""
 
-    code = "NO_SERVICE"
 
-
-class NotPermitted(Unanswered):
+class NotPermitted(Unanswered, code="NOT_PERMITTED"):
     """NATS refused the request, or the delivery of its reply."""
 
-    code = "NOT_PERMITTED"
 
-
-class TimedOut(Unanswered, TimeoutError):
+class TimedOut(Unanswered, TimeoutError, code="TIMED_OUT"):
     """No reply arrived in time; the request may have been carried out, or not."""
 
-    code = "TIMED_OUT"
 
-
-class DatabaseError(KeyloftError):
+class DatabaseError(KeyloftError, code="DATABASE_ERROR"):
     """The database failed; what was acknowledged before is safe."""
 
-    code = "DATABASE_ERROR"
 
-
-class CannotOpen(DatabaseError):
+class CannotOpen(DatabaseError, code="CANNOT_OPEN"):
     """The database can't be opened: a wrong path or URL, or a missing permission."""
 
-    code = "CANNOT_OPEN"
 
-
-class NotADatabase(DatabaseError):
+class NotADatabase(DatabaseError, code="NOT_A_DATABASE"):
     """The file exists and is not an SQLite database."""
 
-    code = "NOT_A_DATABASE"
 
-
-class SchemaTooNew(DatabaseError):
+class SchemaTooNew(DatabaseError, code="SCHEMA_TOO_NEW"):
     """A later version of Keyloft wrote this database."""
 
-    code = "SCHEMA_TOO_NEW"
 
-
-class SchemaTooOld(DatabaseError):
+class SchemaTooOld(DatabaseError, code="SCHEMA_TOO_OLD"):
     """An earlier version of Keyloft wrote this database: run `keyloft migrate`."""
 
-    code = "SCHEMA_TOO_OLD"
 
-
-class ReadOnly(DatabaseError):
+class ReadOnly(DatabaseError, code="READ_ONLY"):
     """The database can't be written."""
 
-    code = "READ_ONLY"
 
-
-class DiskFull(DatabaseError):
+class DiskFull(DatabaseError, code="DISK_FULL"):
     """No space is left; writes work again once there is some."""
 
-    code = "DISK_FULL"
 
-
-class Unreachable(DatabaseError):
+class Unreachable(DatabaseError, code="UNREACHABLE"):
     """The database server can't be reached; nothing was written, and the call can be repeated."""
 
-    code = "UNREACHABLE"
 
-
-class CommitUnknown(DatabaseError):
+class CommitUnknown(DatabaseError, code="COMMIT_UNKNOWN"):
     """The connection was lost during a commit: all of the batch was written, or nothing. Read to find out."""
 
-    code = "COMMIT_UNKNOWN"
 
-
-class Stalled(DatabaseError):
+class Stalled(DatabaseError, code="STALLED"):
     """The database did not answer in time; the message says whether the request may still be carried out."""
 
-    code = "STALLED"
 
-
-class Busy(DatabaseError):
+class Busy(DatabaseError, code="BUSY"):
     """Another writer held the database for too long; nothing was written, and the call can be repeated."""
-
-    code = "BUSY"

@@ -50,9 +50,6 @@ BUSY_SECONDS: Final = 30.0
 SERVER_SECONDS: Final = 10.0
 """How long a call waits for a database server that is away or silent; `keyloft.open(patience=…)` changes it."""
 
-PLUGIN_CACHE_MIB: Final = 10
-"""The same for the plugins' storage, where a request over NATS costs several times as much as the read."""
-
 PLUGIN_NAME_CHARACTERS: Final = 100
 """The longest name of a plugin."""
 
@@ -120,6 +117,9 @@ SEMANTIC_VALUE_BYTES: Final = 64 * 1024
 WRITER_CHARACTERS: Final = 128
 """The longest name of a writer; also of a producer, a consumer hint, a requestId."""
 
+SEMANTIC_REQUEST_BYTES: Final = 32 * 1024
+"""What a request to the semantic service may have besides its value."""
+
 SPEC_REF_CHARACTERS: Final = 256
 """The longest pointer to a spec."""
 
@@ -161,6 +161,9 @@ OUTAGE_SECONDS: Final = 300.0
 FIRST_PAGE_ROWS: Final = 64
 """How many entries the first page of a scan holds; later pages grow up to SCAN_ROWS."""
 
+PAGE_GROWTH: Final = 16
+"""How many times as many entries as a page the next one may hold."""
+
 LONGEST_TIMER_SECONDS: Final = 30.0
 """A timer runs by the monotonic clock, and the wall clock can jump: it is compared again at least this often."""
 
@@ -169,6 +172,9 @@ LONGEST_TIMER_SECONDS: Final = 30.0
 SQLITE_CACHE_MIB: Final = 16
 """How much of a file an open store keeps in memory to read from: some 100,000 small entries. A get takes 5.7 µs instead
 of 7.3 with SQLite's own 2 MiB (ADR 5)."""
+
+PLUGIN_CACHE_MIB: Final = 10
+"""The same for the plugins' storage, where a request over NATS costs several times as much as the read."""
 
 ROW_BYTES: Final = 512
 """A value that takes more than this with its key is stored in the large value table (ADR 5)."""
@@ -187,6 +193,12 @@ SQLITE_GETS_PER_STATEMENT: Final = 16
 
 SQLITE_GETS_WORTH_A_STATEMENT: Final = 5
 """Fewer keys are looked up one by one, which is faster than one statement with mostly empty slots."""
+
+SQLITE_LOCK_PAUSES: Final = (*[0.0005] * 20, 0.002)
+"""Seconds between the attempts to get a lock that another process holds; the last pause is repeated."""
+
+SQLITE_TIME_TEXTS: Final = 256
+"""How many times the engine keeps as text: a group has one time, and most of its expiries are the same."""
 
 CHECKPOINT_QUIET_PAGES: Final = 2_000
 """A write-ahead log of this many pages (8 MiB) is checkpointed as soon as nothing was written for a moment (ADR 5)."""
@@ -299,8 +311,23 @@ UNREAD_CHECK_EVERY: Final = 64
 CONNECT_SECONDS: Final = 3.0
 """The longest that a client waits for a connection to NATS."""
 
-PLUGIN_LOG_LINES_PER_SECOND: Final = 20
-"""How many errors and slow operations of a plugin service are logged a second; the others are counted in one line."""
+LOG_LINES_PER_SECOND: Final = 20
+"""How many failed and slow requests a service logs a second; the others are counted in one line."""
+
+CONNECTION_LOG_LINES_PER_SECOND: Final = 10
+"""How many errors of a connection to NATS are logged a second."""
+
+UNREAD_PAUSE_SECONDS: Final = 0.001
+"""How long a connection that has stopped reading waits before it looks again."""
+
+CANCEL_SECONDS: Final = 0.1
+"""A task of nats-py that has not ended so long after its cancellation is cancelled again."""
+
+FAILED_TASK_SECONDS: Final = 0.1
+"""The pause before a task of a plugin service goes on after an error."""
+
+LATENCY_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+"""The upper bounds of a latency histogram's buckets, in seconds; the PRD's targets are among them."""
 
 LOGGED_OPERATIONS_PER_SECOND: Final = 1000
 """Up to this many operations a second, each has a DEBUG line."""
@@ -330,8 +357,8 @@ HEALTH_SECONDS: Final = 2.0
 RECONNECT_SECONDS: Final = 1.0
 """The pause before `keyloft serve` tries again to connect to NATS, to serve, or to start its nats-server."""
 
-LONGEST_OPENING_PAUSE_SECONDS: Final = 5.0
-"""The longest pause between two attempts of `keyloft serve` to open the database; the first is a quarter second."""
+OPENING_PAUSES: Final = (0.25, 5.0)
+"""The first and the longest pause between two attempts of `keyloft serve` to open the database; they double."""
 
 SAME_SIGNAL_SECONDS: Final = 0.5
 """Two signals within this time count as one: some supervisors signal a process and its group."""
@@ -339,8 +366,29 @@ SAME_SIGNAL_SECONDS: Final = 0.5
 HTTP_REQUEST_BYTES: Final = 8 * 1024
 """The largest request to the pages for metrics and health."""
 
+HTTP_REQUEST_SECONDS: Final = 5.0
+"""How long a client of these pages may take to send its request."""
+
+HTTP_ANSWER_SECONDS: Final = 30.0
+"""How long it may take to receive the page."""
+
 HTTP_CONNECTIONS: Final = 64
 """How many connections these pages have at a time; a further one is cut off."""
+
+USAGE_EVERY_SECONDS: Final = 60.0
+"""Counting the plugins' keys reads the whole table, so metrics show a result for so long."""
+
+USAGE_SECONDS: Final = 5.0
+"""If counting them takes longer, metrics show the previous result."""
+
+NATS_READY_SECONDS: Final = 10.0
+"""How long a nats-server that Keyloft starts may take until it listens."""
+
+NATS_GRACE_SECONDS: Final = 5.0
+"""How long it may take to end before it is killed."""
+
+NATS_PASSWORD_BYTES: Final = 24
+"""How many random bytes a generated password of NATS has."""
 
 NATS_LOG_LINE_BYTES: Final = 1024 * 1024
 """The longest line of nats-server's log that is read."""
@@ -349,6 +397,13 @@ NATS_LOG_LINE_BYTES: Final = 1024 * 1024
 
 RECENT_ENTRIES: Final = 16_384
 """Of so many entries a semantic store remembers the last version, so that a put needs no read: at most 8 MiB."""
+
+PARSED_KEYS: Final = 16_384
+"""So many keys of the semantic store are kept parsed, in at most 7 MB: parsing would take a fifth of a get
+(`scripts/bench semantic`, row «get»)."""
+
+KNOWN_SEMANTICS: Final = 1024
+"""So many semantics are kept decoded: the entries of a kind mostly have the same ones."""
 
 AUDIT_UNINDEXED: Final = 16
 """An entry's row lists so many of its audit records before they move to an index row."""
@@ -364,6 +419,9 @@ TRANSIENT_PAUSE_SECONDS: Final = 0.5
 
 LONGEST_TRANSIENT_PAUSE_SECONDS: Final = 8.0
 """The longest pause between two attempts after transient errors."""
+
+LOCK_TTL_SECONDS: Final = 30
+"""The TTL of a lock, unless its holder asks for another one."""
 
 LOCK_RENEWALS_PER_TTL: Final = 3
 """How often a lock is renewed within its TTL."""
@@ -383,9 +441,6 @@ CONFLICT_WINDOW_PARTS: Final = 3
 CONFLICT_FEWEST_WRITES: Final = 10
 """With fewer writes in the window, the conflict rate raises no alert."""
 
-SEMANTIC_LOG_LINES_PER_SECOND: Final = 20
-"""So many failed requests of the semantic service are logged per second; the rest are counted in one line."""
-
 UNSENT_REFUSALS: Final = 1000
 """With so many refusals waiting to be sent, the semantic service reads no further request."""
 
@@ -401,6 +456,18 @@ TRANSFER_SLICE_BYTES: Final = 4 * SCAN_BYTES
 
 ROWS_BETWEEN_PROGRESS: Final = 1000
 """How many rows a comparison reads between two reports of its progress."""
+
+SOON_SECONDS: Final = 3600.0
+"""What expires within so many seconds is counted by stats as expiring soon, unless asked for another number."""
+
+FINDINGS: Final = 100
+"""How many problems a check shows, unless asked for another number."""
+
+SHOWN_KEY_CHARACTERS: Final = 300
+"""A longer key is cut in the messages of an import."""
+
+PLUGIN_COMMAND_SECONDS: Final = 5.0
+"""How long `keyloft plugin` waits for an answer, unless asked for another time."""
 
 PLUGIN_REQUESTS_AT_ONCE: Final = 200
 """How many requests `keyloft plugin purge` and `import-json` have under way; a service takes a thousand per plugin."""

@@ -12,7 +12,6 @@ import pytest
 
 import keyloft
 from keyloft import InvalidArgument, NotEmpty, TransferFailed, admin
-from keyloft.admin.progress import Progress
 from tests.support.everything import fill
 from tests.support.postgres import database_url
 
@@ -55,7 +54,7 @@ def test_every_function_is_documented_with_an_example_and_reports_progress(name:
     for heading in ("Example:", "Args:", "Returns:", "Raises:"):
         assert f"\n{heading}\n" in documentation
     parameters = inspect.signature(function).parameters
-    assert parameters["progress"].annotation == Progress | None
+    assert parameters["progress"].annotation == admin.Progress | None
     for parameter in parameters:
         assert f"    {parameter}: " in documentation
 
@@ -113,6 +112,21 @@ async def test_entries_travel_through_a_stream(url: str, tmp_path: Path) -> None
     again = io.BytesIO()
     assert await admin.export(other, again) == report
     assert again.getvalue() == out.getvalue()
+
+
+async def test_an_export_does_not_replace_what_another_process_made_meanwhile(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+
+    def make_it(stage: str, done: int, total: int | None) -> None:
+        if done:
+            file.write_text("of another process")
+
+    with pytest.raises(InvalidArgument, match="exists already"):
+        await admin.export(url, file, progress=make_it)
+    assert file.read_text() == "of another process"
+    assert (tmp_path / "all.jsonl.partial").exists()
+    await admin.export(url, file, overwrite=True)
+    assert not (tmp_path / "all.jsonl.partial").exists()
 
 
 async def test_an_import_that_fails_returns_what_was_stored(url: str, tmp_path: Path) -> None:

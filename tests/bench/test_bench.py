@@ -3,10 +3,12 @@
 import random
 import re
 import xml.etree.ElementTree as ET
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from bench.benchmarks import commits
 from bench.harness.figures import Figure, Reached, Row, compare, number, of_rates, percentile, ratio, within
 from bench.harness.race import Arm, Course, Timed, Unavailable, timed, timed_inline
 from bench.pages import charts, documents, report, tables
@@ -52,6 +54,23 @@ def test_percentiles_are_of_the_sample() -> None:
 )
 def test_numbers_show_three_digits_or_so(amount: float, shown: str) -> None:
     assert number(amount) == shown
+
+
+# Commits
+
+
+def test_this_tree_races_the_code_of_another_commit(tmp_path: Path) -> None:
+    with ExitStack() as closing:
+        benchmark = commits.prepared(True, tmp_path, closing, "HEAD")
+        row = benchmark.rows["check-and-set"]()
+    assert (tmp_path / "src" / "keyloft" / "__init__.py").exists(), "the other commit's code was taken from git"
+    assert [arm.name for arm in row.arms] == ["Keyloft, this tree", "Keyloft, HEAD"]
+    assert row.arms[0].rate.median > 0
+
+
+def test_an_unknown_commit_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--against no-such-commit: "), ExitStack() as closing:
+        commits.prepared(True, tmp_path, closing, "no-such-commit")
 
 
 # Races

@@ -84,12 +84,14 @@ def test_a_wrong_call_ends_with_code_2(run: Keyloft, arguments: tuple[str, ...])
         (("exprt",), "export"),
         (("semantic", "gett"), "get"),
         (("plugin", "prge"), "purge"),
+        (("set", "k", "-5", "--txt"), "--text"),
+        (("--verison",), "--version"),
     ],
 )
 def test_what_was_mistyped_is_suggested(run: Keyloft, arguments: tuple[str, ...], meant: str) -> None:
     code, said, told = run(*arguments)
     assert (code, said) == (2, "")
-    assert re.search(rf"Did you mean .*{meant}.*\?", told)
+    assert told.rstrip().endswith(f"Did you mean {meant}?")
 
 
 def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
@@ -333,7 +335,7 @@ class TestMigrate:
         assert up == (0, "", f"{database} has the schema of this version\n")
         unsaid = run("migrate", "--to", "-1", "--database", str(database))
         assert unsaid[0] == 2
-        assert "say --yes" in unsaid[2]
+        assert "--yes answers beforehand" in unsaid[2]
         down = run("migrate", "--to", "-1", "--yes", "--database", str(database))
         assert (down[0], down[2]) == (0, f"{database} went back (-1)\n")
         run("migrate", "--database", str(database))

@@ -22,7 +22,7 @@ import pytest
 import keyloft
 from keyloft.admin import Finding
 from keyloft.cli.doctor import database as examine_data
-from keyloft.cli.doctor.bounded import bounded
+from keyloft.cli.doctor.checks import bounded
 from keyloft.cli.doctor.host import SQLITE
 from keyloft.core.records import Latest
 from keyloft.core.schema import REVISION
@@ -555,7 +555,7 @@ async def test_a_port_that_is_taken_is_told_with_the_setting(doctor: Doctor) -> 
             own = silent.getsockname()[1]
             code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}", "--nats-port", str(own))
     finally:
-        await pages.stop()
+        await pages.aclose()
     assert code == 1
     assert "did not speak NATS" in found["nats"][0]["what"]
     assert (found[f"port {port}"][0]["severity"], found[f"port {own}"][0]["severity"]) == ("warning", "problem")
@@ -575,7 +575,7 @@ async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
         code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}")
         assert (code, found[f"port {port}"][0]["severity"]) == (0, "ok")
     finally:
-        await server.stop()
+        await server.aclose()
     code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}")
     assert (code, found[f"port {port}"][0]["what"]) == (0, "free, for metrics and health")
     code, found = await asyncio.to_thread(doctor, "--http", f"192.0.2.1:{port}")
@@ -583,6 +583,6 @@ async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
 
 
 def test_the_users_of_a_configuration_are_known(isolation: Isolation) -> None:
-    from keyloft.cli.doctor.nats import read_logins
+    from keyloft.cli.nats_config import read_logins
 
-    assert read_logins("nats.conf").keys() == {SERVICE, ADMIN, "trivia", "quote-db", "TENANT-acme"}
+    assert read_logins("nats.conf", "--nats-config").keys() == {SERVICE, ADMIN, "trivia", "quote-db", "TENANT-acme"}

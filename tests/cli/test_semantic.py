@@ -96,6 +96,8 @@ def test_dead_letters_are_listed_retried_and_dropped(run: Keyloft, environment: 
     made = run("semantic", "dead-letters", "retry", PROJECT, first["id"], "--expected-version", "*")
     assert shown(made)["value"] == "secret"
     assert run("semantic", "dead-letters", "drop", PROJECT, second["id"])[0] == 2
+    code, seen = at_a_terminal(environment, "semantic", "dead-letters", "drop", PROJECT, second["id"], answer="n\n")
+    assert (code, "What it holds is lost then." in seen, "Nothing was changed." in seen) == (1, True, True)
     assert run("semantic", "dead-letters", "drop", PROJECT, second["id"], "--yes")[0] == 0
     assert run("semantic", "dead-letters", "list", PROJECT) == (0, "", "")
     assert run("semantic", "dead-letters", "drop", PROJECT, second["id"], "--yes")[0] == 1

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import keyloft
 from keyloft import U64, Store, admin
 from keyloft.admin import export_format as lines
-from keyloft.admin.comparison import compare
 from keyloft.admin.export_files import ExportWriter
 from keyloft.admin.selection import Selection
+from keyloft.admin.transfer import compare
 from keyloft.clock import SystemClock
 from keyloft.core import keys
 from keyloft.core.maintenance import EVERYTHING, Existing, Loaded, Maintenance
@@ -549,9 +549,9 @@ async def test_what_expires_on_the_way_is_not_missed(url: str, other: str) -> No
     async with maintenance_of(url) as a, maintenance_of(other) as b:
         await a.load([(Space.TUPLES, soon)], 1, Existing.REFUSE)
         async with a.snapshot() as source, b.snapshot() as target:
-            assert (await compare(source, target, Selection(), lambda done, total: None)).missing == 1
+            assert (await compare(source, target, Selection())).missing == 1
             target.now = soon.expires_at or 0
-            found = await compare(source, target, Selection(), lambda done, total: None)
+            found = await compare(source, target, Selection())
             assert (found.missing, found.source_sha256) == (0, found.target_sha256)
 
 
@@ -591,7 +591,7 @@ async def test_large_values_come_a_few_at_a_time(url: str) -> None:
 async def test_a_copy_that_differs_is_found_out(url: str, other: str, run: Keyloft) -> None:
     async def told(a: Maintenance, b: Maintenance) -> tuple[int, int, int, str | None, bool]:
         async with a.snapshot() as source, b.snapshot() as target:
-            found = await compare(source, target, Selection(), lambda done, total: None)
+            found = await compare(source, target, Selection())
         return (
             found.compared,
             found.missing,
@@ -671,6 +671,9 @@ def test_somebody_at_a_terminal_sees_how_far_it_is(run: Keyloft, environment: di
     out, copied = str(tmp_path / "sentence.jsonl"), str(tmp_path / "copied.db")
     assert (
         f"{out} holds {2 * MAINTENANCE_ROWS:,} entries, up to version " in at_a_terminal(environment, "export", out)[1]
+    )
+    assert at_a_terminal(environment, "export", "--prefix", "nothing")[1].startswith('{"keyloft"'), (
+        "no bar beside lines"
     )
     shown = at_a_terminal(environment, "copy", environment["KEYLOFT_DATABASE_URL"], copied, "--prefix", "nothing")[1]
     assert "0 entries stored in " in shown

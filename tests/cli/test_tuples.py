@@ -157,6 +157,8 @@ class TestTerminal:
         assert at_a_terminal({**environment, "TERM": "dumb"}, "get", "users/alice")[1] == '{"name":"Alice"}\r\n'
         assert at_a_terminal(environment, "get", "users/alice", "--json")[1] == '{"name":"Alice"}\r\n'
         assert at_a_terminal(environment, "list")[1] == 'users/alice = {"name":"Alice"}\r\n'
+        assert at_a_terminal(environment, "list", "no")[1] == "there are no entries below no\r\n"
+        assert at_a_terminal(environment, "keys", "no")[1] == "there are no keys below no\r\n"
 
 
 def test_who_has_seen_enough_ends_a_list_in_silence(run: Keyloft, environment: dict[str, str]) -> None:

@@ -385,7 +385,7 @@ class EngineContract:
         assert list(page.keys[:3]) == keys
         assert list(page.versions) == sorted([first.version, *[both.version] * 2, *[done.version for done in many]])
         by_version = {done.version: b"%d" % number for number, done in enumerate(many, 3)}
-        assert [by_version[record.version] for record in page[3:]] == list(page.values[3:])
+        assert [by_version[record.version] for record in list(page)[3:]] == list(page.values[3:])
 
     async def test_what_is_appended_expires_and_is_watched_like_all_else(
         self, engine: Engine, clock: ManualClock

@@ -128,11 +128,25 @@ def _all_below(kind: type[Exception]) -> set[type[Exception]]:
 
 
 @pytest.mark.parametrize(
-    "error", [keyloft.ValueTooLarge(11, 10), keyloft.NotACounter(("k",)), keyloft.Closed(), keyloft.Busy("held")]
+    "error",
+    [
+        keyloft.ValueTooLarge(11, 10),
+        keyloft.NotACounter(("k",)),
+        keyloft.NotEmpty("app.db", 2, 3),
+        keyloft.AlreadyExists("tuples", b"k"),
+        keyloft.VersionConflict("expected 1", current=2, conflicts=(3,), correlation_id="4"),
+        keyloft.Escalated("failed at every attempt", "letter"),
+        keyloft.TransferFailed("ended early", {"new": 1}),
+        keyloft.TimedOut("no reply"),
+        keyloft.Closed(),
+        keyloft.Busy("held"),
+    ],
 )
 def test_errors_travel_between_processes(error: keyloft.KeyloftError) -> None:
+    error.add_note("a note")
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.code) == (type(error), str(error), error.code)
+    assert vars(copy) == vars(error)
 
 
 def test_the_embedded_library_needs_two_packages() -> None:

@@ -192,6 +192,17 @@ async def test_a_path_that_breaks_a_rule_is_not_sent(client: SemanticClient, pat
         await client.get(path)
 
 
+async def test_a_batch_that_breaks_a_rule_is_not_sent(client: SemanticClient) -> None:
+    delete = Intent.delete("k", expected_version="*", writer="w")
+    await client.nats.close()
+    with pytest.raises(keyloft.InvalidArgument, match="operations: from 1 to"):
+        await client.batch([])
+    with pytest.raises(keyloft.InvalidKey, match=r"operations\[1\]: key"):
+        await client.batch([delete, Intent.delete("A", expected_version="*", writer="w")])
+    with pytest.raises(keyloft.InvalidArgument, match="operations: k is named twice"):
+        await client.batch([delete, delete])
+
+
 async def test_what_is_no_value_is_not_sent(client: SemanticClient) -> None:
     with pytest.raises(keyloft.InvalidValue):
         await client.put("k", float("nan"), expected_version=0, writer="w", semantics=CURSOR)

@@ -7,7 +7,7 @@ import pytest
 
 import keyloft
 from keyloft import ManualClock, Store, Unreachable
-from keyloft.semantic import Alert, Intent, Semantics, SemanticStore, Signals, StaleFence, VersionConflict
+from keyloft.semantic import Alert, FailedWrite, Intent, Semantics, SemanticStore, Signals, StaleFence, VersionConflict
 from tests.semantic.trouble import PROJECT, behind_network, until
 
 KEY = f"{PROJECT}/docs/cursor"
@@ -141,7 +141,7 @@ class TestConflictRate:
 
     def write(self, signals: Signals, *, conflict: bool) -> None:
         if conflict:
-            signals.conflict(PUT, CURSOR, None, 1, reason="version", correlation_id="c")
+            signals.conflict(PUT, FailedWrite(PUT.key, 1, None, "version"), None, "c")
         else:
             signals.success(PUT, CURSOR, None, 1)
 

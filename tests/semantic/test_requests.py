@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from keyloft import ManualClock, Store
-from keyloft.semantic import Semantics, SemanticStore, StaleFence, VersionConflict
+from keyloft.semantic import Intent, Semantics, SemanticStore, StaleFence, VersionConflict
+from keyloft.semantic.intents import WriteRequest
 
 from .entries import (
     KEY,
@@ -232,3 +233,13 @@ async def test_a_retry_may_name_the_fields_of_its_value_in_another_order(store: 
     assert again == first
     with pytest.raises(VersionConflict):
         await put(store, value={"a": 2, "b": {"x": 1, "y": 10**30}}, request_id="r")
+
+
+def test_the_digest_of_a_request_is_that_of_earlier_versions() -> None:
+    """Databases remember it: with another one, a repeated request would be refused after an upgrade."""
+    semantics = Semantics("cursor", producer="h", ttl_seconds=9999)
+    key = "tenant/acme/project/web/a"
+    value = {"z": 1, "b": [1, 2]}
+    put = Intent.put(key, value, expected_version=0, writer="h:s", semantics=semantics, spec_ref="spec://x")
+    delete = Intent.delete("tenant/acme/project/web/b", expected_version=2, writer="h:s")
+    assert WriteRequest(intents=(put, delete), request_id="r").digest == "28b40e81dfecbc1c97627ce11a1fad92"

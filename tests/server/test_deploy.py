@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 import keyloft
 from keyloft.nats.errors import WIRE_ERRORS
@@ -145,7 +146,6 @@ async def test_the_dashboard_shows_metrics_that_exist(scraped: Samples) -> None:
 
 
 async def test_the_alerts_are_about_metrics_that_exist(scraped: Samples) -> None:
-    yaml = pytest.importorskip("yaml", reason="pip install pyyaml; the extra check has it")
     path = DEPLOY / "prometheus-rules.yaml"
     [group] = yaml.safe_load(path.read_text())["groups"]
     assert group["name"] == "keyloft"

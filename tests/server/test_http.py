@@ -35,10 +35,11 @@ async def unwell() -> Response:
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     pages = {"/": page, "/broken": broken, "/endless": endless, "/huge": huge, "/unwell": unwell}
-    server = HttpServer(pages, request_seconds=0.3, answer_seconds=0.3)
+    server = HttpServer(pages)
+    server.request_seconds = server.answer_seconds = 0.3
     _, port = await server.start("127.0.0.1", 0)
     yield port
-    await server.stop()
+    await server.aclose()
 
 
 async def send(port: int, request: bytes) -> bytes:
@@ -107,7 +108,8 @@ async def test_a_client_that_hangs_up_does_no_harm(port: int) -> None:
 
 
 async def test_a_slow_reader_is_cut_off() -> None:
-    server = HttpServer({"/huge": huge}, answer_seconds=0.3)
+    server = HttpServer({"/huge": huge})
+    server.answer_seconds = 0.3
     _, port = await server.start("127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
     writer.write(b"GET /huge HTTP/1.1\r\n\r\n")
@@ -118,7 +120,7 @@ async def test_a_slow_reader_is_cut_off() -> None:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
             await reader.readexactly(20_000_000)
     writer.transport.abort()
-    await server.stop()
+    await server.aclose()
 
 
 async def test_many_connections_are_cut_off_and_then_it_goes_on(port: int) -> None:
@@ -129,13 +131,13 @@ async def test_many_connections_are_cut_off_and_then_it_goes_on(port: int) -> No
 
 async def test_stopping_ends_open_connections() -> None:
     server = HttpServer({"/": endless})
-    await server.stop()  # it was not started: nothing to do
+    await server.aclose()  # it was not started: nothing to do
     _, port = await server.start("127.0.0.1", 0)
     asked = asyncio.create_task(send(port, b"GET / HTTP/1.1\r\n\r\n"))
     async with asyncio.timeout(_LONGEST_SECONDS):
         while not server._connections:
             await asyncio.sleep(0.01)
-        await server.stop()
+        await server.aclose()
         assert await asked == b""
 
 

@@ -537,7 +537,9 @@ def test_a_password_for_an_unknown_user_is_refused() -> None:
         isolate(["trivia"], passwords={"quote": "secret"})
 
 
-@pytest.mark.parametrize("listen", ["", "4222", "127.0.0.1", '127.0.0.1:4222"', "127.0.0.1:4222\n", ":4222", "a b:1"])
+@pytest.mark.parametrize(
+    "listen", ["", "4222", "127.0.0.1", '127.0.0.1:4222"', "127.0.0.1:4222\n", ":4222", "a b:1", "a:65536"]
+)
 def test_an_address_that_cannot_be_is_refused(listen: str) -> None:
     with pytest.raises(InvalidArgument, match="host:port"):
         isolate(["trivia"], listen=listen)

@@ -62,7 +62,8 @@ async def test_the_prefix_is_the_operators(db: BotDatabase) -> None:
 
 
 async def test_what_is_stored_is_counted_once_in_a_while(db: BotDatabase) -> None:
-    often, seldom = Metrics(Meters(), db, prefix="p", usage_every=0), Metrics(Meters(), db, prefix="p")
+    often, seldom = Metrics(Meters(), db, prefix="p"), Metrics(Meters(), db, prefix="p")
+    often.usage_every = 0
     for expected in ({}, {'plugin="a"': 1.0}):
         assert sample((await often.render()).decode(), "p_kv_keys_total") == expected
         assert sample((await seldom.render()).decode(), "p_kv_keys_total") == {}
@@ -102,7 +103,8 @@ async def test_a_slow_count_does_not_hold_up_a_scrape(db: BotDatabase, monkeypat
         await asyncio.Event().wait()
 
     monkeypatch.setattr(engine, "read", stalled)
-    metrics = Metrics(Meters(), db, prefix="p", usage_seconds=0.01)
+    metrics = Metrics(Meters(), db, prefix="p")
+    metrics.usage_seconds = 0.01
     assert b"p_kv_set_total" in await metrics.render()
     await metrics.aclose()
 

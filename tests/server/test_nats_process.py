@@ -119,7 +119,8 @@ async def test_stop_ends_the_process_and_may_be_called_again() -> None:
 
 
 async def test_one_that_does_not_listen_to_sigterm_is_killed() -> None:
-    server = NatsServer(grace_seconds=0.1)
+    server = NatsServer()
+    server.grace_seconds = 0.1
     await server.start()
     pid = server.pid
     os.kill(pid, signal.SIGSTOP)
@@ -165,8 +166,10 @@ async def test_one_that_never_gets_ready_is_an_error_and_is_ended(
     mute.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     mute.chmod(0o700)
     monkeypatch.setattr(nats_process, "find_binary", lambda: str(mute))
+    server = NatsServer()
+    server.ready_seconds = 0.5
     with pytest.raises(NatsServerFailed, match=r"did not start within 0\.5 seconds"):
-        await NatsServer(ready_seconds=0.5).start()
+        await server.start()
     assert not runs(int((tmp_path / "pid").read_text()))
 
 

@@ -250,12 +250,11 @@ class StoreMachine(RuleBasedStateMachine):
     async def paged(self, prefix: TupleKey, reverse: bool, limit: int) -> list[Held]:
         found: list[Held] = []
         cursor = None
-        while True:
-            page = self.kv.list(prefix, reverse=reverse, limit=limit, cursor=cursor)
-            found += [self.held(entry) async for entry in page]
+        while page := await self.kv.list(prefix, reverse=reverse, limit=limit, cursor=cursor):
+            found += [self.held(entry) for entry in page]
             cursor = page.cursor
-            if cursor is None:
-                return found
+        assert page.cursor == cursor, "the cursor of an empty page is the one that was given"
+        return found
 
     @rule(start=tuple_keys, end=tuple_keys)
     def ranges(self, start: TupleKey, end: TupleKey) -> None:

@@ -10,10 +10,9 @@ Each function opens the databases that it is called with and closes them again, 
 """
 
 from keyloft.admin.backup import BackupReport, RestoreReport, backup, restore
-from keyloft.admin.check import CheckReport, check
+from keyloft.admin.check import CheckReport, Finding, check
 from keyloft.admin.compact import CompactReport, DiskUsage, compact
-from keyloft.admin.findings import Finding
-from keyloft.admin.progress import Progress
+from keyloft.admin.databases import Progress
 from keyloft.admin.stats import StatsReport, Tally, stats
 from keyloft.admin.transfer import CopyReport, ExportReport, ImportReport, copy, export, import_
 

@@ -1,17 +1,15 @@
 """Saves a whole database into an SQLite file, and brings it back."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import hashlib
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
-from keyloft.admin.comparison import Digest, digest
-from keyloft.admin.databases import Database, opened
+from keyloft.admin.databases import Database, Progress, opened, stage
 from keyloft.admin.files import complete_file
-from keyloft.admin.progress import Progress, stage
 from keyloft.admin.selection import Selection, count
-from keyloft.core.maintenance import Maintenance, Snapshot
+from keyloft.core.maintenance import EVERYTHING, Maintenance, Snapshot
 from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import Busy, DatabaseError, DiskFull, InvalidArgument, NotADatabase, NotEmpty
 
@@ -38,6 +36,13 @@ class RestoreReport(Struct, frozen=True, kw_only=True):
     """The version of the database's last commit."""
     verified: bool
     """Whether the database holds what the backup holds; False if others wrote into it meanwhile."""
+
+
+class Digest(Struct, frozen=True):
+    """The number of rows of a database, and a hash of their keys, values, versions and times."""
+
+    rows: int
+    hash: str
 
 
 async def backup(
@@ -68,8 +73,6 @@ async def backup(
     target, source = _path(file), DatabaseUrl.parse(database)
     if source.file is not None and _is_same(source.file, target):
         raise InvalidArgument(f"{file} is the database itself: name another file")
-    if target.is_dir():
-        raise InvalidArgument(f"{target} is a folder: name a file in it")
     try:
         async with opened(source) as maintenance:
             with complete_file(target, overwrite=overwrite) as unfinished:
@@ -118,7 +121,7 @@ async def restore(
         if lost and not replace:
             raise NotEmpty(url.shown, lost, await count(wanted, Selection()))
         await _check(saved, str(source), progress)
-        held = await digest(wanted, stage(progress, "reading"))
+        held = await _digest(wanted, progress, "reading")
         if target is not None and is_new:
             # A copy of the file brings other programs' tables, too.
             with complete_file(target) as unfinished:
@@ -134,15 +137,13 @@ async def _replace_rows(
     wanted: Snapshot, held: Digest, database: DatabaseUrl, lost: int, progress: Progress | None
 ) -> tuple[bool, int]:
     """Replace all rows of a database; whether it now holds the same, and its version."""
-    async with _with_tables(database) as target:
+    async with opened(database, make=True) as target:
         rows, before = await _count(target)
         if rows and not lost:
             raise Busy(f"another process wrote into {database.shown} meanwhile; nothing was changed")
-        restoring = stage(progress, "restoring")
+        advance = stage(progress, "restoring")
         # Where no row was to be lost, none may have been added since.
-        await target.become(
-            wanted, lambda done, _: restoring(done, held.rows), expected_version=None if lost else before
-        )
+        await target.become(wanted, lambda done, _: advance(done, held.rows), expected_version=None if lost else before)
         alone = wanted.version if before < wanted.version else before + 1
         async with target.snapshot() as found:
             return await _verify(held, found, progress, alone=found.version == alone), found.version
@@ -168,28 +169,31 @@ async def _rows_in(database: DatabaseUrl) -> int:
         return 0
 
 
-@asynccontextmanager
-async def _with_tables(database: DatabaseUrl) -> AsyncIterator[Maintenance]:
-    """A database, with Keyloft's tables made in it if there are none."""
-    try:
-        async with opened(database):
-            make = False
-    except NotADatabase:
-        make = True
-    async with opened(database, make=make) as maintenance:
-        yield maintenance
-
-
 async def _verify(held: Digest, found: Snapshot, progress: Progress | None, *, alone: bool = True) -> bool:
     """Whether a database holds what the backup does; if others write there, it need not.
 
     Raises:
         DatabaseError: It does not, although no one else wrote.
     """
-    is_same = await digest(found, stage(progress, "comparing")) == held
+    is_same = await _digest(found, progress, "comparing") == held
     if not is_same and alone:
         raise DatabaseError("what was restored is not what the backup holds: check the disk, and restore again")
     return is_same
+
+
+async def _digest(snapshot: Snapshot, progress: Progress | None, name: str) -> Digest:
+    """The digest of a database; `name` is that of the stage."""
+    rows, hashed = 0, hashlib.blake2b(digest_size=32)
+    advance, to_bytes = stage(progress, name), msgspec.msgpack.Encoder().encode
+    for part in EVERYTHING:
+        hashed.update(part.space.encode())
+        async for some in snapshot.rows(part):
+            # Row by row: the hash must not depend on where a page ends.
+            for row in some:
+                hashed.update(to_bytes(row))
+            rows += len(some)
+            advance(rows, rows)
+    return Digest(rows, hashed.hexdigest())
 
 
 def _path(file: Database) -> Path:

@@ -1,42 +1,47 @@
 """Finds what is wrong with a database, without changing it."""
 
-from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from keyloft.admin.databases import Database, opened
+from keyloft import errors, limits
+from keyloft.admin.databases import Database, Progress, opened, stage
 from keyloft.admin.export_format import row_name
-from keyloft.admin.findings import Finding
-from keyloft.admin.progress import Progress, stage
 from keyloft.core import keys, values
 from keyloft.core.maintenance import Maintenance, Range, Snapshot
-from keyloft.core.records import Record, Space
-from keyloft.errors import (
-    DatabaseError,
-    InvalidArgument,
-    InvalidInput,
-    NotADatabase,
-    SchemaTooNew,
-    SchemaTooOld,
-    Undecodable,
-)
+from keyloft.core.records import Key, Record, Space
+from keyloft.errors import DatabaseError, InvalidArgument, InvalidInput, Undecodable
 from keyloft.plugins import rules
 from keyloft.semantic.row_checks import RowChecker
 
 _CURES: Final = {
     "damage": "restore a backup; export what can be read before",
     "schema": "migrate the database, or upgrade Keyloft, as the message says",
-    "key": "correct or remove the row with SQL: readers of other rows are not affected",
-    "value": "correct or remove the row with SQL: readers of other rows are not affected",
-    "time": "correct or remove the row with SQL: readers of other rows are not affected",
     "version": "while nothing runs, raise keyloft_version_counter to the highest version there is",
     "orphan": "nothing: it is harmless",
-}
+} | dict.fromkeys(
+    ("key", "value", "time"), "correct or remove the row with SQL: readers of other rows are not affected"
+)
 _DATABASE: Final = "database"
 
 Defects: TypeAlias = Iterator[tuple[str, str]]
 """The code of each defect of a row, and what is wrong."""
+
+
+class Finding(Struct, frozen=True):
+    """What was examined, how it is, and what to do about it. It never holds a value or a password."""
+
+    severity: Literal["ok", "warning", "problem", "skipped"]
+    code: str
+    """What was examined, or what kind of defect it is: `schema`, `damage`, `key`, …"""
+    what: str
+    """What was found."""
+    where: str = ""
+    """The row or file that it concerns, if it concerns one."""
+    cure: str = ""
+    """What to do about it."""
 
 
 class CheckReport(Struct, frozen=True, kw_only=True):
@@ -50,7 +55,7 @@ class CheckReport(Struct, frozen=True, kw_only=True):
     """The first of them, up to the limit."""
 
 
-async def check(database: Database, *, limit: int = 100, progress: Progress | None = None) -> CheckReport:
+async def check(database: Database, *, limit: int = limits.FINDINGS, progress: Progress | None = None) -> CheckReport:
     """Find what is wrong with a database. It may run beside a service, and changes nothing.
 
     It reads pages and indexes, the schema, and all rows: keys and values that can't be decoded, versions that were
@@ -75,13 +80,9 @@ async def check(database: Database, *, limit: int = 100, progress: Progress | No
     if limit < 0:
         raise InvalidArgument("limit (--limit) is the number of findings to show, 0 or more")
     examination = _Examination(limit)
-    try:
+    with examination.noting(_DATABASE):
         async with opened(database) as maintenance:
             await examination.examine(maintenance, progress)
-    except (SchemaTooOld, SchemaTooNew) as error:
-        examination.add("schema", error, _DATABASE)
-    except DatabaseError as error:
-        examination.add_damage(error, _DATABASE)
     return CheckReport(rows=examination.rows, problems=examination.problems, findings=tuple(examination.findings))
 
 
@@ -99,78 +100,68 @@ class _Examination:
         if len(self.findings) < self._limit:
             self.findings.append(Finding("problem", code, " ".join(str(what).split()), where, _CURES[code]))
 
-    def add_damage(self, error: DatabaseError, where: str, what: str = "") -> None:
-        """A server that is away, a lock or a missing permission prevents a check, and is not a finding of it."""
-        if type(error) not in (DatabaseError, NotADatabase):
-            raise error
-        self.add("damage", f"{what}{error}", where)
+    @contextmanager
+    def noting(self, where: str, what: str = "") -> Iterator[None]:
+        """Add an error that is a finding. A server that is away, a lock or a missing permission prevents the check."""
+        try:
+            yield
+        except (errors.SchemaTooOld, errors.SchemaTooNew) as error:
+            self.add("schema", error, where)
+        except DatabaseError as error:
+            if type(error) not in (DatabaseError, errors.NotADatabase):
+                raise
+            self.add("damage", f"{what}{error}", where)
 
     async def examine(self, maintenance: Maintenance, progress: Progress | None) -> None:
-        try:
+        with self.noting(_DATABASE):
             for line in await maintenance.damage(stage(progress, "checking the database")):
                 self.add("damage", line, _DATABASE)
-        except DatabaseError as error:
-            self.add_damage(error, _DATABASE)
         advance = stage(progress, "checking rows")
         async with maintenance.snapshot() as snapshot:
+            checker = RowChecker(snapshot.now)
             for space in Space:
-                defects = _defects_of(space, snapshot)
-                try:
+                with self.noting(space.value, "not all rows can be read: "):
                     async for rows in snapshot.rows(Range(space)):
                         for row in rows:
-                            for code, what in defects(row):
+                            for code, what in _defects(space, row, snapshot, checker):
                                 self.add(code, what, row_name(space, row.key))
                         self.rows += len(rows)
                         advance(self.rows, self.rows)
-                except DatabaseError as error:
-                    self.add_damage(error, space.value, "not all rows can be read: ")
 
 
-def _defects_of(space: Space, snapshot: Snapshot) -> Callable[[Record], Defects]:
-    """Finds the defects of a space's rows, which arrive in the order of their keys."""
-    checker = RowChecker(snapshot.now)
-
-    def semantic(row: Record) -> Defects:
+def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker) -> Defects:
+    """What is wrong with a row; the rows of a space arrive in the order of their keys."""
+    if not isinstance(row.version, int):
+        yield "version", "its version is not a number"
+    elif row.version > snapshot.version:
+        yield "version", f"its version, {row.version}, is above the version counter, {snapshot.version}"
+    if not isinstance(row.expires_at, int | None):
+        yield "time", "its expiry is not a time"
+    elif space is not Space.PLUGINS and not (isinstance(row.key, bytes) and isinstance(row.value, bytes)):
+        yield "key", "its key or value is not binary"
+    elif space is Space.SEMANTIC:
         if defect := checker.defect(row):
             yield defect
-
-    of_space = {Space.TUPLES: _tuple_defects, Space.PLUGINS: _plugin_defects, Space.SEMANTIC: semantic}[space]
-
-    def defects(row: Record) -> Defects:
-        if not isinstance(row.version, int):
-            yield "version", "its version is not a number"
-        elif row.version > snapshot.version:
-            yield "version", f"its version, {row.version}, is above the version counter, {snapshot.version}"
-        if not isinstance(row.expires_at, int | None):
-            yield "time", "its expiry is not a time"
-        elif space is not Space.PLUGINS and not (isinstance(row.key, bytes) and isinstance(row.value, bytes)):
-            yield "key", "its key or value is not binary"
-        else:
-            yield from of_space(row)
-
-    return defects
+    else:
+        if fault := _key_fault(row.key):
+            yield "key", fault
+        try:
+            values.decode(row.value, row.encoding)
+        except Undecodable as error:
+            yield "value", str(error)
 
 
-def _tuple_defects(row: Record) -> Defects:
+def _key_fault(key: Key) -> str | None:
+    """Why no caller can read the entry of a plugin, or of the tuple store, if so."""
     try:
-        if keys.encode(keys.decode(row.key)) != row.key:
-            yield "key", "its key is not encoded as Keyloft encodes keys, so that no read finds it"
-    except (Undecodable, InvalidInput):
-        yield "key", "its key can't be decoded"
-    try:
-        values.decode(row.value, row.encoding)
-    except Undecodable as error:
-        yield "value", str(error)
-
-
-def _plugin_defects(row: Record) -> Defects:
-    plugin, key = row.key
-    try:
-        rules.plugin_name(plugin)
-        rules.key(key)
+        if isinstance(key, tuple):
+            plugin, name = key
+            rules.plugin_name(plugin)
+            rules.key(name)
+        elif keys.encode(keys.decode(key)) != key:
+            return "its key is not encoded as Keyloft encodes keys, so that no read finds it"
+    except Undecodable:
+        return "its key can't be decoded"
     except InvalidInput as error:
-        yield "key", f"no service can serve it: {error}"
-    try:
-        values.decode_json(row.value)
-    except Undecodable as error:
-        yield "value", str(error)
+        return f"no service can serve it: {error}"
+    return None

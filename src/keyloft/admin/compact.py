@@ -2,8 +2,7 @@
 
 from msgspec import Struct
 
-from keyloft.admin.databases import Database, opened
-from keyloft.admin.progress import Progress, stage
+from keyloft.admin.databases import Database, Progress, opened, stage
 from keyloft.core.maintenance import Facts
 
 

@@ -9,9 +9,11 @@ from typing import IO
 
 from keyloft import limits
 from keyloft.admin import export_format as lines
-from keyloft.admin.files import PRIVATE, make_private, sync
+from keyloft.admin.databases import Database
+from keyloft.admin.files import check_name, give_name, make_private
 from keyloft.admin.selection import Position, Selection
 from keyloft.clock import SystemClock
+from keyloft.core.files import OWNER_ONLY
 from keyloft.core.records import Record, Space
 from keyloft.errors import InvalidArgument
 
@@ -26,10 +28,8 @@ class ExportWriter:
         self.entries = 0
         self.after: Position | None = None
         """The last entry of an export that is continued."""
-
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
+        self.sha256 = ""
+        """Of all lines but the last one, which names it."""
 
     def begin(self, version: int, only: Mapping[str, str]) -> None:
         """Write the first line, unless the file that is continued has one."""
@@ -43,6 +43,7 @@ class ExportWriter:
 
     def finish(self, version: int) -> None:
         """Write the last line."""
+        self.sha256 = self._hash.hexdigest()
         self._out.write(lines.end(self.entries, version, self.sha256))
         self._out.flush()
 
@@ -68,8 +69,7 @@ class ExportWriter:
                 self.entries += 1
             elif mark.only != only:
                 raise InvalidArgument(
-                    f"{self._out.name} is an export of another part: give the same --prefix, --plugin and --project, "
-                    "or overwrite it (--force)"
+                    f"{self._out.name} is of another part: give its --prefix, --plugin and --project, or overwrite it"
                 )
             self._has_head = True
             self._hash.update(line + b"\n")
@@ -82,37 +82,54 @@ class ExportWriter:
 
 
 @contextmanager
-def partial_file(file: Path, only: Mapping[str, str], *, resume: bool, overwrite: bool) -> Iterator[ExportWriter]:
-    """An export that gets its name when all of it is written and on disk; until then it is FILE.partial.
+def writable(
+    target: Database | IO[bytes], only: Mapping[str, str], *, resume: bool, overwrite: bool
+) -> Iterator[ExportWriter]:
+    """An export to a stream; or to a file, which is FILE.partial until all of it is written and on disk.
 
     Raises:
         InvalidArgument: There is a file of that name already, or an export that did not end; or no folder.
     """
-    if file.is_dir():
-        raise InvalidArgument(f"{file} is a folder: name a file in it")
+    if not isinstance(target, str | os.PathLike):
+        if resume or overwrite:
+            raise InvalidArgument("resume and overwrite (--resume, --force) are for a file, not for a stream")
+        yield ExportWriter(target)
+        return
+    file = Path(target)
+    check_name(file, overwrite=overwrite)
     if not file.parent.is_dir():
         raise InvalidArgument(f"{file} can't be written: there is no folder {file.parent}")
     partial = file.with_name(f"{file.name}.partial")
-    if file.exists() and not overwrite:
-        raise InvalidArgument(f"{file} exists already: pass overwrite=True (--force) to replace it")
     if partial.exists() and not (resume or overwrite):
         raise InvalidArgument(
-            f"{partial} is an export that did not end: pass resume=True (--resume) to continue it, or overwrite=True "
-            "(--force) to start again"
+            f"{partial} did not end: resume=True (--resume) continues that export, overwrite=True (--force) replaces it"
         )
     if not resume:
         partial.unlink(missing_ok=True)
     if not partial.exists():
         make_private(partial)
     with partial.open("rb+") as out:
-        os.fchmod(out.fileno(), PRIVATE)
+        os.fchmod(out.fileno(), OWNER_ONLY)
         writer = ExportWriter(out)
         if resume:
             writer.resume(only)
         yield writer
-    sync(partial)
-    partial.replace(file)
-    sync(file.parent)
+    give_name(partial, file, overwrite=overwrite)
+
+
+@contextmanager
+def readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
+    """A stream to read from, and its size; 0 if that is not known."""
+    if not isinstance(source, str | os.PathLike):
+        yield source, 0
+        return
+    file = Path(source)
+    if file.is_dir():
+        raise InvalidArgument(f"{file} is a folder: name a file in it")
+    if not file.exists():
+        raise InvalidArgument(f"there is no file {file}")
+    with file.open("rb", buffering=0) as stream:
+        yield stream, os.fstat(stream.fileno()).st_size
 
 
 class ExportReader:
@@ -189,9 +206,7 @@ def _check_complete(end: lines.End, entries: int, sha256: str | None) -> None:
             f"lines are missing or were added: the file has {_number(entries)}, and its last line says {end.entries:,}"
         )
     if sha256 != end.sha256:
-        raise InvalidArgument(
-            "the file was changed since it was written: its lines don't have the SHA-256 that its last line names"
-        )
+        raise InvalidArgument("the file was changed since it was written: its last line has another SHA-256")
 
 
 def _split(source: IO[bytes]) -> Iterator[tuple[bytes, bool]]:

@@ -37,7 +37,6 @@ from keyloft.semantic.keys import is_entry, key_of_row
 
 FORMAT: Final = 2
 
-_LONGEST_NAME: Final = 300
 _Moment: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_MOMENT)]
 _Version: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 
@@ -121,14 +120,11 @@ def _write_key(line: Line, space: Space, key: Key) -> None:
         case Space.SEMANTIC:
             line.key = key.decode() if _PLAIN.fullmatch(key) else _escaped(key)
         case Space.TUPLES:
-            try:
+            line.key_hex = key.hex()
+            with contextlib.suppress(Undecodable, InvalidKey):
                 parts = keys.decode(key)
                 if keys.encode(parts) == key:
-                    line.key = key_text.written(parts)
-                    return
-            except (Undecodable, InvalidKey):
-                pass
-            line.key_hex = key.hex()
+                    line.key, line.key_hex = key_text.written(parts), UNSET
 
 
 def row_name(space: Space, key: Any) -> str:
@@ -144,7 +140,7 @@ def row_name(space: Space, key: Any) -> str:
         if is_entry(key) and space is Space.SEMANTIC and "%" not in name:
             with contextlib.suppress(ValueError):
                 name = key_of_row(key)
-    return f"{space} {name if len(name) <= _LONGEST_NAME else f'{name[:_LONGEST_NAME]}…'}"
+    return f"{space} {name if len(name) <= limits.SHOWN_KEY_CHARACTERS else f'{name[: limits.SHOWN_KEY_CHARACTERS]}…'}"
 
 
 def _escaped(key: bytes) -> str:
@@ -153,21 +149,22 @@ def _escaped(key: bytes) -> str:
 
 def _write_value(line: Line, row: Record) -> None:
     value = row.value
-    if row.encoding == JSON and b"\n" not in value and value.strip() == value:
-        try:
-            decode_json(value)
-        except Undecodable:
-            pass
-        else:
-            line.value = Raw(value)
-            return
+    if row.encoding == JSON and _is_one_line(value):
+        line.value = Raw(value)
     elif row.encoding == BYTES:
         line.bytes = base64.b64encode(value).decode()
-        return
     elif row.encoding == COUNTER and len(value) == 8:
         line.u64 = unpack_counter(value)
-        return
-    line.raw, line.encoding = base64.b64encode(value).decode(), row.encoding
+    else:
+        line.raw, line.encoding = base64.b64encode(value).decode(), row.encoding
+
+
+def _is_one_line(value: bytes) -> bool:
+    """Whether it is JSON that comes back as it is from the middle of a line."""
+    with contextlib.suppress(Undecodable):
+        decode_json(value)
+        return b"\n" not in value and value.strip() == value
+    return False
 
 
 def read_mark(line: bytes) -> Head | End | None:
@@ -183,9 +180,7 @@ def read_mark(line: bytes) -> Head | End | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if isinstance(mark, Head) and mark.format > FORMAT:
-        raise InvalidArgument(
-            f"this file has format {mark.format}, which this version of Keyloft does not know: upgrade Keyloft"
-        )
+        raise InvalidArgument(f"this file has format {mark.format}, of a later version of Keyloft: upgrade Keyloft")
     return mark
 
 
@@ -239,16 +234,12 @@ def _value(entry: Line) -> tuple[bytes, int]:
         if entry.bytes is not UNSET:
             return base64.b64decode(entry.bytes, validate=True), BYTES
         if entry.u64 is not UNSET:
-            return _counter(entry.u64), COUNTER
+            if not 0 <= entry.u64 <= limits.U64_MAX:
+                raise InvalidArgument("u64: expected a number from 0 to 2**64 - 1")
+            return pack_counter(entry.u64), COUNTER
         assert entry.raw is not UNSET
         return base64.b64decode(entry.raw, validate=True), int(entry.encoding or Encoding.JSON)
     except Undecodable as error:
         raise InvalidArgument(f"value: {error}") from None
     except binascii.Error:
         raise InvalidArgument("bytes, raw: expected base64") from None
-
-
-def _counter(number: int) -> bytes:
-    if not 0 <= number <= limits.U64_MAX:
-        raise InvalidArgument("u64: expected a number from 0 to 2**64 - 1")
-    return pack_counter(number)

@@ -7,12 +7,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from keyloft.core.files import OWNER_ONLY
 from keyloft.errors import CannotOpen, InvalidArgument
 
 # SQLite keeps these beside a file while it is open.
 _COMPANIONS: Final = ("", "-journal", "-wal", "-shm")
-PRIVATE: Final = 0o600
-"""The mode of every file that holds what a database holds."""
 
 
 @contextmanager
@@ -23,8 +22,7 @@ def complete_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         InvalidArgument: A file has that name already, and is not to be overwritten.
         CannotOpen: No file can be made there.
     """
-    if not overwrite:
-        _check_free(target)
+    check_name(target, overwrite=overwrite)
     for left in [target.with_name(f"{target.name}{ending}") for ending in ("-wal", "-journal")]:
         if left.exists():
             raise CannotOpen(
@@ -38,12 +36,7 @@ def complete_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         raise CannotOpen(f"{target} can't be written: {error.strerror}") from None
     try:
         yield unfinished
-        sync(unfinished)
-        if overwrite:
-            unfinished.replace(target)
-        else:
-            _rename_to_free(unfinished, target)
-        sync(target.parent)
+        give_name(unfinished, target, overwrite=overwrite)
     finally:
         for companion in _COMPANIONS:
             Path(f"{unfinished}{companion}").unlink(missing_ok=True)
@@ -51,14 +44,34 @@ def complete_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 def make_private(file: Path) -> None:
     """Make an empty file that its owner alone can read and write."""
-    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
+    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER_ONLY))
 
 
-def _check_free(target: Path) -> None:
-    if os.path.lexists(target):
-        raise InvalidArgument(
-            f"{target} exists already, and is left as it is: name another file, or pass overwrite=True (--force)"
-        )
+def check_name(target: Path, *, overwrite: bool) -> None:
+    """Refuse a name that a new file can't get.
+
+    Raises:
+        InvalidArgument: A folder has that name, or a file that is not to be overwritten.
+    """
+    if target.is_dir():
+        raise InvalidArgument(f"{target} is a folder: name a file in it")
+    if not overwrite and os.path.lexists(target):
+        raise InvalidArgument(f"{target} exists already: name another file, or pass overwrite=True (--force)")
+
+
+def give_name(file: Path, target: Path, *, overwrite: bool) -> None:
+    """Give a complete file its name, once it is on disk.
+
+    Raises:
+        InvalidArgument: Another process has made a file of that name meanwhile, and it is not to be overwritten.
+    """
+    _sync(file)
+    if overwrite:
+        file.replace(target)
+    else:
+        _rename_to_free(file, target)
+    file.unlink(missing_ok=True)
+    _sync(target.parent)
 
 
 def _rename_to_free(file: Path, target: Path) -> None:
@@ -67,11 +80,11 @@ def _rename_to_free(file: Path, target: Path) -> None:
         os.link(file, target)
     except OSError:
         # The name is taken by now, or the file system has no links.
-        _check_free(target)
+        check_name(target, overwrite=False)
         file.rename(target)
 
 
-def sync(path: Path) -> None:
+def _sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

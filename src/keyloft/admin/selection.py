@@ -60,20 +60,26 @@ class Selection(Struct, frozen=True):
 async def rows_of(
     snapshot: Snapshot, selection: Selection, after: Position | None = None
 ) -> AsyncIterator[tuple[Space, Sequence[Record]]]:
-    """The selected rows in pages, always in the same order; or those after a position in that order.
-
-    Expired rows are left out, except those of workflows: they can be restored, and their expiry is to be recorded.
-    """
+    """The selected rows in pages, always in the same order; or those after a position in that order."""
     for part in selection.parts:
         if after is not None and (part.space is not after[0] or (part.end is not None and part.end <= after[1])):
             continue
         begin, after = (None if after is None else after[1]), None
-        async for rows in snapshot.rows(part, begin):
-            _check_types(part.space, rows)
-            if part.space is Space.SEMANTIC:
-                yield part.space, rows
-            elif alive := [row for row in rows if row.is_alive(snapshot.now)]:
-                yield part.space, alive
+        async for rows in movable_rows(snapshot, part, begin):
+            yield part.space, rows
+
+
+async def movable_rows(snapshot: Snapshot, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
+    """The rows of a range that are to be exported or copied, in pages.
+
+    Expired rows are left out, except those of workflows: they can be restored, and their expiry is to be recorded.
+    """
+    async for rows in snapshot.rows(part, after):
+        _check_types(part.space, rows)
+        if part.space is Space.SEMANTIC:
+            yield rows
+        elif alive := [row for row in rows if row.is_alive(snapshot.now)]:
+            yield alive
 
 
 def _check_types(space: Space, rows: Sequence[Record]) -> None:
@@ -87,10 +93,8 @@ def _check_types(space: Space, rows: Sequence[Record]) -> None:
         is_key = type(key) is bytes if space is not Space.PLUGINS else type(key[0]) is str and type(key[1]) is str
         is_whole = type(value) is bytes and row.encoding != LOST
         if not (is_key and is_whole and type(row.version) is int and type(row.expires_at) in _TIMES):
-            raise Undecodable(
-                f"the row {row_name(space, key)} is not an entry, and can't be moved: `keyloft check` shows all such "
-                "rows; correct or remove them"
-            )
+            name = f"the row {row_name(space, key)}"
+            raise Undecodable(f"{name} can't be moved: correct or remove it; `keyloft check` shows all such rows")
 
 
 async def count(snapshot: Snapshot, selection: Selection) -> int:

@@ -8,10 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.admin.databases import Database, opened
-from keyloft.admin.progress import Progress, stage
-from keyloft.core.maintenance import Progress as StageProgress
-from keyloft.core.maintenance import Range, Size, Snapshot
+from keyloft.admin.databases import Database, Progress, opened, stage
+from keyloft.core.maintenance import LAST_MOMENT, Range, Size, Snapshot
 from keyloft.core.records import Space
 from keyloft.errors import InvalidArgument
 from keyloft.semantic.keys import is_entry
@@ -35,10 +33,11 @@ class Tally(Struct):
     """The first moment at which a row expires, or has."""
 
     def _add(self, size: int, expires_at: int | None, now: int, soon: int, *, is_entry: bool) -> None:
-        if not isinstance(expires_at, int):
+        if isinstance(expires_at, int):
+            moment = datetime.fromtimestamp(min(max(expires_at, 0), LAST_MOMENT) / 1000, UTC)
+            self.oldest_expiry = min(self.oldest_expiry or moment, moment)
+        else:
             expires_at = None
-        elif self.oldest_expiry is None or _moment(expires_at) < self.oldest_expiry:
-            self.oldest_expiry = _moment(expires_at)
         if expires_at is not None and expires_at <= now:
             self.expired += 1
         elif not is_entry:
@@ -70,7 +69,9 @@ class StatsReport(Struct, frozen=True, kw_only=True):
     """By tenant and project, as in `acme/web`."""
 
 
-async def stats(database: Database, *, soon: float = 3600.0, progress: Progress | None = None) -> StatsReport:
+async def stats(
+    database: Database, *, soon: float = limits.SOON_SECONDS, progress: Progress | None = None
+) -> StatsReport:
     """Count what a database holds, per interface, plugin and project, and what expires.
 
     Example:
@@ -93,7 +94,7 @@ async def stats(database: Database, *, soon: float = 3600.0, progress: Progress 
         raise InvalidArgument(f"soon (--soon) is a number of seconds from 0 to {limits.LONGEST_EXPIRY_SECONDS:,}")
     async with opened(database) as maintenance:
         async with maintenance.snapshot() as snapshot:
-            counted = await _count(snapshot, int(soon * 1000), stage(progress, "counting"))
+            counted = await _count(snapshot, int(soon * 1000), progress)
             version = snapshot.version
         facts = await maintenance.facts()
     interfaces = {space.value: _sum(owners.values()) for space, owners in counted.items()}
@@ -111,9 +112,9 @@ async def stats(database: Database, *, soon: float = 3600.0, progress: Progress 
     )
 
 
-async def _count(snapshot: Snapshot, soon: int, advance: StageProgress) -> dict[Space, dict[Any, Tally]]:
+async def _count(snapshot: Snapshot, soon: int, progress: Progress | None) -> dict[Space, dict[Any, Tally]]:
     """By space and owner, a plugin or a project; None for rows without an owner."""
-    now, then, rows = snapshot.now, snapshot.now + soon, 0
+    advance, now, then, rows = stage(progress, "counting"), snapshot.now, snapshot.now + soon, 0
     counted: dict[Space, dict[Any, Tally]] = {space: defaultdict(Tally) for space in Space}
     for space, owners in counted.items():
         async for sizes in snapshot.sizes(Range(space)):
@@ -132,8 +133,8 @@ def _about(space: Space, row: Size) -> tuple[Any, int, bool]:
             plugin, key = row.key
             return plugin, len(str(plugin).encode()) + len(str(key).encode()), True
         case Space.SEMANTIC if isinstance(row.key, bytes):
-            ids = project_of(row.key)
-            return ids and "/".join(ids), len(row.key), is_entry(row.key)
+            project = project_of(row.key)
+            return project and f"{project.tenant}/{project.name}", len(row.key), is_entry(row.key)
     # A row written by hand may have a key of any type.
     return None, len(row.key if isinstance(row.key, bytes) else str(row.key)), True
 
@@ -150,10 +151,3 @@ def _sum(tallies: Iterable[Tally]) -> Tally:
 
 def _owned(owners: dict[Any, Tally]) -> dict[Any, Tally]:
     return dict(sorted([(owner, tally) for owner, tally in owners.items() if owner is not None]))
-
-
-def _moment(milliseconds: int) -> datetime:
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (ValueError, OverflowError):
-        return datetime.max.replace(tzinfo=UTC)

@@ -1,8 +1,8 @@
 """Moves entries between databases and files: `export`, `import_` and `copy`."""
 
+import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Literal, TypeAlias
@@ -11,15 +11,13 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from keyloft import limits
-from keyloft.admin.comparison import compare
-from keyloft.admin.databases import Database, opened
-from keyloft.admin.export_files import ExportReader, ExportWriter, partial_file
+from keyloft.admin.databases import Database, Progress, opened, stage
+from keyloft.admin.export_files import ExportReader, readable, writable
 from keyloft.admin.export_format import row_name
-from keyloft.admin.progress import Progress, stage
-from keyloft.admin.selection import Selection, count, rows_of
+from keyloft.admin.selection import Selection, count, movable_rows, rows_of
 from keyloft.admin.threads import in_thread
 from keyloft.core.keys import TupleKey
-from keyloft.core.maintenance import Existing, Loaded, Maintenance
+from keyloft.core.maintenance import Existing, Loaded, Maintenance, Snapshot, content
 from keyloft.core.records import Record, Space
 from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import AlreadyExists, InvalidArgument, TransferFailed
@@ -103,28 +101,17 @@ async def export(
         DatabaseError: The database can't be read.
     """
     selection = Selection.of(prefix, plugin, project)
-    file = Path(target) if isinstance(target, (str, os.PathLike)) else None
-    if file is None and (resume or overwrite):
-        raise InvalidArgument("resume and overwrite (--resume, --force) are for a file, not for a stream")
     async with opened(database) as source, source.snapshot() as snapshot:
         advance, total = stage(progress, "exporting"), await count(snapshot, selection) if progress else 0
-        with (
-            nullcontext(ExportWriter(target))  # type: ignore[arg-type]
-            if file is None
-            else partial_file(file, selection.named, resume=resume, overwrite=overwrite)
-        ) as writer:
+        with writable(target, selection.named, resume=resume, overwrite=overwrite) as writer:
             writer.begin(snapshot.version, selection.named)
             async for space, rows in rows_of(snapshot, selection, writer.after):
                 # In a thread: the reader of a pipe may be slow, and Ctrl-C ends the wait.
                 await in_thread(partial(writer.write, space, rows))
                 advance(writer.entries, total)
             await in_thread(lambda: writer.finish(snapshot.version))
-        return ExportReport(
-            file=None if file is None else str(file),
-            entries=writer.entries,
-            version=snapshot.version,
-            sha256=writer.sha256,
-        )
+    file = str(Path(target)) if isinstance(target, str | os.PathLike) else None
+    return ExportReport(file=file, entries=writer.entries, version=snapshot.version, sha256=writer.sha256)
 
 
 async def import_(
@@ -164,17 +151,17 @@ async def import_(
         DatabaseError: The database can't be written.
     """
     selection, conflict = Selection.of(prefix, plugin, project), _existing(existing)
-    with _readable(source) as (stream, size):
+    with readable(source) as (stream, size):
         async with opened(database, make=True) as target:
-            reader, loader = ExportReader(stream, selection), _Loader(target, conflict)
+            reader, loaded, advance = ExportReader(stream, selection), Loaded(), stage(progress, "importing")
             while not reader.is_done:
                 # In a thread that may be abandoned: a pipe may be silent for ever, and Ctrl-C ends the wait.
-                await loader.load(await in_thread(reader.take), reader.version)
-                if progress is not None:
-                    progress("importing", reader.done_bytes, size)
-            report = loader.report()
-            if reader.fault is not None:
-                raise TransferFailed(f"{reader.fault}. {_after_fault(loader.loaded.all)}", report)
+                rows = await in_thread(reader.take)
+                await _load(target, rows, reader.version, conflict, loaded)
+                advance(reader.done_bytes, size)
+    report = ImportReport(**asdict(loaded))
+    if reader.fault is not None:
+        raise TransferFailed(f"{reader.fault}. {_after_fault(loaded.all)}", report)
     return report
 
 
@@ -214,20 +201,20 @@ async def copy(
     """
     selection, conflict = Selection.of(prefix, plugin, project), _existing(existing)
     async with opened(source) as origin, opened(target, make=True) as goal, origin.snapshot() as snapshot:
-        loader, advance = _Loader(goal, conflict), stage(progress, "copying")
+        loaded, advance = Loaded(), stage(progress, "copying")
         total = await count(snapshot, selection) if progress else 0
         rows: list[tuple[Space, Record]] = []
         async for space, page in rows_of(snapshot, selection):
             rows += [(space, row) for row in page]
             size = sum([len(row.value) for _, row in rows])
             if len(rows) >= limits.MAINTENANCE_ROWS or size >= limits.TRANSFER_SLICE_BYTES:
-                await loader.load(rows, snapshot.version)
-                advance(loader.loaded.all, total)
+                await _load(goal, rows, snapshot.version, conflict, loaded)
+                advance(loaded.all, total)
                 rows = []
-        await loader.load(rows, snapshot.version)
+        await _load(goal, rows, snapshot.version, conflict, loaded)
         async with goal.snapshot() as arrived:
-            compared = await compare(snapshot, arrived, selection, stage(progress, "comparing"))
-    report = CopyReport(**asdict(loader.loaded), **asdict(compared))
+            compared = await compare(snapshot, arrived, selection, progress)
+    report = CopyReport(**asdict(loaded), **asdict(compared))
     if report.missing or report.different > report.kept:
         raise TransferFailed(
             f"{DatabaseUrl.parse(target).shown} does not hold what {DatabaseUrl.parse(source).shown} held, beginning "
@@ -237,46 +224,81 @@ async def copy(
     return report
 
 
-class _Loader:
-    """Stores rows, and counts what they met."""
+class Comparison(Struct):
+    """How what was copied compares with its source."""
 
-    def __init__(self, target: Maintenance, existing: Existing) -> None:
-        self._target = target
-        self._existing = existing
-        self.loaded = Loaded()
-
-    def report(self) -> ImportReport:
-        return ImportReport(**asdict(self.loaded))
-
-    async def load(self, rows: list[tuple[Space, Record]], version: int) -> None:
-        """Store rows in one commit; `version` is that of the database they come from."""
-        if not rows:
-            return
-        try:
-            # A file without a first line may still name versions.
-            highest = max(version, *[row.version for _, row in rows])
-            self.loaded.add(await self._target.load(rows, highest, self._existing))
-        except AlreadyExists as error:
-            raise TransferFailed(
-                f"{row_name(error.space, error.key)} is stored already, with another value or expiry: existing="
-                '"keep" (--keep) leaves such entries as they are, existing="replace" (--replace) replaces them',
-                self.report(),
-            ) from None
+    compared: int = 0
+    missing: int = 0
+    different: int = 0
+    other_versions: int = 0
+    """Equal but for the version: they were stored before, or replaced another entry."""
+    first_difference: str | None = None
+    """The first row that is missing or different."""
+    source_sha256: str = ""
+    target_sha256: str = ""
 
 
-@contextmanager
-def _readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int | None]]:
-    """A stream to read from, and its size if that is known."""
-    if not isinstance(source, (str, os.PathLike)):
-        yield source, None
+async def compare(
+    source: Snapshot, target: Snapshot, selection: Selection, progress: Progress | None = None
+) -> Comparison:
+    """Read both, key by key. What else the target holds does not matter."""
+    found, hashes = Comparison(), (hashlib.sha256(), hashlib.sha256())
+    advance, total = stage(progress, "comparing"), await count(source, selection) if progress else 0
+    for part in selection.parts:
+        wanted = _one_by_one(movable_rows(source, part))
+        stored = _one_by_one(target.rows(part))
+        current = await anext(stored, None)
+        async for row in wanted:
+            while current is not None and current.key < row.key:
+                current = await anext(stored, None)
+            if (current is None or current.key != row.key) and not row.is_alive(target.now):
+                continue  # it expired on the way, and was swept
+            found.compared += 1
+            if not found.compared % limits.ROWS_BETWEEN_PROGRESS:
+                advance(found.compared, total)
+            hashes[0].update(_bytes(part.space, row))
+            if current is None or current.key != row.key:
+                found.missing += 1
+            else:
+                hashes[1].update(_bytes(part.space, current))
+                if content(row) == content(current):
+                    found.other_versions += row.version != current.version
+                    continue
+                found.different += 1
+            found.first_difference = found.first_difference or row_name(part.space, row.key)
+    found.source_sha256, found.target_sha256 = [digest.hexdigest() for digest in hashes]
+    return found
+
+
+async def _one_by_one(pages: AsyncIterator[Sequence[Record]]) -> AsyncIterator[Record]:
+    async for rows in pages:
+        for row in rows:
+            yield row
+
+
+def _bytes(space: Space, row: Record) -> bytes:
+    """What a row holds, as bytes that no other row has."""
+    key = row.key if isinstance(row.key, bytes) else "\x00".join(row.key).encode()
+    head = f"{space} {len(key)} {len(row.value)} {row.encoding} {row.expires_at}\n"
+    return head.encode() + key + row.value
+
+
+async def _load(
+    target: Maintenance, rows: list[tuple[Space, Record]], version: int, existing: Existing, loaded: Loaded
+) -> None:
+    """Store rows in one commit, and count what they met; `version` is that of the database they come from."""
+    if not rows:
         return
-    file = Path(source)
-    if file.is_dir():
-        raise InvalidArgument(f"{file} is a folder: name a file in it")
-    if not file.exists():
-        raise InvalidArgument(f"there is no file {file}")
-    with file.open("rb", buffering=0) as stream:
-        yield stream, os.fstat(stream.fileno()).st_size or None
+    try:
+        # A file without a first line may still name versions.
+        highest = max(version, *[row.version for _, row in rows])
+        loaded.add(await target.load(rows, highest, existing))
+    except AlreadyExists as error:
+        raise TransferFailed(
+            f"{row_name(error.space, error.key)} is stored already, with another value or expiry: existing="
+            '"keep" (--keep) leaves such entries as they are, existing="replace" (--replace) replaces them',
+            ImportReport(**asdict(loaded)),
+        ) from None
 
 
 def _existing(name: str) -> Existing:
@@ -293,10 +315,6 @@ def _after_fault(stored: int) -> str:
             '{"key":"users/alice","value":1}; the JSON file of a plugin is for `keyloft plugin import-json`'
         )
     what = (
-        "The entry before it is stored, and stays"
-        if stored == 1
-        else f"The {stored:,} entries before it are stored, and stay"
+        "entry before it is stored, and stays" if stored == 1 else f"{stored:,} entries before it are stored, and stay"
     )
-    return (
-        f"{what}. Get the whole file, or correct the line, and import it again: what is stored already is passed over"
-    )
+    return f"The {what}. Get the whole file, or correct the line, and import it again: what is stored is passed over"

@@ -1,21 +1,122 @@
-"""All commands, put together."""
+"""All commands, put together: what each is called, how it ends, and what a mistyped name or option may have meant."""
 
-from typing import Annotated
+import functools
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Annotated, Any, Final
 
 import typer
+import typer.core
 
 import keyloft
-from keyloft.cli import backup, check, compact, migrate, nats_config, plugin, semantic, serve, stats, transfer, tuples
+from keyloft.cli import (
+    backup,
+    check,
+    compact,
+    dead_letters,
+    migrate,
+    nats_config,
+    plugin,
+    semantic,
+    serve,
+    stats,
+    transfer,
+    tuples,
+)
 from keyloft.cli.doctor import command as doctor
-from keyloft.cli.options import Group
+from keyloft.cli.options import Commands, call, parameters
 from keyloft.cli.terminal import say
+from keyloft.server.error_output import report
 
-app = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    rich_markup_mode=None,
+_NEGATIVE: Final = re.compile(r"^-[0-9.].*", re.DOTALL)
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose arguments may be negative numbers, which resemble options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _suggestion():
+            self.make_parser(ctx).parse_args([_NEGATIVE.sub("0", arg) for arg in args])
+            # All options are known, so what resembles an unknown one is a number.
+            ctx.ignore_unknown_options = True
+            return super().parse_args(ctx, args)
+
+
+class Group(typer.core.TyperGroup):
+    """A group of commands that suggests one for a mistyped name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _suggestion():
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        with _suggestion(args[0], self.commands):
+            return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _suggestion(mistyped: str = "", known: Iterable[str] = ()) -> Iterator[None]:
+    """Add to a usage error what was meant, in the same words whichever version of Typer raised it."""
+    try:
+        yield
+    except Exception as raised:
+        error: Any = raised
+        options = getattr(error, "possibilities", None) or ()
+        if near := get_close_matches(mistyped or getattr(error, "option_name", ""), [*known, *options], 1):
+            error.message = f"{error.message.partition(' Did you mean')[0].rstrip('.')}. Did you mean {near[0]}?"
+            error.possibilities = None
+        raise
+
+
+def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
+    """A function as Typer takes it: with all its options; it prints what goes wrong, and ends with an exit code."""
+
+    @functools.wraps(work)
+    def run(**given: Any) -> None:
+        try:
+            code = call(work, given) or 0
+            sys.stdout.flush()
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except KeyboardInterrupt:
+            code = 130
+        except BrokenPipeError:
+            # The reader has closed the pipe, which is no error: Python would report it at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
+        except Exception as error:
+            code = report(error)
+        raise typer.Exit(code)
+
+    signature = inspect.Signature(list(parameters(work)))
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    return run
+
+
+def _group(commands: Commands, **options: Any) -> typer.Typer:
+    group = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, **options)
+    for command in commands:
+        name = command.__name__.rstrip("_").replace("_", "-")
+        group.command(name, cls=Command)(_as_command(command))
+    return group
+
+
+_MODULES: Final = (serve, nats_config, tuples, stats, transfer, backup, compact, check, migrate, doctor)
+app = _group(
+    tuple([command for module in _MODULES for command in module.COMMANDS]),
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
+app.add_typer(_group(plugin.COMMANDS, help="Read and write what a plugin stores, over NATS."), name="plugin")
+workflows = _group(semantic.COMMANDS, help="Read and change the state of workflows.")
+given_up = _group(dead_letters.COMMANDS, help="Writes that were given up: list, retry or drop them.")
+workflows.add_typer(given_up, name="dead-letters")
+app.add_typer(workflows, name="semantic")
 
 
 def _show_version(wanted: bool) -> None:
@@ -39,7 +140,3 @@ def about(
 
     Example: keyloft doctor
     """
-
-
-for group in (serve, nats_config, tuples, stats, plugin, semantic, transfer, backup, compact, check, migrate, doctor):
-    group.add_to(app)

@@ -1,28 +1,21 @@
 """The commands that save a database, and bring it back: `backup`, `restore`."""
 
-from typing import Annotated
-
-import typer
+from typing import Annotated, Final
 
 from keyloft import admin
-from keyloft.cli.database import named_database
-from keyloft.cli.options import AsJson, Yes, add_commands
+from keyloft.cli.database import NamedDatabase
+from keyloft.cli.options import Commands, Output, Yes, argument, flag
 from keyloft.cli.progress import with_progress
-from keyloft.cli.terminal import confirm, counted, remark, show_result, sized
+from keyloft.cli.terminal import confirm, counted, remark, sized
 from keyloft.errors import NotEmpty
-from keyloft.server.config import Flags
-
-
-def add_to(app: typer.Typer) -> None:
-    add_commands(app, ["database"], {"backup": backup, "restore": restore})
 
 
 def backup(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it: an SQLite file.")],
+    file: Annotated[str, argument("FILE", "Where to write it: an SQLite file.")],
     *,
-    force: Annotated[bool, typer.Option("--force", help="FILE may exist already; it is replaced.")] = False,
-    as_json: AsJson = False,
-    flags: Flags,
+    force: Annotated[bool, flag("--force", "FILE may exist already; it is replaced.")] = False,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
     """Write all that is stored at this moment into a file, while others continue to write.
 
@@ -31,21 +24,21 @@ def backup(
 
     Example: keyloft backup nightly.db
     """
-    url = named_database(flags)
+    url = database.url()
     report = with_progress(lambda progress: admin.backup(url, file, overwrite=force, progress=progress))
     held = f"{counted(report.rows, 'row')} in {sized(report.bytes)}"
-    show_result(report, f"{report.file} holds {held}, up to version {report.version}", as_json=as_json)
+    out.show_report(report, f"{report.file} holds {held}, up to version {report.version}")
 
 
 def restore(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What `keyloft backup` wrote.")],
+    file: Annotated[str, argument("FILE", "What `keyloft backup` wrote.")],
     *,
     replace: Annotated[
-        bool, typer.Option("--replace", help="All that is in the database now is lost; asks before, with the number.")
+        bool, flag("--replace", "What the database holds now is lost; asks before, with the number.")
     ] = False,
     yes: Yes = False,
-    as_json: AsJson = False,
-    flags: Flags,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
     """Bring back what a backup holds, into a database that is empty, or not there yet.
 
@@ -53,7 +46,7 @@ def restore(
 
     Example: keyloft restore nightly.db --database app.db
     """
-    url = named_database(flags, make=True)
+    url = database.url(make=True)
 
     def restored(*, replacing: bool) -> admin.RestoreReport:
         return with_progress(lambda progress: admin.restore(file, url, replace=replacing, progress=progress))
@@ -63,12 +56,14 @@ def restore(
     except NotEmpty as error:
         if not replace:
             raise
-        confirm(
-            f"Replace the {counted(error.rows, 'row')} in {error.database} by the {error.backup_rows:,} of the backup?"
-        )
+        rows = counted(error.rows, "row")
+        confirm(f"Replace the {rows} in {error.database} by the {error.backup_rows:,} of the backup?")
         report = restored(replacing=True)
     if not report.verified:
         remark("Others wrote into the database meanwhile: it can't be compared with the backup any more.")
     verified = ", the same as in the backup" if report.verified else " of the backup, and what others wrote since"
     held = f"{counted(report.rows, 'row')}{verified}"
-    show_result(report, f"{report.database} holds {held}, up to version {report.version}", as_json=as_json)
+    out.show_report(report, f"{report.database} holds {held}, up to version {report.version}")
+
+
+COMMANDS: Final[Commands] = (backup, restore)

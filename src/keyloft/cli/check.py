@@ -1,28 +1,20 @@
 """The command `check`: finds what is wrong with a database."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
-import typer
-
-from keyloft import admin
-from keyloft.cli.database import named_database
+from keyloft import admin, limits
+from keyloft.cli.database import NamedDatabase
 from keyloft.cli.findings import show_findings
-from keyloft.cli.options import AsJson, add_commands
+from keyloft.cli.options import Commands, Output, option
 from keyloft.cli.progress import with_progress
-from keyloft.cli.terminal import counted, is_for_people, remark, show_json
-from keyloft.core.urls import DatabaseUrl
-from keyloft.server.config import Flags
-
-
-def add_to(app: typer.Typer) -> None:
-    add_commands(app, ["database"], {"check": check})
+from keyloft.cli.terminal import counted, remark, say, to_json
 
 
 def check(
     *,
-    limit: Annotated[int, typer.Option(metavar="N", help="Show so many problems; all are counted.")] = 100,
-    as_json: AsJson = False,
-    flags: Flags,
+    limit: Annotated[int, option("N", "Show so many problems; all are counted.")] = limits.FINDINGS,
+    out: Output,
+    database: NamedDatabase,
 ) -> int:
     """Find what is wrong with a database; exit code 1 if something is.
 
@@ -31,16 +23,19 @@ def check(
 
     Example: keyloft check --database nightly.db
     """
-    url = named_database(flags)
+    url = database.url()
     report = with_progress(lambda progress: admin.check(url, limit=limit, progress=progress))
-    if as_json or not is_for_people():
-        show_json(report.findings, as_json=True)
-    else:
+    if out.is_for_people:
         show_findings(report.findings)
-    name = DatabaseUrl.parse(url).shown
+    else:
+        say(to_json(report.findings))
     if not report.problems:
-        remark(f"{name}: nothing is wrong with its {counted(report.rows, 'row')}")
+        remark(f"{database.shown}: nothing is wrong with its {counted(report.rows, 'row')}")
         return 0
     shown = f", of which {len(report.findings):,} are shown" if len(report.findings) < report.problems else ""
-    remark(f"{name}: {counted(report.problems, 'problem')}{shown}, in {counted(report.rows, 'row')} that were read")
+    problems = f"{counted(report.problems, 'problem')}{shown}"
+    remark(f"{database.shown}: {problems}, in {counted(report.rows, 'row')} that were read")
     return 1
+
+
+COMMANDS: Final[Commands] = (check,)

@@ -1,22 +1,16 @@
 """The command `compact`: gives the space of removed entries back."""
 
+from typing import Final
+
 import msgspec
-import typer
 
 from keyloft import admin
-from keyloft.cli.database import named_database
-from keyloft.cli.options import AsJson, add_commands
+from keyloft.cli.database import NamedDatabase, size_on_disk
+from keyloft.cli.options import Commands, Output
 from keyloft.cli.progress import with_progress
-from keyloft.cli.terminal import show_result, sized
-from keyloft.core.urls import DatabaseUrl
-from keyloft.server.config import Flags
 
 
-def add_to(app: typer.Typer) -> None:
-    add_commands(app, ["database"], {"compact": compact})
-
-
-def compact(*, as_json: AsJson = False, flags: Flags) -> None:
+def compact(*, out: Output, database: NamedDatabase) -> None:
     """Give the space of removed entries back.
 
     An SQLite file is written again: that needs as much free space as the file has, and writers wait. PostgreSQL makes
@@ -24,16 +18,10 @@ def compact(*, as_json: AsJson = False, flags: Flags) -> None:
 
     Example: keyloft compact --database app.db
     """
-    url = named_database(flags)
+    url = database.url()
     report = with_progress(lambda progress: admin.compact(url, progress=progress))
-    name = DatabaseUrl.parse(url).shown
-    show_result(
-        {"database": name, **msgspec.to_builtins(report)},
-        f"{name} took {_size(report.before)}, and takes {_size(report.after)}",
-        as_json=as_json,
-    )
+    sentence = f"{database.shown} took {size_on_disk(report.before)}, and takes {size_on_disk(report.after)}"
+    out.show_report({"database": database.shown, **msgspec.to_builtins(report)}, sentence)
 
 
-def _size(usage: admin.DiskUsage) -> str:
-    wal = f" and {sized(usage.wal_bytes)} of write-ahead log" if usage.wal_bytes else ""
-    return f"{sized(usage.database_bytes)}{wal}"
+COMMANDS: Final[Commands] = (compact,)

@@ -3,57 +3,72 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import keyloft
-from keyloft import Store, limits
+from keyloft import Store, admin, limits
 from keyloft.admin.databases import opened
+from keyloft.cli.options import Settings
+from keyloft.cli.terminal import sized
 from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import CannotOpen
-from keyloft.server.config import Flags, load
 
 T = TypeVar("T")
 
 
-def named_database(flags: Flags, *, make: bool = False) -> str:
-    """The path or URL of the database that the flags name; unless a command makes it, its file must exist.
+class NamedDatabase(Settings, frozen=True, kw_only=True):
+    """The database that --database, the environment or the file of --config names."""
 
-    Raises:
-        CannotOpen: There is no such file.
-    """
-    url = load(flags, only=["database"]).database
-    file = DatabaseUrl.parse(url).file
-    if not make and file is not None and not file.exists():
-        raise CannotOpen(f"there is no file {file}: --database, or KEYLOFT_DATABASE_URL, names another")
-    return url
+    names: ClassVar[tuple[str, ...]] = ("database",)
+
+    @property
+    def shown(self) -> str:
+        """Its path or URL, without user and password."""
+        return DatabaseUrl.parse(self.config().database).shown
+
+    def url(self, *, make: bool = False) -> str:
+        """Its path or URL; unless a command makes it, its file must exist.
+
+        Raises:
+            CannotOpen: There is no such file.
+        """
+        url = self.config().database
+        file = DatabaseUrl.parse(url).file
+        if not make and file is not None and not file.exists():
+            raise CannotOpen(f"there is no file {file}: --database, or KEYLOFT_DATABASE_URL, names another")
+        return url
+
+    def with_store(self, work: Callable[[Store], Awaitable[T]], *, make: bool = False) -> T:
+        """Open its tuple store, and work with it.
+
+        Args:
+            work: Called with the open store.
+            make: Make the file, and the tables; a command that only reads makes neither.
+
+        Raises:
+            CannotOpen: There is no such file.
+            NotADatabase: There are no tables of Keyloft.
+        """
+        url = self.url(make=make)
+
+        async def working() -> T:
+            if not make:
+                # Opening a store makes its tables, also in a database that a wrong URL names.
+                async with opened(url):
+                    pass
+            async with keyloft.open(url, max_value_bytes=limits.LARGEST_VALUE_BYTES, sweep_every=None) as kv:
+                return await work(kv)
+
+        return run_quietly(working())
 
 
-def with_store(flags: Flags, work: Callable[[Store], Awaitable[T]], *, make: bool = False) -> T:
-    """Open the tuple store of the database that the flags name, and work with it.
-
-    Args:
-        flags: The command's settings.
-        work: Called with the open store.
-        make: Make the file, and the tables; a command that only reads makes neither.
-
-    Raises:
-        CannotOpen: There is no such file.
-        NotADatabase: There are no tables of Keyloft.
-    """
-    url = named_database(flags, make=make)
-
-    async def working() -> T:
-        if not make:
-            # Opening a store makes its tables, also in a database that a wrong URL names.
-            async with opened(url):
-                pass
-        async with keyloft.open(url, max_value_bytes=limits.LARGEST_VALUE_BYTES, sweep_every=None) as kv:
-            return await work(kv)
-
-    return finished(working())
-
-
-def finished(work: Coroutine[Any, Any, T]) -> T:
+def run_quietly(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in an event loop, to its end, without logging: what concerns the user is raised."""
     logging.getLogger("keyloft").addHandler(logging.NullHandler())
     return asyncio.run(work)
+
+
+def size_on_disk(usage: admin.DiskUsage | admin.StatsReport) -> str:
+    """The size of a database, and of its write-ahead log where there is one."""
+    wal = f" and {sized(usage.wal_bytes)} of write-ahead log" if usage.wal_bytes else ""
+    return f"{sized(usage.database_bytes)}{wal}"

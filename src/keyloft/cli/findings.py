@@ -22,14 +22,11 @@ def show_findings(findings: Iterable[Finding]) -> None:
 
 def _show_to_people(finding: Finding, what: str) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     mark, colour = _MARKS[finding.severity]
-    row = Table.grid(padding=(0, 1))
-    row.add_column(width=1)
-    row.add_column(min_width=_CODE_WIDTH)
-    row.add_column(overflow="fold")
+    row = Table.grid(Column(width=1), Column(min_width=_CODE_WIDTH), Column(overflow="fold"), padding=(0, 1))
     row.add_row(Text(mark, style=colour), Text(finding.code, style="bold"), Text(what))
     if finding.cure:
         row.add_row("", "", Text(finding.cure, style=colour))

@@ -2,37 +2,29 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
-import typer
-
-from keyloft.cli.options import add_commands
+from keyloft.cli.options import Commands, Settings, flag, option
 from keyloft.cli.terminal import remark, say
 from keyloft.errors import InvalidArgument
-from keyloft.server.config import Flags, load
 
 
-def add_to(app: typer.Typer) -> None:
-    add_commands(app, ["prefixes", "semantic_prefix"], {"nats-config": nats_config})
+class Subjects(Settings, frozen=True, kw_only=True):
+    """What the subjects of the services begin with."""
+
+    names = ("prefixes", "semantic_prefix")
 
 
 def nats_config(
     *,
-    plugin: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A plugin; to be repeated for each.")] = None,
+    plugin: Annotated[list[str] | None, option("NAME", "A plugin; to be repeated for each.")] = None,
     tenant: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID", help="A tenant of the semantic store; to be repeated for each. It logs in as TENANT-ID."
-        ),
+        list[str] | None, option("ID", "A tenant, which logs in as TENANT-ID; to be repeated for each.")
     ] = None,
-    output: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Where to write it. [default: the standard output]")
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="FILE may exist already; users that it knows keep their passwords.")
-    ] = False,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where it listens.")] = "127.0.0.1:4222",
-    flags: Flags,
+    output: Annotated[str | None, option("FILE", "Where to write it. [default: the standard output]")] = None,
+    replace: Annotated[bool, flag("--replace", "FILE may exist; users that it knows keep their passwords.")] = False,
+    listen: Annotated[str, option("HOST:PORT", "Where it listens.")] = "127.0.0.1:4222",
+    subjects: Subjects,
 ) -> None:
     """Write a NATS configuration that keeps plugins and tenants apart.
 
@@ -47,9 +39,11 @@ def nats_config(
     plugins, tenants = plugin or [], tenant or []
     if not plugins and not tenants:
         raise InvalidArgument("name at least one --plugin or --tenant")
+    if replace and output is None:
+        raise InvalidArgument("--replace needs --output: the file that is to be replaced")
     users = {isolation.SERVICE, isolation.ADMIN, *plugins, *map(tenant_user, tenants)}
-    in_use = _logins(output) if replace else {}
-    settings = load(flags, only=["prefixes", "semantic_prefix"])
+    in_use = read_logins(output, "--output") if replace and output and Path(output).exists() else {}
+    settings = subjects.config()
     made = isolation.isolate(
         plugins,
         tenants,
@@ -77,16 +71,20 @@ def nats_config(
 A plugin logs in under its own name, a tenant as TENANT-<id>; the passwords are in {file}.""")
 
 
-def _logins(path: str | None) -> dict[str, str]:
-    """The users and passwords of a configuration that was written before."""
+def read_logins(file: str, option: str) -> dict[str, str]:
+    """The users of a configuration that was written before, and their passwords.
+
+    Raises:
+        InvalidArgument: The file, which this option names, can't be read.
+    """
     from keyloft.server import isolation
 
-    if path is None:
-        raise InvalidArgument("--replace needs --output: the file that is to be replaced")
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"--output: {path} can't be read: {error}") from None
-    return isolation.logins_in(text)
+        return isolation.logins_in(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(f"{option}: {file} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{option}: {file} is not a text in UTF-8") from None
+
+
+COMMANDS: Final[Commands] = (nats_config,)

@@ -1,107 +1,153 @@
-"""Options that several commands have: the settings of the service, which database, and the form of the output."""
+"""Options that several commands have: the settings of the service, the form of the output, and whether to ask.
+
+A parameter of a command whose type is a kind of `Options` stands for all fields of that type:
+
+    def count(prefix: Prefix = "", *, section: Section, out: Output, database: NamedDatabase) -> None:
+
+has the options --start, --end, --json, --config and --database.
+"""
 
 import inspect
-import re
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
-from typing import Annotated, Any, Final, TypeAlias
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import typer
-import typer.core
+from msgspec import Struct
 
-from keyloft.cli.terminal import ended
+from keyloft.cli.terminal import is_for_people, say, show_laid_out, table, to_json
+from keyloft.server.config import SETTINGS, Config, Flags, load
 
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, also at a terminal.")]
+T = TypeVar("T")
+Columns: TypeAlias = Mapping[str, Callable[[T], object]]
+"""The columns of a table: the title of each, and what it shows of a thing."""
+Commands: TypeAlias = tuple[Callable[..., int | None], ...]
+"""Functions with the names of their commands, as in `nats_config` or `import_`. They return an exit code; None is 0."""
+
+
+def argument(metavar: str, explained: str) -> Any:
+    """An argument of a command, to be annotated with."""
+    return typer.Argument(metavar=metavar, help=explained)
+
+
+def option(metavar: str, explained: str, *names: str) -> Any:
+    """An option that takes a value; its name is that of the parameter, unless there are `names`."""
+    return typer.Option(*names, metavar=metavar, help=explained)
+
+
+def flag(name: str, explained: str) -> Any:
+    """An option that is given or not."""
+    return typer.Option(name, help=explained)
+
+
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
-AsText: TypeAlias = Annotated[bool, typer.Option("--text", help="VALUE is text, whatever it begins with.")]
+AsText: TypeAlias = Annotated[bool, flag("--text", "VALUE is text, whatever it begins with.")]
 Value: TypeAlias = Annotated[
-    str,
-    typer.Argument(
-        metavar="VALUE", help="JSON, as in 100 or '{\"a\": 1}'; what does not begin like JSON is text. - reads it."
-    ),
+    str, argument("VALUE", "JSON, as in 100 or '{\"a\": 1}'; what does not begin like JSON is text. - reads it.")
 ]
+Limit: TypeAlias = Annotated[int | None, option("N", "At most so many.")]
+Ttl: TypeAlias = Annotated[int | None, option("SECONDS", "After so many seconds, what is stored is gone.")]
 
 
-def add_commands(
-    group: typer.Typer, settings: Iterable[str] | None, commands: Mapping[str, Callable[..., int | None]]
-) -> None:
-    """Add commands by their names, with flags for settings; None for commands that take no settings."""
-    for name, command in commands.items():
-        group.command(name, cls=Command)(ended(command if settings is None else with_settings(*settings)(command)))
+class Options(Struct, frozen=True, kw_only=True):
+    """Options that several commands share: its fields are declared as parameters of a command are."""
 
 
-class Command(typer.core.TyperCommand):
-    """A command whose arguments may be negative numbers, which resemble options."""
+class Order(Options, frozen=True, kw_only=True):
+    """How much of a list is shown, and in which order."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.ignore_unknown_options = any([_NEGATIVE.match(arg) for arg in args])
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            _suggest(error, getattr(error, "possibilities", None))
-            raise
+    limit: Limit = None
+    reverse: Annotated[bool, flag("--reverse", "The last one first.")] = False
 
 
-class Group(typer.core.TyperGroup):
-    """A group of commands that suggests one for a mistyped name."""
+class Settings(Options, frozen=True, kw_only=True):
+    """Settings of the service that a command needs: a flag for each of `names`, and --config."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except Exception as error:
-            _suggest(error, get_close_matches(args[0], self.commands))
-            raise
+    names: ClassVar[tuple[str, ...]]
+    flags: Flags
 
+    def config(self) -> Config:
+        """Read the settings from their flags, the environment and the file of --config.
 
-def _suggest(error: Any, names: list[str] | None) -> None:
-    """Add to a usage error what was meant, in the same words whichever version of Typer raised it."""
-    if names and "Did you mean" not in error.message:
-        error.message = f"{error.message.rstrip('.')}. Did you mean {' or '.join(names)}?"
-    error.possibilities = None
+        Raises:
+            InvalidArgument: The file can't be read, or a setting is wrong.
+        """
+        return load(self.flags, only=self.names)
 
 
-_NEGATIVE: Final = re.compile(r"-[0-9.]")
+class Output(Options, frozen=True, kw_only=True):
+    """The form of a result: laid out for people at a terminal; JSON in a pipe, or with --json."""
+
+    as_json: Annotated[bool, flag("--json", "Print JSON, also at a terminal.")] = False
+
+    @property
+    def is_for_people(self) -> bool:
+        return not self.as_json and is_for_people()
+
+    def show(self, value: object) -> None:
+        """Print a value: laid out and coloured at a terminal, in one line otherwise."""
+        if self.is_for_people:
+            show_laid_out(value)
+        else:
+            say(to_json(value))
+
+    def show_report(self, report: object, sentence: str) -> None:
+        """Print a sentence at a terminal, and the report as JSON elsewhere."""
+        say(sentence if self.is_for_people else to_json(report))
+
+    async def say_all(self, lines: AsyncIterable[str], nothing: str) -> None:
+        """Print lines as they arrive; at a terminal, the sentence `nothing` if there are none."""
+        are_some = False
+        async for line in lines:
+            say(line)
+            are_some = True
+        if not are_some and self.is_for_people:
+            say(nothing)
+
+    async def show_all(
+        self, found: AsyncIterable[T], fields: Callable[[T], object], columns: Columns[T], nothing: str
+    ) -> None:
+        """Print many things: as a table at a terminal, or as JSON, one per line as they arrive."""
+        if self.is_for_people:
+            table(columns, [[column(one) for column in columns.values()] async for one in found], nothing)
+            return
+        await self.say_all((to_json(fields(one)) async for one in found), nothing)
 
 
-def with_settings(*names: str) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Give a command flags for settings; it is called with `flags`, as `config.load` takes them."""
-
-    def give(command: Callable[..., int | None]) -> Callable[..., int | None]:
-        wanted = inspect.signature(command, eval_str=True)
-        own = [parameter for parameter in wanted.parameters.values() if parameter.name != "flags"]
-        flags = list(_flags(names))
-
-        def run(**given: Any) -> int | None:
-            settings = {flag.name: given.pop(flag.name) for flag in flags}
-            return command(**given, flags=settings)
-
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *flags)}
-        return run
-
-    return give
+def parameters(command: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """The parameters of a command, with those that its options stand for."""
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if _is_options(parameter):
+            yield from parameters(parameter.annotation)
+        elif parameter.annotation == Flags:
+            yield from _flags(command.names)  # type: ignore[attr-defined]
+        else:
+            yield parameter
 
 
-def _flags(names: Iterable[str]) -> Iterable[inspect.Parameter]:
-    from keyloft.server.config import SETTINGS
+def call(command: Callable[..., T], given: Mapping[str, Any]) -> T:
+    """Call a command with what was given for its `parameters`."""
+    arguments = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if _is_options(parameter):
+            arguments[parameter.name] = call(parameter.annotation, given)
+        elif parameter.annotation == Flags:
+            arguments[parameter.name] = {name: given[name] for name in ("config", *command.names)}  # type: ignore[attr-defined]
+        else:
+            arguments[parameter.name] = given[parameter.name]
+    return command(**arguments)
 
-    file = typer.Option("--config", metavar="FILE", help="A TOML file with settings. [KEYLOFT_CONFIG; default: none]")
-    yield _flag("config", file)
+
+def _is_options(parameter: inspect.Parameter) -> bool:
+    return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Options)
+
+
+def _flags(names: tuple[str, ...]) -> Iterator[inspect.Parameter]:
+    shown = {"config": option("FILE", "A TOML file with settings. [KEYLOFT_CONFIG; default: none]", "--config")}
     for name in names:
         setting = SETTINGS[name]
-        known = setting.default_text or "none"
-        yield _flag(
-            name,
-            typer.Option(
-                setting.flag,
-                metavar="|".join(setting.choices) or setting.metavar,
-                help=f"{setting.description} [{setting.environment}; default: {known}]",
-                show_default=False,
-            ),
-        )
-
-
-def _flag(name: str, option: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=None, annotation=Annotated[str | None, option])
+        metavar = "|".join(setting.choices) or setting.metavar
+        known = f"{setting.environment}; default: {setting.default_text or 'none'}"
+        shown[name] = option(metavar, f"{setting.description} [{known}]", setting.flag)
+    for name, declared in shown.items():
+        kind = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(name, kind, default=None, annotation=Annotated[str | None, declared])

@@ -2,27 +2,24 @@
 
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from keyloft.admin import Progress
-from keyloft.cli.database import finished
+from keyloft.cli.database import run_quietly
 from keyloft.cli.terminal import is_for_people
 
 T = TypeVar("T")
 
 
-def with_progress(work: Callable[[Progress | None], Coroutine[Any, Any, T]]) -> T:
+def with_progress(work: Callable[[Progress | None], Coroutine[Any, Any, T]], is_shown: bool = True) -> T:
     """Run a function of `keyloft.admin`, and show at a terminal how far it is."""
-    with _shown() as progress:
-        return finished(work(progress))
+    with _shown() if is_shown and is_for_people(sys.stderr) else nullcontext() as progress:
+        return run_quietly(work(progress))
 
 
 @contextmanager
-def _shown() -> Iterator[Progress | None]:
-    if not is_for_people(sys.stderr):
-        yield None
-        return
+def _shown() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Task, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
@@ -45,7 +42,7 @@ def _shown() -> Iterator[Progress | None]:
                 bars.remove_task(task)
                 task = bars.add_task(stage, total=total, count="")
             known = total if total is not None else bars.tasks[-1].total
-            count = f"{done:,}" if known is None else f"{done:,} of {int(known):,}"
+            count = (f"{done:,}" if done else "") if known is None else f"{done:,} of {int(known):,}"
             bars.update(task, completed=done, total=known, count=count)
 
         yield show

@@ -3,113 +3,108 @@
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
-import typer
+from msgspec.structs import asdict
 
 from keyloft import Store
-from keyloft.cli.database import with_store
-from keyloft.cli.options import AsJson, AsText, Group, Value, Yes, add_commands
-from keyloft.cli.terminal import fail, given_value, remark, show_all, show_json, to_json
+from keyloft.cli.database import NamedDatabase
+from keyloft.cli.options import (
+    AsText,
+    Columns,
+    Commands,
+    Limit,
+    Options,
+    Order,
+    Output,
+    Ttl,
+    Value,
+    argument,
+    flag,
+    option,
+)
+from keyloft.cli.terminal import fail, given_value, to_json
 from keyloft.errors import InvalidArgument
-from keyloft.semantic import AuditRecord, DeadLetter, Envelope, Semantics, SemanticStore
-from keyloft.server.config import Flags, load
+from keyloft.semantic import AuditRecord, Envelope, Semantics, SemanticStore
 
 T = TypeVar("T")
-_SETTINGS: Final = ("database", "purposes", "audit_key")
 
-Key: TypeAlias = Annotated[
-    str, typer.Argument(metavar="KEY", help="As in tenant/acme/project/web/docs/onedrive/delta.")
-]
-Prefix: TypeAlias = Annotated[
-    str,
-    typer.Argument(
-        metavar="PREFIX", help="A tenant and project, and what paths begin with: tenant/acme/project/web/docs/."
-    ),
-]
-Project: TypeAlias = Annotated[str, typer.Argument(metavar="PROJECT", help="As in tenant/acme/project/web.")]
-Limit: TypeAlias = Annotated[int | None, typer.Option(metavar="N", help="At most so many.")]
+Key: TypeAlias = Annotated[str, argument("KEY", "As in tenant/acme/project/web/docs/onedrive/delta.")]
+Prefix: TypeAlias = Annotated[str, argument("PREFIX", "What keys begin with, as in tenant/acme/project/web/docs/.")]
+Project: TypeAlias = Annotated[str, argument("PROJECT", "As in tenant/acme/project/web.")]
 ExpectedVersion: TypeAlias = Annotated[
-    str,
-    typer.Option(metavar="VERSION", help="0: nothing may be there. N: it must be version N. *: whatever is there."),
+    str, option("VERSION", "The version that must be there: 0 for none, * for any or none.")
 ]
 
-Writer: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Who writes. [default: operator:USER@HOST]", show_default=False)
-]
-RequestId: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="ID", help="The same request again gets the first outcome.")
-]
-SpecRef: TypeAlias = Annotated[str | None, typer.Option(metavar="REF", help="The spec that governs it.")]
+
+class Write(Options, frozen=True, kw_only=True):
+    """Who writes, and why."""
+
+    writer: Annotated[str | None, option("NAME", "Who writes. [default: operator:USER@HOST]")] = None
+    request_id: Annotated[str | None, option("ID", "The same request again gets the first outcome.")] = None
+    spec_ref: Annotated[str | None, option("REF", "The spec that governs it.")] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """As the methods of `SemanticStore` take them."""
+        user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"
+        operator = f"operator:{user}@{socket.gethostname()}"[:128]
+        return {**asdict(self), "writer": self.writer or operator}
 
 
-def add_to(app: typer.Typer) -> None:
-    semantic = typer.Typer(cls=Group, no_args_is_help=True, help="Read and change the state of workflows.")
-    dead_letters = typer.Typer(
-        cls=Group, no_args_is_help=True, help="Writes that were given up: list, retry or drop them."
-    )
-    add_commands(semantic, _SETTINGS, {"get": get, "put": put, "delete": delete, "restore": restore, "list": listing})
-    add_commands(semantic, _SETTINGS, {"audit": audit, "locks": locks})
-    add_commands(
-        dead_letters, _SETTINGS, {"list": list_dead_letters, "retry": retry_dead_letter, "drop": drop_dead_letter}
-    )
-    semantic.add_typer(dead_letters, name="dead-letters")
-    app.add_typer(semantic, name="semantic")
+class SemanticDatabase(NamedDatabase, frozen=True, kw_only=True):
+    """The database, and what its semantic store is opened with."""
+
+    names = ("database", "purposes", "audit_key")
+
+    def with_semantic(self, work: Callable[[SemanticStore], Awaitable[T]], *, make: bool = False) -> T:
+        """Open the semantic store, and work with it."""
+        settings = self.config()
+        chosen: dict[str, Any] = {"purposes": settings.purposes, "audit_key": settings.audit_key, "sweep_every": None}
+
+        async def working(kv: Store) -> T:
+            async with SemanticStore(kv, **chosen) as store:
+                return await work(store)
+
+        return self.with_store(working, make=make)
 
 
-def get(key: Key, *, as_json: AsJson = False, flags: Flags) -> None:
+def get(key: Key, *, out: Output, database: SemanticDatabase) -> None:
     """Print an entry with all that it says of itself; exit code 1 if there is none.
 
     Example: keyloft semantic get tenant/acme/project/web/docs/onedrive/delta
     """
-    entry = _with_semantic(flags, lambda store: store.get(key))
-    if entry is None:
-        fail(f"there is no entry {key}")
-    show_json(shown(entry), as_json=as_json)
+    entry = database.with_semantic(lambda store: store.get(key))
+    out.show(shown(entry) if entry else fail(f"there is no entry {key}"))
 
 
 def put(
     key: Key,
     value: Value,
     *,
-    purpose: Annotated[
-        str, typer.Option(metavar="NAME", help="What the entry is for: config, cursor, feature_flag, …")
-    ],
+    purpose: Annotated[str, option("NAME", "What the entry is for: config, cursor, feature_flag, …")],
     expected_version: ExpectedVersion = "*",
-    writer: Writer = None,
-    producer: Annotated[str | None, typer.Option(metavar="NAME", help="Who makes it.")] = None,
-    consumer: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Who reads it; to be repeated for several.")
-    ] = None,
-    ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="After so many seconds it is gone.")] = None,
-    request_id: RequestId = None,
-    spec_ref: SpecRef = None,
+    producer: Annotated[str | None, option("NAME", "Who makes it.")] = None,
+    consumer: Annotated[list[str] | None, option("NAME", "Who reads it; to be repeated for several.")] = None,
+    ttl: Ttl = None,
+    write: Write,
     text: AsText = False,
-    as_json: AsJson = False,
-    flags: Flags,
+    out: Output,
+    database: SemanticDatabase,
 ) -> None:
     """Store a value, if what is there is what is expected, and print the entry.
 
     Example: keyloft semantic put tenant/acme/project/web/flags/new-ui true --purpose feature_flag
     """
     content = given_value(value, is_text=text)
-    semantics = Semantics(purpose, producer, tuple(consumer or ()), ttl)
-
-    intent: dict[str, Any] = {"expected_version": _version(expected_version), **_about(writer, request_id, spec_ref)}
-    entry = _with_semantic(flags, lambda store: store.put(key, content, semantics=semantics, **intent), make=True)
-    show_json(shown(entry), as_json=as_json)
+    wanted = {"expected_version": expected(expected_version), **write.arguments()}
+    wanted["semantics"] = Semantics(purpose, producer, tuple(consumer or ()), ttl)
+    out.show(shown(database.with_semantic(lambda store: store.put(key, content, **wanted), make=True)))
 
 
 def delete(
-    key: Key,
-    *,
-    expected_version: ExpectedVersion = "*",
-    writer: Writer = None,
-    request_id: RequestId = None,
-    spec_ref: SpecRef = None,
-    as_json: AsJson = False,
-    flags: Flags,
+    key: Key, *, expected_version: ExpectedVersion = "*", write: Write, out: Output, database: SemanticDatabase
 ) -> None:
     """Remove an entry, if it is what is expected, and print it; exit code 1 if there is none.
 
@@ -117,103 +112,82 @@ def delete(
 
     Example: keyloft semantic delete tenant/acme/project/web/flags/new-ui
     """
-    intent: dict[str, Any] = {"expected_version": _version(expected_version), **_about(writer, request_id, spec_ref)}
-    if (entry := _with_semantic(flags, lambda store: store.delete(key, **intent))) is None:
-        fail(f"there is no entry {key}")
-    show_json(shown(entry), as_json=as_json)
+    wanted = {"expected_version": expected(expected_version), **write.arguments()}
+    entry = database.with_semantic(lambda store: store.delete(key, **wanted))
+    out.show(shown(entry) if entry else fail(f"there is no entry {key}"))
 
 
-def restore(
-    key: Key,
-    *,
-    writer: Writer = None,
-    request_id: RequestId = None,
-    spec_ref: SpecRef = None,
-    as_json: AsJson = False,
-    flags: Flags,
-) -> None:
+def restore(key: Key, *, write: Write, out: Output, database: SemanticDatabase) -> None:
     """Bring back what was deleted or has expired at a key where nothing is now, and print it.
 
     Example: keyloft semantic restore tenant/acme/project/web/flags/new-ui
     """
-    about = _about(writer, request_id, spec_ref)
-    show_json(shown(_with_semantic(flags, lambda store: store.restore(key, **about))), as_json=as_json)
+    out.show(shown(database.with_semantic(lambda store: store.restore(key, **write.arguments()))))
 
 
-def listing(
+def list_(
     prefix: Prefix,
     *,
-    values: Annotated[bool, typer.Option("--values", help="Show values, too.")] = False,
+    values: Annotated[bool, flag("--values", "Show values, too.")] = False,
     limit: Limit = None,
-    as_json: AsJson = False,
-    flags: Flags,
+    out: Output,
+    database: SemanticDatabase,
 ) -> None:
     """Print entries, without values unless asked: a table, in a pipe as JSON.
 
     Example: keyloft semantic list tenant/acme/project/web
     """
-
-    columns: dict[str, Callable[[Envelope], object]] = {
-        "path": lambda entry: _path(entry.key),
+    columns: Columns[Envelope] = {
+        "path": lambda entry: path(entry.key),
         "purpose": lambda entry: entry.semantics.purpose,
         "version": lambda entry: entry.version,
         "last writer": lambda entry: entry.last_writer,
         "updated": lambda entry: entry.updated_at,
         "expires": lambda entry: entry.expires_at,
+        **({"value": lambda entry: to_json(entry.value)} if values else {}),
     }
-    if values:
-        columns["value"] = lambda entry: to_json(entry.value)
-
-    async def work(store: SemanticStore) -> None:
-        entries = store.list(prefix, values=values, limit=limit)
-        nothing = f"there are no entries below {prefix}"
-        await show_all(entries, lambda entry: shown(entry, value=values), columns, nothing, as_json=as_json)
-
-    _with_semantic(flags, work)
+    fields, nothing = partial(shown, value=values), f"there are no entries below {prefix}"
+    database.with_semantic(
+        lambda store: out.show_all(store.list(prefix, values=values, limit=limit), fields, columns, nothing)
+    )
 
 
 def audit(
-    about: Annotated[str, typer.Argument(metavar="KEY|PROJECT", help="An entry's key, or tenant/acme/project/web.")],
+    about: Annotated[str, argument("KEY|PROJECT", "An entry's key, or tenant/acme/project/web.")],
     *,
-    limit: Limit = None,
-    after: Annotated[
-        int | None, typer.Option(metavar="SEQUENCE", help="Only what happened after the record with this sequence.")
-    ] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="The last one first.")] = False,
-    as_json: AsJson = False,
-    flags: Flags,
+    order: Order,
+    after: Annotated[int | None, option("SEQUENCE", "Only what happened after the record with this sequence.")] = None,
+    out: Output,
+    database: SemanticDatabase,
 ) -> None:
     """Print what happened to an entry, or in a project: a table, in a pipe as JSON.
 
     Example: keyloft semantic audit tenant/acme/project/web --reverse --limit 20
     """
-
-    columns: dict[str, Callable[[AuditRecord], object]] = {
+    columns: Columns[AuditRecord] = {
         "sequence": lambda record: record.sequence,
         "when": lambda record: record.at,
         "what": lambda record: record.action,
-        "path": lambda record: _path(record.key),
+        "path": lambda record: path(record.key),
         "who": lambda record: record.writer,
         "before": lambda record: record.version_before,
         "after": lambda record: record.version_after,
         "why": lambda record: record.reason,
     }
+    wanted = {"after": after, **asdict(order)}
+    nothing = f"nothing is recorded of {about}"
+    database.with_semantic(
+        lambda store: out.show_all(store.audit(about, **wanted), msgspec.to_builtins, columns, nothing)
+    )
 
-    async def work(store: SemanticStore) -> None:
-        trail = store.audit(about, after=after, limit=limit, reverse=reverse)
-        await show_all(trail, msgspec.to_builtins, columns, f"nothing is recorded of {about}", as_json=as_json)
 
-    _with_semantic(flags, work)
-
-
-def locks(project: Project, *, as_json: AsJson = False, flags: Flags) -> None:
+def locks(project: Project, *, out: Output, database: SemanticDatabase) -> None:
     """Print the locks that are held: who has them, and until when.
 
     Example: keyloft semantic locks tenant/acme/project/web
     """
-
-    columns: dict[str, Callable[[Envelope], object]] = {
-        "lock": lambda lock: _path(lock.key),
+    columns: Columns[Envelope] = {
+        "lock": lambda lock: path(lock.key),
         "holder": lambda lock: lock.last_writer,
         "fence": lambda lock: lock.fence,
         "since": lambda lock: lock.updated_at,
@@ -222,80 +196,9 @@ def locks(project: Project, *, as_json: AsJson = False, flags: Flags) -> None:
 
     async def work(store: SemanticStore) -> None:
         held = (entry async for entry in store.list(project, values=True) if entry.fence is not None)
-        await show_all(held, shown, columns, f"no lock is held in {project}", as_json=as_json)
+        await out.show_all(held, shown, columns, f"no lock is held in {project}")
 
-    _with_semantic(flags, work)
-
-
-def list_dead_letters(project: Project, *, as_json: AsJson = False, flags: Flags) -> None:
-    """Print the dead letters of a project, the oldest first, without values.
-
-    Example: keyloft semantic dead-letters list tenant/acme/project/web
-    """
-    columns: dict[str, Callable[[DeadLetter], object]] = {
-        "id": lambda letter: letter.id,
-        "when": lambda letter: letter.at,
-        "why": lambda letter: letter.error_code,
-        "attempts": lambda letter: letter.attempts,
-        "what": lambda letter: "\n".join([intent.action for intent in letter.operations]),
-        "path": lambda letter: "\n".join([_path(intent.key) for intent in letter.operations]),
-    }
-
-    async def work(store: SemanticStore) -> None:
-        nothing = f"there are no dead letters in {project}"
-        await show_all(store.dead_letters.list(project), _shown_dead_letter, columns, nothing, as_json=as_json)
-
-    _with_semantic(flags, work)
-
-
-def retry_dead_letter(
-    project: Project,
-    letter: Annotated[str, typer.Argument(metavar="ID", help="As `dead-letters list` shows it.")],
-    *,
-    expected_version: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="Instead of what it expected; * puts it over whatever is there."),
-    ] = None,
-    as_json: AsJson = False,
-    flags: Flags,
-) -> None:
-    """Try again what was given up; once it is written, the dead letter is removed.
-
-    Example: keyloft semantic dead-letters retry tenant/acme/project/web ID
-    """
-    version = None if expected_version is None else _version(expected_version)
-
-    async def work(store: SemanticStore) -> list[Envelope | None]:
-        return [*await store.dead_letters.retry(await _dead_letter(store, project, letter), expected_version=version)]
-
-    for entry in _with_semantic(flags, work):
-        show_json(None if entry is None else shown(entry), as_json=as_json)
-
-
-def drop_dead_letter(
-    project: Project,
-    letter: Annotated[str, typer.Argument(metavar="ID", help="As `dead-letters list` shows it.")],
-    *,
-    yes: Yes = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print true once it is done.")] = False,
-    flags: Flags,
-) -> None:
-    """Remove a dead letter: what it holds is never written.
-
-    Example: keyloft semantic dead-letters drop tenant/acme/project/web ID --yes
-    """
-    if not yes:
-        raise InvalidArgument("what the dead letter holds is lost then: say --yes")
-
-    async def work(store: SemanticStore) -> bool:
-        return await store.dead_letters.drop(await _dead_letter(store, project, letter))
-
-    if not _with_semantic(flags, work):
-        fail(f"there is no dead letter {letter} in {project}")
-    if as_json:
-        show_json(True, as_json=True)
-    else:
-        remark(f"{letter} is dropped")
+    database.with_semantic(work)
 
 
 def shown(entry: Envelope, *, value: bool = True) -> dict[str, Any]:
@@ -305,51 +208,17 @@ def shown(entry: Envelope, *, value: bool = True) -> dict[str, Any]:
     return {"key": fields.pop("key"), **({"value": entry.value} if value else {}), **fields}
 
 
-def _shown_dead_letter(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "id": letter.id,
-        "at": letter.at.isoformat(timespec="milliseconds"),
-        "error_code": letter.error_code,
-        "error": letter.error,
-        "attempts": letter.attempts,
-        "requestId": letter.request_id,
-        "operations": [
-            {"action": one.action, "key": one.key, "expectedVersion": one.expected_version, "lastWriter": one.writer}
-            for one in letter.operations
-        ],
-    }
-
-
-async def _dead_letter(store: SemanticStore, project: str, name: str) -> DeadLetter:
-    found = [letter for letter in await store.dead_letters.list(project) if letter.id == name]
-    return found[0] if found else fail(f"there is no dead letter {name} in {project}")
-
-
-def _with_semantic(flags: Flags, work: Callable[[SemanticStore], Awaitable[T]], *, make: bool = False) -> T:
-    settings = load(flags, only=_SETTINGS)
-
-    async def working(kv: Store) -> T:
-        async with SemanticStore(
-            kv, purposes=settings.purposes, audit_key=settings.audit_key, sweep_every=None
-        ) as store:
-            return await work(store)
-
-    return with_store(flags, working, make=make)
-
-
-def _version(text: str) -> int | str:
+def expected(text: str) -> int | str:
+    """The version that --expected-version names."""
     try:
         return text if text == "*" else int(text)
     except ValueError:
         raise InvalidArgument("--expected-version: 0, the number of a version, or *") from None
 
 
-def _about(writer: str | None, request_id: str | None, spec_ref: str | None) -> dict[str, Any]:
-    user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"
-    operator = f"operator:{user}@{socket.gethostname()}"[:128]
-    return {"writer": writer or operator, "request_id": request_id, "spec_ref": spec_ref}
-
-
-def _path(key: str) -> str:
+def path(key: str) -> str:
     """A key without its project, which is on the command line."""
     return key.split("/", 4)[4]
+
+
+COMMANDS: Final[Commands] = (get, put, delete, restore, list_, audit, locks)

@@ -1,30 +1,21 @@
-"""The command `stats`: how much a database holds, for whom, and what expires."""
+"""The command `stats`: shows how much a database holds."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
-import typer
 
-from keyloft import admin
-from keyloft.cli.database import named_database
-from keyloft.cli.options import AsJson, add_commands
+from keyloft import admin, limits
+from keyloft.cli.database import NamedDatabase, size_on_disk
+from keyloft.cli.options import Commands, Output, option
 from keyloft.cli.progress import with_progress
-from keyloft.cli.terminal import is_for_people, local_time, say, show_json, sized, table
-from keyloft.core.urls import DatabaseUrl
-from keyloft.server.config import Flags
-
-
-def add_to(app: typer.Typer) -> None:
-    add_commands(app, ["database"], {"stats": stats})
+from keyloft.cli.terminal import say, sized, table, to_json
 
 
 def stats(
     *,
-    soon: Annotated[
-        float, typer.Option(metavar="SECONDS", help="What expires within so many seconds expires soon.")
-    ] = 3600.0,
-    as_json: AsJson = False,
-    flags: Flags,
+    soon: Annotated[float, option("SECONDS", "What expires within this time expires soon.")] = limits.SOON_SECONDS,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
     """Show how much a database holds, per interface, plugin and project, and what expires.
 
@@ -32,32 +23,34 @@ def stats(
 
     Example: keyloft stats --soon 86400
     """
-    url = named_database(flags)
+    url = database.url()
     report = with_progress(lambda progress: admin.stats(url, soon=soon, progress=progress))
-    if as_json or not is_for_people():
-        show_json({"database": DatabaseUrl.parse(url).shown, **msgspec.to_builtins(report)}, as_json=True)
+    if out.is_for_people:
+        _show(database.shown, report)
     else:
-        _show(DatabaseUrl.parse(url).shown, report)
+        say(to_json({"database": database.shown, **msgspec.to_builtins(report)}))
 
 
 def _show(name: str, report: admin.StatsReport) -> None:
-    wal = "" if report.wal_bytes is None else f", and {sized(report.wal_bytes)} of write-ahead log"
     say(f"{name}: {report.engine}, schema {report.schema}, version {report.version}")
-    say(f"{sized(report.database_bytes)} on disk{wal}")
+    say(f"{size_on_disk(report)} on disk")
     soon = f"expire within {report.soon_seconds:g} s"
     columns = ["entries", "keys and values", "trail and others", soon, "expired", "oldest expiry"]
     interfaces = {**report.interfaces, "all": report.total}
     for kind, tallies in (("interface", interfaces), ("plugin", report.plugins), ("project", report.projects)):
         if tallies:
-            table([kind, *columns], [[str(owner), *_cells(tally)] for owner, tally in tallies.items()])
+            table([kind, *columns], [[owner, *_cells(tally)] for owner, tally in tallies.items()])
 
 
-def _cells(tally: admin.Tally) -> list[str]:
+def _cells(tally: admin.Tally) -> list[object]:
     return [
         f"{tally.entries:,}",
         sized(tally.bytes),
-        f"{tally.other_rows:,}" if tally.other_rows else "",
+        f"{tally.other_rows:,}" if tally.other_rows else None,
         f"{tally.expiring_soon:,}",
         f"{tally.expired:,}",
-        local_time(tally.oldest_expiry),
+        tally.oldest_expiry,
     ]
+
+
+COMMANDS: Final[Commands] = (stats,)

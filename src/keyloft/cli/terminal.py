@@ -3,13 +3,12 @@
 At a terminal a result is laid out for people; in a pipe, or with --json, it is JSON, one value per line.
 """
 
-import functools
 import json
 import os
 import sys
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 import typer
@@ -17,40 +16,7 @@ import typer
 from keyloft import limits
 from keyloft.core.values import decode_json, encode_json
 from keyloft.errors import InvalidArgument, Undecodable
-from keyloft.server.error_output import describe, exit_code, print_error
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def ended(command: Callable[P, int | None]) -> Callable[P, None]:
-    """Make a command end with its exit code, and print what goes wrong in one line."""
-
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            code = command(*args, **kwargs) or 0
-            sys.stdout.flush()
-        except (typer.Exit, typer.Abort, typer.BadParameter):
-            raise
-        except KeyboardInterrupt:
-            code = 130
-        except BrokenPipeError:
-            _silence_output()
-            code = 0
-        except Exception as error:
-            if os.environ.get("KEYLOFT_DEBUG"):
-                raise
-            print_error(describe(error))
-            code = exit_code(error)
-        raise typer.Exit(code)
-
-    return run
-
-
-def _silence_output() -> None:
-    """The reader has closed the pipe, which is no error: Python would report it at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+from keyloft.server.error_output import print_error
 
 
 def say(text: str) -> None:
@@ -83,7 +49,9 @@ def confirm(question: str) -> None:
 
 
 def to_json(value: object) -> str:
-    """A value as JSON in one line."""
+    """A value, or a report of `keyloft.admin`, as JSON in one line."""
+    if isinstance(value, (msgspec.Struct, tuple)):
+        value = msgspec.to_builtins(value)
     return encode_json(value, limits.LARGEST_VALUE_BYTES).decode()
 
 
@@ -120,13 +88,8 @@ def is_for_people(stream: Any = None) -> bool:
     return bool((stream or sys.stdout).isatty()) and os.environ.get("TERM") != "dumb"
 
 
-def show_json(value: object, *, as_json: bool) -> None:
-    """Print a value: laid out and coloured at a terminal, in one line otherwise."""
-    if isinstance(value, (msgspec.Struct, tuple)):
-        value = msgspec.to_builtins(value)
-    if as_json or not is_for_people():
-        say(to_json(value))
-        return
+def show_laid_out(value: object) -> None:
+    """Print a value as JSON over several lines, in colours unless NO_COLOR is set."""
     laid_out = msgspec.json.format(to_json(value), indent=2)
     if os.environ.get("NO_COLOR"):
         say(laid_out)
@@ -136,61 +99,20 @@ def show_json(value: object, *, as_json: bool) -> None:
     Console(highlight=False, soft_wrap=True).print_json(laid_out, indent=2, ensure_ascii=False)
 
 
-def show_result(result: object, sentence: str, *, as_json: bool) -> None:
-    """Print a sentence at a terminal, and the result as JSON elsewhere or if asked."""
-    if as_json or not is_for_people():
-        show_json(result, as_json=True)
-    else:
-        say(sentence)
-
-
 def counted(number: int, one: str, several: str = "") -> str:
     """A number with its noun: 1 row, 2 rows."""
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
-def local_time(moment: datetime | None) -> str:
-    """A moment for people, in their time zone."""
-    return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
 def sized(size: int) -> str:
     """A number of bytes for people."""
-    if size < 1000:
-        return f"{size} bytes"
-    amount = float(size)
-    for unit in ("kB", "MB", "GB", "TB"):
-        amount /= 1000
-        if amount < 999.95 or unit == "TB":
-            break
-    return f"{amount:,.1f} {unit}"
+    from rich.filesize import decimal
+
+    return decimal(size)
 
 
-async def show_all(
-    found: AsyncIterable[T],
-    fields: Callable[[T], object],
-    columns: Mapping[str, Callable[[T], object]],
-    nothing: str,
-    *,
-    as_json: bool,
-) -> None:
-    """Print many things: as JSON, one per line as they arrive, or as a table at a terminal."""
-    if as_json or not is_for_people():
-        async for one in found:
-            say(to_json(fields(one)))
-        return
-    rows = [[_cell(column(one)) for column in columns.values()] async for one in found]
-    table(list(columns), rows, nothing)
-
-
-def _cell(content: object) -> str:
-    if content is None:
-        return ""
-    return local_time(content) if isinstance(content, datetime) else str(content)
-
-
-def table(names: Sequence[str], rows: Sequence[Sequence[str]], nothing: str = "") -> None:
-    """Print a table for people, or the sentence `nothing` if there are no rows."""
+def table(names: Iterable[str], rows: Sequence[Iterable[object]], nothing: str = "") -> None:
+    """Print a table for people, with their local time, or the sentence `nothing` if there are no rows."""
     if not rows:
         say(nothing)
         return
@@ -201,5 +123,11 @@ def table(names: Sequence[str], rows: Sequence[Sequence[str]], nothing: str = ""
 
     shown = Table(*names, box=box.SIMPLE, header_style="bold")
     for row in rows:
-        shown.add_row(*[Text(cell, overflow="fold") for cell in row])
+        shown.add_row(*[Text(_cell(content), overflow="fold") for content in row])
     Console(highlight=False).print(shown)
+
+
+def _cell(content: object) -> str:
+    if content is None:
+        return ""
+    return f"{content.astimezone():%Y-%m-%d %H:%M:%S}" if isinstance(content, datetime) else str(content)

@@ -3,46 +3,53 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeAlias
-
-import typer
+from typing import Annotated, Any, Final
 
 from keyloft import admin
-from keyloft.cli.database import named_database
-from keyloft.cli.options import AsJson, add_commands
+from keyloft.cli.database import NamedDatabase
+from keyloft.cli.options import Commands, Options, Output, argument, flag, option
 from keyloft.cli.progress import with_progress
-from keyloft.cli.terminal import counted, is_for_people, remark, show_result
+from keyloft.cli.terminal import counted, is_for_people, remark
 from keyloft.core import key_text
 from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import InvalidArgument, TransferFailed
-from keyloft.server.config import Flags
-
-Prefix: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="PREFIX", help="Of the tuple store, only what is below it, as in users.")
-]
-Plugin: TypeAlias = Annotated[str | None, typer.Option(metavar="NAME", help="Only what this plugin stores.")]
-Project: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="PROJECT", help="Only this project: tenant/<tenant>/project/<project>.")
-]
-Keep: TypeAlias = Annotated[bool, typer.Option("--keep", help="Leave entries that are stored already as they are.")]
-Replace: TypeAlias = Annotated[bool, typer.Option("--replace", help="Replace entries that are stored already.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    add_commands(app, ["database"], {"export": export, "import": import_})
-    add_commands(app, None, {"copy": copy})
+class Part(Options, frozen=True, kw_only=True):
+    """Which entries: all of them, or some."""
+
+    prefix: Annotated[str | None, option("PREFIX", "Of the tuple store, only what is below it, as in users.")] = None
+    plugin: Annotated[str | None, option("NAME", "Only what this plugin stores.")] = None
+    project: Annotated[str | None, option("PROJECT", "Only this project: tenant/<tenant>/project/<project>.")] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """As the functions of `keyloft.admin` take them."""
+        prefix = None if self.prefix is None else key_text.read_prefix(self.prefix)
+        return {"prefix": prefix, "plugin": self.plugin, "project": self.project}
+
+
+class Incoming(Part, frozen=True, kw_only=True):
+    """Which entries are stored, and what becomes of others that are stored already."""
+
+    keep: Annotated[bool, flag("--keep", "Leave entries that are stored already as they are.")] = False
+    replace: Annotated[bool, flag("--replace", "Replace entries that are stored already.")] = False
+
+    def arguments(self) -> dict[str, Any]:
+        """As the functions of `keyloft.admin` take them."""
+        if self.keep and self.replace:
+            raise InvalidArgument("--keep and --replace exclude each other")
+        existing = "keep" if self.keep else "replace" if self.replace else "refuse"
+        return {**super().arguments(), "existing": existing}
 
 
 def export(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to; - is the standard output.")] = "-",
+    file: Annotated[str, argument("FILE", "Where to; - is the standard output.")] = "-",
     *,
-    prefix: Prefix = None,
-    plugin: Plugin = None,
-    project: Project = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an export that did not end.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
-    as_json: AsJson = False,
-    flags: Flags,
+    part: Part,
+    resume: Annotated[bool, flag("--resume", "Continue an export that did not end.")] = False,
+    force: Annotated[bool, flag("--force", "Overwrite FILE.")] = False,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
     """Write entries as lines of JSON, as they are at one moment: all of them, or some.
 
@@ -52,36 +59,25 @@ def export(
 
     Example: keyloft export backup.jsonl
     """
-    url = named_database(flags)
-    parts = _parts(prefix, plugin, project)
+    url = database.url()
+    target = sys.stdout.buffer if file == "-" else file
+    chosen = {**part.arguments(), "resume": resume, "overwrite": force}
     with _explain_stop("Nothing was changed." if file == "-" else f"--resume continues {file}.partial."):
-        report = with_progress(
-            lambda progress: admin.export(
-                url,
-                sys.stdout.buffer if file == "-" else file,
-                **parts,
-                resume=resume,
-                overwrite=force,
-                progress=progress,
-            )
-        )
-    sentence = f"{file} holds {_entries(report.entries)}, up to version {report.version}"
+        # Lines and a bar at the same terminal would overwrite each other.
+        is_shown = file != "-" or not is_for_people()
+        report = with_progress(lambda progress: admin.export(url, target, **chosen, progress=progress), is_shown)
     if file != "-":
-        show_result(report, sentence, as_json=as_json)
+        out.show_report(report, f"{file} holds {_entries(report.entries)}, up to version {report.version}")
     elif is_for_people(sys.stderr):
         remark(_entries(report.entries))
 
 
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Lines as `export` writes them; - reads them.")],
+    file: Annotated[str, argument("FILE", "Lines as `export` writes them; - reads them.")],
     *,
-    prefix: Prefix = None,
-    plugin: Plugin = None,
-    project: Project = None,
-    keep: Keep = False,
-    replace: Replace = False,
-    as_json: AsJson = False,
-    flags: Flags,
+    incoming: Incoming,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
     """Store entries from lines of JSON, with their versions and expiries.
 
@@ -90,25 +86,21 @@ def import_(
 
     Example: keyloft import backup.jsonl --database new.db
     """
-    url = named_database(flags, make=True)
+    url = database.url(make=True)
     # The raw stream: a thread that waits for a buffered one would crash the interpreter's end.
     source = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer) if file == "-" else file
-    chosen = {**_parts(prefix, plugin, project), "existing": _existing(keep, replace)}
+    chosen = incoming.arguments()
     with _explain_stop():
         report = with_progress(lambda progress: admin.import_(source, url, **chosen, progress=progress))
-    show_result(report, f"{_stored(report)} in {DatabaseUrl.parse(url).shown}", as_json=as_json)
+    out.show_report(report, f"{_stored(report)} in {database.shown}")
 
 
 def copy(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="A path, sqlite:///… or postgresql://…")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="The same; it is made if need be.")],
+    source: Annotated[str, argument("FROM", "A path, sqlite:///… or postgresql://…")],
+    target: Annotated[str, argument("TO", "The same; it is made if need be.")],
     *,
-    prefix: Prefix = None,
-    plugin: Plugin = None,
-    project: Project = None,
-    keep: Keep = False,
-    replace: Replace = False,
-    as_json: AsJson = False,
+    incoming: Incoming,
+    out: Output,
 ) -> None:
     """Copy entries from one database to another, then read both and compare; exit code 1 if they differ.
 
@@ -116,11 +108,11 @@ def copy(
 
     Example: keyloft copy keyloft.db postgresql://localhost/keyloft
     """
-    chosen = {**_parts(prefix, plugin, project), "existing": _existing(keep, replace)}
+    chosen = incoming.arguments()
 
     def show(report: admin.CopyReport) -> None:
         compared = f"{_entries(report.compared)} compared, {report.missing:,} missing, {report.different:,} different"
-        show_result(report, f"{_stored(report)} in {DatabaseUrl.parse(target).shown}; {compared}", as_json=as_json)
+        out.show_report(report, f"{_stored(report)} in {DatabaseUrl.parse(target).shown}; {compared}")
 
     try:
         with _explain_stop():
@@ -129,20 +121,6 @@ def copy(
         if isinstance(error.result, admin.CopyReport):
             show(error.result)
         raise
-
-
-def _parts(prefix: str | None, plugin: str | None, project: str | None) -> dict[str, Any]:
-    return {
-        "prefix": None if prefix is None else key_text.read_prefix(prefix),
-        "plugin": plugin,
-        "project": project,
-    }
-
-
-def _existing(keep: bool, replace: bool) -> str:
-    if keep and replace:
-        raise InvalidArgument("--keep and --replace exclude each other")
-    return "keep" if keep else "replace" if replace else "refuse"
 
 
 def _entries(number: int) -> str:
@@ -162,3 +140,6 @@ def _explain_stop(what: str = "What is stored stays stored; the same command goe
     except KeyboardInterrupt:
         remark(f"Stopped. {what}")
         raise
+
+
+COMMANDS: Final[Commands] = (export, import_, copy)

@@ -3,141 +3,104 @@
 import base64
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
-import typer
+from msgspec.structs import asdict
 
 from keyloft import Entry, Store
-from keyloft.cli.database import with_store
-from keyloft.cli.options import AsJson, AsText, Value, Yes, add_commands
-from keyloft.cli.terminal import confirm, counted, fail, given_value, is_for_people, say, show_json, to_json
+from keyloft.cli.database import NamedDatabase
+from keyloft.cli.options import AsText, Commands, Options, Order, Output, Value, Yes, argument, flag, option
+from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
 from keyloft.core import key_text
 from keyloft.core.keys import TupleKey
 from keyloft.core.values import U64
 from keyloft.errors import InvalidArgument
-from keyloft.server.config import Flags
 
 Key: TypeAlias = Annotated[
-    str,
-    typer.Argument(metavar="KEY", help="As in users/alice; =42 is an int, =1.5 a float, =true a bool, =x00ff bytes."),
+    str, argument("KEY", "As in users/alice; =42 is an int, =1.5 a float, =true a bool, =x00ff bytes.")
 ]
-Prefix: TypeAlias = Annotated[
-    str, typer.Argument(metavar="PREFIX", help="Only what is below it, as in users; nothing for everything.")
-]
-Start: TypeAlias = Annotated[str | None, typer.Option(metavar="KEY", help="Only from this key on.")]
-End: TypeAlias = Annotated[str | None, typer.Option(metavar="KEY", help="Only what comes before this key.")]
-Limit: TypeAlias = Annotated[int | None, typer.Option(metavar="N", help="At most so many.")]
-Reverse: TypeAlias = Annotated[bool, typer.Option("--reverse", help="The last one first.")]
-ExpireIn: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="After so many seconds the entry is gone.")
-]
+Prefix: TypeAlias = Annotated[str, argument("PREFIX", "Only what is below it, as in users; nothing for everything.")]
+ExpireIn: TypeAlias = Annotated[float | None, option("SECONDS", "After so many seconds the entry is gone.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    add_commands(app, ["database"], {"get": get, "list": listing, "keys": keys, "count": count, "watch": watch})
-    add_commands(app, ["database"], {"set": put, "delete": delete, "touch": touch})
+class Section(Options, frozen=True, kw_only=True):
+    """Which entries below a prefix."""
+
+    start: Annotated[str | None, option("KEY", "Only from this key on.")] = None
+    end: Annotated[str | None, option("KEY", "Only what comes before this key.")] = None
+
+    def below(self, prefix: str) -> dict[str, Any]:
+        """As the methods of `Store` take them."""
+        bounds = {name: None if text is None else key_text.read(text) for name, text in asdict(self).items()}
+        return {"prefix": key_text.read_prefix(prefix), **bounds}
 
 
 def get(
     key: Key,
     *,
-    as_json: AsJson = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Write bytes and texts as they are, and nothing else.")] = False,
-    entry: Annotated[bool, typer.Option("--entry", help="Show key, versionstamp and expiry, too.")] = False,
-    flags: Flags,
+    out: Output,
+    raw: Annotated[bool, flag("--raw", "Write bytes and texts as they are, and nothing else.")] = False,
+    entry: Annotated[bool, flag("--entry", "Show key, versionstamp and expiry, too.")] = False,
+    database: NamedDatabase,
 ) -> None:
     """Print the value at a key; exit code 1 if there is none.
 
     Example: keyloft get users/alice
     """
     wanted = key_text.read(key)
-    found = with_store(flags, lambda kv: kv.get(wanted))
+    found = database.with_store(lambda kv: kv.get(wanted))
     if not found.exists:
         fail(f"there is no key {key}")
     if raw and isinstance(found.value, (bytes, str)):
         sys.stdout.flush()
         sys.stdout.buffer.write(found.value if isinstance(found.value, bytes) else found.value.encode())
         sys.stdout.buffer.flush()
-        return
-    if entry:
-        show_json(_shown(found), as_json=as_json)
-    elif isinstance(found.value, bytes):
-        show_json(_shown_value(found.value), as_json=as_json)
+    elif entry:
+        out.show(_shown(found))
     else:
-        show_json(int(found.value) if isinstance(found.value, U64) else found.value, as_json=as_json)
+        out.show(_shown_value(found.value) if isinstance(found.value, bytes) else found.value)
 
 
-def listing(
-    prefix: Prefix = "",
-    *,
-    start: Start = None,
-    end: End = None,
-    limit: Limit = None,
-    reverse: Reverse = False,
-    as_json: AsJson = False,
-    flags: Flags,
-) -> None:
+def list_(prefix: Prefix = "", *, section: Section, order: Order, out: Output, database: NamedDatabase) -> None:
     """Print entries in the order of their keys: a line each, in a pipe as JSON.
 
     Example: keyloft list users --limit 10
     """
-    selection = _selection(prefix, start, end) | {"limit": limit, "reverse": reverse}
-    for_people = is_for_people() and not as_json
-
-    async def work(kv: Store) -> None:
-        async for entry in kv.list(**selection):
-            say(_in_a_line(entry) if for_people else to_json(_shown(entry)))
-
-    with_store(flags, work)
+    wanted = section.below(prefix) | asdict(order)
+    line = _line_for_people if out.is_for_people else _line_of_json
+    nothing = f"there are no entries below {prefix}" if prefix else "there are no entries"
+    database.with_store(lambda kv: out.say_all((line(entry) async for entry in kv.list(**wanted)), nothing))
 
 
-def keys(
-    prefix: Prefix = "",
-    *,
-    start: Start = None,
-    end: End = None,
-    limit: Limit = None,
-    reverse: Reverse = False,
-    as_json: AsJson = False,
-    flags: Flags,
-) -> None:
+def keys(prefix: Prefix = "", *, section: Section, order: Order, out: Output, database: NamedDatabase) -> None:
     """Print keys, one in each line.
 
     Example: keyloft keys users | wc -l
     """
-    selection = _selection(prefix, start, end) | {"limit": limit, "reverse": reverse}
+    wanted = section.below(prefix) | asdict(order)
+    nothing = f"there are no keys below {prefix}" if prefix else "there are no keys"
 
-    async def work(kv: Store) -> None:
-        async for key in kv.keys(**selection):
-            text = key_text.written(key)
-            say(to_json(text) if as_json else text)
+    def line(key: TupleKey) -> str:
+        return to_json(key_text.written(key)) if out.as_json else key_text.written(key)
 
-    with_store(flags, work)
+    database.with_store(lambda kv: out.say_all((line(key) async for key in kv.keys(**wanted)), nothing))
 
 
-def count(
-    prefix: Prefix = "",
-    *,
-    start: Start = None,
-    end: End = None,
-    as_json: AsJson = False,
-    flags: Flags,
-) -> None:
+def count(prefix: Prefix = "", *, section: Section, out: Output, database: NamedDatabase) -> None:
     """Print how many entries there are.
 
     Example: keyloft count users
     """
-    show_json(with_store(flags, lambda kv: kv.count(**_selection(prefix, start, end))), as_json=as_json)
+    wanted = section.below(prefix)
+    out.show(database.with_store(lambda kv: kv.count(**wanted)))
 
 
 def watch(
     prefix: Prefix = "",
     *,
-    key: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="Watch this key instead; to be repeated for several.")
-    ] = None,
-    as_json: AsJson = False,
-    flags: Flags,
+    key: Annotated[list[str] | None, option("KEY", "Watch this key instead; to be repeated for several.")] = None,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
     """Print entries as they change, a line each, in a pipe as JSON, until Ctrl-C; what has expired is gone, too.
 
@@ -145,34 +108,29 @@ def watch(
     """
     watched = [key_text.read(one) for one in key or ()]
     below = key_text.read_prefix(prefix)
-
-    for_people = is_for_people() and not as_json
-
-    def line(entry: Entry) -> str:
-        if not entry.exists:
-            gone = {"key": key_text.written(entry.key), "value": None}
-            return f"{gone['key']} is gone" if for_people else to_json(gone)
-        return _in_a_line(entry) if for_people else to_json(_shown(entry))
+    line = _line_for_people if out.is_for_people else _line_of_json
 
     async def work(kv: Store) -> None:
+        if out.is_for_people:
+            remark("Waiting for changes; Ctrl-C ends it.")
         async for entries in kv.watch(*watched) if watched else kv.watch(prefix=below):
             for entry in entries:
                 say(line(entry))
             sys.stdout.flush()
 
-    with_store(flags, work)
+    database.with_store(work)
 
 
-def put(
+def set_(
     key: Key,
     value: Value,
     *,
     text: AsText = False,
-    counter: Annotated[bool, typer.Option("--counter", help="VALUE is the number of a U64 counter.")] = False,
-    file: Annotated[bool, typer.Option("--file", help="VALUE names a file, whose bytes are stored.")] = False,
+    counter: Annotated[bool, flag("--counter", "VALUE is the number of a U64 counter.")] = False,
+    file: Annotated[bool, flag("--file", "VALUE names a file, whose bytes are stored.")] = False,
     expire_in: ExpireIn = None,
-    as_json: AsJson = False,
-    flags: Flags,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
     """Store a value, and print its versionstamp.
 
@@ -186,21 +144,16 @@ def put(
         if isinstance(content, bool) or not isinstance(content, int):
             raise InvalidArgument("--counter: VALUE is a whole number, as in 7")
         content = U64(content)
-    stored = with_store(flags, lambda kv: kv.set(wanted, content, expire_in=expire_in), make=True)
-    show_json(stored, as_json=as_json)
+    out.show(database.with_store(lambda kv: kv.set(wanted, content, expire_in=expire_in), make=True))
 
 
 def delete(
-    key: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY", help="As in users/alice.", show_default=False)
-    ] = None,
+    key: Annotated[list[str] | None, argument("KEY", "As in users/alice.")] = None,
     *,
-    prefix: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="Remove all that is below it; asks before, with the number.")
-    ] = None,
+    prefix: Annotated[str | None, option("PREFIX", "Remove all below it; asks before, with the number.")] = None,
     yes: Yes = False,
-    as_json: AsJson = False,
-    flags: Flags,
+    out: Output,
+    database: NamedDatabase,
 ) -> int:
     """Remove entries, all or none, and print how many there were; exit code 1 if there were none.
 
@@ -210,16 +163,16 @@ def delete(
         raise InvalidArgument("name keys, or a --prefix; --prefix '' stands for everything")
     if prefix is not None:
         below = key_text.read_prefix(prefix)
-        number = with_store(flags, lambda kv: kv.count(prefix=below))
+        number = database.with_store(lambda kv: kv.count(prefix=below))
         if not number:
             fail(f"there is nothing below {prefix!r}")
         if not yes:
             confirm(f"Remove {counted(number, 'entry', 'entries')} {f'below {prefix}' if below else 'in all'}?")
-        removed = with_store(flags, lambda kv: kv.delete_range(prefix=below))
+        removed = database.with_store(lambda kv: kv.delete_range(prefix=below))
     else:
         wanted = [key_text.read(one) for one in key or ()]
-        removed = with_store(flags, lambda kv: kv.delete_many(wanted))
-    show_json(removed, as_json=as_json)
+        removed = database.with_store(lambda kv: kv.delete_many(wanted))
+    out.show(removed)
     return 0 if removed else 1
 
 
@@ -227,21 +180,21 @@ def touch(
     key: Key,
     *,
     expire_in: ExpireIn = None,
-    never: Annotated[bool, typer.Option("--never", help="It does not expire.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print true once it is done.")] = False,
-    flags: Flags,
+    never: Annotated[bool, flag("--never", "It does not expire.")] = False,
+    out: Output,
+    database: NamedDatabase,
 ) -> None:
-    """Give an entry another expiry; value and versionstamp stay.
+    """Give an entry another expiry; value and versionstamp stay. Prints nothing; with --json, true.
 
     Example: keyloft touch sessions/s1 --expire-in 1800
     """
     if (expire_in is None) != never:
         raise InvalidArgument("say --expire-in SECONDS, or --never")
     wanted = key_text.read(key)
-    if not with_store(flags, lambda kv: kv.touch(wanted, expire_in=expire_in)):
+    if not database.with_store(lambda kv: kv.touch(wanted, expire_in=expire_in)):
         fail(f"there is no key {key}")
-    if as_json:
-        show_json(True, as_json=True)
+    if out.as_json:
+        say("true")
 
 
 def _shown(entry: Entry) -> dict[str, Any]:
@@ -261,15 +214,16 @@ def _shown_value(value: Any) -> dict[str, Any]:
     return {"value": value}
 
 
-def _in_a_line(entry: Entry) -> str:
-    """An entry for people."""
+def _line_of_json(entry: Entry) -> str:
+    return to_json(_shown(entry) if entry.exists else {"key": key_text.written(entry.key), "value": None})
+
+
+def _line_for_people(entry: Entry) -> str:
+    key = key_text.written(entry.key)
+    if not entry.exists:
+        return f"{key} is gone"
     [(kind, value)] = _shown_value(entry.value).items()
-    text = to_json(value)
-    return f"{key_text.written(entry.key)} = {text if kind == 'value' else f'{kind} {text}'}"
+    return f"{key} = {to_json(value) if kind == 'value' else f'{kind} {to_json(value)}'}"
 
 
-def _selection(prefix: str, start: str | None, end: str | None) -> dict[str, Any]:
-    def key(text: str | None) -> TupleKey | None:
-        return None if text is None else key_text.read(text)
-
-    return {"prefix": key_text.read_prefix(prefix), "start": key(start), "end": key(end)}
+COMMANDS: Final[Commands] = (get, list_, keys, count, watch, set_, delete, touch)

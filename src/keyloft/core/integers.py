@@ -21,10 +21,8 @@ def digits_at_least(number: int) -> int:
 
 def write(number: int) -> str:
     """The decimal digits of an int."""
-    with decimal.localcontext() as context:
-        context.prec = decimal.MAX_PREC
-        context.Emax = decimal.MAX_EMAX
-        context.traps[decimal.Inexact] = True
+    exact = decimal.Context(prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, traps=[decimal.Inexact])
+    with decimal.localcontext(exact):
         powers: dict[int, decimal.Decimal] = {}
 
         def halved(part: int, bits: int) -> decimal.Decimal:

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote_to_bytes
 from keyloft.core.keys import Part, TupleKey
 from keyloft.errors import InvalidKey
 
+_WORDS: Final[dict[str, Part]] = {"": "", "true": True, "false": False}
 _INT: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _HEX: Final = re.compile(r"x(?:[0-9A-Fa-f]{2})*", re.ASCII)
 _FLOAT: Final = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*(?:e[+-]?[0-9]+)?|[0-9]+e[+-]?[0-9]+|inf|nan)", re.ASCII)
@@ -60,27 +61,18 @@ def _read_part(part: str) -> Part:
         except (UnicodeDecodeError, UnicodeEncodeError):
             raise InvalidKey(f"{part!a} stands for no Unicode text") from None
     typed = part[1:]
-    match typed:
-        case "":
-            return ""
-        case "true":
-            return True
-        case "false":
-            return False
+    if typed in _WORDS:
+        return _WORDS[typed]
     if _INT.fullmatch(typed):
-        return _int(typed)
+        try:
+            return int(typed)
+        except ValueError:
+            raise InvalidKey(f"an int of {len(typed)} digits is too long for a key") from None
     if _FLOAT.fullmatch(typed):
         return float(typed)
     if _HEX.fullmatch(typed):
         return bytes.fromhex(typed[1:])
     raise InvalidKey(f"{part!a} is no part of a key: {_FORMS}; a text that begins with an equals sign is written %3D…")
-
-
-def _int(digits: str) -> int:
-    try:
-        return int(digits)
-    except ValueError:
-        raise InvalidKey(f"an int of {len(digits)} digits is too long for a key") from None
 
 
 def _written_part(part: Part) -> str:

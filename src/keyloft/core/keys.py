@@ -36,7 +36,8 @@ LAST: Final = b"\xff"
 _BYTES, _STR, _FLOAT, _FALSE, _TRUE = 0x01, 0x02, 0x21, 0x26, 0x27
 _ZERO, _LONG_NEGATIVE, _LONG_POSITIVE = 0x14, 0x0B, 0x1D
 _NAN = b"\x21\xff\xf8\x00\x00\x00\x00\x00\x00"
-_pack_double = struct.Struct(">d")
+_DOUBLE, _BITS = struct.Struct(">d"), struct.Struct(">Q")
+_SIGN, _ALL_BITS = 2**63, 2**64 - 1
 _INVERT = bytes(255 - byte for byte in range(256))
 
 
@@ -54,26 +55,28 @@ def encode(key: KeyLike, name: str = "key") -> bytes:
     if not encoded:
         raise InvalidKey(f"{name}: expected at least one part; () can only be a prefix")
     if len(encoded) > limits.KEY_BYTES:
-        raise KeyTooLarge(
-            f"{name}: {len(encoded):,} bytes as encoded, and the limit is {limits.KEY_BYTES:,} bytes; shorten its parts"
-        )
+        raise KeyTooLarge(f"{name}: {len(encoded):,} bytes encoded, and the limit is {limits.KEY_BYTES:,}; shorten it")
     return encoded
 
 
 def encode_prefix(prefix: KeyLike, name: str = "prefix") -> bytes:
     """The bytes that all keys below `prefix` begin with; empty for the empty prefix."""
     if type(prefix) is not tuple and not isinstance(prefix, (tuple, list)):
-        raise InvalidKeyType(_wrong_key(prefix, name))
-    parts = []
-    for part in prefix:
-        # The common case stays here, to spare it a call per part.
-        if type(part) is str and "\x00" not in part:
-            try:
+        bare = isinstance(prefix, (str, bytes, int, float))
+        got = f"a bare {type(prefix).__name__}; write (part,), with the comma" if bare else type(prefix).__name__
+        raise InvalidKeyType(f"{name}: expected a tuple of parts, got {got}")
+    parts: list[bytes] = []
+    try:
+        for part in prefix:
+            # The common case stays here, to spare it a call per part.
+            if type(part) is str and "\x00" not in part:
                 parts.append(b"\x02%b\x00" % part.encode())
-            except UnicodeEncodeError:
-                raise _lone_surrogate(part, prefix, name) from None
-        else:
-            parts.append(_encode_part(part, prefix, name))
+            else:
+                parts.append(_encode_part(part))
+    except UnicodeEncodeError:
+        raise InvalidKey(f"{name}: part {len(parts) + 1} holds a lone surrogate, which is not Unicode text") from None
+    except InvalidKey as error:
+        raise type(error)(f"{name}: part {len(parts) + 1} is {error}") from None
     return b"".join(parts)
 
 
@@ -161,38 +164,32 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
     return [decode(encoded) for encoded in many]
 
 
-def _encode_part(part: object, key: KeyLike, name: str) -> bytes:
+def _encode_part(part: object) -> bytes:
+    """The bytes of a part; an error says what the part is, and its caller says which part."""
     if isinstance(part, bool):
         return b"\x27" if part else b"\x26"
     if isinstance(part, str):
-        try:
-            return b"\x02%b\x00" % part.encode().replace(b"\x00", b"\x00\xff")
-        except UnicodeEncodeError:
-            raise _lone_surrogate(part, key, name) from None
+        return b"\x02%b\x00" % part.encode().replace(b"\x00", b"\x00\xff")
     if isinstance(part, int):
-        return _encode_int(part, name)
+        return _encode_int(part)
     if isinstance(part, bytes):
         return b"\x01%b\x00" % part.replace(b"\x00", b"\x00\xff")
     if isinstance(part, float):
-        return _encode_float(part)
+        [bits] = _BITS.unpack(_DOUBLE.pack(part))
+        return _NAN if math.isnan(part) else b"\x21" + _BITS.pack(bits ^ (_ALL_BITS if bits & _SIGN else _SIGN))
     kind = "None" if part is None else type(part).__name__
-    raise InvalidKeyType(
-        f"{name}: part {_position(part, key)} is {kind}; expected a str, an int, a float, a bool or bytes"
-    )
+    raise InvalidKeyType(f"{kind}; expected a str, an int, a float, a bool or bytes")
 
 
-def _encode_int(number: int, name: str) -> bytes:
-    if number == 0:
-        return b"\x14"
+def _encode_int(number: int) -> bytes:
     magnitude = abs(number)
     size = (magnitude.bit_length() + 7) // 8
     if size > limits.KEY_INT_BYTES:
-        raise InvalidKey(f"{name}: an int of {size:,} bytes; a key takes ints of at most {limits.KEY_INT_BYTES} bytes")
-    data = magnitude.to_bytes(size, "big")
-    if number > 0:
-        return (bytes((_ZERO + size,)) if size <= 8 else bytes((_LONG_POSITIVE, size))) + data
-    head = bytes((_ZERO - size,)) if size <= 8 else bytes((_LONG_NEGATIVE, size ^ 0xFF))
-    return head + data.translate(_INVERT)
+        raise InvalidKey(f"an int of {size:,} bytes; a key takes ints of at most {limits.KEY_INT_BYTES} bytes")
+    data = magnitude.to_bytes(size, "big") if size <= 8 else bytes((size,)) + magnitude.to_bytes(size, "big")
+    if number < 0:
+        return bytes((_ZERO - min(size, 9),)) + data.translate(_INVERT)
+    return bytes((_ZERO + min(size, 9),)) + data
 
 
 def _decode_int(code: int, encoded: bytes, position: int) -> tuple[int, int]:
@@ -209,30 +206,7 @@ def _decode_int(code: int, encoded: bytes, position: int) -> tuple[int, int]:
     return number, position + size
 
 
-def _encode_float(number: float) -> bytes:
-    if math.isnan(number):
-        return _NAN
-    data = _pack_double.pack(number)
-    if data[0] & 0x80:
-        return b"\x21" + data.translate(_INVERT)
-    return bytes((_FLOAT, data[0] ^ 0x80)) + data[1:]
-
-
 def _decode_float(data: bytes) -> float:
-    flipped = bytes((data[0] ^ 0x80,)) + data[1:] if data[0] & 0x80 else data.translate(_INVERT)
-    number: float = _pack_double.unpack(flipped)[0]
+    [bits] = _BITS.unpack(data)
+    number: float = _DOUBLE.unpack(_BITS.pack(bits ^ (_SIGN if bits & _SIGN else _ALL_BITS)))[0]
     return number
-
-
-def _wrong_key(key: object, name: str) -> str:
-    if isinstance(key, (str, bytes, int, float)):
-        return f"{name}: expected a tuple of parts, got a bare {type(key).__name__}; write (part,), with the comma"
-    return f"{name}: expected a tuple of parts, got {type(key).__name__}"
-
-
-def _lone_surrogate(part: object, key: KeyLike, name: str) -> InvalidKey:
-    return InvalidKey(f"{name}: part {_position(part, key)} holds a lone surrogate, which is not Unicode text")
-
-
-def _position(part: object, key: KeyLike) -> int:
-    return next(index for index, other in enumerate(key, 1) if other is part)

@@ -4,9 +4,21 @@ from collections.abc import AsyncIterator, Generator
 from typing import Any, Generic, TypeVar
 
 from keyloft import limits
+from keyloft.core.records import NO_LIMIT
 from keyloft.errors import InvalidArgument
 
 T = TypeVar("T")
+
+
+def check_limit(limit: int | None) -> int:
+    """How many items a list may have.
+
+    Raises:
+        InvalidArgument: Not one, or not a number.
+    """
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise InvalidArgument("limit: expected an int of at least 1; leave it out for no limit")
+    return NO_LIMIT if limit is None else limit
 
 
 class LazyList(Generic[T]):
@@ -34,20 +46,16 @@ class PagedList(LazyList[T]):
     """A list that is read page by page, in the order of its keys. Subclasses read a page."""
 
     def __init__(self, limit: int | None) -> None:
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise InvalidArgument("limit: expected a whole number of at least 1; leave it out for no limit")
         self._limit = limit
+        self._most = check_limit(limit)
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        left, after = self._limit, None
-        while left is None or left > 0:
-            wanted = limits.LISTED_KEYS if left is None else min(left, limits.LISTED_KEYS)
-            items, after = await self._page(wanted, after)
+        left, after = self._most, None
+        while left > 0:
+            items, after = await self._page(min(left, limits.LISTED_KEYS), after)
             for item in items:
                 yield item
-            if after is None:
-                return
-            left = None if left is None else left - len(items)
+            left = 0 if after is None else left - len(items)
 
     async def _page(self, limit: int, after: str | None) -> tuple[list[T], str | None]:
         """Up to so many items behind a key, and the key that the next page begins after: None for the last page."""

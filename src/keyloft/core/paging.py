@@ -16,8 +16,8 @@ class PageSize:
         self.fitting = limits.FIRST_PAGE_ROWS
 
     def learn(self, page: Page) -> None:
-        size = sum(map(len, page.values)) // len(page)
-        self.fitting = min(limits.SCAN_ROWS, 16 * self.fitting, max(1, limits.SCAN_BYTES // max(1, size)))
+        fitting = max(1, limits.SCAN_BYTES * len(page) // max(1, sum(map(len, page.values))))
+        self.fitting = min(limits.SCAN_ROWS, limits.PAGE_GROWTH * self.fitting, fitting)
 
 
 class Pages:
@@ -55,5 +55,5 @@ class Pages:
         else:
             self._rest = replace(self._rest, start=page.keys[-1], after=True)
         self._lately.learn(page)
-        self._size = min(16 * self._size, self._lately.fitting)
+        self._size = min(limits.PAGE_GROWTH * self._size, self._lately.fitting)
         return page

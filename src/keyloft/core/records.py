@@ -7,7 +7,7 @@ msgspec structs because one is made per operation: they take an eighth of the ti
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import repeat
-from typing import Any, Final, TypeAlias, overload
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
@@ -47,54 +47,44 @@ class Record(Struct, frozen=True, gc=False):
         return self.expires_at is None or now < self.expires_at
 
 
-class Page(Sequence[Record]):
+class Page(Struct, frozen=True, eq=False):
     """The records of a scan, held by column, which is faster than one object per record."""
 
-    __slots__ = ("encodings", "expiries", "keys", "updates", "values", "versions")
-
-    def __init__(
-        self,
-        keys: Sequence[Key] = (),
-        values: Sequence[bytes] = (),
-        encodings: Sequence[int] = (),
-        versions: Sequence[int] = (),
-        expiries: Sequence[int | None] = (),
-        updates: Sequence[int] = (),
-    ) -> None:
-        self.keys = keys
-        self.values = values
-        self.encodings = encodings
-        self.versions = versions
-        self.expiries = expiries
-        self.updates = updates
-        """Empty if the scan does not read them."""
+    keys: Sequence[Key] = ()
+    values: Sequence[bytes] = ()
+    encodings: Sequence[int] = ()
+    versions: Sequence[int] = ()
+    expiries: Sequence[int | None] = ()
+    updates: Sequence[int] = ()
+    """Empty if the scan does not read them."""
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __getitem__(self, at: int) -> Record:
+        return list(self)[at]
 
     def __iter__(self) -> Iterator[Record]:
         columns = (self.keys, self.values, self.encodings, self.versions, self.expiries)
         return map(Record, *columns, repeat(0), self.updates) if self.updates else map(Record, *columns)
 
-    @overload
-    def __getitem__(self, at: int) -> Record: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Record]: ...
-    def __getitem__(self, at: int | slice) -> Record | list[Record]:
-        return list(self)[at]
-
 
 Address: TypeAlias = tuple[Space, Key]
+
+
+class AtKey(Struct, frozen=True, gc=False):
+    """What every request, check and mutation of one key begins with."""
+
+    space: Space
+    key: Key
 
 
 # Read requests
 
 
-class Get(Struct, frozen=True, gc=False):
+class Get(AtKey, frozen=True, gc=False):
     """The entry at a key. Answered by a Record or None."""
 
-    space: Space
-    key: Key
     include_expired: bool = False
 
 
@@ -158,36 +148,30 @@ Ask: TypeAlias = Get | Scan | Count | Expired | Latest | Now | Usage
 # Writes
 
 
-class Check(Struct, frozen=True, gc=False):
+class Check(AtKey, frozen=True, gc=False):
     """The batch is committed only if the entry at this key has this version; None: only if there is none.
 
     An expired entry counts as absent; with `include_expired` it counts until it is removed.
     """
 
-    space: Space
-    key: Key
     version: int | None
     include_expired: bool = False
 
 
-class Set(Struct, frozen=True, gc=False):
+class Set(AtKey, frozen=True, gc=False):
     """Store a value. `expire_in` is in milliseconds from the commit; None never expires."""
 
-    space: Space
-    key: Key
     value: bytes
     encoding: int
     expire_in: int | None = None
 
 
-class Append(Struct, frozen=True, gc=False):
+class Append(AtKey, frozen=True, gc=False):
     """Store a value under a key that contains the commit's version, so that entries sort in the order of their commits.
 
     The key is `key`, the version as 8 bytes, and `suffix`, by which several Appends of one batch differ.
     """
 
-    space: Space
-    key: bytes
     value: bytes
     encoding: int
     expire_in: int | None = None
@@ -203,53 +187,38 @@ def appended_key(key: bytes, version: int, suffix: bytes = b"") -> bytes:
     return key + version.to_bytes(8) + suffix
 
 
-class Delete(Struct, frozen=True, gc=False):
+class Delete(AtKey, frozen=True, gc=False):
     """Remove the entry, if there is one."""
 
-    space: Space
-    key: Key
 
+class CounterOperation(AtKey, frozen=True, gc=False):
+    """What Sum, Min and Max have in common: an absent counter gets this expiry, a stored one keeps its own."""
 
-class Sum(Struct, frozen=True, gc=False):
-    """Add to a U64, modulo 2^64. An absent one starts at 0 with this expiry; a stored one keeps its expiry."""
-
-    space: Space
-    key: Key
     operand: int
     expire_in: int | None = None
 
 
-class Min(Struct, frozen=True, gc=False):
-    """Lower a U64 to the operand. An absent one is set to it with this expiry; a stored one keeps its expiry."""
-
-    space: Space
-    key: Key
-    operand: int
-    expire_in: int | None = None
+class Sum(CounterOperation, frozen=True, gc=False):
+    """Add to a U64, modulo 2^64; an absent one starts at 0."""
 
 
-class Max(Struct, frozen=True, gc=False):
-    """Raise a U64 to the operand. An absent one is set to it with this expiry; a stored one keeps its expiry."""
-
-    space: Space
-    key: Key
-    operand: int
-    expire_in: int | None = None
+class Min(CounterOperation, frozen=True, gc=False):
+    """Lower a U64 to the operand; an absent one is set to it."""
 
 
-class Touch(Struct, frozen=True, gc=False):
+class Max(CounterOperation, frozen=True, gc=False):
+    """Raise a U64 to the operand; an absent one is set to it."""
+
+
+class Touch(AtKey, frozen=True, gc=False):
     """Give the entry another expiry; its version stays."""
 
-    space: Space
-    key: Key
     expire_in: int | None
 
 
-class Purge(Struct, frozen=True, gc=False):
+class Purge(AtKey, frozen=True, gc=False):
     """Remove the entry only if it is this version and has expired."""
 
-    space: Space
-    key: Key
     version: int
 
 

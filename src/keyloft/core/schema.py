@@ -49,7 +49,4 @@ def check_revision(revision: str, database: str, url: str, remark: str = "") -> 
 
 def lost_counter(database: str) -> DatabaseError:
     """The error for a database whose version counter was deleted."""
-    return DatabaseError(
-        f"{database}: {VERSION_COUNTER_TABLE} has no row; insert one whose version is at least the largest one in "
-        "Keyloft's tables"
-    )
+    return DatabaseError(f"{database}: {VERSION_COUNTER_TABLE} has no row; insert one with the tables' highest version")

@@ -4,8 +4,8 @@ import asyncio
 import logging
 
 from keyloft import limits
-from keyloft.core.engine import Engine
-from keyloft.core.records import Batch, Committed, Expired, Purge, Space
+from keyloft.core.engine import Engine, write
+from keyloft.core.records import Expired, Purge, Space
 from keyloft.errors import Closed, KeyloftError, ReadOnly
 
 logger = logging.getLogger(__name__)
@@ -21,8 +21,7 @@ async def sweep(engine: Engine, space: Space) -> int:
         [due] = await engine.read(Expired(space, size))
         if not due:
             return removed
-        done = await engine.commit(Batch(tuple(Purge(space, record.key, record.version) for record in due)))
-        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
+        done = await write(engine, *[Purge(space, record.key, record.version) for record in due])
         purged = sum(done.found)
         removed += purged
         if len(due) < size or not purged:

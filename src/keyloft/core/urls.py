@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
 
@@ -28,10 +28,15 @@ AnyUrl: TypeAlias = "str | os.PathLike[str] | DatabaseUrl | None"
 _USE: Final = "write a path, sqlite:///path, postgresql://user:password@host/database or :memory:"
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9.-]*)(?:\+[a-z0-9_.+-]*)?:(//)?", re.IGNORECASE)
 _KNOWN: Final = ("sqlite", "file", "postgresql", "postgres", "memory")
-# A login before a host, or libpq's name=value; a text that begins like a path is one.
-_LOGIN: Final = re.compile(r"(?!/[^/]|\.{1,2}/|~)(?:[^@]*:[^@]*@|.*\b(?:password|dbname|host)\s*=)", re.I | re.S)
+# A scheme, a login beside a host, or libpq's name=value; a text that begins like a path is one.
+_LOGIN: Final = re.compile(
+    r".*://|(?!/[^/]|\.{1,2}/|~)(?:[^@]*(?::[^@]*@|@[^@]*:)|.*\b(?:password|pwd|dbname|host)\s*=)", re.I | re.S
+)
+_ESCAPE: Final = (
+    "in a PostgreSQL URL, every character of a user, password or database that is neither a letter nor a digit is "
+    "percent-encoded: @ is %40, / is %2F, : is %3A, # is %23, ? is %3F"
+)
 _SECRET_OPTION: Final = re.compile(r"([^=&]*(?:pass|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
-_MASKED: Final = r"\g<1>…"
 
 
 class DatabaseUrl(Struct, frozen=True, kw_only=True):
@@ -55,8 +60,12 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
         """
         if isinstance(url, DatabaseUrl):
             return url
-        text = ":memory:" if url is None else os.fspath(url) if isinstance(url, str | os.PathLike) else ""
-        if not isinstance(text, str) or not text or "\x00" in text or not _is_encodable(text):
+        try:
+            text = ":memory:" if url is None else os.fspath(url)
+            is_named = bool(os.fsencode(text)) and "\x00" not in text
+        except (TypeError, UnicodeEncodeError):  # a TypeError also for bytes
+            is_named = False
+        if not is_named:
             raise InvalidArgument("a database is named by a path or a URL; leave it out for one in memory")
         if text == ":memory:":
             return cls(engine="memory", shown=text)
@@ -107,9 +116,8 @@ def without_login(address: str) -> str:
 def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:
     """Parse what follows `before`: a scheme, and its slashes if there are any."""
     if scheme == "file":
-        path, _, options = rest.partition("?")
-        right = "sqlite:///app.db" if "@" in rest else f"sqlite:///{path}{'?mode=ro' if options == 'mode=ro' else ''}"
-        raise InvalidArgument(f"file: is not a scheme of Keyloft; write the path alone, or {right}")
+        path = rest if rest.endswith("?mode=ro") else rest.partition("?")[0]
+        raise InvalidArgument(f"file: is not a scheme of Keyloft; write the path alone, or sqlite:///{_quoted(path)}")
     if not before.endswith("//"):
         raise InvalidArgument(
             f"{before}… is neither a path nor a URL: two slashes follow the scheme of a URL, as in sqlite:///app.db or "
@@ -132,9 +140,7 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
         if option != "mode=ro":
             name = option.partition("=")[0]
             named = f"there is no option {name}" if name.isidentifier() and name != "mode" else "this option is unknown"
-            raise InvalidArgument(
-                f"{before}…?…: {named}; an SQLite URL takes mode=ro, which opens the file read-only, and nothing else"
-            )
+            raise InvalidArgument(f"{before}…?…: {named}; an SQLite URL takes mode=ro alone, to open a file read-only")
     if path in ("", "/:memory:"):
         if options:
             raise InvalidArgument("mode=ro needs a file, as in sqlite:///app.db?mode=ro")
@@ -142,10 +148,8 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
     if path == "/":
         raise InvalidArgument("sqlite:/// names no file; write sqlite:///app.db, or sqlite:// for one in memory")
     if not path.startswith("/"):
-        right = "app.db" if "@" in rest else rest
-        raise InvalidArgument(
-            f"{before}…: three slashes precede a relative path, as in sqlite:///{right}, and four an absolute one"
-        )
+        right = f"sqlite:///{_quoted(rest)}"
+        raise InvalidArgument(f"{before}…: three slashes precede a relative path, as in {right}, four an absolute one")
     path = path[1:]
     if path.startswith("file:"):
         raise InvalidArgument("the path follows sqlite:/// without file:, as in sqlite:///app.db?mode=ro")
@@ -153,51 +157,47 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
     return DatabaseUrl(engine="sqlite", shown=before + rest, path=_absolute(path), read_only=bool(options))
 
 
+def _quoted(path: str) -> str:
+    """The path in a message, or another one if it may hold a password."""
+    return "app.db" if "@" in path or _LOGIN.match(unquote(path)) else path
+
+
 def _check_path(path: str) -> None:
     """Refuse a URL of PostgreSQL with a mistake in its scheme: as a path, it would show its password everywhere."""
-    if "://" in path or _LOGIN.match(path):
-        raise InvalidArgument(
-            f"this database URL does not begin with a scheme: {_USE}; a file with such a name is written ./name"
-        )
+    if _LOGIN.match(unquote(path)):
+        raise InvalidArgument(f"this URL does not begin with a scheme: {_USE}; a file of that name is written ./name")
 
 
 def _parse_postgres(rest: str) -> DatabaseUrl:
     dsn = f"postgresql://{rest}"
     try:
         parts = urlsplit(dsn)
-    except ValueError:
-        raise InvalidArgument("a PostgreSQL URL is written postgresql://user:password@host/database") from None
-    try:
         options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
     except ValueError:
-        raise InvalidArgument("after ? in a PostgreSQL URL stands name=value&name=value") from None
+        raise InvalidArgument(
+            "a PostgreSQL URL is written postgresql://user:password@host/database, and options follow it as "
+            "?name=value&name=value"
+        ) from None
     login, _, place = parts.netloc.rpartition("@")
     # An option with a bare @ may be the rest of a password that contains a question mark.
-    texts = (
-        login,
-        parts.path,
-        *[text for text in parts.query.split("&") if not text.startswith(("user=", "password="))],
-    )
-    if parts.fragment or any("@" in text for text in texts):
+    others = [option for option in parts.query.split("&") if not option.startswith(("user=", "password="))]
+    if parts.fragment or any("@" in text for text in (login, parts.path, *others)):
         raise InvalidArgument(_ESCAPE)
-    hosts = _hosts_of_options(options) if "host" in options else [_host(host) for host in place.split(",") if host]
     user, _, password = login.partition(":")
-    where = place + parts.path + (f"?{_SECRET_OPTION.sub(_MASKED, parts.query)}" if parts.query else "")
+    if "%3a" in user.lower():
+        raise InvalidArgument(f"a plain colon stands between user and password; {_ESCAPE}")
+    hosts = _hosts_of_options(options) if "host" in options else [_host(host) for host in place.split(",") if host]
+    masked = _SECRET_OPTION.sub(r"\g<1>…", parts.query)
+    where = place + parts.path + (f"?{masked}" if masked else "")
     address = PostgresAddress(
         dsn=dsn,
         shown=f"postgresql://{user}@{where}" if user else f"postgresql://{where}",
         name=f"PostgreSQL at {options.get('host') or place or 'the local socket'}{parts.path}",
         hosts=tuple(hosts) if len(hosts) > 1 else ({},),
         options=options,
-        secrets=tuple([secret for secret in (password, options.get("password")) if secret]),
+        secrets=tuple(filter(None, (password, options.get("password")))),
     )
     return DatabaseUrl(engine="postgres", shown=f"postgresql://{where}", postgres=address)
-
-
-_ESCAPE: Final = (
-    "in a PostgreSQL URL, every character of a user, password or database that is neither a letter nor a digit is "
-    "percent-encoded: @ is %40, / is %2F, : is %3A, # is %23, ? is %3F"
-)
 
 
 def _hosts_of_options(options: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -224,11 +224,3 @@ def _absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute())
     except RuntimeError:
         raise CannotOpen(f"{path} can't be opened: there is no such user on this machine") from None
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True

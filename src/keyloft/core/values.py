@@ -92,9 +92,7 @@ def decode(data: bytes, encoding: int) -> Any:
         return U64(unpack_counter(data))
     if encoding == LOST:
         raise Undecodable("the stored value is lost")
-    raise Undecodable(
-        f"a stored value of {len(data):,} bytes does not have the encoding that it is marked with, {encoding}"
-    )
+    raise Undecodable(f"a stored value of {len(data):,} bytes does not have the encoding it is marked with, {encoding}")
 
 
 def encode_json(value: object, limit: int) -> bytes:
@@ -106,8 +104,8 @@ def encode_json(value: object, limit: int) -> bytes:
         faithful = False
     if not faithful:
         # Slow and exact: accepts tuples and very long ints, and explains what is wrong with all else.
-        data = _to_json(_plain(value, "value", (), _Budget(limit)))
-    if may_be_deep(data):
+        data = _to_json(_plain(value, "value", (), _LongInts(limit)))
+    elif may_be_deep(data):
         _check_depth(value)
     return data
 
@@ -136,9 +134,7 @@ def decode_json(data: bytes) -> Any:
         if _long_digits(data):
             # msgspec applies Python's limit on the digits of an int; Keyloft's limit is the size of the value.
             with contextlib.suppress(ValueError, RecursionError):
-                return json.loads(
-                    data.decode(), parse_int=integers.parse, parse_float=_finite, parse_constant=_no_constant
-                )
+                return json.loads(data.decode(), parse_int=integers.parse, parse_float=_finite, parse_constant=_finite)
         reason = "is not JSON"
     raise Undecodable(f"a stored value of {len(data):,} bytes {reason}")
 
@@ -159,14 +155,14 @@ def unpack_counter(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget") -> object:
+def _plain(value: object, where: str, parents: tuple[int, ...], ints: "_LongInts") -> object:
     """A copy made of what JSON can hold.
 
     Args:
         value: What to copy.
         where: Its path within the caller's argument, as in `value[1]['name']`, for messages.
         parents: The ids of the containers around it.
-        budget: What is left for long ints.
+        ints: Writes its ints, and counts their digits.
 
     Raises:
         InvalidValue: Something in it can't be JSON; the message names its path.
@@ -176,7 +172,7 @@ def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget
     if isinstance(value, str):
         return _plain_text(value, where)
     if isinstance(value, int):
-        return _plain_int(int(value), budget)
+        return ints.write(int(value))
     if isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidValue(f"{where}: {float(value)} is not JSON; use None, or a str")
@@ -188,11 +184,10 @@ def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget
     parents = (*parents, id(value))
     if isinstance(value, dict):
         return {
-            _plain_name(name, where): _plain(item, _inside(where, name), parents, budget)
-            for name, item in value.items()
+            _plain_name(name, where): _plain(item, _inside(where, name), parents, ints) for name, item in value.items()
         }
     if isinstance(value, list) or type(value) is tuple:
-        return [_plain(item, f"{where}[{index}]", parents, budget) for index, item in enumerate(value)]
+        return [_plain(item, f"{where}[{index}]", parents, ints) for index, item in enumerate(value)]
     raise InvalidValueType(
         f"{where}: the type {type(value).__name__} would not be read back equal; JSON has None, bool, int, float, str, "
         "list, and dict with str keys; store a datetime as .isoformat(), a set as a list, a dataclass as "
@@ -200,31 +195,25 @@ def _plain(value: object, where: str, parents: tuple[int, ...], budget: "_Budget
     )
 
 
-def _plain_int(number: int, budget: "_Budget") -> object:
-    if number.bit_length() <= integers.SHORT_BITS:
-        return number
-    budget.spend(integers.digits_at_least(number))  # before the slow conversion
-    return msgspec.Raw(integers.write(number).encode())
-
-
-class _Budget:
-    """How many digits of long ints a value may have: more alone would exceed its size limit."""
+class _LongInts:
+    """Writes the ints of a value, unless the digits of the long ones alone exceed its size limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._spent = 0
+        self._digits = 0
 
-    def spend(self, digits: int) -> None:
-        self._spent += digits
-        if self._spent > self._limit:
-            raise ValueTooLarge(self._spent, self._limit)
+    def write(self, number: int) -> object:
+        if number.bit_length() <= integers.SHORT_BITS:
+            return number
+        self._digits += integers.digits_at_least(number)
+        if self._digits > self._limit:  # before the slow conversion
+            raise ValueTooLarge(self._digits, self._limit)
+        return msgspec.Raw(integers.write(number).encode())
 
 
 def _plain_name(name: object, where: str) -> str:
     if not isinstance(name, str):
-        raise InvalidValueType(
-            f"{where}: a dict key of type {type(name).__name__}; JSON would turn it into a str, so use a str"
-        )
+        raise InvalidValueType(f"{where}: a dict key of type {type(name).__name__}, and JSON has str keys; use a str")
     return _plain_text(name, f"{where}: a dict key")
 
 
@@ -238,13 +227,12 @@ def _plain_text(text: str, where: str) -> str:
 
 def _check_depth(value: object) -> None:
     level = [value]
-    for _ in range(limits.VALUE_DEPTH):
+    for _ in range(limits.VALUE_DEPTH + 1):
         containers = [item for item in level if isinstance(item, (dict, list, tuple))]
         if not containers:
             return
         level = [item for outer in containers for item in (outer.values() if isinstance(outer, dict) else outer)]
-    if any(isinstance(item, (dict, list, tuple)) for item in level):
-        raise InvalidValue(_TOO_DEEP)
+    raise InvalidValue(_TOO_DEEP)
 
 
 def _inside(where: str, name: object) -> str:
@@ -255,9 +243,5 @@ def _inside(where: str, name: object) -> str:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError("a number is out of the range of a float")
+        raise ValueError("NaN and Infinity are not JSON, and a larger number is out of the range of a float")
     return number
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from msgspec import Struct
 
-from keyloft.errors import CannotOpen, DatabaseError, WrongLoop
+from keyloft.errors import CannotOpen, DatabaseError, KeyloftError, WrongLoop
 
 if TYPE_CHECKING:
     from keyloft.migrations.earlier import Succession
@@ -146,12 +146,16 @@ _RUNNING: Final = re.compile(r"^-- Running (?:upgrade|downgrade) (\S*) -> (\S*)$
 
 
 def _migrate(
-    url: str | os.PathLike[str],
-    work: Callable[[Any, Any], None],
-    *,
-    output: TextIO | None = None,
-    **attributes: object,
+    url: str | os.PathLike[str], work: Callable[[Any, Any], None], *, output: TextIO | None = None, **attributes: object
 ) -> None:
+    """Let Alembic do some work on a database.
+
+    Args:
+        url: The database.
+        work: Called with Alembic's module `command`, and the configuration that its commands take.
+        output: Where a script is written.
+        attributes: What `env.py` reads from the configuration.
+    """
     if _in_an_event_loop():
         raise WrongLoop("a migration would block this event loop: use `await asyncio.to_thread(upgrade, url)`")
     try:
@@ -166,10 +170,14 @@ def _migrate(
     try:
         with _ONE_AT_A_TIME:
             work(command, config)
-    except CannotOpen:
+    except KeyloftError:
         raise
     except CommandError as error:
         raise DatabaseError(str(error)) from error
+    except Exception as error:
+        # The databases' own errors come with the whole statement: the first line says what is wrong.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DatabaseError(f"the migration failed: {reason}") from error
 
 
 def _in_an_event_loop() -> bool:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from nats.aio.client import Client as Nats
 from nats.errors import AuthorizationError
 
+from keyloft import limits
 from keyloft.core.urls import without_login
 from keyloft.errors import NotPermitted
 from keyloft.nats.internals import NatsConnection, check_nats_py
@@ -74,7 +75,7 @@ async def connect(
     check_nats_py()
     connection = NatsConnection()
     hopeless: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
-    last_logged, rate = "", LogRate(10)
+    last_logged, rate = "", LogRate(limits.CONNECTION_LOG_LINES_PER_SECOND)
 
     async def failed(error: Exception) -> None:
         nonlocal last_logged
@@ -145,6 +146,6 @@ async def cancel(task: "asyncio.Future[Any]") -> None:
     while not task.done():
         # Once is not enough: nats-py takes a cancellation for a failed attempt if both happen at the same moment.
         task.cancel()
-        await asyncio.wait([task], timeout=0.1)
+        await asyncio.wait([task], timeout=limits.CANCEL_SECONDS)
     if not task.cancelled():
         task.exception()

@@ -118,7 +118,7 @@ class NatsConnection(Nats):
         if not self.stats["in_msgs"] % limits.UNREAD_CHECK_EVERY and (sub := self._subs.get(sid)) is not None:
             # Stop reading while too much is unread, to bound memory; if this lasts, NATS reports a slow consumer.
             while sub.pending_msgs > limits.UNREAD_MESSAGES or sub.pending_bytes > limits.UNREAD_BYTES:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(limits.UNREAD_PAUSE_SECONDS)
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
         except Exception as error:

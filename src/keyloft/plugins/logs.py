@@ -16,7 +16,7 @@ class OperationLog:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._rate = LogRate(limits.PLUGIN_LOG_LINES_PER_SECOND, self._left_out)
+        self._rate = LogRate(limits.LOG_LINES_PER_SECOND, self._left_out)
         self._second = 0.0
         self._operations = 0
         self._before = 0

@@ -6,9 +6,6 @@ from typing import Final
 
 from keyloft import limits
 
-BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-"""The upper bounds of a histogram's buckets, in seconds; the PRD's targets are among them."""
-
 OTHER: Final = "other"
 """The name under which plugins without a label of their own are counted."""
 
@@ -19,11 +16,11 @@ class Histogram:
     __slots__ = ("buckets", "seconds")
 
     def __init__(self) -> None:
-        self.buckets = [0] * (len(BOUNDS) + 1)
+        self.buckets = [0] * (len(limits.LATENCY_BOUNDS) + 1)
         self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+        self.buckets[bisect_left(limits.LATENCY_BOUNDS, seconds)] += 1
         self.seconds += seconds
 
     def copied(self) -> tuple[tuple[int, ...], float]:

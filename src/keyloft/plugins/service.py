@@ -137,7 +137,7 @@ class DatabaseService(NatsService):
                 await step()
             except Exception:
                 logger.exception("[KV] a task of the service failed and goes on")
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(limits.FAILED_TASK_SECONDS)
 
     async def _finish(self) -> None:
         while self._unanswered:  # noqa: ASYNC110 (an event would have to be set and cleared in the path of each request)

@@ -22,11 +22,11 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages
-from keyloft.core.records import Append, Get, Page, Record, Scan, Space
+from keyloft.core.records import Append, Get, Page, Record, Scan
 from keyloft.core.values import Encoding
-from keyloft.errors import InvalidArgument, Undecodable
-from keyloft.semantic.envelope import moment, read_stored
-from keyloft.semantic.keys import EntryKey, Project, rows_below
+from keyloft.errors import InvalidArgument
+from keyloft.semantic.envelope import moment, read_entry, row_reader, to_json
+from keyloft.semantic.keys import SPACE, EntryKey, Project, rows_below
 from keyloft.semantic.rules import directive_of
 
 Action: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore"]
@@ -79,8 +79,8 @@ class Fact(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     correlation_id: str | None = msgspec.field(name="i", default=None)
 
 
-_to_json = msgspec.json.Encoder().encode
-_read = msgspec.json.Decoder(Fact).decode
+read_fact = row_reader(Fact, "the audit record {!r} is damaged")
+"""What a row of the log holds."""
 
 
 class Hasher:
@@ -132,11 +132,11 @@ def rows_for(key: EntryKey, fact: Fact, number: int, *, keep: int, index: bytes 
         index: The endings of earlier records that an index row lists from now on; None writes no index row.
     """
     suffix = number.to_bytes(2)
-    rows = [Append(Space.SEMANTIC, key.audit_log, _to_json(fact), Encoding.JSON, keep, suffix)]
+    rows = [Append(SPACE, key.audit_log, to_json(fact), Encoding.JSON, keep, suffix)]
     if fact.action == "conflict":
-        rows.append(Append(Space.SEMANTIC, key.conflicts, b"", Encoding.BYTES, keep, suffix))
+        rows.append(Append(SPACE, key.conflicts, b"", Encoding.BYTES, keep, suffix))
     elif index is not None:
-        rows.append(Append(Space.SEMANTIC, key.audit_index, index, Encoding.BYTES, keep, suffix))
+        rows.append(Append(SPACE, key.audit_index, index, Encoding.BYTES, keep, suffix))
     return rows
 
 
@@ -146,14 +146,7 @@ class AuditTrail(LazyList[AuditRecord]):
     what = "audit records"
 
     def __init__(
-        self,
-        engine: Engine,
-        project: Project,
-        key: EntryKey | None,
-        *,
-        after: int | None,
-        limit: int,
-        reverse: bool,
+        self, engine: Engine, project: Project, key: EntryKey | None, *, after: int | None, limit: int, reverse: bool
     ) -> None:
         self._engine = engine
         self._project = project.prefix
@@ -171,7 +164,7 @@ class AuditTrail(LazyList[AuditRecord]):
 
     def _of_project(self) -> AsyncIterator[Page]:
         _, end = rows_below(self._log)
-        return Pages(self._engine, Scan(Space.SEMANTIC, self._log + self._start, end, self._limit, self._reverse))
+        return Pages(self._engine, Scan(SPACE, self._log + self._start, end, self._limit, self._reverse))
 
     async def _of_key(self, key: EntryKey) -> AsyncIterator[list[Record]]:
         """Pages of two reads each: where the records are, then the records."""
@@ -179,7 +172,7 @@ class AuditTrail(LazyList[AuditRecord]):
         size = min(left, limits.FIRST_PAGE_ROWS if left > limits.SCAN_ROWS else limits.SCAN_ROWS)
         while more and left:
             found, more = await self._find(key, low, high, min(left, size))
-            records = await self._engine.read(*[Get(Space.SEMANTIC, self._log + each) for each in found])
+            records = await self._engine.read(*[Get(SPACE, self._log + each) for each in found])
             page = [record for record in records if record is not None]  # the rest was kept long enough
             yield page
             left -= len(page)
@@ -192,26 +185,26 @@ class AuditTrail(LazyList[AuditRecord]):
         """The endings of the next records between two, up to so many, and whether there are more of them."""
         index, conflicts = key.audit_index, key.conflicts
         entry, changed, refused, [*across] = await self._engine.read(
-            Get(Space.SEMANTIC, key.entry, include_expired=True),
-            Scan(Space.SEMANTIC, index + low, index + high, count, self._reverse),
-            Scan(Space.SEMANTIC, conflicts + low, conflicts + high, count, self._reverse, keys_only=True),
+            Get(SPACE, key.entry, include_expired=True),
+            Scan(SPACE, index + low, index + high, count, self._reverse),
+            Scan(SPACE, conflicts + low, conflicts + high, count, self._reverse, keys_only=True),
             # An index row lists records before it: this one may list some below `high`.
-            Scan(Space.SEMANTIC, index + high, index + _HIGHEST, 1),
+            Scan(SPACE, index + high, index + _HIGHEST, 1),
         )
         found = {pointer[-ENDING_BYTES:] for pointer in refused.keys}
         for row in (*changed, *across):
             found.update(_listed(row))
         if entry is not None:
-            stored = read_stored(entry)
+            stored = read_entry(entry)
             found.update(endings(stored.unindexed), [ending(entry.version, stored.number)])
         # Beyond the last row of a scan that ended early, the other scan's records are not next.
         known = [refused.keys[-1][-ENDING_BYTES:]] if len(refused) == count else []
         if len(changed) == count:
             known.append((min if self._reverse else max)(_listed(changed[-1])))
         if self._reverse:
-            low = max(low, *known) if known else low
+            low = max([low, *known])
         else:
-            high = min(high, *[each + b"\x00" for each in known]) if known else high
+            high = min([high, *[each + b"\x00" for each in known]])
         page = sorted([each for each in found if low <= each < high], reverse=self._reverse)
         return page[:count], bool(known) or len(page) > count
 
@@ -231,15 +224,3 @@ class AuditTrail(LazyList[AuditRecord]):
 def _listed(row: Record) -> list[bytes]:
     """The endings that an index row stands for: those that it lists, and its own."""
     return [*endings(row.value), row.key[-ENDING_BYTES:]]
-
-
-def read_fact(record: Record) -> Fact:
-    """What a row of the log holds.
-
-    Raises:
-        Undecodable: It holds something else.
-    """
-    try:
-        return _read(record.value)
-    except msgspec.MsgspecError as error:
-        raise Undecodable(f"the audit record {record.key!r} is damaged") from error

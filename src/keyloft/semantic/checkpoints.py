@@ -22,13 +22,7 @@ class Checkpoint:
     """
 
     def __init__(
-        self,
-        store: "SemanticStore",
-        key: str,
-        *,
-        writer: str,
-        order: Callable[[Any], Any] | None,
-        semantics: Semantics,
+        self, store: "SemanticStore", key: str, *, writer: str, order: Callable[[Any], Any] | None, semantics: Semantics
     ) -> None:
         self._store = store
         self._key = key
@@ -45,12 +39,7 @@ class Checkpoint:
         return default if self._current is None else self._current.value
 
     async def advance(
-        self,
-        position: Any,
-        *,
-        request_id: str | None = None,
-        spec_ref: str | None = None,
-        fence: int | None = None,
+        self, position: Any, *, request_id: str | None = None, spec_ref: str | None = None, fence: int | None = None
     ) -> Envelope:
         """Move on from the position that `resume`, or the last `advance`, returned.
 

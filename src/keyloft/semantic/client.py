@@ -1,6 +1,6 @@
 """A workflow's view of its state over NATS: the calls of `SemanticStore`, for one tenant and project."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from nats.aio.client import Client as Nats
@@ -11,13 +11,12 @@ from keyloft.errors import InvalidArgument, KeyloftError
 from keyloft.nats.client import ServiceClient
 from keyloft.nats.connection import Login
 from keyloft.semantic import keys, wire
-from keyloft.semantic.envelope import Envelope, Semantics
-from keyloft.semantic.intents import Intent
-from keyloft.semantic.rules import ExpectedVersion, check_request_id
-from keyloft.semantic.store import Written
+from keyloft.semantic.envelope import Envelope
+from keyloft.semantic.intents import Intent, WriteRequest
+from keyloft.semantic.writes import Writes, Written
 
 
-class SemanticClient(ServiceClient):
+class SemanticClient(ServiceClient, Writes):
     """The state of one project, over NATS. Keys are paths within the project, as in `docs/onedrive/delta`.
 
     Example:
@@ -93,66 +92,21 @@ class SemanticClient(ServiceClient):
     def _refused(self, reply: Mapping[str, Any]) -> KeyloftError:
         return wire.refused(reply)
 
-    async def get(self, path: str) -> Envelope | None:
-        """The entry at a path, or None."""
-        wire.key_within(self._project, path)
-        return wire.envelope_of((await self._send("get", {"key": path}))["entry"])
+    async def get(self, key: str) -> Envelope | None:
+        """The entry at a key, or None."""
+        wire.key_within(self._project, key)
+        return wire.envelope_of((await self._send("get", {"key": key}))["entry"])
 
-    async def put(
-        self,
-        path: str,
-        value: Any,
-        *,
-        expected_version: ExpectedVersion,
-        writer: str,
-        semantics: Semantics,
-        request_id: str | None = None,
-        spec_ref: str | None = None,
-        fence: int | None = None,
-    ) -> Envelope:
-        """Store a value, if the stored entry is the expected one; as `SemanticStore.put`.
+    async def write(self, request: WriteRequest) -> Written:
+        """Send a write request, as `put`, `delete` and `batch` make them."""
+        for intent in request.intents:
+            self._check(intent)
+        operation, fields = wire.fields_of(request)
+        reply = await self._send(operation, fields)
+        return [wire.envelope_of(entry) for entry in (reply["entries"] if request.is_batch else [reply["entry"]])]
 
-        Raises:
-            VersionConflict: Another entry is stored; or the request id was used for another request.
-            StaleFence: The lock is no longer held under this token.
-            TimedOut: The put may be committed or not: repeat the call with the same request id to find out.
-        """
-        intent = Intent.put(
-            path,
-            value,
-            expected_version=expected_version,
-            writer=writer,
-            semantics=semantics,
-            spec_ref=spec_ref,
-            fence=fence,
-        )
-        entry = await self._write(intent, request_id)
-        assert entry is not None
-        return entry
-
-    async def delete(
-        self,
-        path: str,
-        *,
-        expected_version: ExpectedVersion,
-        writer: str,
-        request_id: str | None = None,
-        spec_ref: str | None = None,
-        fence: int | None = None,
-    ) -> Envelope | None:
-        """Remove an entry, if it is the expected one, and return it."""
-        intent = Intent.delete(path, expected_version=expected_version, writer=writer, spec_ref=spec_ref, fence=fence)
-        return await self._write(intent, request_id)
-
-    async def _write(self, intent: Intent, request_id: str | None) -> Envelope | None:
-        fields = self._fields(intent) | {"requestId": check_request_id(request_id)}
-        return wire.envelope_of((await self._send(intent.action, fields))["entry"])
-
-    async def batch(self, operations: Iterable[Intent], *, request_id: str | None = None) -> Written:
-        """Make several puts and deletes, all or none; their keys are paths within the project."""
-        fields = [self._fields(intent) | {"operation": intent.action} for intent in operations]
-        reply = await self._send("batch", {"operations": fields, "requestId": check_request_id(request_id)})
-        return [wire.envelope_of(entry) for entry in reply["entries"]]
+    def _check(self, intent: Intent) -> None:
+        wire.key_within(self._project, intent.key)
 
     def list(self, prefix: str = "", *, values: bool = False, limit: int | None = None) -> "RemoteEnvelopes":
         """The entries whose paths begin with a text, however many there are: await it, or use `async for`."""
@@ -160,10 +114,6 @@ class SemanticClient(ServiceClient):
             raise InvalidArgument("prefix: it is of the path within the project, without tenant and project")
         keys.parse_prefix(self._project.prefix + prefix)
         return RemoteEnvelopes(self, prefix, values, limit)
-
-    def _fields(self, intent: Intent) -> dict[str, Any]:
-        wire.key_within(self._project, intent.key)
-        return wire.fields_of(intent)
 
     async def _send(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
         return await self._request(f"{self._prefix}.{self._project.tenant}.{self._project.name}.{operation}", fields)

@@ -1,47 +1,37 @@
 """Dead letters: write requests that were given up, kept until a person retries or drops them."""
 
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Final
 
-import msgspec
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages
-from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get, Record, Scan, Set, Space
+from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get, Scan, Set
 from keyloft.core.values import Encoding
-from keyloft.errors import DatabaseError, InvalidArgument, Undecodable
+from keyloft.errors import DatabaseError, InvalidArgument
 from keyloft.semantic.commits import DEAD_LETTER_GONE, Committer
-from keyloft.semantic.envelope import Envelope, moment
+from keyloft.semantic.envelope import Envelope, moment, row_reader, to_json
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.keys import Project, parse_prefix, rows_below
+from keyloft.semantic.keys import SPACE, Project, parse_prefix, rows_below
+from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import ExpectedVersion, check_expected_version
 
-logger = logging.getLogger("keyloft.semantic")
 
-_SEMANTIC: Final = Space.SEMANTIC
+class _StoredLetter(WriteRequest, frozen=True, kw_only=True):
+    """The value of a dead letter's row: the request, and why it was given up."""
 
-
-class _StoredLetter(Struct, frozen=True, kw_only=True):
-    """The value of a dead letter's row."""
-
-    operations: tuple[Intent, ...]
-    request_id: str | None
-    is_batch: bool
     error_code: str
     error: str
     attempts: int
 
 
 class DeadLetter(_StoredLetter, frozen=True, kw_only=True):
-    """A write request that was given up: its intents are `operations`."""
+    """A write request that was given up, and why."""
 
     id: str
     tenant: str
@@ -49,26 +39,30 @@ class DeadLetter(_StoredLetter, frozen=True, kw_only=True):
     at: datetime
 
     @property
+    def operations(self) -> tuple[Intent, ...]:
+        """The same as `intents`."""
+        return self.intents
+
+    @property
     def row(self) -> bytes:
         return Project(self.tenant, self.project).dead_letters + self.id.encode()
 
 
-_to_json = msgspec.json.Encoder().encode
-_read = msgspec.json.Decoder(_StoredLetter).decode
+read_letter = row_reader(_StoredLetter, "the dead letter {!r} is damaged")
+"""What the row of a dead letter holds."""
 
 
 class DeadLetters:
     """The dead letters of a database."""
 
-    def __init__(self, engine: Engine, committer: Committer) -> None:
-        self._engine = engine
+    def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._unsaved: dict[str, Set] = {}
 
     async def keep(self, request: WriteRequest, error_code: str, error: str, attempts: int) -> str | None:
         """Keep a request that was given up; returns the dead letter's id, or None if it waits for the database."""
         letter = _StoredLetter(
-            operations=request.intents,
+            intents=request.intents,
             request_id=request.request_id,
             is_batch=request.is_batch,
             error_code=error_code,
@@ -78,7 +72,7 @@ class DeadLetters:
         # A random id, not the commit's version: if the answer to a save gets lost, the same row is saved again.
         name = f"{time.time_ns():016x}{secrets.token_hex(4)}"
         row = request.intents[0].entry_key.project.dead_letters + name.encode()
-        self._unsaved[name] = Set(_SEMANTIC, row, _to_json(letter), Encoding.JSON)
+        self._unsaved[name] = Set(SPACE, row, to_json(letter), Encoding.JSON)
         try:
             await self._save(name)
         except DatabaseError as failure:
@@ -100,7 +94,7 @@ class DeadLetters:
     async def _save(self, name: str) -> None:
         if (letter := self._unsaved.get(name)) is not None:
             # A conflict means that it is stored: an earlier answer got lost.
-            await self._committer.commit(Batch((letter,), (Check(_SEMANTIC, letter.key, None),)))
+            await self._committer.commit(Batch((letter,), (Check(SPACE, letter.key, None),)))
             self._unsaved.pop(name, None)
 
     @property
@@ -110,7 +104,7 @@ class DeadLetters:
 
     def list(self, project: str) -> "DeadLetterList":
         """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first: await it, or use `async for`."""
-        return DeadLetterList(self._engine, parse_prefix(project).project)
+        return DeadLetterList(self._committer.open_engine(), parse_prefix(project).project)
 
     async def retry(
         self, letter: DeadLetter, *, expected_version: ExpectedVersion | None = None
@@ -125,19 +119,18 @@ class DeadLetters:
             VersionConflict: The request still conflicts with what is stored; the dead letter stays.
             InvalidArgument: Another caller has retried or dropped it meanwhile.
         """
-        [record] = await self._engine.read(Get(_SEMANTIC, letter.row))
+        [record] = await self._committer.read(Get(SPACE, letter.row))
         if record is None:
             raise InvalidArgument(DEAD_LETTER_GONE)
-        intents = read_letter(record).operations
+        request = read_letter(record)
         if expected_version is not None:
             expected = check_expected_version(expected_version)
-            intents = tuple([replace(intent, expected=expected) for intent in intents])
-        request = WriteRequest(intents=intents, request_id=letter.request_id, is_batch=letter.is_batch)
-        return await self._committer.carry_out(request, dead_letter=(record.key, record.version))
+            request = replace(request, intents=tuple([replace(one, expected=expected) for one in request.intents]))
+        return await self._committer.carry_out(request, dead_letter=record)
 
     async def drop(self, letter: DeadLetter) -> bool:
         """Remove a dead letter; returns whether it was still stored."""
-        done = await self._engine.commit(Batch((Delete(_SEMANTIC, letter.row),)))
+        done = await self._committer.commit(Batch((Delete(SPACE, letter.row),)))
         assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
         return done.found[0]
 
@@ -152,25 +145,13 @@ class DeadLetterList(LazyList[DeadLetter]):
         self._project = project
 
     async def __aiter__(self) -> AsyncIterator[DeadLetter]:
-        scan = Scan(_SEMANTIC, *rows_below(self._project.dead_letters), NO_LIMIT)
+        scan = Scan(SPACE, *rows_below(self._project.dead_letters), NO_LIMIT)
         async for page in Pages(self._engine, scan):
             for record in page:
                 yield DeadLetter(
-                    **msgspec.structs.asdict(read_letter(record)),
+                    **asdict(read_letter(record)),
                     id=record.key.rpartition(b"/")[2].decode(),
                     tenant=self._project.tenant,
                     project=self._project.name,
                     at=moment(record.updated_at),
                 )
-
-
-def read_letter(record: Record) -> _StoredLetter:
-    """What the row of a dead letter holds.
-
-    Raises:
-        Undecodable: It holds something else.
-    """
-    try:
-        return _read(record.value)
-    except msgspec.MsgspecError as error:
-        raise Undecodable(f"the dead letter {record.key!r} is damaged") from error

@@ -1,8 +1,9 @@
 """An entry of the semantic store: a value with its writer, purpose, readers and lifetime; and its stored form."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -13,6 +14,8 @@ from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.semantic.keys import key_of_row
 from keyloft.semantic.rules import LOCK, check_purpose, check_text
+
+T = TypeVar("T")
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -114,17 +117,12 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
         self, key: str, version: int, updated_at: int, expires_at: int | None, *, value: bool = True
     ) -> Envelope:
         semantics = self.semantics
+        shown = decode_json(bytes(self.value)) if value else None
+        updated = moment(updated_at)
+        expires = None if expires_at is None else moment(expires_at)
+        fence = self.fence(version, semantics)
         return Envelope(
-            key,
-            decode_json(bytes(self.value)) if value else None,
-            version,
-            self.writer,
-            semantics,
-            self.request_id,
-            self.spec_ref,
-            moment(updated_at),
-            None if expires_at is None else moment(expires_at),
-            self.fence(version, semantics),
+            key, shown, version, self.writer, semantics, self.request_id, self.spec_ref, updated, expires, fence
         )
 
     def new_envelope(self, key: str, version: int, now: int) -> Envelope:
@@ -133,28 +131,37 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
         return self.envelope(key, version, now, None if lives is None else now + lives)
 
 
-_to_json = msgspec.json.Encoder().encode
+to_json = msgspec.json.Encoder().encode
 _read_stored = msgspec.json.Decoder(StoredEntry).decode
-_read_fields = msgspec.json.Decoder(Semantics).decode
-
-
 # A project has few kinds of entries, and the entries of a kind mostly have the same semantics.
-@lru_cache(maxsize=1024)
-def _read_semantics(data: bytes) -> Semantics:
-    return _read_fields(data)
+_read_semantics = lru_cache(limits.KNOWN_SEMANTICS)(msgspec.json.Decoder(Semantics).decode)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(limits.KNOWN_SEMANTICS)
 def semantics_json(semantics: Semantics) -> Raw:
     """The stored form of semantics."""
-    return Raw(_to_json(semantics))
+    return Raw(to_json(semantics))
 
 
-def write_stored(stored: StoredEntry) -> bytes:
-    return _to_json(stored)
+def row_reader(kind: type[T], damaged: str) -> Callable[[Record], T]:
+    """A function that returns what a row holds; for a row that holds something else it raises Undecodable.
+
+    Args:
+        kind: The struct that such rows hold.
+        damaged: The message of the error, with {!r} for the row's key.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(record: Record) -> T:
+        try:
+            return decode(record.value)
+        except msgspec.MsgspecError as error:
+            raise Undecodable(damaged.format(record.key)) from error
+
+    return read
 
 
-def read_stored(record: Record) -> StoredEntry:
+def read_entry(record: Record) -> StoredEntry:
     """What the row of an entry holds.
 
     Raises:
@@ -176,7 +183,7 @@ def envelope_of(
     Raises:
         Undecodable: The row holds something else.
     """
-    stored = stored or read_stored(record)
+    stored = stored or read_entry(record)
     try:
         key = key or key_of_row(record.key)
         return stored.envelope(key, record.version, record.updated_at, record.expires_at, value=value)

@@ -1,7 +1,6 @@
 """Feature flags of a project: with defaults, and as a live mapping that can be read without waiting."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,12 +9,12 @@ from keyloft.core.closing import AsyncClosing
 from keyloft.errors import Closed, InvalidArgument, KeyloftError
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.keys import Project, key_of
+from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import ANY, ExpectedVersion
 
 if TYPE_CHECKING:
     from keyloft.semantic.store import SemanticStore
 
-logger = logging.getLogger("keyloft.semantic")
 
 _FOLDER: Final = "flags"
 
@@ -125,7 +124,7 @@ class LiveFlags(AsyncClosing, Mapping[str, Any]):
     async def __aenter__(self) -> "LiveFlags":
         self._following = asyncio.create_task(self._follow(), name="keyloft live flags")
         try:
-            await self._wait_for_change(self._following)
+            await self.changed()
         except asyncio.CancelledError:
             self._following.cancel()  # `__aexit__` does not run
             raise
@@ -143,10 +142,8 @@ class LiveFlags(AsyncClosing, Mapping[str, Any]):
         Raises:
             Closed: The store is closed, so there will be none.
         """
+        following = self._entered()
         self._changed.clear()
-        await self._wait_for_change(self._entered())
-
-    async def _wait_for_change(self, following: asyncio.Task[None]) -> None:
         changing = asyncio.ensure_future(self._changed.wait())
         try:
             await asyncio.wait([changing, following], return_when=asyncio.FIRST_COMPLETED)

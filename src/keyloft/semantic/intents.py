@@ -1,15 +1,17 @@
 """What a caller asks for: an intent is one put, delete or restore; a write request is intents that belong together."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
 
+from keyloft import limits
 from keyloft.core.values import decode_json
-from keyloft.errors import InvalidArgument
+from keyloft.errors import InvalidArgument, StaleFence, VersionConflict
 from keyloft.semantic import rules
-from keyloft.semantic.envelope import Envelope, Semantics
+from keyloft.semantic.envelope import Envelope, Semantics, to_json
 from keyloft.semantic.keys import EntryKey, parse
 from keyloft.semantic.rules import ANY, ExpectedVersion
 
@@ -86,11 +88,11 @@ class Intent(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         # Not the key: it is checked where it is used, since a client over NATS takes a path within its project.
-        rules.check_writer(self.writer)
+        rules.check_text(self.writer, "writer")
         if self.spec_ref is not None:
-            rules.check_spec_ref(self.spec_ref)
-        if self.fence is not None:
-            rules.check_fence(self.fence)
+            rules.check_text(self.spec_ref, "spec_ref", limits.SPEC_REF_CHARACTERS)
+        if self.fence is not None and (type(self.fence) is not int or not 0 <= self.fence < 2**63):
+            raise InvalidArgument("fence: the fencing token of a lock, which is an int")
 
     @property
     def value(self) -> Any:
@@ -113,16 +115,16 @@ class Intent(Struct, frozen=True, kw_only=True):
 class WriteRequest(Struct, frozen=True, kw_only=True):
     """Intents that are committed together or not at all."""
 
-    intents: tuple[Intent, ...]
+    intents: tuple[Intent, ...] = msgspec.field(name="operations")
     request_id: str | None = None
     is_batch: bool = False
 
     def __post_init__(self) -> None:
         if self.request_id is not None:
-            rules.check_request_id(self.request_id)
+            rules.check_text(self.request_id, "request_id")
 
     @property
-    def row(self) -> bytes | None:
+    def memory_row(self) -> bytes | None:
         """The row that remembers the request; None if it has no request id."""
         if self.request_id is None:
             return None
@@ -133,10 +135,10 @@ class WriteRequest(Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """Equal for two requests that ask for the same."""
         fields = [
-            (i.action, i.key, i.expected, i.writer, i.semantics, _sorted(i.value_json), i.spec_ref, i.fence)
+            (i.action, i.key, i.expected, i.writer, i.semantics, _sorted_value(i), i.spec_ref, i.fence)
             for i in self.intents
         ]
-        return hashlib.blake2b(_to_json(fields), digest_size=16).hexdigest()
+        return hashlib.blake2b(to_json(fields), digest_size=16).hexdigest()
 
 
 class FailedWrite(Struct, frozen=True, rename="camel"):
@@ -148,16 +150,35 @@ class FailedWrite(Struct, frozen=True, rename="camel"):
     reason: ConflictReason
 
 
-_to_json = msgspec.json.Encoder().encode
+def conflict_error(failed: Sequence[FailedWrite], correlation_id: str) -> VersionConflict | StaleFence:
+    """The error for a request whose writes were refused."""
+    text = "; ".join([_text(one) for one in failed[:3]]) + (f" … {len(failed)} in all" if len(failed) > 3 else "")
+    text += "; nothing was written"
+    kind = StaleFence if any(one.reason == "fence" for one in failed) else VersionConflict
+    return kind(text, current=failed[0].current, conflicts=tuple(failed), correlation_id=correlation_id)
+
+
+def _text(failed: FailedWrite) -> str:
+    current = failed.current
+    stored = "no entry" if current is None else f"version {current.version} by {current.last_writer}"
+    match failed.reason:
+        case "fence":
+            return f"{failed.key}: no lock of this project is held under this fencing token any more; found {stored}"
+        case "request_id":
+            return f"{failed.key}: this request id was used for another request; found {stored}"
+    expected = "no entry" if failed.expected_version == 0 else f"version {failed.expected_version}"
+    return f"{failed.key}: expected {expected}, found {stored}"
+
+
 _to_sorted_json = msgspec.json.Encoder(order="sorted").encode
 
 
-def _sorted(value: Raw) -> Raw:
-    """A value with the names of its objects in order: a retry may have built them in another one."""
-    data = bytes(value)
+def _sorted_value(intent: Intent) -> bytes:
+    """The value of a put with the names of its objects in order: a retry may have built them in another one."""
+    data = bytes(intent.value_json) if intent.action == "put" else b""
     if b"{" not in data:
-        return value
+        return data
     try:
-        return Raw(_to_sorted_json(decode_json(data)))
+        return _to_sorted_json(decode_json(data))
     except (msgspec.MsgspecError, OverflowError, ValueError):
-        return value  # msgspec can't encode ints this long
+        return data  # msgspec can't encode ints this long

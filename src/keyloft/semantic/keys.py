@@ -8,13 +8,16 @@ from typing import Final
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.core.records import appended_key
+from keyloft.core.records import Space, appended_key
 from keyloft.errors import InvalidKey, InvalidKeyType, KeyTooLarge
 
 PREFIX: Final = "db.semantic"
 """The subject before `.<tenant>.<project>.<operation>`, unless configured otherwise."""
 OPERATIONS: Final = ("put", "get", "delete", "list", "batch")
 """The operations that are served over NATS."""
+
+SPACE: Final = Space.SEMANTIC
+"""The key space of all rows of the semantic store."""
 
 _KEY: Final = re.compile(r"tenant/([a-z0-9_-]+)/project/([a-z0-9_-]+)/((?:[a-z0-9._-]+/)*[a-z0-9._-]+)", re.ASCII)
 _ID: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
@@ -116,8 +119,7 @@ def key_of_row(row: bytes) -> str:
     return f"tenant/{tenant}/project/{project}/{path}"
 
 
-# At most 7 MB. `scripts/bench semantic`, row «get»: parsing would take a fifth of it.
-@lru_cache(maxsize=16_384)
+@lru_cache(limits.PARSED_KEYS)
 def _parsed(key: str) -> EntryKey:
     fits = _KEY.fullmatch(key) if len(key) <= limits.SEMANTIC_KEY_CHARACTERS else None
     if fits is None or max(len(fits[1]), len(fits[2])) > limits.SEMANTIC_ID_CHARACTERS:

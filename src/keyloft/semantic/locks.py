@@ -5,27 +5,24 @@ with the token is committed only if the lock is still held under it; the same co
 """
 
 import asyncio
-import logging
-import os
-import socket
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Self, TypeVar
 
 from keyloft import limits
-from keyloft.core.engine import Engine
-from keyloft.core.records import Batch, Check, Conflict, Get, Record, Space, Touch
+from keyloft.core.engine import Watch
+from keyloft.core.records import Batch, Check, Conflict, Get, Record, Touch
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
 from keyloft.semantic.commits import Committer
-from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_stored
+from keyloft.semantic.envelope import Envelope, envelope_of, read_entry
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.keys import EntryKey
+from keyloft.semantic.keys import SPACE
+from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import LOCK, directive_of
 
-logger = logging.getLogger("keyloft.semantic")
-
-_SEMANTIC: Final = Space.SEMANTIC
+T = TypeVar("T")
 
 
 class Lock:
@@ -35,25 +32,16 @@ class Lock:
     `acquire` and `release` checks `is_held`, or waits for `lost`.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        committer: Committer,
-        key: EntryKey,
-        *,
-        writer: str,
-        semantics: Semantics,
-        wait: float | None,
-    ) -> None:
+    def __init__(self, committer: Committer, intent: Intent, wait: float | None) -> None:
+        # `intent` is the put that acquires the lock.
         if wait is not None and (type(wait) not in (int, float) or not wait >= 0):
             raise InvalidArgument("wait: a number of seconds; 0 does not wait, None waits until the lock is free")
-        assert semantics.ttl_seconds is not None
-        self._engine = engine
+        assert intent.semantics is not None
+        assert intent.semantics.ttl_seconds is not None
         self._committer = committer
-        self._key = key
-        self._writer = writer
-        self._semantics = semantics
-        self._ttl = float(semantics.ttl_seconds)
+        self._intent = intent
+        self._row = intent.entry_key.entry
+        self._ttl = float(intent.semantics.ttl_seconds)
         self._wait = wait
         self._entry: Envelope | None = None
         self._until = 0.0
@@ -61,7 +49,7 @@ class Lock:
         self._deadline: asyncio.TimerHandle | None = None
         self._holder: asyncio.Task[object] | None = None
         self._cancelled_before = 0
-        self._is_acquiring = False
+        self._acquiring = asyncio.Lock()
         self._reason = ""
         self.lost = asyncio.Event()
         """Set as soon as the lock is no longer held although its holder has not released it."""
@@ -72,11 +60,11 @@ class Lock:
             state = "lost"
         elif self._entry is not None:
             state = f"held under fence {self._entry.fence}"
-        return f"<Lock {self.key} of {self._writer}, {state}>"
+        return f"<Lock {self.key} of {self._intent.writer}, {state}>"
 
     @property
     def key(self) -> str:
-        return self._key.key
+        return self._intent.key
 
     @property
     def is_held(self) -> bool:
@@ -138,30 +126,25 @@ class Lock:
             LockHeld: Another holder had it all the time.
             InvalidArgument: A task holds it, or waits for it, through this object.
         """
-        if self._is_acquiring or self._holder is not None or self.is_held:
+        if self._acquiring.locked() or self._holder is not None or self.is_held:
             raise InvalidArgument(f"{self.key} is held or waited for by this lock already: make another one")
-        self._is_acquiring = True
-        try:
-            return await self._acquire()
-        finally:
-            self._is_acquiring = False
-
-    async def _acquire(self) -> Envelope:
-        await self._stop_guarding()  # of an acquisition that was lost
-        loop = asyncio.get_running_loop()
-        deadline = None if self._wait is None else loop.time() + self._wait
-        while True:
-            if (holder := await self._until_free(deadline)) is not None:
-                waited = f", and was not free within {self._wait:g} s" if self._wait else ""
-                raise LockHeld(f"{self.key} is held by {holder.last_writer}{waited}")
-            try:
-                entry, began = await self._take()
-            except VersionConflict:
-                if deadline is not None and loop.time() >= deadline:
-                    raise LockHeld(f"{self.key} is held by another writer, who was faster") from None
-                continue
-            self._guard(entry, began)
-            return entry
+        async with self._acquiring:
+            await self._stop_guarding()  # of an acquisition that was lost
+            loop = asyncio.get_running_loop()
+            deadline = None if self._wait is None else loop.time() + self._wait
+            while True:
+                if (holder := await self._until_free(deadline)) is not None:
+                    waited = f", and was not free within {self._wait:g} s" if self._wait else ""
+                    raise LockHeld(f"{self.key} is held by {holder.last_writer}{waited}")
+                began = loop.time()
+                try:
+                    entry = await self._finish(self._put(began), undo=self._delete)
+                except VersionConflict:
+                    if deadline is not None and loop.time() >= deadline:
+                        raise LockHeld(f"{self.key} is held by another writer, who was faster") from None
+                    continue
+                self._guard(entry, began)
+                return entry
 
     async def release(self) -> None:
         """Release the lock.
@@ -176,12 +159,8 @@ class Lock:
         if self.lost.is_set():
             await self._stop_guarding()
             raise LockLost(self._reason)
-        releasing = asyncio.ensure_future(self._delete(entry))
         try:
-            await asyncio.shield(releasing)
-        except asyncio.CancelledError:
-            self._committer.in_background(self._ignoring_failure(releasing))
-            raise
+            await self._finish(self._delete(entry))
         except VersionConflict as error:
             raise LockLost(f"{self.key} was lost before it was released: {_loss(error.current)}") from None
 
@@ -189,10 +168,9 @@ class Lock:
 
     async def _until_free(self, deadline: float | None) -> Envelope | None:
         """Wait until the lock is free; returns the holder's entry if the deadline passes first."""
-        watch = self._engine.watch(Get(_SEMANTIC, self._key.entry))
         holder: Envelope | None = None
         try:
-            async with asyncio.timeout(None) as timeout:
+            async with self._watch() as watch, asyncio.timeout(None) as timeout:
                 async for [change] in watch:
                     if change.record is None:
                         return None
@@ -206,47 +184,30 @@ class Lock:
             if holder is None:
                 raise
             return holder
-        finally:
-            await watch.aclose()
 
-    async def _take(self) -> tuple[Envelope, float]:
-        """Put the lock's entry; returns it, and the earliest moment from which it lives."""
-        putting = asyncio.ensure_future(self._put())
-        try:
-            return await asyncio.shield(putting)
-        except asyncio.CancelledError:
-            # The put may still succeed, and no task would release the lock before it expires.
-            self._committer.in_background(self._ignoring_failure(self._undo(putting)))
-            raise
+    def _watch(self) -> AbstractAsyncContextManager[Watch]:
+        return aclosing(self._committer.open_engine().watch(Get(SPACE, self._row)))
 
-    async def _put(self) -> tuple[Envelope, float]:
+    async def _put(self, began: float) -> Envelope:
         """Put the lock's entry, again while it is unknown whether an earlier put was committed."""
-        holder = {"holder": self._writer, "host": socket.gethostname(), "pid": os.getpid()}
-        intent = Intent.put(self.key, holder, expected_version=0, writer=self._writer, semantics=self._semantics)
-        request = WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        request = WriteRequest(intents=(self._intent,), request_id=uuid.uuid4().hex)
         may_be_made = False
         while True:
             try:
                 # Quietly: locks exist to be contended for, so a lost race is no conflict to record.
                 [entry] = await self._committer.carry_out(request, quiet=True)
                 assert entry is not None
-                return entry, began
+                return entry
             except DatabaseError as error:
                 may_be_made = may_be_made or isinstance(error, CommitUnknown)
-                if not may_be_made or loop.time() > began + self._ttl:
+                if not may_be_made or asyncio.get_running_loop().time() > began + self._ttl:
                     raise
                 await asyncio.sleep(limits.LOCK_RETRY_SECONDS)
-
-    async def _undo(self, putting: "asyncio.Future[tuple[Envelope, float]]") -> None:
-        entry, _ = await putting
-        await self._delete(entry)
 
     async def _delete(self, entry: Envelope) -> None:
         await self._stop_guarding()
         while True:
-            intent = Intent.delete(self.key, expected_version=entry.version, writer=self._writer)
+            intent = Intent.delete(self.key, expected_version=entry.version, writer=self._intent.writer)
             try:
                 await self._committer.carry_out(WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex))
                 return
@@ -255,10 +216,21 @@ class Lock:
                     raise
                 entry = error.current  # another caller has put the lock again, with its token
 
-    async def _ignoring_failure(self, job: Awaitable[None]) -> None:
-        """Finish a job whose caller is gone."""
+    async def _finish(self, job: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]] | None = None) -> T:
+        """Do a job to its end; if the caller is cancelled meanwhile, in the background, and undo it."""
+        task = asyncio.ensure_future(job)
         try:
-            await job
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # A put may still succeed, and no task would release the lock before it expires.
+            self._committer.in_background(self._finish_alone(task, undo))
+            raise
+
+    async def _finish_alone(self, task: Awaitable[T], undo: Callable[[T], Awaitable[None]] | None) -> None:
+        try:
+            done = await task
+            if undo is not None:
+                await undo(done)
         except (VersionConflict, DatabaseError, Closed) as error:
             logger.debug("[KV] %s was not released: %s", self.key, error)
 
@@ -270,7 +242,7 @@ class Lock:
         self._reason = ""
         self._extend(began)
         self._guards = [
-            asyncio.create_task(self._renew(entry), name=f"keyloft renews {self.key}"),
+            asyncio.create_task(self._renew(entry.version), name=f"keyloft renews {self.key}"),
             asyncio.create_task(self._watch_for_loss(), name=f"keyloft guards {self.key}"),
         ]
 
@@ -283,17 +255,16 @@ class Lock:
         if guards:
             await asyncio.wait(guards)
 
-    async def _renew(self, entry: Envelope) -> None:
+    async def _renew(self, version: int) -> None:
         """Extend the expiry again and again. The version stays, and so does the fencing token."""
         loop = asyncio.get_running_loop()
-        version = entry.version
-        touch = Touch(_SEMANTIC, self._key.entry, round(1000 * self._ttl))
-        pause = self._ttl / limits.LOCK_RENEWALS_PER_TTL
+        touch = Touch(SPACE, self._row, round(1000 * self._ttl))
+        pause = usual = self._ttl / limits.LOCK_RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause)
-            began = loop.time()
+            began, pause = loop.time(), usual
             try:
-                done = await self._committer.commit(Batch((touch,), (Check(_SEMANTIC, self._key.entry, version),)))
+                done = await self._committer.commit(Batch((touch,), (Check(SPACE, self._row, version),)))
             except Closed:
                 self._lose("the store was closed")
                 return
@@ -309,24 +280,20 @@ class Lock:
                 version, pause = current.version, 0.0  # another caller has put the lock again, with its token
                 continue
             self._extend(began)
-            pause = self._ttl / limits.LOCK_RENEWALS_PER_TTL
 
     def _is_held_by(self, record: Record) -> bool:
         """Whether the lock's row still has this holder's token."""
-        return self._entry is not None and read_stored(record).fence(record.version) == self._entry.fence
+        return self._entry is not None and read_entry(record).fence(record.version) == self._entry.fence
 
     async def _watch_for_loss(self) -> None:
         """Notice at once when another client takes the lock away."""
         while True:
             try:
-                watch = self._engine.watch(Get(_SEMANTIC, self._key.entry))
-                try:
+                async with self._watch() as watch:
                     async for [change] in watch:
                         if change.record is None or not self._is_held_by(change.record):
                             self._lose(_loss(change.record))
                             return
-                finally:
-                    await watch.aclose()
                 raise Closed
             except Closed:
                 self._lose("the store was closed")
@@ -349,8 +316,8 @@ class Lock:
         self.lost.set()
         for guard in self._guards:
             guard.cancel()
-        fields = {"operation": "semantic_lock_lost", "key": self.key, "writer": self._writer, "reason": reason}
-        fields["directive"] = directive_of(self._writer)
+        fields = {"operation": "semantic_lock_lost", "key": self.key, "writer": self._intent.writer, "reason": reason}
+        fields["directive"] = directive_of(self._intent.writer)
         logger.warning("[KV] lock lost: key=%(key)s directive=%(directive)s %(reason)s", fields, extra=fields)
         if self._holder is not None:
             self._holder.cancel()

@@ -12,16 +12,21 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.semantic.envelope import Semantics
-from keyloft.semantic.intents import Intent
+from keyloft.semantic.envelope import Semantics, StoredEntry
+from keyloft.semantic.intents import FailedWrite, Intent
 from keyloft.semantic.rules import directive_of
 
 logger = logging.getLogger("keyloft.semantic")
+"""Of all modules of the store."""
 
 AlertName: TypeAlias = Literal["conflict_rate", "storage_outage"]
 ALERTS: Final[tuple[AlertName, ...]] = ("conflict_rate", "storage_outage")
 
 _WRITE: Final = "key=%(key)s directive=%(directive)s purpose=%(semantics.purpose)s requestId=%(requestId)s"
+_EXPIRED: Final = (
+    "[KV] expired: key=%(key)s directive=%(directive)s purpose=%(semantics.purpose)s producer=%(semantics.producer)s "
+    "consumerHints=%(hints)s ttlSeconds=%(semantics.ttlSeconds)s version=%(version)d"
+)
 
 
 class Alert(Struct, frozen=True):
@@ -68,51 +73,33 @@ class Signals:
 
     def success(self, intent: Intent, semantics: Semantics | None, request_id: str | None, version: int) -> None:
         """A put, delete or restore was committed."""
-        purpose = "" if semantics is None else semantics.purpose
-        self.counts["success", purpose] += 1
-        self._count(conflict=False)
+        self._count("success", semantics)
         if logger.isEnabledFor(logging.INFO):
-            fields = _fields(intent.action, intent.key, intent.writer, purpose, request_id, version)
+            fields = _fields(intent.action, intent.key, intent.writer, semantics, request_id, version)
             logger.info(f"[KV] {intent.action}: {_WRITE} version=%(version)d", fields, extra=fields)
 
-    def conflict(
-        self,
-        intent: Intent,
-        semantics: Semantics | None,
-        request_id: str | None,
-        version: int | None,
-        *,
-        reason: str,
-        correlation_id: str,
-    ) -> None:
-        """A write was refused because of the stored entry, which has this version."""
-        purpose = "" if semantics is None else semantics.purpose
-        self.counts["conflict", purpose] += 1
-        self._count(conflict=True)
-        fields = _fields(intent.action, intent.key, intent.writer, purpose, request_id, version)
-        fields |= {"error_code": "VERSION_CONFLICT", "reason": reason, "correlationId": correlation_id}
-        logger.warning(
-            f"[KV] {intent.action} conflict (%(reason)s): {_WRITE} version=%(version)s correlationId=%(correlationId)s",
-            fields,
-            extra=fields,
-        )
+    def conflict(self, intent: Intent, failed: FailedWrite, request_id: str | None, correlation_id: str) -> None:
+        """A write was refused because of what is stored."""
+        semantics, version = intent.semantics, None
+        if failed.current is not None:
+            semantics, version = semantics or failed.current.semantics, failed.current.version
+        self._count("conflict", semantics)
+        fields = _fields(intent.action, intent.key, intent.writer, semantics, request_id, version)
+        fields |= {"error_code": "VERSION_CONFLICT", "reason": failed.reason, "correlationId": correlation_id}
+        outcome = "version=%(version)s correlationId=%(correlationId)s"
+        logger.warning(f"[KV] {intent.action} conflict (%(reason)s): {_WRITE} {outcome}", fields, extra=fields)
 
-    def expiry(self, key: str, writer: str, semantics: Semantics, request_id: str | None, version: int) -> None:
+    def expiry(self, key: str, was: StoredEntry, version: int) -> None:
         """An entry has expired."""
-        self.counts["expiry", semantics.purpose] += 1
+        semantics = was.semantics
         hints = semantics.consumer_hints
-        fields = _fields("expire", key, writer, semantics.purpose, request_id, version) | {
+        self.counts["expiry", semantics.purpose] += 1
+        fields = _fields("expire", key, was.writer, semantics, was.request_id, version) | {
             "semantics.producer": semantics.producer,
             "semantics.consumerHints": [*hints],
             "semantics.ttlSeconds": semantics.ttl_seconds,
         }
-        logger.info(
-            "[KV] expired: key=%(key)s directive=%(directive)s purpose=%(semantics.purpose)s "
-            "producer=%(semantics.producer)s consumerHints=%(hints)s ttlSeconds=%(semantics.ttlSeconds)s "
-            "version=%(version)d",
-            fields | {"hints": ",".join(hints)},
-            extra=fields,
-        )
+        logger.info(_EXPIRED, fields | {"hints": ",".join(hints)}, extra=fields)
 
     def failure(self) -> None:
         """The database failed."""
@@ -133,11 +120,8 @@ class Signals:
         """Raise and clear the alerts that are due."""
         now = self._seconds()
         out = self._failing_since is not None and now - self._failing_since > self._outage_after
-        self._set(
-            "storage_outage",
-            out,
-            f"the database has been failing for more than {self._outage_after:g} s" if out else "the database answers",
-        )
+        failing = f"the database has been failing for more than {self._outage_after:g} s"
+        self._set("storage_outage", out, failing if out else "the database answers")
         self._check_conflicts(now)
 
     def _check_conflicts(self, now: float) -> None:
@@ -161,7 +145,8 @@ class Signals:
     def _is_high(self, steps: Collection["_Step"]) -> bool:
         return sum(step.conflicts for step in steps) > self._rate * sum(step.writes for step in steps)
 
-    def _count(self, *, conflict: bool) -> None:
+    def _count(self, outcome: Literal["success", "conflict"], semantics: Semantics | None) -> None:
+        self.counts[outcome, "" if semantics is None else semantics.purpose] += 1
         now = self._seconds()
         if not self._steps or now - self._steps[-1].began >= self._window / limits.CONFLICT_WINDOW_STEPS:
             self._check_conflicts(now)
@@ -170,7 +155,7 @@ class Signals:
             self._steps.append(_Step(now))
         step = self._steps[-1]
         step.writes += 1
-        step.conflicts += conflict
+        step.conflicts += outcome == "conflict"
 
     def _set(self, name: AlertName, is_raised: bool, message: str) -> None:
         if is_raised == (name in self.alerts):
@@ -199,14 +184,14 @@ class _Step(Struct):
 
 
 def _fields(
-    action: str, key: str, writer: str, purpose: str, request_id: str | None, version: int | None
+    action: str, key: str, writer: str, semantics: Semantics | None, request_id: str | None, version: int | None
 ) -> dict[str, Any]:
     return {
         "operation": f"semantic_{action}",
         "directive": directive_of(writer),
         "writer": writer,
         "key": key,
-        "semantics.purpose": purpose,
+        "semantics.purpose": "" if semantics is None else semantics.purpose,
         "requestId": request_id,
         "version": version,
     }

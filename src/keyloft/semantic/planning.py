@@ -1,30 +1,19 @@
 """Plans a commit: what it has to check and to write so that intents are carried out, with their audit records."""
 
-from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.core.records import Append, Batch, Check, Committed, Delete, Mutation, Purge, Record, Set, Space
+from keyloft.core.records import Append, Batch, Check, Committed, Delete, Mutation, Purge, Record, Set
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument
 from keyloft.semantic.audit import ENDING_BYTES, Fact, Hasher, ending, rows_for
-from keyloft.semantic.envelope import (
-    Envelope,
-    Semantics,
-    StoredEntry,
-    envelope_of,
-    read_stored,
-    semantics_json,
-    write_stored,
-)
+from keyloft.semantic.envelope import Envelope, Semantics, StoredEntry, envelope_of, read_entry, semantics_json, to_json
 from keyloft.semantic.intents import ConflictReason, Intent
-from keyloft.semantic.keys import EntryKey
+from keyloft.semantic.keys import SPACE, EntryKey
 from keyloft.semantic.rules import LOCK
-
-_SEMANTIC: Final = Space.SEMANTIC
 
 SWEEPER: Final = "keyloft:expiry"
 """The writer that audit records name for an expiry."""
@@ -36,11 +25,12 @@ SWEEPER: Final = "keyloft:expiry"
 class EntryHead(Struct, frozen=True, gc=False):
     """An entry that is stored, without what only its readers need."""
 
-    version: int
-    hash: str
-    fence: int | None
-    semantics: Semantics
-    history: bytes
+    version: int = 0
+    """Versions begin at 1; 0 stands for no entry."""
+    hash: str | None = None
+    fence: int | None = None
+    semantics: Semantics | None = None
+    history: bytes = b""
     """The endings of the audit records of this entry's changes that no index row lists, its own last."""
 
     @classmethod
@@ -49,11 +39,15 @@ class EntryHead(Struct, frozen=True, gc=False):
         return cls(version, stored.hash, stored.fence(version, semantics), semantics, history)
 
 
-class EntryState(Struct):
-    """What is stored at the key of an intent, as far as the plan has to know."""
+NO_ENTRY: Final = EntryHead()
 
+
+class PendingWrite(Struct):
+    """An intent, and what is stored at its key, as far as the plan has to know."""
+
+    intent: Intent
     key: EntryKey
-    alive: EntryHead | None
+    alive: EntryHead = NO_ENTRY
     record: Record | None = None
     """The row of `alive`, if it was read."""
     expired: Record | None = None
@@ -64,19 +58,15 @@ class EntryState(Struct):
     """The entry that a restore would bring back."""
     lock: Record | None = None
     """The lock of the intent's fencing token, if it is held."""
+    stored: StoredEntry | None = None
+    """What a put or restore stores, once it is planned."""
 
-    @classmethod
-    def of(cls, key: EntryKey, record: Record | None) -> "EntryState":
-        return cls(key, None if record is None else EntryHead.of(read_stored(record), record.version), record)
-
-    def refusal(self, intent: Intent) -> ConflictReason | None:
-        """Why an intent can't be carried out."""
-        lock = self.lock
-        if intent.fence is not None and (lock is None or read_stored(lock).fence(lock.version) != intent.fence):
+    def refusal(self) -> ConflictReason | None:
+        """Why the intent can't be carried out."""
+        fence, lock = self.intent.fence, self.lock
+        if fence is not None and (lock is None or read_entry(lock).fence(lock.version) != fence):
             return "fence"
-        # Versions begin at 1; 0 stands for no entry.
-        found = 0 if self.alive is None else self.alive.version
-        return "version" if intent.expected is not None and intent.expected != found else None
+        return "version" if self.intent.expected not in (None, self.alive.version) else None
 
     def can_restore(self, keep_deleted: int) -> bool:
         if self.expired is None:
@@ -84,16 +74,19 @@ class EntryState(Struct):
         return self.overdue < keep_deleted
 
     @property
-    def version(self) -> int | None:
-        return None if self.alive is None else self.alive.version
-
-    @property
     def semantics(self) -> Semantics | None:
-        return None if self.alive is None else self.alive.semantics
+        """Those of the entry that is to be stored; if none is, of the stored one."""
+        return self.intent.semantics or (self.stored or self.alive).semantics
 
     @property
     def current(self) -> Envelope | None:
         return None if self.record is None else envelope_of(self.record)
+
+    def outcome(self, done: Committed) -> Envelope | None:
+        """The entry that is stored now; of a delete, the one that was."""
+        if self.stored is None:
+            return self.current
+        return self.stored.new_envelope(self.intent.key, done.version, done.at)
 
 
 # What is to be written
@@ -105,31 +98,6 @@ class Retention(Struct, frozen=True):
     requests: int
     deleted: int
     audit: int
-
-
-class PlannedWrite(Struct, frozen=True):
-    """What the commit of a plan makes of an intent."""
-
-    key: EntryKey
-    intent: Intent
-    stored: StoredEntry | None
-    """What a put or restore stores."""
-    removed: Record | None
-    """What a delete removes."""
-    expired: Record | None
-    """An expired entry that this write replaces."""
-
-    @property
-    def semantics(self) -> Semantics | None:
-        if self.stored is not None:
-            return self.stored.semantics
-        return None if self.removed is None else read_stored(self.removed).semantics
-
-    def outcome(self, done: Committed) -> Envelope | None:
-        """The entry that is stored now; of a delete, the one that was."""
-        if self.stored is not None:
-            return self.stored.new_envelope(self.intent.key, done.version, done.at)
-        return None if self.removed is None else envelope_of(self.removed)
 
 
 class CommitPlan:
@@ -147,94 +115,80 @@ class CommitPlan:
     def batch(self) -> Batch:
         return Batch(tuple(self._mutations), tuple(self._checks))
 
-    def write(self, intents: Sequence[Intent], states: Sequence[EntryState]) -> list[PlannedWrite]:
-        """Carry out intents, if what is stored is still what was read."""
-        return [self._write(intent, state) for intent, state in zip(intents, states, strict=True)]
-
-    def _write(self, intent: Intent, state: EntryState) -> PlannedWrite:
-        key = state.key
-        self._pin(state)
-        if state.lock is not None:
-            self._checks.append(Check(_SEMANTIC, state.lock.key, state.lock.version))
-        if state.expired is not None:
-            self._record_expiry(key, state.expired)
-        stored = removed = None
-        if intent.action == "delete":
-            removed = self._delete(intent, state)
-        elif intent.semantics is None:
-            stored = self._restore(intent, state)
+    def write(self, write: PendingWrite) -> None:
+        """Carry out an intent, if what is stored is still what was read."""
+        self._pin(write.key, write.alive, write.expired)
+        if write.lock is not None:
+            self._checks.append(Check(SPACE, write.lock.key, write.lock.version))
+        if write.expired is not None:
+            self._record_expiry(write.key, write.expired)
+        if write.intent.action == "delete":
+            self._delete(write)
+        elif write.intent.semantics is None:
+            self._restore(write)
         else:
-            stored = self._put(intent, intent.semantics, state)
-        return PlannedWrite(key, intent, stored, removed, state.expired)
+            self._put(write, write.intent.semantics)
 
     def expire(self, key: EntryKey, record: Record, overdue: int) -> None:
         """Remove an entry that has been expired for so many milliseconds."""
-        self._pin(EntryState(key, None, expired=record))
+        self._pin(key, NO_ENTRY, record)
         self._record_expiry(key, record)
         self._purge(key, record, overdue)
 
-    def refuse(self, intent: Intent, state: EntryState, reason: ConflictReason, correlation_id: str) -> None:
+    def refuse(self, write: PendingWrite, reason: ConflictReason, correlation_id: str) -> None:
         """Record that an intent met a conflict."""
-        fact = self._fact(intent, intent.semantics or state.semantics, state)
-        expected = intent.expected_version
-        self._record(
-            state.key,
-            replace(fact, action="conflict", expected_version=expected, reason=reason, correlation_id=correlation_id),
-        )
+        fact, expected = self._fact(write), write.intent.expected_version
+        fact = replace(fact, action="conflict", expected_version=expected, reason=reason, correlation_id=correlation_id)
+        self._record(write.key, fact)
 
     def remember(self, row: bytes, memory: bytes) -> None:
         """Remember a request, unless another commit has done so meanwhile."""
-        self._checks.append(Check(_SEMANTIC, row, None))
-        self._mutations.append(Set(_SEMANTIC, row, memory, Encoding.JSON, self._retention.requests))
+        self._checks.append(Check(SPACE, row, None))
+        self._mutations.append(Set(SPACE, row, memory, Encoding.JSON, self._retention.requests))
 
-    def drop(self, row: bytes, version: int) -> None:
-        """Remove a row, if it is still this version."""
-        self._checks.append(Check(_SEMANTIC, row, version))
-        self._mutations.append(Delete(_SEMANTIC, row))
+    def drop(self, row: Record) -> None:
+        """Remove a row, if it still has this version."""
+        self._checks.append(Check(SPACE, row.key, row.version))
+        self._mutations.append(Delete(SPACE, row.key))
 
-    def _pin(self, state: EntryState) -> None:
-        key = state.key
-        if state.alive is not None:
-            self._checks.append(Check(_SEMANTIC, key.entry, state.alive.version))
-        elif state.expired is not None:
+    def _pin(self, key: EntryKey, alive: EntryHead, expired: Record | None) -> None:
+        if alive is not NO_ENTRY:
+            self._checks.append(Check(SPACE, key.entry, alive.version))
+        elif expired is not None:
             # Both: if the machine's clock was set back, the entry is alive again.
-            self._checks.append(Check(_SEMANTIC, key.entry, state.expired.version, include_expired=True))
-            self._checks.append(Check(_SEMANTIC, key.entry, None))
+            self._checks.append(Check(SPACE, key.entry, expired.version, include_expired=True))
+            self._checks.append(Check(SPACE, key.entry, None))
         else:
-            self._checks.append(Check(_SEMANTIC, key.entry, None, include_expired=True))
+            self._checks.append(Check(SPACE, key.entry, None, include_expired=True))
 
-    def _put(self, intent: Intent, semantics: Semantics, state: EntryState) -> StoredEntry:
-        key, before = state.key, state.alive
-        held = None if before is None else before.fence
+    def _put(self, write: PendingWrite, semantics: Semantics) -> None:
+        intent, held, history = write.intent, write.alive.fence, write.alive.history
         # A put of a lock with the lock's own token renews it; any other put of a lock acquires it.
         kept = held if semantics.purpose == LOCK and held is not None and held == intent.fence else None
-        value = intent.value_json
-        history = b"" if before is None else before.history
         is_full = len(history) >= limits.AUDIT_UNINDEXED * ENDING_BYTES
-        stored = StoredEntry(
+        write.stored = StoredEntry(
             writer=intent.writer,
             semantics_json=semantics_json(semantics),
-            value=value,
-            hash=self._hasher.of(key, bytes(value)),
+            value=intent.value_json,
+            hash=self._hasher.of(write.key, bytes(intent.value_json)),
             request_id=self._request_id,
             spec_ref=intent.spec_ref,
             kept_fence=kept,
             number=self._facts,
             unindexed=b"" if is_full else history,
         )
-        self._store(key, stored, semantics)
-        if held is not None and kept is None:
-            self._mutations.append(Delete(_SEMANTIC, key.project.fence(held)))
-        self._record(key, self._fact(intent, semantics, state, stored.hash), history if is_full else None)
-        return stored
+        self._store(write.key, write.stored, semantics)
+        if kept is None:
+            self._drop_fence(write.key, held)
+        self._record(write.key, self._fact(write), history if is_full else None)
 
-    def _restore(self, intent: Intent, state: EntryState) -> StoredEntry:
-        key, old = state.key, state.expired or state.deleted
+    def _restore(self, write: PendingWrite) -> None:
+        intent, old = write.intent, write.expired or write.deleted
         assert old is not None, "the commit refuses a restore of nothing before it is planned"
-        if state.deleted is not None:
-            self.drop(key.deleted, state.deleted.version)
-        was = read_stored(old)
-        stored = replace(
+        if write.deleted is not None:
+            self.drop(write.deleted)
+        was = read_entry(old)
+        write.stored = replace(
             was,
             writer=intent.writer,
             request_id=self._request_id,
@@ -243,78 +197,71 @@ class CommitPlan:
             number=self._facts,
             unindexed=b"",
         )
-        self._store(key, stored, was.semantics)
-        self._record(key, self._fact(intent, was.semantics, state, was.hash))
-        return stored
+        self._store(write.key, write.stored, was.semantics)
+        self._record(write.key, self._fact(write))
 
     def _store(self, key: EntryKey, stored: StoredEntry, semantics: Semantics) -> None:
-        self._mutations.append(Set(_SEMANTIC, key.entry, write_stored(stored), Encoding.JSON, semantics.expire_in))
+        self._mutations.append(Set(SPACE, key.entry, to_json(stored), Encoding.JSON, semantics.expire_in))
         if semantics.purpose == LOCK and stored.kept_fence is None:
             # The token is the commit's version, and a token stands for one lock.
             fences = key.project.fences
             if fences in self._acquiring:
                 raise InvalidArgument("operations: a batch acquires one lock of a project at most")
             self._acquiring.add(fences)
-            self._mutations.append(Append(_SEMANTIC, fences, key.path.encode(), Encoding.BYTES))
+            self._mutations.append(Append(SPACE, fences, key.path.encode(), Encoding.BYTES))
 
-    def _delete(self, intent: Intent, state: EntryState) -> Record | None:
-        key, record = state.key, state.record
-        if record is not None:
-            self._mutations.append(Delete(_SEMANTIC, key.entry))
-            self._drop_fence(key, record)
-            self._keep_deleted(key, record, self._retention.deleted)
-        elif state.expired is not None:
-            self._purge(key, state.expired, state.overdue)
-        history = b"" if state.alive is None else state.alive.history
-        self._record(key, self._fact(intent, state.semantics, state), history)
-        return record
+    def _delete(self, write: PendingWrite) -> None:
+        key = write.key
+        if write.record is not None:
+            self._mutations.append(Delete(SPACE, key.entry))
+            self._drop_fence(key, write.alive.fence)
+            self._keep_deleted(key, write.record, self._retention.deleted)
+        elif write.expired is not None:
+            self._purge(key, write.expired, write.overdue)
+        self._record(key, self._fact(write), write.alive.history)
 
     def _purge(self, key: EntryKey, expired: Record, overdue: int) -> None:
-        self._mutations.append(Purge(_SEMANTIC, key.entry, expired.version))
+        self._mutations.append(Purge(SPACE, key.entry, expired.version))
         self._keep_deleted(key, expired, self._retention.deleted - overdue)
 
     def _keep_deleted(self, key: EntryKey, record: Record, milliseconds: int) -> None:
         """Keep an entry for as long as it can be restored."""
         if milliseconds > 0:
-            self._mutations.append(Set(_SEMANTIC, key.deleted, record.value, Encoding.JSON, milliseconds))
+            self._mutations.append(Set(SPACE, key.deleted, record.value, Encoding.JSON, milliseconds))
 
-    def _drop_fence(self, key: EntryKey, record: Record) -> None:
-        if (fence := read_stored(record).fence(record.version)) is not None:
-            self._mutations.append(Delete(_SEMANTIC, key.project.fence(fence)))
+    def _drop_fence(self, key: EntryKey, fence: int | None) -> None:
+        if fence is not None:
+            self._mutations.append(Delete(SPACE, key.project.fence(fence)))
 
     def _record_expiry(self, key: EntryKey, expired: Record) -> None:
-        self._drop_fence(key, expired)
-        was = read_stored(expired)
-        self._record(
-            key,
-            Fact(
-                action="expire",
-                path=key.path,
-                writer=SWEEPER,
-                purpose=was.semantics.purpose,
-                request_id=was.request_id,
-                spec_ref=was.spec_ref,
-                version_before=expired.version,
-                before_hash=was.hash,
-                reason=f"written by {was.writer}",
-            ),
-            EntryHead.of(was, expired.version).history,
+        was = read_entry(expired)
+        head = EntryHead.of(was, expired.version)
+        self._drop_fence(key, head.fence)
+        fact = Fact(
+            action="expire",
+            path=key.path,
+            writer=SWEEPER,
+            purpose=was.semantics.purpose,
+            request_id=was.request_id,
+            spec_ref=was.spec_ref,
+            version_before=expired.version,
+            before_hash=was.hash,
+            reason=f"written by {was.writer}",
         )
+        self._record(key, fact, head.history)
 
-    def _fact(
-        self, intent: Intent, semantics: Semantics | None, state: EntryState, after_hash: str | None = None
-    ) -> Fact:
-        before = state.alive
+    def _fact(self, write: PendingWrite) -> Fact:
+        intent, semantics = write.intent, write.semantics
         return Fact(
             action=intent.action,
-            path=state.key.path,
+            path=write.key.path,
             writer=intent.writer,
             purpose=None if semantics is None else semantics.purpose,
             request_id=self._request_id,
             spec_ref=intent.spec_ref,
-            version_before=None if before is None else before.version,
-            before_hash=None if before is None else before.hash,
-            after_hash=after_hash,
+            version_before=write.alive.version or None,
+            before_hash=write.alive.hash,
+            after_hash=None if write.stored is None else write.stored.hash,
         )
 
     def _record(self, key: EntryKey, fact: Fact, index: bytes | None = None) -> None:

@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import Raw, Struct
 
 from keyloft.core.records import Record
 from keyloft.core.values import Encoding
-from keyloft.errors import Undecodable
-from keyloft.semantic.envelope import Envelope, StoredEntry, envelope_of, semantics_json
+from keyloft.semantic.envelope import Envelope, StoredEntry, envelope_of, row_reader, semantics_json, to_json
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.planning import PlannedWrite
+from keyloft.semantic.planning import PendingWrite
 
 
 class _Removed(Struct, frozen=True):
@@ -38,35 +36,23 @@ class RequestMemory(Struct, frozen=True):
     outcomes: tuple[_Outcome, ...]
 
 
-_to_json = msgspec.json.Encoder().encode
-_read = msgspec.json.Decoder(RequestMemory).decode
+read_memory = row_reader(RequestMemory, "the row {!r} is damaged: it remembers no request")
+"""What the row of a request holds."""
 
 
-def memory_of(digest: str, planned: Sequence[PlannedWrite]) -> bytes:
+def memory_of(digest: str, writes: Sequence[PendingWrite]) -> bytes:
     """The stored form of what is to be remembered of a request."""
-    return _to_json(RequestMemory(digest, tuple([_outcome(write) for write in planned])))
+    return to_json(RequestMemory(digest, tuple([_outcome(write) for write in writes])))
 
 
-def _outcome(write: PlannedWrite) -> _Outcome:
+def _outcome(write: PendingWrite) -> _Outcome:
     if write.stored is not None:
         restored = write.stored if write.intent.action == "restore" else None
         return _Outcome(write.stored.kept_fence, None, restored)
-    was = write.removed
+    was = write.record
     if was is None:
         return _Outcome()
     return _Outcome(None, _Removed(was.key, Raw(was.value), was.version, was.updated_at, was.expires_at))
-
-
-def read_memory(record: Record) -> RequestMemory:
-    """What the row of a request holds.
-
-    Raises:
-        Undecodable: It holds something else.
-    """
-    try:
-        return _read(record.value)
-    except msgspec.MsgspecError as error:
-        raise Undecodable(f"the row {record.key!r} is damaged: it remembers no request") from error
 
 
 def replay(request: WriteRequest, memory: RequestMemory, record: Record) -> list[Envelope | None]:

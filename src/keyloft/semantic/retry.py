@@ -8,19 +8,15 @@ any other error      raised at once: trying again would not help
 import asyncio
 import functools
 import inspect
-import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from keyloft import errors, limits
 from keyloft.errors import Escalated, InvalidArgument, KeyloftError, VersionConflict
+from keyloft.semantic.dead_letters import DeadLetters
 from keyloft.semantic.intents import WriteRequest
-
-if TYPE_CHECKING:
-    from keyloft.semantic.dead_letters import DeadLetters
-
-logger = logging.getLogger("keyloft.semantic")
+from keyloft.semantic.monitoring import logger
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,7 +38,7 @@ class Retry:
 
     def __init__(
         self,
-        dead_letters: "DeadLetters | None" = None,
+        dead_letters: DeadLetters | None = None,
         *,
         conflict_pauses: Sequence[float] = limits.CONFLICT_PAUSES,
         transient_attempts: int = limits.TRANSIENT_ATTEMPTS,

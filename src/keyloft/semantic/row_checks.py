@@ -19,16 +19,18 @@ from keyloft.semantic.rules import LOCK
 _TOKEN_BYTES: Final = 8
 
 
-def project_of(row: bytes) -> tuple[str, str] | None:
-    """The tenant and project that a row belongs to; None if it belongs to none."""
-    words = row.split(b"/", 3)
-    if len(words) < 4:
-        return None
+def project_of(row: bytes) -> Project | None:
+    """The project that a row belongs to; None if it belongs to none."""
     try:
-        project = keys.checked_project(words[1].decode(), words[2].decode())
-    except (InvalidKey, UnicodeDecodeError):
+        return _project(row)
+    except ValueError:
         return None
-    return project.tenant, project.name
+
+
+def _project(row: bytes) -> Project:
+    """The same, but a row that belongs to none raises a ValueError."""
+    _, tenant, project, _ = row.split(b"/", 3)
+    return keys.checked_project(tenant.decode(), project.decode())
 
 
 class RowChecker:
@@ -40,7 +42,8 @@ class RowChecker:
 
     def __init__(self, now: int) -> None:
         self._now = now
-        self._recorded: dict[Project, _Endings] = defaultdict(_Endings)
+        self._recorded: dict[Project, bytearray] = defaultdict(bytearray)
+        """The endings of the audit records, joined: that takes less memory than as many objects."""
         self._locks: set[bytes] = set()
         self._by_kind: dict[bytes, Callable[[Record], str | None]] = {
             b"a/": self._audit_record,
@@ -74,19 +77,19 @@ class RowChecker:
             raise InvalidKey("of another entry")
         # Before it is read: a lock that can't be read still has a token, which is no orphan.
         self._locks.add(record.key)
-        _check_encoding(record, Encoding.JSON)
+        _check_is_json(record)
         if envelope_of(record).semantics.purpose != LOCK:
             self._locks.remove(record.key)
 
     def _deleted(self, record: Record) -> None:
         key = _entry_key(record.key)
-        _check_encoding(record, Encoding.JSON)
+        _check_is_json(record)
         envelope_of(record, key.key)
 
     def _audit_record(self, record: Record) -> None:
         project, ending = _within_project(record.key, ENDING_BYTES)
-        self._recorded[project].append(ending)
-        _check_encoding(record, Encoding.JSON)
+        self._recorded[project] += ending
+        _check_is_json(record)
         read_fact(record)
 
     def _index(self, record: Record) -> str | None:
@@ -100,9 +103,17 @@ class RowChecker:
         if beginning not in (key.audit_index, key.conflicts):
             raise InvalidKey("of no entry")
         # One commit wrote both, and both expire at the same moment; but a sweep may remove the record first.
-        if record.is_alive(self._now) and ending not in self._recorded[key.project]:
+        if record.is_alive(self._now) and not self._is_recorded(key.project, ending):
             return "the audit record that it points to is missing"
         return None
+
+    def _is_recorded(self, project: Project, ending: bytes) -> bool:
+        joined = self._recorded[project]
+
+        def nth(number: int) -> bytes:
+            return bytes(joined[number * ENDING_BYTES : (number + 1) * ENDING_BYTES])
+
+        return nth(bisect_left(range(len(joined) // ENDING_BYTES), ending, key=nth)) == ending
 
     def _token(self, record: Record) -> str | None:
         project, _ = _within_project(record.key, _TOKEN_BYTES)
@@ -116,15 +127,14 @@ class RowChecker:
         about, nul, request_id = record.key.partition(b"\x00")
         if not about.endswith(b"/"):
             _entry_key(about)
-        elif project_of(record.key) is None:
-            raise InvalidKey("of no project")
+        else:
+            _project(record.key)
         if not nul or not request_id.decode():
             raise InvalidKey("no request")
         read_memory(record)
 
     def _dead_letter(self, record: Record) -> None:
-        if project_of(record.key) is None:
-            raise InvalidKey("of no project")
+        _project(record.key)
         read_letter(record)
 
     def _audit_key(self, record: Record) -> None:
@@ -141,33 +151,13 @@ def _entry_key(row: bytes) -> EntryKey:
 
 def _within_project(row: bytes, ending_bytes: int) -> tuple[Project, bytes]:
     """The project of a row, and the numbers that its key ends with."""
-    ids = project_of(row)
+    project = _project(row)
     beginning, ending = row[:-ending_bytes], row[-ending_bytes:]
-    if ids is None or beginning != Project(*ids).rows(row[:2]):
+    if beginning != project.rows(row[:2]):
         raise InvalidKey("of no project")
-    return Project(*ids), ending
+    return project, ending
 
 
-def _check_encoding(record: Record, encoding: Encoding) -> None:
-    if record.encoding != encoding:
+def _check_is_json(record: Record) -> None:
+    if record.encoding != Encoding.JSON:
         raise Undecodable("of another encoding")
-
-
-class _Endings:
-    """Sorted endings of keys, in less memory than as many objects would take."""
-
-    def __init__(self) -> None:
-        self._joined = bytearray()
-
-    def append(self, ending: bytes) -> None:
-        self._joined += ending
-
-    def __len__(self) -> int:
-        return len(self._joined) // ENDING_BYTES
-
-    def __getitem__(self, at: int) -> bytes:
-        return bytes(self._joined[at * ENDING_BYTES : (at + 1) * ENDING_BYTES])
-
-    def __contains__(self, ending: bytes) -> bool:
-        at = bisect_left(self, ending)
-        return at < len(self) and self[at] == ending

@@ -52,22 +52,9 @@ def check_text(content: object, argument: str, longest: int = limits.WRITER_CHAR
     return content
 
 
-def check_writer(writer: object) -> str:
-    """`<agent>:<directive>`, or the name of a service account."""
-    return check_text(writer, "writer")
-
-
 def directive_of(writer: str) -> str:
     """The directive that a writer carries out; of a service account, its name."""
     return writer.partition(":")[2] or writer
-
-
-def check_request_id(request_id: object) -> str | None:
-    return None if request_id is None else check_text(request_id, "request_id")
-
-
-def check_spec_ref(spec_ref: object) -> str | None:
-    return None if spec_ref is None else check_text(spec_ref, "spec_ref", limits.SPEC_REF_CHARACTERS)
 
 
 def check_expected_version(version: object) -> int | None:
@@ -81,12 +68,6 @@ def check_expected_version(version: object) -> int | None:
             f'or "*" for either; this is {kind}'
         )
     return version
-
-
-def check_fence(fence: object) -> int | None:
-    if fence is not None and (type(fence) is not int or not 0 <= fence < 2**63):
-        raise InvalidArgument("fence: the fencing token of a lock, which is an int")
-    return fence
 
 
 def check_purpose(purpose: object) -> str:

@@ -9,7 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct
 from nats.aio.client import Client as Nats
@@ -27,25 +27,16 @@ from keyloft.semantic.wire import ListRequest
 
 logger = logging.getLogger(__name__)
 
-_WRITES: Final = ("put", "delete", "batch")
-
 
 class _Received(Struct, gc=False, kw_only=True):
     """A request that was accepted."""
 
     project: Project
     operation: str
-    content: Any
-    """What `wire.READERS` made of the message."""
+    content: str | ListRequest | WriteRequest
+    """What `wire.read` made of the message."""
     reply: str
     arrived: float
-
-    @property
-    def keys(self) -> set[str] | None:
-        """The keys that the request reads or writes; None for the whole project."""
-        if isinstance(self.content, WriteRequest):
-            return {intent.key for intent in self.content.intents}
-        return {self.content} if self.operation == "get" else None
 
 
 class SemanticService(NatsService):
@@ -91,10 +82,11 @@ class SemanticService(NatsService):
         self._in_all = requests_in_all
         self._under_way: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing: dict[Project, dict[str, asyncio.Task[None]]] = {}
+        self._writing: dict[str, asyncio.Task[None]] = {}
+        """The last write under way, by key."""
         self._refusals: deque[tuple[str, bytes]] = deque()
         self._refusing: asyncio.Task[None] | None = None
-        self._log_rate = LogRate(limits.SEMANTIC_LOG_LINES_PER_SECOND, self._log_left_out)
+        self._log_rate = LogRate(limits.LOG_LINES_PER_SECOND, self._log_left_out)
 
     async def _finish(self) -> None:
         while self._tasks or self._refusing:
@@ -114,7 +106,7 @@ class SemanticService(NatsService):
             project, operation = self._route(subject)
             if self._under_way[project.tenant] >= self._per_tenant or len(self._tasks) >= self._in_all:
                 raise Busy("too many requests are under way, and this one was not carried out: try again later")
-            content = wire.READERS[operation](project, data)
+            content = wire.read(operation, project, data)
         except Exception as error:
             return self._refuse(reply, self._refusal(operation, error, subject))
         self._accept(_Received(project=project, operation=operation, content=content, reply=reply, arrived=arrived))
@@ -132,26 +124,27 @@ class SemanticService(NatsService):
         return keys.checked_project(words[0], words[1]), words[2]
 
     def _accept(self, request: _Received) -> None:
-        project, about = request.project, request.keys
-        writing = self._writing.setdefault(project, {})
-        earlier = {task for key, task in writing.items() if about is None or key in about}
-        task = asyncio.create_task(self._carry_out(request, earlier))
-        self._under_way[project.tenant] += 1
+        tenant, writing, written = request.project.tenant, self._writing, set[str]()
+        match request.content:
+            case WriteRequest(intents=intents):
+                about = written = {intent.key for intent in intents}
+            case str(key):
+                about = {key}
+            case ListRequest():
+                about = {key for key in writing if key.startswith(request.project.prefix)}
+        task = asyncio.create_task(self._carry_out(request, {writing[key] for key in about if key in writing}))
+        self._under_way[tenant] += 1
         self._tasks.add(task)
-        written = about if about is not None and request.operation in _WRITES else set()
-        for key in written:
-            writing[key] = task
+        writing.update(dict.fromkeys(written, task))
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._under_way[project.tenant] -= 1
-            if not self._under_way[project.tenant]:
-                del self._under_way[project.tenant]
+            self._under_way[tenant] -= 1
+            if not self._under_way[tenant]:
+                del self._under_way[tenant]
             for key in written:
                 if writing.get(key) is task:
                     del writing[key]
-            if not writing and self._writing.get(project) is writing:
-                del self._writing[project]
 
         task.add_done_callback(done)
 
@@ -167,15 +160,11 @@ class SemanticService(NatsService):
         working = asyncio.ensure_future(self._answer(request))
         await asyncio.wait([working], timeout=self._left(request))
         if not working.done():
-            if request.operation in _WRITES:
-                await self._fail(request, Stalled(f"{self._stalled}; it may still be carried out"))
-            else:
+            is_write = isinstance(request.content, WriteRequest)
+            if not is_write:
                 working.cancel()
-                await self._fail(request, Stalled(self._stalled))
-            # Later requests for the same key wait for its end.
-            await asyncio.wait([working])
-            if not working.cancelled():
-                working.exception()
+            await self._fail(request, Stalled(self._stalled + ("; it may still be carried out" if is_write else "")))
+            await asyncio.gather(working, return_exceptions=True)  # later requests for the same key wait for its end
             return
         try:
             data = working.result()
@@ -188,24 +177,16 @@ class SemanticService(NatsService):
         await self._publish(request.reply, data)
 
     async def _answer(self, request: _Received) -> bytes:
-        content, store = request.content, self.store
-        match request.operation:
-            case "get":
-                return wire.entry(await store.get(content))
-            case "put" | "delete":
-                return wire.entry(*await store.write(content))
-            case "batch":
-                entries = await store.batch(content.intents, request_id=content.request_id)
-                return wire.entries(entries, self.nats.max_payload)
-        return await self._list(content)
-
-    async def _list(self, request: ListRequest) -> bytes:
-        reply = wire.ListReply(self.nats.max_payload, values=request.values)
-        entries = self.store.list(request.prefix, values=request.values, limit=request.limit + 1, after=request.after)
-        async for entry in entries:
-            if len(reply) == request.limit or not reply.add(entry):
-                return reply.data(truncated=True)
-        return reply.data(truncated=False)
+        match request.content:
+            case str(key):
+                return wire.entry(await self.store.get(key))
+            case WriteRequest(intents=intents, request_id=request_id, is_batch=True):
+                return wire.entries(await self.store.batch(intents, request_id=request_id), self.nats.max_payload)
+            case WriteRequest() as write:
+                return wire.entry(*await self.store.write(write))
+            case ListRequest(prefix=prefix, values=values, limit=limit, after=after) as asked:
+                found = self.store.list(prefix, values=values, limit=limit + 1, after=after)
+                return await wire.listed(found, asked, self.nats.max_payload)
 
     def _left(self, request: _Received) -> float:
         return max(0.0, self._deadline - (perf_counter() - request.arrived))
@@ -254,20 +235,14 @@ class SemanticService(NatsService):
             return reply  # the store itself has logged the conflict
         is_bug = not isinstance(error, KeyloftError)
         is_failure = is_bug or (isinstance(error, DatabaseError) and not isinstance(error, Busy))
-        message = str(error)
+        reason = str(error)
         if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
-            message = "the value was refused"  # the full message names parts of the value; only the sender gets it
+            reason = "the value was refused"  # the full message names parts of the value; only the sender gets it
         if self._log_rate.allows():
-            logger.log(
-                logging.ERROR if is_failure else logging.WARNING,
-                "[KV] semantic %s failed: %s error=%s %s",
-                operation or "request",
-                where,
-                code,
-                message,
-                exc_info=error if is_bug else None,
-                extra={"operation": f"semantic_{operation}", "where": where, "error_code": code},
-            )
+            level = logging.ERROR if is_failure else logging.WARNING
+            text = f"[KV] semantic {operation or 'request'} failed: %(where)s error=%(error_code)s %(reason)s"
+            fields = {"operation": f"semantic_{operation}", "where": where, "error_code": code}
+            logger.log(level, text, fields | {"reason": reason}, exc_info=error if is_bug else None, extra=fields)
         return reply
 
     def _log_left_out(self, lines: int) -> None:

@@ -1,44 +1,47 @@
 """The semantic store: compare-and-set on entries that say who wrote them, why, for whom and until when."""
 
 import asyncio
+import inspect
 import logging
+import os
+import socket
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
-from keyloft.core.engine import Engine
+from keyloft.core.engine import Engine, Watch
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
-from keyloft.core.records import NO_LIMIT, Change, Get, Scan, Space
-from keyloft.errors import Closed, DatabaseError, InvalidArgument, InvalidInput, KeyloftError, ReadOnly, Undecodable
-from keyloft.semantic import expiry, keys, read_modify_write, rules
+from keyloft.core.records import NO_LIMIT, Change, Get, Scan
+from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, Undecodable, VersionConflict
+from keyloft.semantic import keys, rules
 from keyloft.semantic.audit import AuditTrail, configured_hasher
 from keyloft.semantic.checkpoints import Checkpoint
 from keyloft.semantic.commits import Committer
 from keyloft.semantic.dead_letters import DeadLetters
-from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_stored
+from keyloft.semantic.envelope import Envelope, Semantics, envelope_of, read_entry
 from keyloft.semantic.flags import Flags
 from keyloft.semantic.index_versions import IndexVersion
 from keyloft.semantic.intents import Intent, WriteRequest
+from keyloft.semantic.keys import SPACE
 from keyloft.semantic.locks import Lock
 from keyloft.semantic.monitoring import Alert, Signals
 from keyloft.semantic.planning import Retention
 from keyloft.semantic.retry import Retry
-from keyloft.semantic.rules import ExpectedVersion
-from keyloft.semantic.watches import EntryWatch
+from keyloft.semantic.writes import Writes, Written
 from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
 
-_SEMANTIC: Final = Space.SEMANTIC
-
-Written: TypeAlias = list[Envelope | None]
-"""What `put` and `delete` return, for each intent."""
+T = TypeVar("T")
 
 
-class SemanticStore(AsyncClosing):
+class SemanticStore(AsyncClosing, Writes):
     """Entries with meaning, on an open store: each write says what it expects, who writes it and what for.
 
     Example:
@@ -83,7 +86,6 @@ class SemanticStore(AsyncClosing):
         if isinstance(purposes, str):
             raise InvalidArgument(f"purposes: several names, as in [{purposes!r}]")
         self._kv = kv
-        self._engine: Engine = kv.engine
         self._purposes = frozenset([*rules.PURPOSES, *[rules.check_purpose(purpose) for purpose in purposes]])
         self.signals = signals or Signals(on_alert)
         """Counters and alerts."""
@@ -92,8 +94,8 @@ class SemanticStore(AsyncClosing):
             deleted=rules.milliseconds("restore_within", restore_within),
             audit=rules.milliseconds("audit_retention", audit_retention),
         )
-        self._committer = Committer(self._engine, self.signals, keep, configured_hasher(audit_key))
-        self.dead_letters = DeadLetters(self._engine, self._committer)
+        self._committer = Committer(kv.engine, self.signals, keep, configured_hasher(audit_key))
+        self.dead_letters = DeadLetters(self._committer)
         """Writes that were given up: to be listed, retried or dropped."""
         self._page_size = PageSize()
         self._updating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -122,10 +124,10 @@ class SemanticStore(AsyncClosing):
     async def get(self, key: str) -> Envelope | None:
         """The entry at a key, or None."""
         entry_key = keys.parse(key)
-        [record] = await self._committer.read(Get(_SEMANTIC, entry_key.entry))
+        [record] = await self._committer.read(Get(SPACE, entry_key.entry))
         if record is None:
             return None
-        stored = read_stored(record)
+        stored = read_entry(record)
         self._committer.saw(entry_key, stored, record.version)
         return envelope_of(record, key, stored=stored)
 
@@ -140,30 +142,26 @@ class SemanticStore(AsyncClosing):
             limit: At most so many.
             after: Only entries after this key: the last key of a list continues it.
         """
-        self._committer.check_open()
+        engine = self._committer.open_engine()
         start, end = keys.parse_prefix(prefix).entries
-        last = None if after is None else keys.parse(after).entry
-        if last is None or last < start:
-            scan = Scan(_SEMANTIC, start, end, rules.check_limit(limit))
-        else:
-            scan = Scan(_SEMANTIC, last, max(end, last), rules.check_limit(limit), after=True)
-        return EnvelopeList(self._engine, scan, self._page_size, values=values)
+        scan = Scan(SPACE, start, end, rules.check_limit(limit))
+        if after is not None and (last := keys.parse(after).entry) >= start:
+            scan = replace(scan, start=last, end=max(end, last), after=True)
+        return EnvelopeList(engine, scan, self._page_size, values=values)
 
-    def watch(self, key: str) -> EntryWatch[Envelope | None]:
+    def watch(self, key: str) -> "EntryWatch[Envelope | None]":
         """The entry at a key now, then after each change; None once it is deleted or has expired.
 
         Example:
             async for entry in store.watch(key):
                 ...
         """
-        self._committer.check_open()
-        watch = self._engine.watch(Get(_SEMANTIC, keys.parse(key).entry))
+        watch = self._committer.open_engine().watch(Get(SPACE, keys.parse(key).entry))
         return EntryWatch(watch, lambda found: _shown(found[0]))
 
-    def changes(self, prefix: str) -> EntryWatch[dict[str, Envelope | None]]:
+    def changes(self, prefix: str) -> "EntryWatch[dict[str, Envelope | None]]":
         """The entries that change from now on, by key, where keys begin with a text; None once deleted or expired."""
-        self._committer.check_open()
-        watch = self._engine.watch(Scan(_SEMANTIC, *keys.parse_prefix(prefix).entries, NO_LIMIT))
+        watch = self._committer.open_engine().watch(Scan(SPACE, *keys.parse_prefix(prefix).entries, NO_LIMIT))
         return EntryWatch(watch, lambda found: {keys.key_of_row(change.key): _shown(change) for change in found})
 
     def audit(
@@ -177,77 +175,15 @@ class SemanticStore(AsyncClosing):
             limit: At most so many.
             reverse: The last one first.
         """
-        self._committer.check_open()
+        engine = self._committer.open_engine()
         most = rules.check_limit(limit)
         if after is not None and (type(after) is not int or not 0 <= after < 2**63 - 1):
             raise InvalidArgument("after: the sequence of an audit record, which is an int")
         within = keys.parse_prefix(about)
         key = keys.parse(about) if within.path else None
-        return AuditTrail(self._engine, within.project, key, after=after, limit=most, reverse=reverse)
+        return AuditTrail(engine, within.project, key, after=after, limit=most, reverse=reverse)
 
     # Writing
-
-    async def put(
-        self,
-        key: str,
-        value: Any,
-        *,
-        expected_version: ExpectedVersion,
-        writer: str,
-        semantics: Semantics,
-        request_id: str | None = None,
-        spec_ref: str | None = None,
-        fence: int | None = None,
-    ) -> Envelope:
-        """Store a value, if the stored entry is the expected one.
-
-        Args:
-            key: `tenant/<tenant>/project/<project>/<path>`.
-            value: Any value that JSON can hold, up to 64 KiB of it.
-            expected_version: 0: the key must have no entry. n: its entry must be version n. "*": either.
-            writer: Who writes: `<agent>:<directive>`, or the name of a service account.
-            semantics: What the entry means; with a TTL it expires after so many seconds.
-            request_id: Makes a retry harmless: the same request again gets the first outcome, and writes nothing.
-            spec_ref: A pointer to the spec that governs this entry.
-            fence: The token of a lock in the same project: the put is committed only while that lock is held.
-
-        Raises:
-            VersionConflict: Another entry is stored; or the request id was used for another request.
-            StaleFence: The lock is no longer held under this token.
-            InvalidInput: An argument breaks a rule, which the message names.
-        """
-        intent = Intent.put(
-            key,
-            value,
-            expected_version=expected_version,
-            writer=writer,
-            semantics=semantics,
-            spec_ref=spec_ref,
-            fence=fence,
-        )
-        [entry] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
-        assert entry is not None
-        return entry
-
-    async def delete(
-        self,
-        key: str,
-        *,
-        expected_version: ExpectedVersion,
-        writer: str,
-        request_id: str | None = None,
-        spec_ref: str | None = None,
-        fence: int | None = None,
-    ) -> Envelope | None:
-        """Remove an entry, if it is the expected one, and return it. It can be restored for some days.
-
-        Raises:
-            VersionConflict: Another entry is stored; or the request id was used for another request.
-            StaleFence: The lock is no longer held under this token.
-        """
-        intent = Intent.delete(key, expected_version=expected_version, writer=writer, spec_ref=spec_ref, fence=fence)
-        [removed] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
-        return removed
 
     async def restore(
         self, key: str, *, writer: str, request_id: str | None = None, spec_ref: str | None = None
@@ -263,53 +199,24 @@ class SemanticStore(AsyncClosing):
         assert entry is not None
         return entry
 
-    async def batch(self, operations: Iterable[Intent], *, request_id: str | None = None) -> Written:
-        """Make several puts and deletes, all or none; returns what `put` and `delete` would, in the same order.
-
-        Example:
-            await store.batch([
-                Intent.put(key, value, expected_version=0, writer="indexer:swap", semantics=Semantics("config")),
-                Intent.delete(other, expected_version=version, writer="indexer:swap"),
-            ])
+    async def write(self, request: WriteRequest) -> Written:
+        """Carry out a write request, as `put`, `delete`, `restore` and `batch` make them.
 
         Raises:
-            VersionConflict: Its `conflicts` names every operation that met one.
+            InvalidArgument: The request has no intents, or a purpose is not registered.
         """
-        if isinstance(operations, Intent):
-            raise InvalidArgument("operations: several, as in batch([Intent.put(…), Intent.delete(…)])")
-        intents = (*operations,)
-        if not 1 <= len(intents) <= limits.BATCH_OPERATIONS:
-            raise InvalidArgument(
-                f"operations: from 1 to {limits.BATCH_OPERATIONS} puts and deletes, not {len(intents)}"
-            )
-        for number, intent in enumerate(intents):
-            if not isinstance(intent, Intent):
-                kind = type(intent).__name__
-                raise InvalidArgument(f"operations[{number}]: make it with Intent.put or Intent.delete, not {kind}")
-            try:
-                keys.parse(intent.key)
-                self._check_purpose(intent)
-            except InvalidInput as error:
-                raise type(error)(f"operations[{number}]: {error}") from None
-        named = [intent.key for intent in intents]
-        if len(set(named)) < len(named):
-            twice = next(key for key in named if named.count(key) > 1)
-            raise InvalidArgument(f"operations: {twice} is named twice; a batch writes each key once")
-        return await self.write(WriteRequest(intents=intents, request_id=request_id, is_batch=True))
-
-    async def write(self, request: WriteRequest) -> Written:
-        """Carry out a write request, as `put`, `delete`, `restore` and `batch` make them."""
         if not request.intents:
             raise InvalidArgument("request: it has no intents; give it at least one")
         for intent in request.intents:
-            self._check_purpose(intent)
+            self._check(intent)
         try:
             return await self._committer.carry_out(request)
         except KeyloftError as error:
             error.failed_request = request
             raise
 
-    def _check_purpose(self, intent: Intent) -> None:
+    def _check(self, intent: Intent) -> None:
+        keys.parse(intent.key)
         if intent.semantics is not None and intent.semantics.purpose not in self._purposes:
             raise InvalidArgument(
                 f"semantics.purpose: {intent.semantics.purpose!r} is none of "
@@ -342,9 +249,35 @@ class SemanticStore(AsyncClosing):
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
         """
-        attempt = read_modify_write.update(
-            self, key, change, writer=writer, semantics=semantics, spec_ref=spec_ref, fence=fence
-        )
+        request: WriteRequest | None = None
+
+        async def attempt() -> Envelope:
+            nonlocal request
+            # If the answer to a put got lost, the same request is sent again: it may have been committed.
+            request = request or await prepare()
+            try:
+                [entry] = await self.write(request)
+            except VersionConflict:
+                request = None
+                raise
+            assert entry is not None
+            return entry
+
+        async def prepare() -> WriteRequest:
+            current = await self.get(key)
+            value = change(None if current is None else current.value)
+            if inspect.isawaitable(value):
+                value = await value
+            version, meaning, spec = 0, semantics, spec_ref
+            if current is not None:
+                version, meaning, spec = current.version, semantics or current.semantics, spec_ref or current.spec_ref
+            if meaning is None:
+                raise InvalidArgument(f"semantics: {key} has no entry yet, so they must be given")
+            intent = Intent.put(
+                key, value, expected_version=version, writer=writer, semantics=meaning, spec_ref=spec, fence=fence
+            )
+            return WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
+
         # One at a time: the tasks of one process never conflict with each other.
         async with self._updating.setdefault(keys.parse(key).key, asyncio.Lock()):
             return await (retry or self.retrying()).run(attempt)
@@ -368,7 +301,7 @@ class SemanticStore(AsyncClosing):
         key: str,
         *,
         writer: str,
-        ttl: int = 30,
+        ttl: int = limits.LOCK_TTL_SECONDS,
         wait: float | None = None,
         producer: str | None = None,
         consumer_hints: tuple[str, ...] = (),
@@ -388,22 +321,15 @@ class SemanticStore(AsyncClosing):
                 await store.put(…, fence=lock.fence)
         """
         semantics = Semantics(rules.LOCK, producer, consumer_hints, ttl)
+        rules.check_text(writer, "writer")
+        holder = {"holder": writer, "host": socket.gethostname(), "pid": os.getpid()}
+        keys.parse(key)
         return Lock(
-            self._engine,
-            self._committer,
-            keys.parse(key),
-            writer=rules.check_writer(writer),
-            semantics=semantics,
-            wait=wait,
+            self._committer, Intent.put(key, holder, expected_version=0, writer=writer, semantics=semantics), wait
         )
 
     def checkpoint(
-        self,
-        key: str,
-        *,
-        writer: str,
-        order: Callable[[Any], Any] | None = None,
-        semantics: Semantics | None = None,
+        self, key: str, *, writer: str, order: Callable[[Any], Any] | None = None, semantics: Semantics | None = None
     ) -> Checkpoint:
         """The position that a workflow has reached: `resume` from it, `advance` it, never move it back.
 
@@ -413,7 +339,8 @@ class SemanticStore(AsyncClosing):
             order: Returns what of a position to compare; without it, positions are compared as they are.
             semantics: Replaces `Semantics("checkpoint")`.
         """
-        writer, semantics = rules.check_writer(writer), semantics or Semantics("checkpoint")
+        rules.check_text(writer, "writer")
+        semantics = semantics or Semantics("checkpoint")
         return Checkpoint(self, keys.parse(key).key, writer=writer, order=order, semantics=semantics)
 
     def flags(self, tenant: str, project: str, defaults: Mapping[str, Any] | None = None) -> Flags:
@@ -422,7 +349,9 @@ class SemanticStore(AsyncClosing):
 
     def index_version(self, key: str, *, writer: str | None = None) -> IndexVersion:
         """Which version of an index is active; its watch reports the next one."""
-        return IndexVersion(self, keys.parse(key).key, None if writer is None else rules.check_writer(writer))
+        if writer is not None:
+            rules.check_text(writer, "writer")
+        return IndexVersion(self, keys.parse(key).key, writer)
 
     async def shorten(self, tenant: str, project: str, identifier: str, *, writer: str) -> str:
         """A part of a path for an identifier of any length, with the identifier recorded at `identifiers/<part>`.
@@ -450,7 +379,7 @@ class SemanticStore(AsyncClosing):
         Returns how many entries expired. Readers don't see them, swept or not.
         """
         await self.dead_letters.save()
-        return await expiry.sweep(self._committer)
+        return await self._committer.sweep()
 
     async def _sweep_regularly(self, seconds: float) -> None:
         while True:
@@ -464,6 +393,26 @@ class SemanticStore(AsyncClosing):
             except Exception:
                 logger.exception("[KV] sweeping failed unexpectedly, next try in %g s", seconds)
             self.signals.check_alerts()
+
+
+class EntryWatch(AsyncClosing, Generic[T]):
+    """Iterate it with `async for`. It misses no change after it was made, but may merge several into one.
+
+    Closing it, or the store, ends the iteration.
+    """
+
+    def __init__(self, watch: Watch, show: Callable[[list[Change]], T]) -> None:
+        self._watch = watch
+        self._show = show
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        return self._show(await self._watch.__anext__())
+
+    async def aclose(self) -> None:
+        await self._watch.aclose()
 
 
 class EnvelopeList(LazyList[Envelope]):

@@ -6,7 +6,7 @@ in a reply is whole.
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -18,27 +18,25 @@ from keyloft.core.values import encode_json
 from keyloft.errors import InvalidArgument, InvalidKey, KeyloftError, StaleFence, ValueTooLarge, VersionConflict
 from keyloft.nats import errors as wire_errors
 from keyloft.nats import payloads
-from keyloft.semantic.envelope import Envelope, Semantics
+from keyloft.semantic.envelope import Envelope, Semantics, to_json
 from keyloft.semantic.intents import FailedWrite, Intent, WriteRequest
 from keyloft.semantic.keys import Project, key_of
 
 # A character takes up to six bytes as an escape; the rest is for the other fields.
-_LARGEST: Final = 6 * limits.SEMANTIC_VALUE_BYTES + 32_768
+_LARGEST: Final = 6 * limits.SEMANTIC_VALUE_BYTES + limits.SEMANTIC_REQUEST_BYTES
 _WHOLE_KEY: Final = re.compile(r"tenant/[^/]*/project/")
 _DELETE: Final = ("key", "expectedVersion", "lastWriter", "requestId", "specRef", "fence")
-_PUT: Final = (*_DELETE, "value", "semantics")
+_NAMES: Final = {
+    "put": (*_DELETE, "value", "semantics"),
+    "delete": _DELETE,
+    "list": ("prefix", "values", "limit", "after"),
+    "batch": ("operations", "requestId"),
+}
+"""The fields of a request, by operation."""
 _SEMANTICS: Final = ("purpose", "producer", "consumerHints", "ttlSeconds")
 
-_FIELDS: Final = {
-    "expected_version": "expectedVersion",
-    "writer": "lastWriter",
-    "request_id": "requestId",
-    "spec_ref": "specRef",
-    "semantics.consumer_hints": "semantics.consumerHints",
-    "semantics.ttl_seconds": "semantics.ttlSeconds",
-}
-"""The fields of a request, by the argument that a Python caller would write."""
-_ARGUMENT: Final = re.compile(rf"((?:operations\[\d+\]: )?)({'|'.join(map(re.escape, _FIELDS))}): ")
+_ARGUMENT: Final = re.compile(r"((?:operations\[\d+\]: )?)([a-z_.]+): ")
+"""How an error begins that names an argument."""
 
 
 # Requests
@@ -66,37 +64,20 @@ def key_within(project: Project, path: object) -> str:
     return key_of(project.tenant, project.name, path)
 
 
-def read_get(project: Project, data: bytes) -> str:
-    """The key that a get asks for."""
-    return key_within(project, payloads.field(_read(data), "key"))
+def read(operation: str, project: Project, data: bytes) -> str | ListRequest | WriteRequest:
+    """What a request asks for; a get asks for a key."""
+    fields = payloads.read(data) if operation == "batch" else _read(data)  # a batch may fill the largest message
+    if operation == "get":
+        return key_within(project, payloads.field(fields, "key"))
+    _check_names(fields, _NAMES[operation])
+    if operation == "list":
+        return _list_request(project, fields)
+    intents = _operations(project, fields) if operation == "batch" else (_intent(project, operation, fields),)
+    return WriteRequest(intents=intents, request_id=fields.get("requestId"), is_batch=operation == "batch")
 
 
-def read_put(project: Project, data: bytes) -> WriteRequest:
-    fields = _read(data)
-    _check_names(fields, _PUT)
-    return WriteRequest(intents=(_put(project, fields),), request_id=fields.get("requestId"))
-
-
-def read_delete(project: Project, data: bytes) -> WriteRequest:
-    fields = _read(data)
-    _check_names(fields, _DELETE)
-    return WriteRequest(intents=(_delete(project, fields),), request_id=fields.get("requestId"))
-
-
-def read_batch(project: Project, data: bytes) -> WriteRequest:
-    fields = payloads.read(data)  # up to the largest message of NATS
-    _check_names(fields, ("operations", "requestId"))
-    operations = payloads.field(fields, "operations")
-    if not isinstance(operations, list):
-        raise InvalidArgument("operations: a list of puts and deletes")
-    intents = tuple([_operation(project, number, operation) for number, operation in enumerate(operations)])
-    return WriteRequest(intents=intents, request_id=fields.get("requestId"), is_batch=True)
-
-
-def read_list(project: Project, data: bytes) -> ListRequest:
-    fields = _read(data)
-    _check_names(fields, ("prefix", "values", "limit", "after"))
-    prefix, values, limit, after = [fields.get(name) for name in ("prefix", "values", "limit", "after")]
+def _list_request(project: Project, fields: Mapping[str, Any]) -> ListRequest:
+    prefix, values, limit, after = [fields.get(name) for name in _NAMES["list"]]
     if prefix is not None and not isinstance(prefix, str):
         raise InvalidArgument("prefix: it must be a string, the beginning of paths")
     if prefix is not None and _WHOLE_KEY.match(prefix):
@@ -113,67 +94,62 @@ def read_list(project: Project, data: bytes) -> ListRequest:
     )
 
 
-READERS: Final[Mapping[str, Callable[[Project, bytes], Any]]] = {
-    "put": read_put,
-    "get": read_get,
-    "delete": read_delete,
-    "list": read_list,
-    "batch": read_batch,
-}
-"""What a request asks for, by operation."""
+def _operations(project: Project, fields: Mapping[str, Any]) -> tuple[Intent, ...]:
+    operations = payloads.field(fields, "operations")
+    if not isinstance(operations, list):
+        raise InvalidArgument("operations: a list of puts and deletes")
+    return tuple([_operation(project, number, operation) for number, operation in enumerate(operations)])
 
 
 def _operation(project: Project, number: int, fields: object) -> Intent:
     try:
         if not isinstance(fields, dict):
             raise InvalidArgument('it must be an object, as in {"operation": "put", "key": …}')
-        kind = payloads.field(fields, "operation")
+        action = payloads.field(fields, "operation")
         if fields.get("requestId") is not None:
             raise InvalidArgument("requestId: it belongs to the whole batch, beside operations")
-        _check_names(fields, ("operation", *(_PUT if kind == "put" else _DELETE)))
-        if kind not in ("put", "delete"):
+        _check_names(fields, ("operation", *_NAMES["put" if action == "put" else "delete"]))
+        if action not in ("put", "delete"):
             raise InvalidArgument("operation: it must be put or delete")
-        return _put(project, fields) if kind == "put" else _delete(project, fields)
+        return _intent(project, action, fields)
     except ValueTooLarge as error:
         raise ValueTooLarge(error.size, error.limit, f"operations[{number}]: {error}") from None
     except KeyloftError as error:
         raise type(error)(f"operations[{number}]: {error}") from None
 
 
-def _put(project: Project, fields: Mapping[str, Any]) -> Intent:
-    return Intent.put(
-        key_within(project, payloads.field(fields, "key")),
-        payloads.field(fields, "value"),
-        expected_version=payloads.field(fields, "expectedVersion"),
-        writer=payloads.field(fields, "lastWriter"),
-        semantics=_semantics(payloads.field(fields, "semantics")),
-        spec_ref=fields.get("specRef"),
-        fence=fields.get("fence"),
-    )
+def _intent(project: Project, action: str, fields: Mapping[str, Any]) -> Intent:
+    key = key_within(project, payloads.field(fields, "key"))
+    about = {
+        "expected_version": payloads.field(fields, "expectedVersion"),
+        "writer": payloads.field(fields, "lastWriter"),
+        "spec_ref": fields.get("specRef"),
+        "fence": fields.get("fence"),
+    }
+    if action == "delete":
+        return Intent.delete(key, **about)
+    value, semantics = payloads.field(fields, "value"), _semantics(payloads.field(fields, "semantics"))
+    return Intent.put(key, value, semantics=semantics, **about)
 
 
-def _delete(project: Project, fields: Mapping[str, Any]) -> Intent:
-    return Intent.delete(
-        key_within(project, payloads.field(fields, "key")),
-        expected_version=payloads.field(fields, "expectedVersion"),
-        writer=payloads.field(fields, "lastWriter"),
-        spec_ref=fields.get("specRef"),
-        fence=fields.get("fence"),
-    )
+def fields_of(request: WriteRequest) -> tuple[str, dict[str, Any]]:
+    """The operation and the fields of a request, as they travel; its keys are paths within the project."""
+    intents, request_id = request.intents, {"requestId": request.request_id}
+    if request.is_batch:
+        return "batch", {"operations": [{"operation": one.action, **_fields(one)} for one in intents], **request_id}
+    [intent] = intents
+    return intent.action, _fields(intent) | request_id
 
 
-def fields_of(intent: Intent) -> dict[str, Any]:
-    """A put or delete, as it travels; its key is a path within the project."""
-    fields: dict[str, Any] = {
+def _fields(intent: Intent) -> dict[str, Any]:
+    fields = {
         "key": intent.key,
         "expectedVersion": intent.expected_version,
         "lastWriter": intent.writer,
         "specRef": intent.spec_ref,
         "fence": intent.fence,
     }
-    if intent.semantics is not None:
-        fields |= {"value": intent.value_json, "semantics": intent.semantics}
-    return fields
+    return fields if intent.semantics is None else fields | {"value": intent.value_json, "semantics": intent.semantics}
 
 
 def _check_names(fields: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -200,9 +176,9 @@ def _semantics(fields: object) -> Semantics:
     if "purpose" not in fields:
         payloads.field({}, "semantics.purpose")
     hints = fields.get("consumerHints")
-    if hints is not None and not isinstance(hints, list):
-        raise InvalidArgument("semantics.consumerHints: a list of texts")
-    return Semantics(fields["purpose"], fields.get("producer"), tuple(hints or ()), fields.get("ttlSeconds"))
+    return Semantics(
+        fields["purpose"], fields.get("producer"), () if hints is None else hints, fields.get("ttlSeconds")
+    )
 
 
 def _read(data: bytes) -> dict[str, Any]:
@@ -215,45 +191,37 @@ def _read(data: bytes) -> dict[str, Any]:
 
 # Replies
 
-_to_json = msgspec.json.Encoder().encode
+
+def _success(**fields: Any) -> bytes:
+    return to_json({"success": True, **fields})
 
 
 def entry(envelope: Envelope | None) -> bytes:
     """The reply to a get, put or delete."""
-    return _to_json({"success": True, "entry": _shown(envelope)})
+    return _success(entry=envelope and _shown(envelope))
 
 
 def entries(envelopes: Sequence[Envelope | None], most_bytes: int) -> bytes:
     """The reply to a batch. Where a message can't hold it, it shows less of the entries and has `truncated`."""
 
-    def reply(show: "_Show") -> bytes:
-        return _to_json({"success": True, "entries": list(map(show, envelopes)), **_cut(show)})
+    def reply(show: "_Show", **truncated: bool) -> bytes:
+        return _success(entries=[envelope and show(envelope) for envelope in envelopes], **truncated)
 
-    return _fitting(reply, most_bytes) or _to_json({"success": True, "entries": [], "truncated": True})
+    return _fitting(reply, most_bytes) or _success(entries=[], truncated=True)
 
 
-class ListReply:
-    """The reply to a list, with as many entries as one message can hold."""
-
-    def __init__(self, most_bytes: int, *, values: bool) -> None:
-        self._values = values
-        self._left = most_bytes - 64  # for the other fields
-        self._entries: list[Raw] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def add(self, envelope: Envelope) -> bool:
-        """Add an entry if it fits; the first one always does. Returns whether it was added."""
-        data = _to_json(_shown(envelope) if self._values else _valueless(envelope))
-        self._left -= len(data) + 1
-        if self._left < 0 and self._entries:
-            return False
-        self._entries.append(Raw(data))
-        return True
-
-    def data(self, *, truncated: bool) -> bytes:
-        return _to_json({"success": True, "entries": self._entries, "truncated": truncated})
+async def listed(envelopes: AsyncIterable[Envelope], request: ListRequest, most_bytes: int) -> bytes:
+    """The reply to a list, with as many entries as were asked for, or one message can hold; at least one."""
+    show = _shown if request.values else _valueless
+    left = most_bytes - 64  # for the other fields
+    found: list[Raw] = []
+    async for envelope in envelopes:
+        data = to_json(show(envelope))
+        left -= len(data) + 1
+        if len(found) == request.limit or (left < 0 and found):
+            return _success(entries=found, truncated=True)
+        found.append(Raw(data))
+    return _success(entries=found, truncated=False)
 
 
 def refusal(error: Exception, most_bytes: int) -> bytes:
@@ -261,70 +229,54 @@ def refusal(error: Exception, most_bytes: int) -> bytes:
     if not isinstance(error, (VersionConflict, StaleFence)):
         return wire_errors.refusal(error)
 
-    def reply(show: "_Show") -> bytes:
-        return wire_errors.refusal(
-            error,
-            {
-                "current": show(error.current),
-                "conflicts": [replace(failed, current=show(failed.current)) for failed in error.conflicts],
-                "correlationId": error.correlation_id,
-                **_cut(show),
-            },
-        )
+    def reply(show: "_Show", **truncated: bool) -> bytes:
+        current = error.current and show(error.current)
+        conflicts = [replace(one, current=one.current and show(one.current)) for one in error.conflicts]
+        fields = {"current": current, "conflicts": conflicts, "correlationId": error.correlation_id}
+        return wire_errors.refusal(error, fields | truncated)
 
-    return _fitting(reply, most_bytes) or wire_errors.refusal(
-        error, {"current": None, "conflicts": [], "truncated": True}
-    )
+    least: dict[str, Any] = {"current": None, "conflicts": [], "truncated": True}
+    return _fitting(reply, most_bytes) or wire_errors.refusal(error, least)
 
 
 def as_sent(error: Exception) -> Exception:
     """An error that names a field as the request has it, instead of the argument as a Python caller writes it."""
     if not isinstance(error, InvalidArgument) or (found := _ARGUMENT.match(str(error))) is None:
         return error
-    return type(error)(f"{found[1]}{_FIELDS[found[2]]}: {str(error)[found.end() :]}")
+    before, argument = found.groups()
+    name = "lastWriter" if argument == "writer" else re.sub("_(.)", lambda letter: letter[1].upper(), argument)
+    return type(error)(f"{before}{name}: {str(error)[found.end() :]}")
 
 
-_Show: TypeAlias = Callable[[Envelope | None], Envelope | None]
+_Show: TypeAlias = Callable[[Envelope], Envelope]
 
 
-def _shown(envelope: Envelope | None) -> Envelope | None:
+def _shown(envelope: Envelope) -> Envelope:
     """An entry as it travels. Its value is encoded here: msgspec can't encode ints over 64 bits."""
-    if envelope is None:
-        return None
     return replace(envelope, value=Raw(encode_json(envelope.value, limits.SEMANTIC_VALUE_BYTES)))
 
 
-def _valueless(envelope: Envelope | None) -> Envelope | None:
+def _valueless(envelope: Envelope) -> Envelope:
     """An entry without its value."""
-    return None if envelope is None else replace(envelope, value=UNSET)
+    return replace(envelope, value=UNSET)
 
 
-def _outlined(envelope: Envelope | None) -> Envelope | None:
+def _outlined(envelope: Envelope) -> Envelope:
     """An entry without the fields that may be long."""
-    if envelope is None:
-        return None
     brief = Semantics(envelope.semantics.purpose, ttl_seconds=envelope.semantics.ttl_seconds)
     return replace(envelope, value=UNSET, semantics=brief, request_id=None, spec_ref=None)
 
 
-def _cut(show: _Show) -> dict[str, bool]:
-    return {} if show is _shown else {"truncated": True}
-
-
-def _fitting(reply: Callable[[_Show], bytes], most_bytes: int) -> bytes | None:
+def _fitting(reply: Callable[..., bytes], most_bytes: int) -> bytes | None:
     """The reply that shows the most of its entries among those that fit into one message."""
     for show in (_shown, _valueless, _outlined):
-        data = reply(show)
+        data = reply(show) if show is _shown else reply(show, truncated=True)
         if len(data) <= most_bytes:
             return data
     return None
 
 
 # Replies, as the client reads them
-
-_REFUSED: Final[Mapping[str, type[VersionConflict] | type[StaleFence]]] = {
-    kind.code: kind for kind in (VersionConflict, StaleFence)
-}
 
 
 def envelope_of(fields: object) -> Envelope | None:
@@ -334,16 +286,12 @@ def envelope_of(fields: object) -> Envelope | None:
 
 def refused(reply: Mapping[str, Any]) -> KeyloftError:
     """The exception for a reply that reports an error."""
-    kind = _REFUSED.get(str(reply.get("error_code")))
-    if kind is None:
-        return wire_errors.refused(reply)
-    conflicts = tuple(
-        FailedWrite(one["key"], one["expectedVersion"], envelope_of(one["current"]), one["reason"])
-        for one in reply.get("conflicts", ())
-    )
-    return kind(
-        str(reply.get("message")),
-        current=envelope_of(reply.get("current")),
-        conflicts=conflicts,
-        correlation_id=reply.get("correlationId"),
-    )
+    error = wire_errors.refused(reply)
+    if isinstance(error, (VersionConflict, StaleFence)):
+        error.current = envelope_of(reply.get("current"))
+        error.conflicts = tuple(
+            FailedWrite(one["key"], one["expectedVersion"], envelope_of(one["current"]), one["reason"])
+            for one in reply.get("conflicts", ())
+        )
+        error.correlation_id = reply.get("correlationId")
+    return error

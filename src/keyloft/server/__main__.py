@@ -10,7 +10,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 from keyloft.server import app  # noqa: E402
 from keyloft.server.config import check_service, from_arguments, load  # noqa: E402
-from keyloft.server.error_output import describe, exit_code, print_error  # noqa: E402
+from keyloft.server.error_output import report  # noqa: E402
 
 
 def main() -> int:
@@ -21,10 +21,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if os.environ.get("KEYLOFT_DEBUG"):
-            raise
-        print_error(describe(error))
-        return exit_code(error)
+        return report(error)
     return 0
 
 

@@ -9,7 +9,6 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -26,9 +25,9 @@ from keyloft.plugins.store import BotDatabase
 from keyloft.semantic.monitoring import Signals
 from keyloft.semantic.service import SemanticService
 from keyloft.semantic.store import SemanticStore
-from keyloft.server.banner import Banner, database_name
+from keyloft.server.banner import database_name, show_banner
 from keyloft.server.config import Config
-from keyloft.server.http import HttpServer, Response, shown
+from keyloft.server.http import HttpServer, Response, shown, unavailable
 from keyloft.server.logging import set_up_logging
 from keyloft.server.metrics import Metrics
 from keyloft.server.nats_process import NatsServer
@@ -40,6 +39,7 @@ _PERMANENT: Final = (errors.CannotOpen, errors.NotADatabase, errors.ReadOnly, er
 """What can be wrong with a database that no later attempt finds in order."""
 
 _PROBE: Final = Get(Space.PLUGINS, ("keyloft", "health"))
+_NOT_OPEN: Final = "the database is not open yet"
 _NOT_SERVED: Final = re.compile(r"permissions violation for subscription to \"([^\"]+)\"", re.IGNORECASE)
 
 
@@ -99,9 +99,10 @@ class App:
         self._metrics = Metrics(self._meters, self._db, self._signals, prefix=config.metrics_prefix)
         self._nats_server: NatsServer | None = None
         self._nats: Nats | None = None
+        self._pages: str | None = None
+        """The address of metrics and health."""
         self._is_open = False
-        self._banner: Banner | None = None
-        """Shown once the service runs; None after that."""
+        self._has_served = False
 
     async def run(self) -> None:
         """Serve until cancelled, then end in order.
@@ -110,8 +111,9 @@ class App:
             KeyloftError: It can't be started, and no later attempt could succeed.
         """
         async with AsyncExitStack() as stack:
-            pages = await self._show_pages(stack)
+            self._pages = await self._show_pages(stack)
             await self._open_database()
+            self._is_open = True
             stack.push_async_callback(self._db.aclose)
             stack.push_async_callback(self._metrics.aclose)
             config = self._config
@@ -127,9 +129,6 @@ class App:
             )
             stack.push_async_callback(store.aclose)
             addresses = await self._find_nats(stack)
-            self._banner = Banner(
-                config=config, nats=addresses, has_nats_server=self._nats_server is not None, pages=pages
-            )
             while True:
                 await self._serve(addresses, store)
 
@@ -159,34 +158,29 @@ class App:
 
     async def _show_metrics(self) -> Response:
         if not self._is_open:
-            return Response(b"the database is not open yet\n", HTTPStatus.SERVICE_UNAVAILABLE)
+            return unavailable(_NOT_OPEN)
         try:
             return Response(await self._metrics.render(), content_type=self._metrics.content_type)
         except ImportError:
-            missing = b'metrics need prometheus-client: in a clone of Keyloft, pip install ".[server]" installs it\n'
-            return Response(missing, HTTPStatus.SERVICE_UNAVAILABLE)
+            hint = 'in a clone of Keyloft, pip install ".[server]" installs it'
+            return unavailable(f"metrics need prometheus-client: {hint}")
 
     async def _show_health(self) -> Response:
-        problem = await self._problem()
-        status = HTTPStatus.OK if problem is None else HTTPStatus.SERVICE_UNAVAILABLE
-        return Response(f"{problem or 'ok'}\n".encode(), status)
-
-    async def _problem(self) -> str | None:
         if not self._is_open:
-            return "the database is not open yet"
+            return unavailable(_NOT_OPEN)
         if self._nats is None or not self._nats.is_connected:
-            return "not connected to NATS"
+            return unavailable("not connected to NATS")
         try:
             async with asyncio.timeout(limits.HEALTH_SECONDS):
                 await (await self._db.engine()).read(_PROBE)
                 await self._try_to_write()
         except TimeoutError:
-            return f"the database has not answered within {limits.HEALTH_SECONDS:g} s"
+            return unavailable(f"the database has not answered within {limits.HEALTH_SECONDS:g} s")
         except KeyloftError as error:
             # The message may name files and hosts: it belongs in the log.
             logger.warning("the database can't be used: %s", error)
-            return f"the database can't be used ({error.code})"
-        return None
+            return unavailable(f"the database can't be used ({error.code})")
+        return Response(b"ok\n")
 
     async def _try_to_write(self) -> None:
         """Commit a check that fails: it takes the path of every write, and writes nothing."""
@@ -196,11 +190,11 @@ class App:
     # The database
 
     async def _open_database(self) -> None:
-        pause = 0.25
+        pause, longest = limits.OPENING_PAUSES
         while True:
             try:
                 await self._db.create_tables()
-                await self._try_to_write()
+                return await self._try_to_write()
             except InvalidArgument as error:
                 raise InvalidArgument(f"the setting `database`: {error}") from None
             except _PERMANENT:
@@ -208,10 +202,7 @@ class App:
             except DatabaseError as error:
                 logger.warning("the database is not ready, trying again: %s", error)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, limits.LONGEST_OPENING_PAUSE_SECONDS)
-            else:
-                self._is_open = True
-                return
+                pause = min(2 * pause, longest)
 
     # NATS
 
@@ -237,7 +228,7 @@ class App:
 
     async def _serve(self, addresses: list[str], store: SemanticStore) -> None:
         """Serve until the connection to NATS ends for good."""
-        config, is_first = self._config, self._banner is not None
+        config, is_first = self._config, not self._has_served
         not_served: list[str] = []
         closed = asyncio.Event()
 
@@ -287,15 +278,13 @@ class App:
                 await asyncio.sleep(limits.RECONNECT_SECONDS)
                 return
             if not_served:
+                refusal = f"NATS refused to let this user subscribe to {', '.join(not_served)}"
                 if is_first:
-                    raise NotPermitted(
-                        f"NATS refused to let this user subscribe to {', '.join(not_served)}: "
-                        "log in as the service with --nats-user or --nats-creds"
-                    )
-                logger.error("NATS refused to let this user subscribe to %s", ", ".join(not_served))
-            if self._banner is not None:
-                self._banner.show()
-                self._banner = None
+                    raise NotPermitted(f"{refusal}: log in as the service with --nats-user or --nats-creds")
+                logger.error("%s", refusal)
+            if is_first:
+                show_banner(config, addresses, self._pages)
+            self._has_served = True
             await closed.wait()
             logger.error("NATS has ended the connection; connecting again")
 
@@ -335,16 +324,13 @@ class App:
                 )
             except NotPermitted as error:
                 if is_first:
-                    hint = "--nats-user, --nats-creds or --nats-ca log in"
-                    raise NotPermitted(f"{where}: {error}; {hint}") from error
+                    raise NotPermitted(f"{where}: {error}; --nats-user, --nats-creds or --nats-ca log in") from error
                 # A login that worked before may work again.
                 await asyncio.sleep(limits.RECONNECT_SECONDS)
             except KeyloftError:
                 raise
             except Exception as error:
-                raise Unanswered(
-                    f"the connection to NATS at {where} failed: {error or type(error).__name__}"
-                ) from error
+                raise Unanswered(f"connecting to NATS at {where} failed: {error or type(error).__name__}") from error
 
 
 async def _keep_running(server: NatsServer) -> None:

@@ -6,9 +6,8 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-
-from msgspec import Struct
 
 import keyloft
 from keyloft.core.urls import DatabaseUrl, without_login
@@ -19,58 +18,48 @@ from keyloft.server.config import DEFAULT_NATS_PORT, Config
 logger = logging.getLogger(__name__)
 
 
-class Banner(Struct, frozen=True, kw_only=True):
-    """Where a service can be reached."""
+def show_banner(config: Config, addresses: Sequence[str], pages: str | None) -> None:
+    """Print it to standard error, which has the log, too; nothing reads a service's standard output.
 
-    config: Config
-    nats: list[str]
-    has_nats_server: bool
-    """Whether the service runs a nats-server itself."""
-    pages: str | None
-    """The address of metrics and health."""
+    Args:
+        config: The settings of the service.
+        addresses: Those of NATS; without any in `config`, that of the nats-server which the service runs itself.
+        pages: The address of metrics and health.
+    """
+    nats = [without_login(address) for address in addresses]
+    if config.log_format == "json":
+        where = {
+            "database": database_name(config.database),
+            "nats": nats,
+            "metrics": None if pages is None else f"{pages}/metrics",
+            "health": None if pages is None else f"{pages}/healthz",
+        }
+        logger.info("Keyloft %s is running", keyloft.__version__, extra=where)
+        return
+    needs_login = config.login() != Login() or any("@" in address for address in addresses)
+    with contextlib.suppress(OSError):  # the terminal is closed
+        sys.stderr.write(_text(config, nats, pages, needs_login))
+        sys.stderr.flush()
 
-    def show(self) -> None:
-        """Print it to standard error, which has the log, too; nothing reads a service's standard output."""
-        if self.config.log_format == "json":
-            logger.info(
-                "Keyloft %s is running",
-                keyloft.__version__,
-                extra={
-                    "database": database_name(self.config.database),
-                    "nats": [without_login(address) for address in self.nats],
-                    "metrics": None if self.pages is None else f"{self.pages}/metrics",
-                    "health": None if self.pages is None else f"{self.pages}/healthz",
-                },
-            )
-            return
-        with contextlib.suppress(OSError):  # the terminal is closed
-            sys.stderr.write(self._text())
-            sys.stderr.flush()
 
-    def _text(self) -> str:
-        nats = ",".join(map(without_login, self.nats))
-        command = _command()
-        options = ""
-        if nats != f"nats://127.0.0.1:{DEFAULT_NATS_PORT}":
-            options += f" --nats {shlex.quote(nats)}"
-        if PREFIX not in self.config.prefixes:
-            options += f" --subjects {self.config.prefixes[0]}"
-        needs_login = not self.has_nats_server and (
-            self.config.login() != Login() or any("@" in url for url in self.nats)
-        )
-        login = "; with the login of a user that may do so, see keyloft plugin get --help" if needs_login else ""
-        pages = "off" if self.pages is None else f"{self.pages}/metrics, health at {self.pages}/healthz"
-        return f"""\
+def _text(config: Config, nats: Sequence[str], pages: str | None, needs_login: bool) -> str:
+    options = ""
+    if nats != [f"nats://127.0.0.1:{DEFAULT_NATS_PORT}"]:
+        options += f" --nats {shlex.quote(','.join(nats))}"
+    if PREFIX not in config.prefixes:
+        options += f" --subjects {config.prefixes[0]}"
+    login = "; with the login of a user that may do so, see keyloft plugin get --help" if needs_login else ""
+    return f"""\
 Keyloft {keyloft.__version__} is running.
 
-  data      {database_name(self.config.database)}
-  NATS      {nats.replace(",", ", ")}{" (started by this service)" if self.has_nats_server else ""}
-  metrics   {pages}
+  data      {database_name(config.database)}
+  NATS      {", ".join(nats)}{"" if config.nats else " (started by this service)"}
+  metrics   {"off" if pages is None else f"{pages}/metrics, health at {pages}/healthz"}
 
 Store a first value and read it, in another terminal{login}:
 
-  {command} plugin set{options} trivia score 100
-  {command} plugin get{options} trivia score
+  {_command()} plugin set{options} trivia score 100
+  {_command()} plugin get{options} trivia score
 
 Ctrl-C ends it.
 """

@@ -1,26 +1,28 @@
 """The settings of a service: from a flag, else from the environment, else from a file.
 
 Each setting is declared once, as a field of `Config`: its name, type, range, default and help text. The flag of
-`log_level` is `--log-level`, its environment variable `KEYLOFT_LOG_LEVEL`, and `log_level` is its name in the file.
+`log_level` is `--log-level`, its environment variable `KEYLOFT_LOG_LEVEL` (that of a URL ends with `_URL`), and
+`log_level` is its name in the file.
 """
 
 import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from keyloft import limits
 from keyloft.errors import InvalidArgument
 from keyloft.plugins.rules import PREFIXES, QUEUE
 from keyloft.semantic.keys import PREFIX as SEMANTIC_PREFIX
 from keyloft.semantic.rules import check_purpose
+from keyloft.server.http import read_address
 from keyloft.server.isolation import isolate
 
 if TYPE_CHECKING:
@@ -29,15 +31,14 @@ if TYPE_CHECKING:
 DEFAULT_NATS_PORT: Final = 4222
 OFF: Final = "off"
 
-_DAY: Final = 86_400
-_ADDRESS: Final = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})", re.ASCII)
+_YEAR: Final = 365 * 86_400
+_NATS_ADDRESS: Final = re.compile(r"(?:(?:nats|tls|ws|wss)://)?[^\s/?#]+/?")
 _T = TypeVar("_T")
 
 
-def _setting(default: _T, description: str, *, metavar: str = "", env: str = "", **bounds: Any) -> _T:
-    """A field of `Config`: its default, help and bounds, and a placeholder or environment variable that isn't usual."""
-    metadata = {"description": description, "metavar": metavar, "env": env, "bounds": Meta(**bounds)}
-    return field(default=default, metadata=metadata)
+def _setting(default: _T, description: str, *, metavar: str = "", **bounds: Any) -> _T:
+    """A field of `Config`: its default, help and bounds, and a placeholder other than the last word of its name."""
+    return field(default=default, metadata={"description": description, "metavar": metavar, "bounds": Meta(**bounds)})
 
 
 def _file(description: str) -> str | None:
@@ -48,6 +49,10 @@ def _seconds(default: float, description: str, *, most: float) -> float:
     return _setting(float(default), description, metavar="SECONDS", gt=0, le=most)
 
 
+def _number(default: int, description: str, *, most: int) -> int:
+    return _setting(default, description, metavar="N", ge=1, le=most)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """The settings of `keyloft serve`."""
@@ -55,20 +60,17 @@ class Config:
     database: str = _setting(
         "sqlite:///keyloft.db",
         "Where the data is: sqlite:///FILE, a path, postgresql://USER:PASSWORD@HOST/DATABASE, or :memory:.",
-        env="KEYLOFT_DATABASE_URL",
         metavar="URL",
         min_length=1,
     )
     durability: Literal["full", "relaxed"] = _setting(
         "full",
-        "full: acknowledged writes survive a power cut. relaxed: they survive the end of the process, and are stored "
-        "sooner.",
+        "full: acknowledged writes survive a power cut. relaxed: they survive a killed process, and are stored sooner.",
     )
     nats: tuple[Annotated[str, Meta(min_length=1)], ...] = _setting(
         (),
         "The address of a NATS server, or several of one cluster with commas between. Without it, serve starts a "
         "nats-server on this machine, and the other commands connect there.",
-        env="KEYLOFT_NATS_URL",
         metavar="URL",
     )
     nats_port: int = _setting(
@@ -76,76 +78,51 @@ class Config:
     )
     nats_creds: str | None = _file("A NATS credentials file.")
     nats_user: str | None = _setting(None, "The user to log in to NATS as.")
-    nats_password: str | None = _setting(
-        None, "Its password. Better set by the environment: other users of a machine see flags."
-    )
+    nats_password: str | None = _setting(None, "Its password. Better set by the environment: other users see flags.")
     nats_token: str | None = _setting(None, "A token to log in to NATS with, instead of a user.")
     nats_ca: str | None = _file("The certificate of the authority that signed the NATS server's.")
     nats_cert: str | None = _file("The client certificate, where the NATS server asks for one.")
     nats_key: str | None = _file("The private key of the client certificate.")
     prefixes: tuple[str, ...] = _setting(
-        PREFIXES,
-        "What precedes .<plugin>.<operation> in the subjects served; several with commas.",
-        metavar="SUBJECT",
-        min_length=1,
+        PREFIXES, "The subjects before .<plugin>.<operation>; several with commas.", metavar="SUBJECT", min_length=1
     )
     semantic_prefix: str = _setting(
-        SEMANTIC_PREFIX,
-        "What precedes .<tenant>.<project>.<operation> in the semantic store's subjects.",
-        metavar="SUBJECT",
+        SEMANTIC_PREFIX, "The subject before .<tenant>.<project>.<operation> of the semantic store.", metavar="SUBJECT"
     )
     purposes: tuple[str, ...] = _setting(
         (),
-        "What entries of the semantic store may be for, besides checkpoint, feature_flag, lock, cursor, config and "
-        "index_version; several with commas.",
+        "Purposes besides checkpoint, feature_flag, lock, cursor, config and index_version; several with commas.",
         metavar="NAME",
     )
     audit_key: str | None = _setting(
         None,
-        "The secret that the audit trail's hashes are made with. Without it, one is kept in the database. Better set "
-        "by the environment.",
+        "The secret of the audit trail's hashes; by default, one in the database. Better set by the environment.",
         metavar="SECRET",
     )
-    audit_retention: float = _seconds(
-        limits.AUDIT_SECONDS, "Seconds for which audit records are kept.", most=3650 * _DAY
-    )
+    audit_retention: float = _seconds(limits.AUDIT_SECONDS, "Seconds that audit records are kept.", most=10 * _YEAR)
     restore_within: float = _seconds(
-        limits.RESTORE_SECONDS,
-        "Seconds for which a deleted or expired entry of the semantic store can be restored.",
-        most=3650 * _DAY,
+        limits.RESTORE_SECONDS, "Seconds that a deleted or expired semantic entry can be restored.", most=10 * _YEAR
     )
     request_memory: float = _seconds(
-        limits.REQUEST_MEMORY_SECONDS,
-        "Seconds for which a requestId of the semantic store is remembered.",
-        most=365 * _DAY,
+        limits.REQUEST_MEMORY_SECONDS, "Seconds that a requestId of the semantic store is remembered.", most=_YEAR
     )
     queue: str = _setting(QUEUE, "The queue group: services with the same one share the requests.", pattern=r"^[^\s]+$")
-    requests_per_plugin: int = _setting(
+    requests_per_plugin: int = _number(
         limits.REQUESTS_PER_PLUGIN,
         "How many unanswered requests a plugin or tenant may have before the next is answered BUSY.",
-        metavar="N",
-        ge=1,
-        le=1_000_000,
+        most=1_000_000,
     )
-    requests_in_all: int = _setting(
-        limits.REQUESTS, "The same for all plugins, or all tenants, together.", metavar="N", ge=1, le=10_000_000
-    )
+    requests_in_all: int = _number(limits.REQUESTS, "The same for all plugins, or tenants, together.", most=10_000_000)
     deadline: float = _seconds(
         limits.DEADLINE_SECONDS,
         "Seconds after which a request is answered with an error if the database has not answered.",
         most=3600,
     )
-    cleanup_every: float = _seconds(
-        limits.CLEANUP_SECONDS, "Seconds between two removals of expired entries.", most=365 * _DAY
-    )
+    cleanup_every: float = _seconds(limits.CLEANUP_SECONDS, "Seconds between removals of expired entries.", most=_YEAR)
     http: str = _setting(
-        "127.0.0.1:9464",
-        "Where metrics and health are served; port 0 takes a free one, off serves none.",
-        metavar="HOST:PORT",
+        "127.0.0.1:9464", "Where metrics and health are served; port 0: a free one; off: nowhere.", metavar="HOST:PORT"
     )
-    metrics_prefix: str = _setting(
-        "rosey", "What the names of the metrics begin with.", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$"
-    )
+    metrics_prefix: str = _setting("rosey", "What names of metrics begin with.", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "debug has a line for every request.")
     log_format: Literal["text", "json"] = _setting("text", "The format of the log, on standard error.")
 
@@ -153,50 +130,34 @@ class Config:
         """Where metrics and health are served, or None for nowhere."""
         if self.http == OFF:
             return None
-        found = _ADDRESS.fullmatch(self.http)
-        if found is None or int(found[3]) > 65_535:
+        address = read_address(self.http)
+        if address is None:
             raise InvalidArgument(f"http must be host:port, as in 127.0.0.1:9464, or {OFF}")
-        return found[1] or found[2], int(found[3])
+        return address
 
     def login(self) -> "Login":
         """How to log in to the NATS server."""
         from keyloft.nats.connection import Login  # here, since migrations read settings, too, without nats-py
 
-        files = (self.nats_creds, self.nats_ca, self.nats_cert, self.nats_key)
-        credentials, ca, certificate, key = [None if name is None else Path(name) for name in files]
-        return Login(
-            credentials=credentials,
-            user=self.nats_user,
-            password=self.nats_password,
-            token=self.nats_token,
-            ca=ca,
-            certificate=certificate,
-            key=key,
-        )
+        names = {"credentials": "nats_creds", "ca": "nats_ca", "certificate": "nats_cert", "key": "nats_key"}
+        files = {field: Path(file) for field, name in names.items() if (file := getattr(self, name)) is not None}
+        return Login(user=self.nats_user, password=self.nats_password, token=self.nats_token, **files)
 
 
-class Setting(Struct, frozen=True):
+class Setting:
     """One setting: its flag, environment variable, type and default."""
 
-    name: str
-    type: Any
-    default: Any
-    description: str
-    environment: str
-    metavar: str
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.name.replace('_', '-')}"
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        [kind, *_] = get_args(self.type)
-        return tuple(get_args(kind)) if getattr(kind, "__origin__", None) is Literal else ()
-
-    @property
-    def is_list(self) -> bool:
-        return isinstance(self.default, tuple)
+    def __init__(self, declared: Field[Any]) -> None:
+        """Derive them from the field of `Config`."""
+        self.name = declared.name
+        self.default: Any = declared.default
+        self.type: Any = Annotated[declared.type, declared.metadata["bounds"]]
+        self.description: str = declared.metadata["description"]
+        self.metavar: str = declared.metadata["metavar"] or self.name.rpartition("_")[2].upper()
+        self.flag = f"--{self.name.replace('_', '-')}"
+        self.environment = f"KEYLOFT_{self.name.upper()}{'_URL' if self.metavar == 'URL' else ''}"
+        self.is_list = isinstance(self.default, tuple)
+        self.choices: tuple[str, ...] = get_args(declared.type) if get_origin(declared.type) is Literal else ()
 
     @property
     def default_text(self) -> str:
@@ -232,17 +193,7 @@ def _plain(message: str) -> str:
     return message[0].lower() + message[1:]
 
 
-SETTINGS: Final[Mapping[str, Setting]] = {
-    declared.name: Setting(
-        declared.name,
-        Annotated[declared.type, declared.metadata["bounds"]],
-        declared.default,
-        declared.metadata["description"],
-        declared.metadata["env"] or f"KEYLOFT_{declared.name.upper()}",
-        declared.metadata["metavar"] or declared.name.rpartition("_")[2].upper(),
-    )
-    for declared in fields(Config)
-}
+SETTINGS: Final[Mapping[str, Setting]] = {declared.name: Setting(declared) for declared in fields(Config)}
 
 Flags: TypeAlias = Mapping[str, str | None]
 """The flags that were given, by name of the setting; `config` names the file."""
@@ -266,12 +217,7 @@ NATS_SETTINGS: Final = tuple(name for name in SETTINGS if name.startswith("nats"
 """How to reach a NATS server: clients need these, too."""
 
 
-def load(
-    flags: Flags,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    only: Iterable[str] = SETTINGS,
-) -> Config:
+def load(flags: Flags, environment: Mapping[str, str] = os.environ, *, only: Iterable[str] = SETTINGS) -> Config:
     """Read the settings from all their sources.
 
     Args:
@@ -288,16 +234,15 @@ def load(
     in_file = _from_file(file) if file else {}
     for name in only:
         setting = SETTINGS[name]
-        if (text := flags.get(name)) is not None:
-            source, value, is_text = setting.flag, text, True
-        elif variable := environment.get(setting.environment):
-            source, value, is_text = setting.environment, variable, True
-        elif name in in_file:
-            source, value, is_text = f"{file}: {name}", in_file[name], False
-        else:
-            continue
-        given[name] = setting.read(value, source, is_text=is_text)
-        sources[name] = source
+        found = [
+            (setting.flag, flags.get(name), True),
+            (setting.environment, environment.get(setting.environment) or None, True),
+            (f"{file}: {name}", in_file.get(name), False),
+        ]
+        for source, value, is_text in found:
+            if value is not None:
+                given[name], sources[name] = setting.read(value, source, is_text=is_text), source
+                break
     config = Config(**given)
     _check(config, sources)
     # With a scheme, messages can show an address without its password.
@@ -312,9 +257,8 @@ def check_service(config: Config) -> None:
     """
     logins = [name for name in NATS_SETTINGS if name != "nats" and getattr(config, name) is not None]
     if logins and not config.nats:
-        raise InvalidArgument(
-            f"{SETTINGS[logins[0]].flag} needs {SETTINGS['nats'].flag}: the nats-server that serve starts has no logins"
-        )
+        flag = SETTINGS[logins[0]].flag
+        raise InvalidArgument(f"{flag} needs --nats: the nats-server that serve starts has no logins")
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -334,28 +278,27 @@ def _from_file(path: str) -> dict[str, Any]:
 
 def _check(config: Config, sources: Mapping[str, str]) -> None:
     """Check what the types of the settings can't express."""
-    for name, setting in SETTINGS.items():
-        path = getattr(config, name) if setting.metavar == "FILE" else None
-        if path is not None and not os.access(path, os.R_OK):
-            raise InvalidArgument(f"{sources[name]}: the file {path} does not exist, or can't be read")
     for name, needed in (("nats_key", "nats_cert"), ("nats_password", "nats_user")):
-        if getattr(config, name) is not None and getattr(config, needed) is None:
+        if name in sources and getattr(config, needed) is None:
             raise InvalidArgument(f"{sources[name]} needs {SETTINGS[needed].flag}, too")
-    for address in config.nats:
-        if re.fullmatch(r"(?:(?:nats|tls|ws|wss)://)?[^\s/?#]+/?", address) is None:
-            raise InvalidArgument(f"{sources['nats']}: expected an address like nats://127.0.0.1:{DEFAULT_NATS_PORT}")
-
-    def check_subjects() -> None:
-        isolate((), prefixes=config.prefixes, semantic_prefix=config.semantic_prefix)
-
-    checks: Mapping[str, Callable[[], object]] = {
-        "http": config.http_address,
-        "prefixes": check_subjects,
-        "semantic_prefix": check_subjects,
-        "purposes": lambda: [check_purpose(purpose) for purpose in config.purposes],
-    }
-    for name in [name for name in checks if name in sources]:
+    for name, source in sources.items():
         try:
-            checks[name]()
+            _check_one(name, config)
         except InvalidArgument as error:
-            raise InvalidArgument(f"{sources[name]}: {error}") from None
+            raise InvalidArgument(f"{source}: {error}") from None
+
+
+def _check_one(name: str, config: Config) -> None:
+    value = getattr(config, name)
+    match name:
+        case "http":
+            config.http_address()
+        case "prefixes" | "semantic_prefix":
+            isolate((), prefixes=config.prefixes, semantic_prefix=config.semantic_prefix)
+        case "purposes":
+            for purpose in value:
+                check_purpose(purpose)
+        case "nats" if not all(map(_NATS_ADDRESS.fullmatch, value)):
+            raise InvalidArgument(f"expected an address like nats://127.0.0.1:{DEFAULT_NATS_PORT}")
+        case _ if SETTINGS[name].metavar == "FILE" and not os.access(value, os.R_OK):
+            raise InvalidArgument(f"the file {value} does not exist, or can't be read")

@@ -1,5 +1,6 @@
 """What a command writes to standard error when it fails: one line. And its exit code."""
 
+import os
 import sys
 
 from keyloft.errors import InvalidInput, KeyloftError
@@ -26,6 +27,9 @@ def describe(error: Exception) -> str:
     return f"failed unexpectedly: {type(error).__name__}: {error}\nKEYLOFT_DEBUG=1 shows the traceback"
 
 
-def exit_code(error: Exception) -> int:
-    """2 for a wrong call, 1 for a failure."""
+def report(error: Exception) -> int:
+    """Print what went wrong, and return the exit code: 2 for a wrong call, 1 for a failure. KEYLOFT_DEBUG raises it."""
+    if os.environ.get("KEYLOFT_DEBUG"):
+        raise error
+    print_error(describe(error))
     return 2 if isinstance(error, InvalidInput) else 1

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Final, TypeAlias
+from typing import Final
 
 from msgspec import Struct
 
@@ -12,6 +13,7 @@ from keyloft import limits
 
 logger = logging.getLogger(__name__)
 
+_ADDRESS: Final = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})", re.ASCII)
 _METHODS: Final = ("GET", "HEAD")
 
 
@@ -23,26 +25,19 @@ class Response(Struct, frozen=True):
     content_type: str = "text/plain; charset=utf-8"
 
 
-PageHandler: TypeAlias = Callable[[], Awaitable[Response]]
-
-
 class HttpServer:
     """Serves pages by their paths. Each connection carries one request and then ends.
 
     A request of over 8 KB, a slow client, and the 65th connection at a time are cut off.
     """
 
-    def __init__(
-        self, pages: Mapping[str, PageHandler], *, request_seconds: float = 5.0, answer_seconds: float = 30.0
-    ) -> None:
-        """Args:
-        pages: The pages, by path.
-        request_seconds: How long a client may take to send its request.
-        answer_seconds: How long making a response, and sending it, may each take.
-        """
+    request_seconds = limits.HTTP_REQUEST_SECONDS
+    """How long a client may take to send its request."""
+    answer_seconds = limits.HTTP_ANSWER_SECONDS
+    """How long making a response, and sending it, may each take."""
+
+    def __init__(self, pages: Mapping[str, Callable[[], Awaitable[Response]]]) -> None:
         self._pages = pages
-        self._request_seconds = request_seconds
-        self._answer_seconds = answer_seconds
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -65,8 +60,6 @@ class HttpServer:
         await asyncio.gather(*self._connections, return_exceptions=True)
         await self._server.wait_closed()
 
-    stop = aclose
-
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= limits.HTTP_CONNECTIONS:
             writer.transport.abort()
@@ -81,7 +74,7 @@ class HttpServer:
             writer.write(_head(answer))
             if method != "HEAD":
                 writer.write(answer.body)
-            async with asyncio.timeout(self._answer_seconds):
+            async with asyncio.timeout(self.answer_seconds):
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
@@ -94,7 +87,7 @@ class HttpServer:
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Response]:
         try:
-            async with asyncio.timeout(self._request_seconds):
+            async with asyncio.timeout(self.request_seconds):
                 request = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return "", _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -108,13 +101,18 @@ class HttpServer:
         if method not in _METHODS:
             return method, _refusal(HTTPStatus.METHOD_NOT_ALLOWED)
         try:
-            async with asyncio.timeout(self._answer_seconds):
+            async with asyncio.timeout(self.answer_seconds):
                 return method, await page()
         except TimeoutError:
             return method, _refusal(HTTPStatus.GATEWAY_TIMEOUT)
         except Exception:
             logger.exception("the page %s failed", target.partition("?")[0])
             return method, _refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def unavailable(reason: str) -> Response:
+    """The response to a request that can't be answered now."""
+    return Response(f"{reason}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _refusal(status: HTTPStatus) -> Response:
@@ -132,6 +130,12 @@ def _head(answer: Response) -> bytes:
     if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
         lines.append(f"Allow: {', '.join(_METHODS)}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def read_address(text: str) -> tuple[str, int] | None:
+    """The host and port of an address like 127.0.0.1:80 or [::1]:80; None if it is not one."""
+    found = _ADDRESS.fullmatch(text)
+    return None if found is None or int(found[3]) > 65_535 else (found[1] or found[2], int(found[3]))
 
 
 def shown(host: str, port: int) -> str:

@@ -25,32 +25,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Any, Final
 
+from keyloft import limits
 from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.plugins import rules
-from keyloft.plugins.rules import PREFIXES
 from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic import keys
-from keyloft.semantic.keys import tenant_user
+from keyloft.server.http import read_address
 
 SERVICE: Final = "SERVICE"
 ADMIN: Final = "ADMIN"
 
 # The first part can't be one that NATS uses itself, such as $SYS or _INBOX_trivia.
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
-_LISTEN: Final = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", re.ASCII)
 # The characters that need no escape between quotes of the configuration.
 _PASSWORD: Final = re.compile(r"[!#-&(-\[\]-~]+", re.ASCII)
-_PASSWORD_BYTES: Final = 24
-
-
-class ConnectOptions(TypedDict):
-    """The options of `nats.connect`, besides the address."""
-
-    user: str
-    password: str
-    inbox_prefix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +51,8 @@ class NatsUser:
     password: str = field(repr=False)
     inbox_prefix: str
 
-    def options(self) -> ConnectOptions:
+    def options(self) -> dict[str, Any]:
+        """The options of `nats.connect`, besides the address."""
         return {"user": self.name, "password": self.password, "inbox_prefix": self.inbox_prefix}
 
 
@@ -100,7 +91,7 @@ def isolate(
     plugins: Iterable[str],
     tenants: Iterable[str] = (),
     *,
-    prefixes: Sequence[str] = PREFIXES,
+    prefixes: Sequence[str] = rules.PREFIXES,
     semantic_prefix: str = keys.PREFIX,
     passwords: Mapping[str, str] | None = None,
     listen: str = "127.0.0.1:4222",
@@ -129,7 +120,7 @@ def isolate(
     if isinstance(prefixes, str) or not prefixes:
         raise InvalidArgument("prefixes: expected a sequence of at least one prefix")
     *spaces, semantic = _prefixes([*prefixes, semantic_prefix])
-    if _LISTEN.fullmatch(listen) is None:
+    if read_address(listen) is None:
         raise InvalidArgument("listen must be host:port, as in 127.0.0.1:4222")
     given = dict(passwords or {})
 
@@ -141,7 +132,7 @@ def isolate(
     isolation = Isolation(
         "",
         plugins={name: user(name) for name in names},
-        tenants={tenant: user(tenant_user(tenant)) for tenant in ids},
+        tenants={tenant: user(keys.tenant_user(tenant)) for tenant in ids},
         service=user(SERVICE),
         admin=user(ADMIN),
     )
@@ -157,7 +148,7 @@ def logins_in(text: str) -> dict[str, str]:
 
 def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: str) -> str:
     service, admin = isolation.service, isolation.admin
-    users = [*isolation.plugins.values(), *isolation.tenants.values()]
+    confined = [*isolation.plugins.values(), *isolation.tenants.values()]
     requests = [f"{prefix}.>" for prefix in (*prefixes, semantic)]
     lines = [
         "# A NATS server on which plugins and tenants can't reach each other's data. Start it: nats-server -c FILE",
@@ -171,42 +162,30 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
         "    # The service. It receives all requests, and only in a queue group, so that each is carried out once.",
         "    # It publishes to inboxes only. allow_responses would let it publish to any subject that a request",
         "    # names as its reply subject, another plugin's «set» included.",
-        *_user(
-            service,
-            publish=[f"{user.inbox_prefix}.>" for user in (*users, admin)],
-            subscribe=[*[f"{request} >" for request in requests], "$SRV.>", f"{service.inbox_prefix}.>"],
-        ),
+        *_user(service, map(_replies, (*confined, admin)), [*[f"{one} >" for one in requests], "$SRV.>"]),
         "",
         "    # The operator: all data, and the state of the services.",
-        *_user(
-            admin,
-            publish=[*requests, "$SRV.>"],
-            subscribe=[f"{admin.inbox_prefix}.>", *requests, "$SRV.>"],
-        ),
+        *_user(admin, [*requests, "$SRV.>"], [*requests, "$SRV.>"]),
     ]
-    confined = [
-        (f"The plugin {name}: its requests", user, [f"{prefix}.{name}" for prefix in prefixes], OPERATIONS)
-        for name, user in isolation.plugins.items()
-    ] + [
-        (f"The tenant {tenant}: requests for its projects", user, [f"{semantic}.{tenant}.*"], keys.OPERATIONS)
-        for tenant, user in isolation.tenants.items()
-    ]
-    for comment, user, subjects, operations in confined:
-        lines += [
-            "",
-            f"    # {comment}, and the replies to them. It connects with the inbox prefix",
-            f"    # {user.inbox_prefix}",
-            *_user(
-                user,
-                publish=[f"{subject}.{operation}" for subject in subjects for operation in operations],
-                subscribe=[f"{user.inbox_prefix}.>"],
-            ),
-        ]
-    lines += ["  ]", "}", ""]
-    return "\n".join(lines)
+    for name, user in isolation.plugins.items():
+        subjects = [f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in OPERATIONS]
+        comment = f"The plugin {name}: its requests, and the replies to them; its inbox prefix is {user.inbox_prefix}"
+        lines += ["", f"    # {comment}", *_user(user, subjects)]
+    for tenant, user in isolation.tenants.items():
+        subjects = [f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS]
+        comment = f"The tenant {tenant}: its requests, and the replies to them; its inbox prefix is {user.inbox_prefix}"
+        lines += ["", f"    # {comment}", *_user(user, subjects)]
+    return "\n".join([*lines, "  ]", "}", ""])
 
 
-def _user(user: NatsUser, *, publish: Iterable[str], subscribe: Iterable[str]) -> list[str]:
+def _replies(user: NatsUser) -> str:
+    """The subjects of the replies to a user."""
+    return f"{user.inbox_prefix}.>"
+
+
+def _user(user: NatsUser, publish: Iterable[str], subscribe: Iterable[str] = ()) -> list[str]:
+    """A user that may publish to these subjects, and subscribe to its replies and to these."""
+
     def allow(action: str, subjects: Iterable[str]) -> list[str]:
         quoted = [f'            "{subject}"' for subject in subjects]
         return [f"        {action}: {{", "          allow: [", *quoted, "          ]", "        }"]
@@ -217,7 +196,7 @@ def _user(user: NatsUser, *, publish: Iterable[str], subscribe: Iterable[str]) -
         f'      password: "{user.password}"',
         "      permissions: {",
         *allow("publish", publish),
-        *allow("subscribe", subscribe),
+        *allow("subscribe", [_replies(user), *subscribe]),
         "      }",
         "    }",
     ]
@@ -229,10 +208,8 @@ def _prefixes(prefixes: Sequence[str]) -> list[str]:
             raise InvalidArgument(
                 f"a prefix is parts of A-Z a-z 0-9 _ - joined by dots, and begins with a letter or digit: {prefix!r}"
             )
-    for prefix in prefixes:
-        for other in prefixes:
-            if other.startswith(f"{prefix}."):
-                raise InvalidArgument(f"the prefix {other!r} is inside {prefix!r}: its requests would arrive twice")
+        if inside := [other for other in prefixes if other.startswith(f"{prefix}.")]:
+            raise InvalidArgument(f"the prefix {inside[0]!r} is inside {prefix!r}: its requests would arrive twice")
     return _unlike(prefixes, "prefix")
 
 
@@ -246,9 +223,7 @@ def _unlike(names: Sequence[str], what: str) -> list[str]:
 def _password(given: dict[str, str], user: str) -> str:
     password = given.pop(user, None)
     if password is None:
-        return secrets.token_hex(_PASSWORD_BYTES)  # no character that means something to a shell
+        return secrets.token_hex(limits.NATS_PASSWORD_BYTES)  # no character that means something to a shell
     if _PASSWORD.fullmatch(password) is None:
-        raise InvalidArgument(
-            f"the password of {user} must be printable ASCII characters, without spaces, quotes and backslashes"
-        )
+        raise InvalidArgument(f"the password of {user} must be printable ASCII, without spaces, quotes and backslashes")
     return password

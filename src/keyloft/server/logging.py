@@ -2,12 +2,13 @@
 
 import logging
 import sys
-import time
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
-_USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_USUAL: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "time", "level", "logger"}
+"""The fields that every record has, or that every line has under another name."""
 
 
 def set_up_logging(level: str, form: str) -> None:
@@ -33,17 +34,14 @@ class JsonLines(logging.Formatter):
     """Lines for machines: one JSON object each, with the fields of the record (operation, plugin, key, …)."""
 
     def format(self, record: logging.LogRecord) -> str:
-        milliseconds = int(record.created * 1000)
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+        moment = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
-            "time": f"{moment}.{milliseconds % 1000:03}Z",
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for name, value in vars(record).items():
-            if name not in _USUAL and name not in line:
-                line[name] = value
+        line |= {name: value for name, value in vars(record).items() if name not in _USUAL}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return _to_json(line)

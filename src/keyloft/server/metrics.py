@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from keyloft import limits
 from keyloft.core.records import Usage, Used
 from keyloft.errors import KeyloftError
-from keyloft.plugins.meters import BOUNDS, OTHER, Meters
+from keyloft.plugins.meters import OTHER, Meters
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic.monitoring import ALERTS, Signals
@@ -27,6 +26,7 @@ class _Family(NamedTuple):
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
+    """Without the prefix."""
     description: str
     labels: Sequence[str]
     rows: Sequence[tuple[Sequence[str], Any]]
@@ -38,32 +38,24 @@ class Metrics:
 
     content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(
-        self,
-        meters: Meters,
-        db: BotDatabase,
-        signals: Signals | None = None,
-        *,
-        prefix: str,
-        usage_every: float = 60.0,
-        usage_seconds: float = 5.0,
-    ) -> None:
+    usage_every = limits.USAGE_EVERY_SECONDS
+    """Counting keys reads the whole table, so the result is kept for so many seconds."""
+    usage_seconds = limits.USAGE_SECONDS
+    """If counting takes longer, the previous result is shown."""
+
+    def __init__(self, meters: Meters, db: BotDatabase, signals: Signals | None = None, *, prefix: str) -> None:
         """Args:
         meters: The counters of the plugin service.
         db: Its keys and bytes are counted.
         signals: The counters and alerts of the semantic store.
         prefix: What the names of the metrics begin with.
-        usage_every: Counting keys reads the whole table, so the result is kept for so many seconds.
-        usage_seconds: If counting takes longer, the previous result is shown.
         """
         self._meters = meters
         self._db = db
         self._signals = signals or Signals()
         self._prefix = prefix
-        self._usage_every = usage_every
-        self._usage_seconds = usage_seconds
         self._used: Sequence[Used] | None = None
-        self._counted_at = -usage_every
+        self._counted_at: float | None = None
         self._counting: asyncio.Task[None] | None = None
 
     async def render(self) -> bytes:
@@ -74,7 +66,7 @@ class Metrics:
         """
         await self._count()
         # A thousand plugins have 60,000 lines: too many for the event loop.
-        return await asyncio.to_thread(_write, list(self._families()))
+        return await asyncio.to_thread(_write, self._prefix, list(self._families()))
 
     async def aclose(self) -> None:
         """Stop counting; the database can be closed after this."""
@@ -85,10 +77,10 @@ class Metrics:
     async def _count(self) -> None:
         """Count keys and bytes again, if the last count is too old."""
         if self._counting is None:
-            if time.monotonic() - self._counted_at < self._usage_every:
+            if self._counted_at is not None and time.monotonic() - self._counted_at < self.usage_every:
                 return
             self._counting = asyncio.create_task(self._read_usage(), name="keyloft usage")
-        await asyncio.wait([self._counting], timeout=self._usage_seconds)
+        await asyncio.wait([self._counting], timeout=self.usage_seconds)
 
     async def _read_usage(self) -> None:
         try:
@@ -101,70 +93,58 @@ class Metrics:
             self._counting = None
 
     def _families(self) -> Iterator[_Family]:
-        plugins, signals = self._meters.plugins, self._signals
-        kv, semantic = f"{self._prefix}_kv", f"{self._prefix}_semantic"
+        meters, signals = self._meters.plugins.items(), self._signals
         for operation in OPERATIONS:
-            done = [
-                ([name], meter.durations[operation].copied())
-                for name, meter in plugins.items()
-                if operation in meter.durations
-            ]
+            done = [([name], one.durations[operation].copied()) for name, one in meters if operation in one.durations]
             total = [(label, sum(buckets)) for label, (buckets, _) in done]
-            yield _Family("counter", f"{kv}_{operation}", f"{operation} operations carried out", ["plugin"], total)
-            name = f"{kv}_{operation}_duration_seconds"
-            yield _Family("histogram", name, f"How long a {operation} took", ["plugin"], done)
-        errors = [([name, code], times) for name, meter in plugins.items() for code, times in meter.errors.items()]
-        yield _Family("counter", f"{kv}_errors", "Requests refused or failed", ["plugin", "error_code"], errors)
+            yield _Family("counter", f"kv_{operation}", f"{operation} operations carried out", ["plugin"], total)
+            yield _Family(
+                "histogram", f"kv_{operation}_duration_seconds", f"Duration of a {operation}", ["plugin"], done
+            )
+        errors = [([name, code], times) for name, meter in meters for code, times in meter.errors.items()]
+        yield _Family("counter", "kv_errors", "Requests refused or failed", ["plugin", "error_code"], errors)
         if self._used is not None:
-            used = _bounded(self._used, plugins)
+            used = _bounded(self._used, self._meters.plugins)
             entries = [([one.plugin], one.entries) for one in used]
-            yield _Family("gauge", f"{kv}_keys_total", "Keys that are stored", ["plugin"], entries)
+            yield _Family("gauge", "kv_keys_total", "Keys that are stored", ["plugin"], entries)
             size = [([one.plugin], one.value_bytes) for one in used]
-            yield _Family("gauge", f"{kv}_storage_bytes", "What their values take", ["plugin"], size)
+            yield _Family("gauge", "kv_storage_bytes", "What their values take", ["plugin"], size)
         cleanups = [((), self._meters.cleanups.copied())]
-        name = f"{kv}_cleanup_duration_seconds"
-        yield _Family("histogram", name, "How long removing expired keys took", (), cleanups)
+        yield _Family("histogram", "kv_cleanup_duration_seconds", "Duration of a removal of expired keys", (), cleanups)
         cleaned = [((), self._meters.cleaned)]
-        yield _Family("counter", f"{kv}_cleanup_deleted", "Expired keys that were removed", (), cleaned)
+        yield _Family("counter", "kv_cleanup_deleted", "Expired keys that were removed", (), cleaned)
         outcomes = "Writes that succeeded or met conflicts, entries that expired, failures of the database"
-        yield _Family(
-            "counter", f"{semantic}_operations", outcomes, ["outcome", "purpose"], list(signals.counts.items())
-        )
+        counts = list(signals.counts.items())
+        yield _Family("counter", "semantic_operations", outcomes, ["outcome", "purpose"], counts)
         alerts = [([name], float(name in signals.alerts)) for name in ALERTS]
-        yield _Family("gauge", f"{semantic}_alert", "1 while an alert is raised", ["alert"], alerts)
+        yield _Family("gauge", "semantic_alert", "1 while an alert is raised", ["alert"], alerts)
 
 
 def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
     """Usage by plugin, with the plugins beyond the limit of labels added up; those with requests have labels first."""
     labels = set(known)
-    entries: Counter[str] = Counter()
-    value_bytes: Counter[str] = Counter()
-    for plugin in used:
-        has_label = plugin.plugin in labels or len(labels) < limits.PLUGIN_LABELS
-        label = plugin.plugin if has_label else OTHER
+    added: dict[str, Used] = {}
+    for one in used:
+        label = one.plugin if one.plugin in labels or len(labels) < limits.PLUGIN_LABELS else OTHER
         labels.add(label)
-        entries[label] += plugin.entries
-        value_bytes[label] += plugin.value_bytes
-    return [Used(label, entries[label], value_bytes[label]) for label in entries]
+        before = added.get(label, Used(label, 0, 0))
+        added[label] = Used(label, before.entries + one.entries, before.value_bytes + one.value_bytes)
+    return list(added.values())
 
 
-def _write(families: Iterable[_Family]) -> bytes:
+def _write(prefix: str, families: Iterable[_Family]) -> bytes:
     # Imported here to save 2 MB in a service that is not scraped.
     from prometheus_client.exposition import generate_latest
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.registry import Collector
 
-    kinds: dict[str, Any] = {
-        "counter": CounterMetricFamily,
-        "gauge": GaugeMetricFamily,
-        "histogram": HistogramMetricFamily,
-    }
-    bounds = [*map(str, BOUNDS), "+Inf"]
+    kinds: Any = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+    bounds = [*map(str, limits.LATENCY_BOUNDS), "+Inf"]
 
     class _Families(Collector):
         def collect(self) -> Iterator["Metric"]:
             for family in families:
-                metric = kinds[family.kind](family.name, family.description, labels=family.labels)
+                metric = kinds[family.kind](f"{prefix}_{family.name}", family.description, labels=family.labels)
                 for labels, counted in family.rows:
                     if family.kind == "histogram":
                         buckets, seconds = counted

@@ -61,28 +61,22 @@ class NatsServer(AsyncClosing):
             client = await nats.connect(server.url)
     """
 
-    def __init__(
-        self,
-        *,
-        port: int | None = None,
-        config: str | os.PathLike[str] | None = None,
-        ready_seconds: float = 10.0,
-        grace_seconds: float = 5.0,
-    ) -> None:
+    ready_seconds = limits.NATS_READY_SECONDS
+    """How long `start()` and `reload()` wait for it."""
+    grace_seconds = limits.NATS_GRACE_SECONDS
+    """How long `aclose()` waits before it kills."""
+
+    def __init__(self, *, port: int | None = None, config: str | os.PathLike[str] | None = None) -> None:
         """Prepare a server; nothing runs yet.
 
         Args:
             port: Where it listens; None for a free port. Address and port of the configuration are ignored.
             config: A configuration file of nats-server.
-            ready_seconds: How long `start()` and `reload()` wait for it.
-            grace_seconds: How long `aclose()` waits before it kills.
         """
         if port is not None and not 1 <= port <= 65_535:
             raise InvalidArgument("port must be from 1 to 65535, or None for a free one")
         self._port = port
         self._config = config
-        self._ready_seconds = ready_seconds
-        self._grace_seconds = grace_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._following: asyncio.Task[None] | None = None
         self._died: asyncio.Future[str] | None = None
@@ -157,7 +151,7 @@ class NatsServer(AsyncClosing):
         try:
             with suppress(ProcessLookupError):
                 self._process.terminate()
-            await asyncio.wait({self._following}, timeout=self._grace_seconds)
+            await asyncio.wait({self._following}, timeout=self.grace_seconds)
         finally:
             if not self._following.done():
                 with suppress(ProcessLookupError):
@@ -199,14 +193,14 @@ class NatsServer(AsyncClosing):
         self._expected.append((pattern, match))
         try:
             either: set[asyncio.Future[Any]] = {match, self._following}
-            await asyncio.wait(either, timeout=self._ready_seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=self.ready_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._expected.remove((pattern, match))
         if match.done():
             return match.result()
         if self._following.done():
             raise NatsServerFailed(f"nats-server could not {what}: {self._last_line or 'its log is empty'}")
-        raise NatsServerFailed(f"nats-server did not {what} within {self._ready_seconds:g} seconds")
+        raise NatsServerFailed(f"nats-server did not {what} within {self.ready_seconds:g} seconds")
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
         """Read its log, so that it never waits for a full pipe, and notice its end."""
@@ -218,17 +212,14 @@ class NatsServer(AsyncClosing):
                 continue  # a line longer than the buffer: asyncio has dropped it
             if not line:
                 break
-            self._on_line(line.decode(errors="replace").rstrip())
+            self._last_line = line.decode(errors="replace").rstrip()
+            logger.debug("%s", self._last_line)
+            for pattern, expected in self._expected:
+                if (match := pattern.search(self._last_line)) and not expected.done():
+                    expected.set_result(match)
         code = await process.wait()
         if not self._stopping and self._died is not None and not self._died.done():
             self._died.set_result(f"nats-server ended with exit code {code}: {self._last_line or 'its log is empty'}")
-
-    def _on_line(self, line: str) -> None:
-        logger.debug("%s", line)
-        self._last_line = line
-        for pattern, expected in self._expected:
-            if (match := pattern.search(line)) and not expected.done():
-                expected.set_result(match)
 
 
 def _command(binary: str, port: int | None, config: str | os.PathLike[str] | None) -> Sequence[str]:

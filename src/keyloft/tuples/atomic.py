@@ -58,9 +58,7 @@ class Atomic:
         elif not isinstance(at, Entry) and versionstamp is not _MISSING:
             key = at
         else:
-            raise InvalidArgument(
-                "check: pass an entry alone, or a key and a versionstamp (None: nothing may be stored there)"
-            )
+            raise InvalidArgument("check: pass an entry alone, or a key and a versionstamp (None: nothing is stored)")
         if versionstamp is not None and type(versionstamp) is not int:
             raise InvalidArgument(f"versionstamp: expected an int or None, got {type(versionstamp).__name__}")
         self._checks.append(Check(Space.TUPLES, keys.encode(key), versionstamp))
@@ -110,9 +108,8 @@ class Atomic:
             raise NotACounter(keys.decode(error.key)) from None
         if isinstance(outcome, Committed):
             return CommitResult(outcome.version)
-        return CommitResult(
-            None, tuple(entry_of(keys.decode(failed.check.key), failed.current) for failed in outcome.failed)
-        )
+        conflicts = [entry_of(keys.decode(failed.check.key), failed.current) for failed in outcome.failed]
+        return CommitResult(None, tuple(conflicts))
 
     def _add(self, mutation: Mutation) -> "Atomic":
         self._mutations.append(mutation)

@@ -114,12 +114,9 @@ def milliseconds(expire_in: float | timedelta | None) -> int | None:
     """
     if expire_in is None:
         return None
-    if isinstance(expire_in, timedelta):
-        seconds = expire_in.total_seconds()
-    elif isinstance(expire_in, (int, float)) and not isinstance(expire_in, bool):
-        seconds = float(expire_in) if abs(expire_in) <= limits.LONGEST_EXPIRY_SECONDS else float("inf")
-    else:
+    if isinstance(expire_in, bool) or not isinstance(expire_in, (int, float, timedelta)):
         raise InvalidArgument(f"expire_in: expected seconds or a timedelta, got {type(expire_in).__name__}")
+    seconds = expire_in.total_seconds() if isinstance(expire_in, timedelta) else expire_in
     if not 0 < seconds <= limits.LONGEST_EXPIRY_SECONDS:
         raise InvalidArgument(
             f"expire_in: expected more than 0 and at most {limits.LONGEST_EXPIRY_SECONDS:,} seconds; "

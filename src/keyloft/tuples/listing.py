@@ -1,16 +1,14 @@
 """Lists of the tuple store: read page by page, awaited or iterated, continued by a cursor."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from operator import length_hint
 from typing import Any, TypeVar
 
 from keyloft.core.engine import Engine
-from keyloft.core.lazy import LazyList
+from keyloft.core.lazy import LazyList, check_limit
 from keyloft.core.paging import Pages, PageSize
-from keyloft.core.records import NO_LIMIT, Page, Space
-from keyloft.errors import InvalidArgument
+from keyloft.core.records import Page
 from keyloft.tuples.selector import Selector
 
 T = TypeVar("T")
@@ -40,7 +38,7 @@ class Listing(LazyList[T]):
     ) -> None:
         self._engine = engine
         self._selector = selector
-        self._pages = Pages(engine, selector.scan(Space.TUPLES, _rows(limit), keys_only=keys_only), size)
+        self._pages = Pages(engine, selector.scan(check_limit(limit), keys_only=keys_only), size)
         self._decode_page = decode_page
         self.what = "keys" if keys_only else "entries"
         self._page = Page()
@@ -60,11 +58,9 @@ class Listing(LazyList[T]):
         return self._read_all().__await__()
 
     async def _read_all(self) -> EntryList[T]:
-        items: list[T] = []
-        with contextlib.suppress(StopAsyncIteration):
-            while True:
-                items.extend(self._items)
-                await self._read_page()
+        items = [*self._items]
+        while await self._read_page():
+            items.extend(self._items)
         return EntryList(items, self.cursor)
 
     async def __aiter__(self) -> AsyncIterator[T]:
@@ -72,27 +68,21 @@ class Listing(LazyList[T]):
         while True:
             for item in self._items:
                 yield item
-            try:
-                await self._read_page()
-            except StopAsyncIteration:
+            if not await self._read_page():
                 return
 
     async def __anext__(self) -> T:
         while not length_hint(self._items):
-            await self._read_page()
+            if not await self._read_page():
+                raise StopAsyncIteration
         return next(self._items)
 
-    async def _read_page(self) -> None:
-        """Read the next page, unless another loop over this list has just read it."""
+    async def _read_page(self) -> bool:
+        """Read the next page, unless another loop over this list has just read it; False at the end of the list."""
         async with self._reading:
             if not length_hint(self._items):
-                page = await anext(self._pages)
+                page = await anext(self._pages, None)
+                if page is None:
+                    return False
                 self._page, self._items = page, self._decode_page(page)
-
-
-def _rows(limit: int | None) -> int:
-    if limit is None:
-        return NO_LIMIT
-    if type(limit) is not int or limit < 1:
-        raise InvalidArgument("limit: expected an int of at least 1; leave it out for no limit")
-    return limit
+            return True

@@ -49,19 +49,17 @@ class Selector(Struct, frozen=True):
         if end is not None:
             high = _bound("end", end, within)
         if low > high:
-            raise InvalidArgument(
-                "start: comes after end; start is the lowest key of the range, also with reverse=True"
-            )
+            raise InvalidArgument("start: comes after end; start is the lowest key of a range, also with reverse=True")
         selector = cls(low, high, reverse)
         return selector if cursor is None else cls(low, high, reverse, cursor, selector._read(cursor))
 
-    def scan(self, space: Space, limit: int = NO_LIMIT, *, keys_only: bool = False) -> Scan:
+    def scan(self, limit: int = NO_LIMIT, *, keys_only: bool = False) -> Scan:
         """The read request for an engine."""
         if self.last_key is None:
-            return Scan(space, self.start, self.end, limit, self.reverse, keys_only)
+            return Scan(Space.TUPLES, self.start, self.end, limit, self.reverse, keys_only)
         if self.reverse:
-            return Scan(space, self.start, self.last_key, limit, self.reverse, keys_only)
-        return Scan(space, self.last_key, self.end, limit, self.reverse, keys_only, after=True)
+            return Scan(Space.TUPLES, self.start, self.last_key, limit, self.reverse, keys_only)
+        return Scan(Space.TUPLES, self.last_key, self.end, limit, self.reverse, keys_only, after=True)
 
     def cursor_after(self, key: bytes) -> str:
         """A text from which a list with the same arguments continues after `key`."""
@@ -73,14 +71,10 @@ class Selector(Struct, frozen=True):
         except (binascii.Error, ValueError, AttributeError):
             raw = b""
         if len(raw) <= _DIGEST_BYTES:
-            raise InvalidCursor(
-                "cursor: not one of Keyloft's; pass the .cursor of an earlier list, or None to begin at the start"
-            )
+            raise InvalidCursor("cursor: not one of Keyloft's; pass the .cursor of an earlier list, or leave it out")
         digest, key = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
         if digest != self._digest() or not self.start <= key < self.end:
-            raise InvalidCursor(
-                "cursor: belongs to a list with other arguments; prefix, start, end and reverse must be the same"
-            )
+            raise InvalidCursor("cursor: from a list with other arguments; keep prefix, start, end and reverse")
         return key
 
     def _digest(self) -> bytes:
@@ -91,7 +85,5 @@ class Selector(Struct, frozen=True):
 def _bound(name: str, key: KeyLike, within: bytes) -> bytes:
     encoded = keys.encode(key, name)
     if not encoded.startswith(within) or encoded == within:
-        raise InvalidArgument(
-            f"{name}: outside the prefix; expected a whole key that begins with the prefix and has more parts"
-        )
+        raise InvalidArgument(f"{name}: outside the prefix; expected a key that begins with it and has more parts")
     return encoded

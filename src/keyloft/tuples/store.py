@@ -8,10 +8,10 @@ from typing import TypeAlias, TypeVar
 from keyloft import limits
 from keyloft.core import keys, values
 from keyloft.core.closing import AsyncClosing
-from keyloft.core.engine import Engine
+from keyloft.core.engine import Engine, write
 from keyloft.core.keys import KeyLike, TupleKey
 from keyloft.core.paging import Pages, PageSize
-from keyloft.core.records import Batch, Committed, Count, Delete, Get, Mutation, Set, Space, Touch
+from keyloft.core.records import Count, Delete, Get, Set, Space, Touch
 from keyloft.core.sweeper import sweep, sweep_regularly
 from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue
 from keyloft.tuples.atomic import Atomic
@@ -58,7 +58,7 @@ class Store(AsyncClosing):
     async def set(self, key: KeyLike, value: object, *, expire_in: float | timedelta | None = None) -> int:
         """Store a value and return its versionstamp; without `expire_in` it never expires."""
         data, encoding = values.encode(value, self._max_value_bytes)
-        done = await self._commit(Set(_TUPLES, keys.encode(key), data, encoding, milliseconds(expire_in)))
+        done = await write(self.engine, Set(_TUPLES, keys.encode(key), data, encoding, milliseconds(expire_in)))
         return done.version
 
     async def set_many(
@@ -79,17 +79,17 @@ class Store(AsyncClosing):
                 error.add_note(f"this is the value for {key!r}; nothing was written")
                 raise
             sets.append(Set(_TUPLES, encoded, data, encoding, due))
-        done = await self._commit(*sets)
+        done = await write(self.engine, *sets)
         return done.version
 
     async def delete(self, key: KeyLike) -> bool:
         """Remove an entry; returns whether there was one."""
-        done = await self._commit(Delete(_TUPLES, keys.encode(key)))
+        done = await write(self.engine, Delete(_TUPLES, keys.encode(key)))
         return done.found[0]
 
     async def delete_many(self, many: Iterable[KeyLike]) -> int:
         """Remove several entries, all or none; returns how many there were."""
-        done = await self._commit(*[Delete(_TUPLES, encoded) for encoded in _encode_each(many)])
+        done = await write(self.engine, *[Delete(_TUPLES, encoded) for encoded in _encode_each(many)])
         return sum(done.found)
 
     async def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> bool:
@@ -97,7 +97,7 @@ class Store(AsyncClosing):
 
         Returns whether there was an entry.
         """
-        done = await self._commit(Touch(_TUPLES, keys.encode(key), milliseconds(expire_in)))
+        done = await write(self.engine, Touch(_TUPLES, keys.encode(key), milliseconds(expire_in)))
         return done.found[0]
 
     def list(
@@ -157,8 +157,8 @@ class Store(AsyncClosing):
             raise InvalidArgument("delete_range needs a prefix, a start or an end; prefix=() stands for everything")
         selector = Selector.of(prefix, start, end)
         removed = 0
-        async for page in Pages(self.engine, selector.scan(_TUPLES, keys_only=True)):
-            done = await self._commit(*[Delete(_TUPLES, key) for key in page.keys])
+        async for page in Pages(self.engine, selector.scan(keys_only=True)):
+            done = await write(self.engine, *[Delete(_TUPLES, key) for key in page.keys])
             removed += sum(done.found)
         return removed
 
@@ -180,8 +180,7 @@ class Store(AsyncClosing):
         if bool(watched) == (prefix is not None):
             raise InvalidArgument("watch takes keys or a prefix: watch(key, …) or watch(prefix=…)")
         if prefix is not None:
-            selector = Selector.of(prefix, None, None)
-            return Watching(self.engine.watch(selector.scan(_TUPLES)), whole=False)
+            return Watching(self.engine.watch(Selector.of(prefix, None, None).scan()), whole=False)
         return Watching(self.engine.watch(*[Get(_TUPLES, keys.encode(key)) for key in watched]), whole=True)
 
     async def sweep(self) -> int:
@@ -193,11 +192,6 @@ class Store(AsyncClosing):
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self.engine.aclose()
-
-    async def _commit(self, *mutations: Mutation) -> Committed:
-        done = await self.engine.commit(Batch(mutations))
-        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
-        return done
 
 
 def _encode_each(many: Iterable[KeyLike]) -> list[bytes]:

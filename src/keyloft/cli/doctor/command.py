@@ -1,43 +1,34 @@
 """The command `doctor`: tries what often goes wrong, and says what to do about it."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Final
 
-import typer
-
 from keyloft import limits
 from keyloft.admin import Finding
-from keyloft.cli.doctor.bounded import bounded
+from keyloft.cli.database import run_quietly
+from keyloft.cli.doctor.checks import bounded, ok, problem
 from keyloft.cli.findings import show_findings
-from keyloft.cli.options import AsJson, add_commands
-from keyloft.cli.terminal import counted, is_for_people, say, show_json
+from keyloft.cli.nats_config import read_logins
+from keyloft.cli.options import Commands, Output, Settings, option
+from keyloft.cli.terminal import counted, is_for_people, say, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
-from keyloft.server.config import NATS_SETTINGS, Config, Flags, check_service, load
-
-_SETTINGS: Final = ("database", *NATS_SETTINGS, "nats_port", "prefixes", "semantic_prefix", "http")
+from keyloft.server.config import NATS_SETTINGS, Config, check_service
 
 
-def add_to(app: typer.Typer) -> None:
-    add_commands(app, _SETTINGS, {"doctor": doctor})
+class ExaminedSettings(Settings, frozen=True, kw_only=True):
+    """Where a service would keep its data, and where it would listen."""
+
+    names = ("database", *NATS_SETTINGS, "nats_port", "prefixes", "semantic_prefix", "http")
 
 
 def doctor(
     *,
-    plugin: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The plugin of the login, if its user name is another."),
-    ] = None,
-    nats_config: Annotated[
-        str | None,
-        typer.Option(
-            "--nats-config", metavar="FILE", help="What `keyloft nats-config` wrote: all its users are tried."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    flags: Flags,
+    plugin: Annotated[str | None, option("NAME", "The plugin of the login, if its user name is another.")] = None,
+    nats_config: Annotated[str | None, option("FILE", "What `keyloft nats-config` wrote: its users are tried.")] = None,
+    out: Output,
+    settings: ExaminedSettings,
 ) -> int:
     """Find what is wrong with the settings, the database, NATS and its permissions, the disk and the ports.
 
@@ -45,25 +36,24 @@ def doctor(
 
     Example: keyloft doctor --database app.db
     """
-    from keyloft.cli.doctor import nats
-
     if plugin is not None:
         rules.plugin_name(plugin)
-    logins = {} if nats_config is None else nats.read_logins(nats_config)
-    # Findings say what matters; what drivers log when a check is given up does not.
-    for name in ("keyloft", "asyncio"):
-        logging.getLogger(name).addHandler(logging.NullHandler())
+    logins = {} if nats_config is None else read_logins(nats_config, "--nats-config")
+    if nats_config is not None and not logins:
+        raise InvalidArgument(f"--nats-config: {nats_config} has no users such as `keyloft nats-config` writes them")
+    # Findings say what matters; what drivers leave behind when a check is given up does not.
+    logging.getLogger("asyncio").addHandler(logging.NullHandler())
     found: list[Finding] = []
 
     async def work() -> None:
-        async for some in _examined(flags, plugin, logins):
+        async for some in _examined(settings, plugin, logins):
             found.extend(some)
-            if not as_json:
+            if not out.as_json:
                 show_findings(some)
 
-    asyncio.run(work())
-    if as_json:
-        show_json(tuple(found), as_json=True)
+    run_quietly(work())
+    if out.as_json:
+        say(to_json(tuple(found)))
     elif is_for_people():
         say(f"\n{_number(found, 'problem')}, {_number(found, 'warning')}")
     return 1 if any(finding.severity == "problem" for finding in found) else 0
@@ -71,19 +61,21 @@ def doctor(
 
 def _number(findings: Sequence[Finding], severity: str) -> str:
     number = sum(finding.severity == severity for finding in findings)
-    return f"no {severity}s" if not number else counted(number, severity)
+    return counted(number, severity) if number else f"no {severity}s"
 
 
-async def _examined(flags: Flags, plugin: str | None, logins: Mapping[str, str]) -> AsyncIterator[Sequence[Finding]]:
+async def _examined(
+    settings: ExaminedSettings, plugin: str | None, logins: Mapping[str, str]
+) -> AsyncIterator[Sequence[Finding]]:
     from keyloft.cli.doctor import database, host, nats
 
     yield host.versions()
     try:
-        config = load(flags, only=_SETTINGS)
+        config = settings.config()
     except InvalidArgument as error:
-        yield [Finding("problem", "settings", str(error), cure="correct it; `keyloft serve --help` explains each")]
+        yield [problem("settings", str(error), cure="correct it; `keyloft serve --help` explains each")]
         return
-    yield [_settings(config)]
+    yield [_contradictions(config)]
     yield host.packages(config)
     yield await bounded("database", database.examine(config.database), limits.DOCTOR_CHECK_SECONDS)
     yield await bounded("disk", database.disk(config.database), limits.DOCTOR_CHECK_SECONDS)
@@ -93,11 +85,12 @@ async def _examined(flags: Flags, plugin: str | None, logins: Mapping[str, str])
     yield await bounded("ports", host.ports(config, is_served=is_served), limits.DOCTOR_CHECK_SECONDS)
 
 
-def _settings(config: Config) -> Finding:
+def _contradictions(config: Config) -> Finding:
     try:
         check_service(config)
     except InvalidArgument as error:
-        return Finding(
-            "problem", "settings", f"`keyloft serve` refuses them: {error}", cure="name the NATS server, too"
-        )
-    return Finding("ok", "settings", "they can be read, and don't contradict each other")
+        return problem("settings", f"`keyloft serve` refuses them: {error}", cure="name the NATS server, too")
+    return ok("settings", "they can be read, and don't contradict each other")
+
+
+COMMANDS: Final[Commands] = (doctor,)

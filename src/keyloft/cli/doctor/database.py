@@ -10,6 +10,8 @@ from typing import Final
 from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.admin.threads import in_thread
+from keyloft.cli.doctor.checks import ok, problem, skipped, warning
+from keyloft.cli.terminal import sized
 from keyloft.core.urls import DatabaseUrl
 from keyloft.engines import Inspection, inspect_database
 from keyloft.errors import CannotOpen, DatabaseError, InvalidInput, NotADatabase, Unreachable
@@ -25,34 +27,31 @@ _REMOTE: Final = frozenset(
 
 async def examine(url: str) -> list[Finding]:
     """Whether the database can be used, and what time it has."""
-    inspection, failure = None, None
     try:
         named = DatabaseUrl.parse(url)
     except (InvalidInput, DatabaseError) as error:
         return [_failed(error)]
-    try:
-        inspection = await inspect_database(named, patience=limits.DOCTOR_DATABASE_SECONDS)
-    except DatabaseError as error:
-        failure = error
     place, migrate, found = named.shown, "`keyloft migrate`, with the same settings", None
     if (file := named.file) is not None:
         place, migrate = str(file), f"`keyloft migrate --database {_quoted(file)}`"
         found = await in_thread(lambda: file_finding(file))
-        if found.severity == "problem" or (failure is not None and not await in_thread(file.exists)):
+        if found.severity == "problem" or not await in_thread(file.exists):
             return [found]
-    if failure is not None:
-        return [_failed(failure)]
+    try:
+        inspection = await inspect_database(named, patience=limits.DOCTOR_DATABASE_SECONDS)
+    except DatabaseError as error:
+        return [_failed(error)]
     if inspection is None:
-        what, advice = f"{named.shown} is in memory: its data ends with its process", "--database FILE keeps it"
-        return [Finding("warning", "database", what, cure=advice)]
-    opened = Finding("ok", "database", f"{place} opens and answers ({inspection.software})")
-    if found is not None and found.severity == "warning":
-        opened = found
-    return [opened, schema(inspection, migrate), *_obstacles(inspection), clock(inspection)]
+        what = f"{named.shown} is in memory: its data ends with its process"
+        return [warning("database", what, cure="--database FILE keeps it")]
+    if found is None or found.severity == "ok":
+        found = ok("database", f"{place} opens and answers ({inspection.software})")
+    obstacles = [problem("rights", seen, cure=advice) for seen, advice in inspection.obstacles]
+    return [found, schema(inspection, migrate), *obstacles, clock(inspection)]
 
 
 def _failed(error: Exception) -> Finding:
-    return Finding("problem", "database", str(error), cure=_advice(error))
+    return problem("database", str(error), cure=_advice(error))
 
 
 def _advice(error: Exception) -> str:
@@ -74,43 +73,44 @@ def _quoted(path: Path) -> str:
 
 def file_finding(file: Path) -> Finding:
     """Whether a file, and what SQLite keeps beside it, can be written."""
-
-    def wrong(seen: str, advice: str) -> Finding:
-        return Finding("problem", "database", seen, cure=advice)
-
-    folder = file.parent
     try:
-        if folder.exists() and not folder.is_dir():
-            return wrong(f"{folder} is a file, and {file.name} can't be in it", "name another with --database")
-        if not folder.exists():
-            return wrong(
-                f"the folder {folder} is not there", f"mkdir -p {_quoted(folder)}, or name another with --database"
-            )
-        if file.is_dir():
-            return wrong(f"{file} is a folder", "name a file in it with --database")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            return wrong(
-                f"the folder {folder} can't be written by {_user()}: SQLite keeps its log there",
-                f"let {_user()} write to it, with chown or chmod, or name another place with --database",
-            )
-        for part in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
-            if part.exists() and not os.access(part, os.R_OK | os.W_OK):
-                return wrong(
-                    f"{part} can't be written by {_user()}", f"chown {_user()} {_quoted(part)}, or chmod u+rw it"
-                )
-        if (kind := filesystem_of(folder)) in _REMOTE:
-            return Finding(
-                "warning",
-                "database",
-                f"{folder} is on a network file system ({kind}), on which SQLite's locks may fail and data get lost",
-                cure="use a local disk, or PostgreSQL for several machines",
-            )
-        if not file.exists():
-            what = f"there is no file {file} yet"
-            return Finding("warning", "database", what, cure="the first write makes it; --database names another")
+        return _refusal(file) or _doubt(file) or ok("database", str(file))
     except OSError as error:
-        return wrong(f"{file} can't be looked at: {error.strerror}", f"let {_user()} enter the folders above it")
-    return Finding("ok", "database", str(file))
+        what = f"{file} can't be looked at: {error.strerror}"
+        return problem("database", what, cure=f"let {_user()} enter the folders above it")
+
+
+def _refusal(file: Path) -> Finding | None:
+    """What prevents the use of a file."""
+    folder, user = file.parent, _user()
+    if not folder.exists():
+        advice = f"mkdir -p {_quoted(folder)}, or name another with --database"
+        return problem("database", f"the folder {folder} is not there", cure=advice)
+    if not folder.is_dir():
+        what = f"{folder} is a file, and {file.name} can't be in it"
+        return problem("database", what, cure="name another with --database")
+    if file.is_dir():
+        return problem("database", f"{file} is a folder", cure="name a file in it with --database")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        what = f"the folder {folder} can't be written by {user}: SQLite keeps its log there"
+        advice = f"let {user} write to it, with chown or chmod, or name another place with --database"
+        return problem("database", what, cure=advice)
+    for part in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
+        if part.exists() and not os.access(part, os.R_OK | os.W_OK):
+            advice = f"chown {user} {_quoted(part)}, or chmod u+rw it"
+            return problem("database", f"{part} can't be written by {user}", cure=advice)
+    return None
+
+
+def _doubt(file: Path) -> Finding | None:
+    """What may be a mistake about a file that can be used."""
+    if (kind := filesystem_of(file.parent)) in _REMOTE:
+        what = f"{file.parent} is on a network file system ({kind}), on which SQLite's locks may fail and data get lost"
+        return warning("database", what, cure="use a local disk, or PostgreSQL for several machines")
+    if not file.exists():
+        advice = "the first write makes it; --database names another"
+        return warning("database", f"there is no file {file} yet", cure=advice)
+    return None
 
 
 def _user() -> str:
@@ -140,33 +140,29 @@ def filesystem_of(folder: Path, mounts: Path = _MOUNTS) -> str | None:
 
 def schema(inspection: Inspection, migrate: str) -> Finding:
     """Whether the tables are those of this version."""
-    if inspection.revision is None:
-        what = "there are no tables of Keyloft in it yet"
-        return Finding("warning", "schema", what, cure="opening it makes them; --database names another database")
-    if inspection.revision < inspection.wanted:
-        what = f"schema {inspection.revision} is older than {inspection.wanted}, which this version of Keyloft has"
-        return Finding("problem", "schema", what, cure=f"stop what uses it, make a copy, then {migrate}")
-    if inspection.revision > inspection.wanted:
-        what = f"schema {inspection.revision} is newer than {inspection.wanted}, which this version of Keyloft has"
-        return Finding("problem", "schema", what, cure="upgrade Keyloft")
-    return Finding("ok", "schema", f"schema {inspection.revision}, that of this version")
-
-
-def _obstacles(inspection: Inspection) -> list[Finding]:
-    return [Finding("problem", "rights", seen, cure=advice) for seen, advice in inspection.obstacles]
+    revision, wanted = inspection.revision, inspection.wanted
+    if revision is None:
+        advice = "opening it makes them; --database names another database"
+        return warning("schema", "there are no tables of Keyloft in it yet", cure=advice)
+    if revision == wanted:
+        return ok("schema", f"schema {revision}, that of this version")
+    is_older = revision < wanted
+    what = f"schema {revision} is {'older' if is_older else 'newer'} than {wanted}, which this version of Keyloft has"
+    advice = f"stop what uses it, make a copy, then {migrate}" if is_older else "upgrade Keyloft"
+    return problem("schema", what, cure=advice)
 
 
 def clock(inspection: Inspection) -> Finding:
     """Whether the database and this machine agree on the time."""
     if inspection.ahead is None:
-        return Finding("ok", "clock", "expiry goes by this machine's clock: there is no other to differ from")
+        return ok("clock", "expiry goes by this machine's clock: there is no other to differ from")
     skew = abs(inspection.ahead)
     if skew <= limits.DOCTOR_SKEW_SECONDS:
-        return Finding("ok", "clock", "the database and this machine agree on the time")
-    what = f"the database's clock is {skew:,.1f} s {'ahead of' if inspection.ahead > 0 else 'behind'} this machine's"
-    what += "; expiry goes by the database's"
-    is_harmful = skew > limits.DOCTOR_HARMFUL_SKEW_SECONDS
-    return Finding("problem" if is_harmful else "warning", "clock", what, cure="set both by NTP")
+        return ok("clock", "the database and this machine agree on the time")
+    direction = "ahead of" if inspection.ahead > 0 else "behind"
+    what = f"the database's clock is {skew:,.1f} s {direction} this machine's; expiry goes by the database's"
+    finding = problem if skew > limits.DOCTOR_HARMFUL_SKEW_SECONDS else warning
+    return finding("clock", what, cure="set both by NTP")
 
 
 async def disk(url: str) -> list[Finding]:
@@ -176,7 +172,7 @@ async def disk(url: str) -> list[Finding]:
     except (InvalidInput, DatabaseError):
         file = None  # `examine` reports it
     if file is None:
-        return [Finding("skipped", "disk", "the data is in no file of this machine, as far as is known")]
+        return [skipped("disk", "the data is in no file of this machine, as far as is known")]
     return [await in_thread(lambda: _disk_below(file))]
 
 
@@ -184,27 +180,18 @@ def _disk_below(file: Path) -> Finding:
     try:
         space, room = shutil.disk_usage(file.parent), os.statvfs(file.parent)
     except OSError:
-        return Finding("skipped", "disk", f"the folder {file.parent} can't be looked at")
+        return skipped("disk", f"the folder {file.parent} can't be looked at")
     size = sum(part.stat().st_size for part in (file, Path(f"{file}-wal")) if part.is_file())
     return space_for(size, space.free, room.f_favail if room.f_files else None)
 
 
 def space_for(size: int, free: int, inodes: int | None) -> Finding:
     """Whether so much free space is enough for a database of this size."""
-    what = f"{_shown(free)} free, the database has {_shown(size)}"
+    what = f"{sized(free)} free, the database has {sized(size)}"
     if free < limits.DOCTOR_LEAST_FREE_BYTES:
-        return Finding("problem", "disk", what, cure="make space: writes fail on a full disk")
+        return problem("disk", what, cure="make space: writes fail on a full disk")
     if free < max(limits.DOCTOR_FREE_BYTES, 2 * size):
-        return Finding(
-            "warning", "disk", what, cure="make space: a copy or a migration needs as much as the database has"
-        )
+        return warning("disk", what, cure="make space: a copy or a migration needs as much as the database has")
     if inodes is not None and inodes < limits.DOCTOR_FREE_INODES:
-        return Finding("warning", "disk", f"{what}; only {inodes} more files can be made", cure="remove files")
-    return Finding("ok", "disk", what)
-
-
-def _shown(size: int) -> str:
-    for unit, power in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= power:
-            return f"{size / power:,.1f} {unit}"
-    return f"{size} bytes"
+        return warning("disk", f"{what}; only {inodes} more files can be made", cure="remove files")
+    return ok("disk", what)

@@ -6,8 +6,6 @@ import importlib.util
 import platform
 import re
 import socket
-import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -15,57 +13,50 @@ import keyloft
 from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.admin.threads import in_thread
+from keyloft.cli.doctor.checks import ok, problem, warning
 from keyloft.engines import SQLITE_VERSION
 from keyloft.errors import NatsServerFailed
 from keyloft.server.config import OFF, SETTINGS, Config
 from keyloft.server.nats_process import find_binary
 
-_PYTHON: Final = (3, 11)
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""How what listens on all addresses is reached."""
 SQLITE: Final = (3, 53)
 """The SQLite of the oldest apsw that pyproject.toml allows."""
-_SHOWN: Final = ".".join(map(str, SQLITE))
 
 
 def versions() -> list[Finding]:
-    """Whether Python and SQLite are recent enough."""
-    python = f"Python {platform.python_version()}"
-    sqlite = f"SQLite {SQLITE_VERSION}, which comes with apsw"
-    found = tuple(map(int, re.findall(r"\d+", SQLITE_VERSION)))
-    return [
-        Finding("ok", "keyloft", f"Keyloft {keyloft.__version__}"),
-        Finding("ok", "python", python)
-        if sys.version_info >= _PYTHON
-        else Finding("problem", "python", f"{python} is too old", cure="install Python 3.11 or later"),
-        Finding("ok", "sqlite", sqlite)
-        if found >= SQLITE
-        else Finding("warning", "sqlite", f"{sqlite}, is old", cure=f'pip install --upgrade "apsw>={_SHOWN}"'),
-    ]
+    """What Keyloft runs on; a Python that is too old can't import it, but an SQLite may be."""
+    sqlite = ok("sqlite", f"SQLite {SQLITE_VERSION}, which comes with apsw")
+    if tuple(map(int, re.findall(r"\d+", SQLITE_VERSION))) < SQLITE:
+        least = ".".join(map(str, SQLITE))
+        sqlite = warning("sqlite", f"{sqlite.what}, is old", cure=f'pip install --upgrade "apsw>={least}"')
+    python = ok("python", f"Python {platform.python_version()}")
+    return [ok("keyloft", f"Keyloft {keyloft.__version__}"), python, sqlite]
 
 
 def packages(config: Config) -> list[Finding]:
     """Whether the packages are there that these settings need."""
-    missing = list(_missing(config))
-    return missing or [Finding("ok", "packages", "all that these settings need are installed")]
+    missing = []
 
-
-def _missing(config: Config) -> Iterator[Finding]:
-    def lacks(package: str, extra: str, why: str, *, must: bool) -> Finding:
-        advice = f'pip install ".[{extra}]" in a clone of Keyloft'
-        return Finding("problem" if must else "warning", "packages", f"{package} is not installed: {why}", cure=advice)
+    def lack(package: str, extra: str, why: str, *, must: bool = False) -> None:
+        finding, advice = problem if must else warning, f'pip install ".[{extra}]" in a clone of Keyloft'
+        missing.append(finding("packages", f"{package} is not installed: {why}", cure=advice))
 
     if config.database.lower().startswith("postgres") and not _is_there("asyncpg"):
-        yield lacks("asyncpg", "postgres", "the driver of PostgreSQL", must=True)
+        lack("asyncpg", "postgres", "the driver of PostgreSQL", must=True)
     if not (_is_there("alembic") and _is_there("sqlalchemy")):
-        yield lacks("Alembic", "sql", "`keyloft migrate` needs it", must=False)
+        lack("Alembic", "sql", "`keyloft migrate` needs it")
     if not _is_there("nats"):
-        yield lacks("nats-py", "nats", "all that goes over NATS needs it", must=bool(config.nats))
+        lack("nats-py", "nats", "all that goes over NATS needs it", must=bool(config.nats))
     if config.http != OFF and not _is_there("prometheus_client"):
-        yield lacks("prometheus-client", "server", "the metrics of `keyloft serve` need it", must=False)
+        lack("prometheus-client", "server", "the metrics of `keyloft serve` need it")
     if not config.nats:
         try:
             find_binary()
         except NatsServerFailed:
-            yield lacks("nats-server", "server", "`keyloft serve` without --nats starts one of its own", must=False)
+            lack("nats-server", "server", "`keyloft serve` without --nats starts one of its own")
+    return missing or [ok("packages", "all that these settings need are installed")]
 
 
 def _is_there(package: str) -> bool:
@@ -86,37 +77,33 @@ async def _pages_port(host: str, port: int) -> Finding:
     name, setting = f"port {port}", SETTINGS["http"].flag
     trouble = await in_thread(lambda: _why_not(host, port))
     if trouble is None:
-        return Finding("ok", name, "free, for metrics and health")
+        return ok(name, "free, for metrics and health")
     advice = f"{setting} HOST:PORT takes another address, {setting} off shows no metrics"
     if trouble.errno != errno.EADDRINUSE:
-        return Finding("warning", name, f"{host}:{port} can't be listened on: {_reason(trouble)}", cure=advice)
+        return warning(name, f"{host}:{port} can't be listened on: {_reason(trouble)}", cure=advice)
     status, what = await _health(host, port)
     if (status, what) == (200, "ok"):
-        return Finding("ok", name, "taken by a service of Keyloft, which is healthy")
+        return ok(name, "taken by a service of Keyloft, which is healthy")
     if status == 503:
-        return Finding("warning", name, f"the service there is not healthy: {what}", cure="see the log of that service")
-    return Finding("warning", name, "taken by another program: `keyloft serve` would show no metrics", cure=advice)
+        return warning(name, f"the service there is not healthy: {what}", cure="see the log of that service")
+    return warning(name, "taken by another program: `keyloft serve` would show no metrics", cure=advice)
 
 
 async def _nats_port(port: int, *, is_served: bool) -> Finding:
     name, setting = f"port {port}", SETTINGS["nats_port"].flag
     trouble = await in_thread(lambda: _why_not("127.0.0.1", port))
     if trouble is None:
-        return Finding("ok", name, "free, for a nats-server of `keyloft serve`")
+        return ok(name, "free, for a nats-server of `keyloft serve`")
     if trouble.errno != errno.EADDRINUSE:
         what = f"127.0.0.1:{port} can't be listened on: {_reason(trouble)}"
-        return Finding("problem", name, what, cure=f"{setting} takes another port")
+        return problem(name, what, cure=f"{setting} takes another port")
     if is_served:
-        return Finding("ok", name, "taken by a NATS server on which Keyloft serves")
+        return ok(name, "taken by a NATS server on which Keyloft serves")
     if (await _first_words("127.0.0.1", port)).startswith(b"INFO "):
-        return Finding(
-            "problem",
-            name,
-            "taken by a NATS server, so `keyloft serve` can't start its own there",
-            cure=f"--nats nats://127.0.0.1:{port} serves on that one, {setting} starts one on another port",
-        )
+        advice = f"--nats nats://127.0.0.1:{port} serves on that one, {setting} starts one on another port"
+        return problem(name, "taken by a NATS server, so `keyloft serve` can't start its own there", cure=advice)
     what = "taken by another program, so `keyloft serve` can't start its nats-server there"
-    return Finding("problem", name, what, cure=f"{setting} takes another port")
+    return problem(name, what, cure=f"{setting} takes another port")
 
 
 def _why_not(host: str, port: int) -> OSError | None:
@@ -154,7 +141,7 @@ async def _first_words(host: str, port: int, request: bytes = b"") -> bytes:
     said = b""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(limits.DOCTOR_PORT_SECONDS):
-            reader, writer = await asyncio.open_connection(_reachable(host), port)
+            reader, writer = await asyncio.open_connection(_LOOPBACK.get(host, host), port)
             try:
                 writer.write(request)
                 while len(said) < 4096 and (some := await reader.read(4096)):
@@ -164,7 +151,3 @@ async def _first_words(host: str, port: int, request: bytes = b"") -> bytes:
             finally:
                 writer.transport.abort()
     return said
-
-
-def _reachable(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -176,7 +176,7 @@ class SqliteFile:
                 # SQLite calls no busy handler here; another process is switching the same new file to WAL.
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.002)
+                time.sleep(limits.SQLITE_LOCK_PAUSES[-1])
         if mode != "wal" and not self.in_memory:
             raise CannotOpen(
                 f"{self.path} can't be opened: its file system has no shared memory, which SQLite's write-ahead log "
@@ -229,7 +229,7 @@ def busy_handler(is_cancelled: Callable[[], bool] = lambda: False) -> Callable[[
             began = time.monotonic()
         elif is_cancelled() or time.monotonic() - began > limits.BUSY_SECONDS:
             return False
-        time.sleep(0.0005 if calls < 20 else 0.002)
+        time.sleep(limits.SQLITE_LOCK_PAUSES[min(calls, len(limits.SQLITE_LOCK_PAUSES) - 1)])
         return True
 
     return wait

@@ -91,7 +91,7 @@ class SqliteMaintenance:
                 return missing + [line for line in found if line != "ok" and not line.startswith("***")]
             return [line for layout in LAYOUTS.values() for line in _wrong_values(reader, layout)]
 
-        async with self._reader(cache_mib=16) as reader:
+        async with self._reader(cache_mib=limits.SQLITE_CACHE_MIB) as reader:
             return await self.do(check, reader)
 
     async def compact(self) -> None:

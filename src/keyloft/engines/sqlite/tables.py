@@ -286,7 +286,7 @@ _EPOCH: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-@lru_cache(maxsize=256)  # a group has one time, and most expiries of it are the same
+@lru_cache(limits.SQLITE_TIME_TEXTS)
 def time_text(moment: int) -> str:
     """A time as SQLite and SQLAlchemy write it, in UTC and of fixed width, so that texts sort as times."""
     return (_EPOCH + moment * _MILLISECOND).isoformat(" ", "microseconds")

@@ -1,11 +1,19 @@
-"""Runs the checks of `keyloft doctor`, each within its time."""
+"""What the checks of `keyloft doctor` share: how a finding is written down, and how long a check may take."""
 
 import asyncio
 import os
 from collections.abc import Awaitable, Sequence
+from functools import partial
+from typing import Final
 
 from keyloft.admin import Finding
 from keyloft.errors import KeyloftError
+
+# Each is called with what was examined, what was found, and the cure.
+ok: Final = partial(Finding, "ok")
+warning: Final = partial(Finding, "warning")
+problem: Final = partial(Finding, "problem")
+skipped: Final = partial(Finding, "skipped")
 
 
 async def bounded(name: str, check: Awaitable[Sequence[Finding]], seconds: float) -> Sequence[Finding]:
@@ -14,12 +22,12 @@ async def bounded(name: str, check: Awaitable[Sequence[Finding]], seconds: float
         async with asyncio.timeout(seconds):
             return await check
     except TimeoutError:
-        return [Finding("problem", name, f"no result within {seconds:g} s", cure="see whether a disk or server hangs")]
+        return [problem(name, f"no result within {seconds:g} s", cure="see whether a disk or server hangs")]
     except KeyloftError as error:
-        return [Finding("problem", name, f"{error.code}: {error}", cure="correct what the message names")]
+        return [problem(name, f"{error.code}: {error}", cure="correct what the message names")]
     except Exception as error:
         if os.environ.get("KEYLOFT_DEBUG"):
             raise
         # Not its message, which may hold a password.
         what = f"the check itself failed unexpectedly: {type(error).__name__}"
-        return [Finding("problem", name, what, cure="KEYLOFT_DEBUG=1 shows where")]
+        return [problem(name, what, cure="KEYLOFT_DEBUG=1 shows where")]

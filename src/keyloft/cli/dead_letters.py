@@ -1,0 +1,91 @@
+"""`keyloft semantic dead-letters …`: writes that were given up."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, TypeAlias
+
+from keyloft.cli.options import Columns, Commands, Output, Yes, argument, option
+from keyloft.cli.semantic import Project, SemanticDatabase, expected, path, shown
+from keyloft.cli.terminal import confirm, fail, remark, say
+from keyloft.semantic import DeadLetter, Envelope, SemanticStore
+
+LetterId: TypeAlias = Annotated[str, argument("ID", "As `dead-letters list` shows it.")]
+
+
+def list_(project: Project, *, out: Output, database: SemanticDatabase) -> None:
+    """Print the dead letters of a project, the oldest first, without values.
+
+    Example: keyloft semantic dead-letters list tenant/acme/project/web
+    """
+    columns: Columns[DeadLetter] = {
+        "id": lambda letter: letter.id,
+        "when": lambda letter: letter.at,
+        "why": lambda letter: letter.error_code,
+        "attempts": lambda letter: letter.attempts,
+        "what": lambda letter: "\n".join([intent.action for intent in letter.operations]),
+        "path": lambda letter: "\n".join([path(intent.key) for intent in letter.operations]),
+    }
+    nothing = f"there are no dead letters in {project}"
+    database.with_semantic(lambda store: out.show_all(store.dead_letters.list(project), _shown, columns, nothing))
+
+
+def retry(
+    project: Project,
+    letter: LetterId,
+    *,
+    expected_version: Annotated[str | None, option("VERSION", "Replaces what it expected; * for any, or none.")] = None,
+    out: Output,
+    database: SemanticDatabase,
+) -> None:
+    """Try again what was given up; once it is written, the dead letter is removed.
+
+    Example: keyloft semantic dead-letters retry tenant/acme/project/web ID
+    """
+    version = None if expected_version is None else expected(expected_version)
+
+    async def work(store: SemanticStore) -> Sequence[Envelope | None]:
+        return await store.dead_letters.retry(await _find(store, project, letter), expected_version=version)
+
+    for entry in database.with_semantic(work):
+        out.show(None if entry is None else shown(entry))
+
+
+def drop(project: Project, letter: LetterId, *, yes: Yes = False, out: Output, database: SemanticDatabase) -> None:
+    """Remove a dead letter: what it holds is never written. With --json, prints true.
+
+    Example: keyloft semantic dead-letters drop tenant/acme/project/web ID --yes
+    """
+    if not yes:
+        confirm(f"Remove the dead letter {letter}? What it holds is lost then.")
+
+    async def work(store: SemanticStore) -> bool:
+        return await store.dead_letters.drop(await _find(store, project, letter))
+
+    if not database.with_semantic(work):
+        fail(f"there is no dead letter {letter} in {project}")
+    if out.as_json:
+        say("true")
+    else:
+        remark(f"{letter} is dropped")
+
+
+def _shown(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "at": letter.at.isoformat(timespec="milliseconds"),
+        "error_code": letter.error_code,
+        "error": letter.error,
+        "attempts": letter.attempts,
+        "requestId": letter.request_id,
+        "operations": [
+            {"action": one.action, "key": one.key, "expectedVersion": one.expected_version, "lastWriter": one.writer}
+            for one in letter.operations
+        ],
+    }
+
+
+async def _find(store: SemanticStore, project: str, name: str) -> DeadLetter:
+    found = [letter for letter in await store.dead_letters.list(project) if letter.id == name]
+    return found[0] if found else fail(f"there is no dead letter {name} in {project}")
+
+
+COMMANDS: Final[Commands] = (list_, retry, drop)

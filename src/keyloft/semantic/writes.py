@@ -1,0 +1,121 @@
+"""The writes that the semantic store and its client over NATS have in common: put, delete and batch."""
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from keyloft import limits
+from keyloft.errors import InvalidArgument, InvalidInput
+from keyloft.semantic.envelope import Envelope, Semantics
+from keyloft.semantic.intents import Intent, WriteRequest
+from keyloft.semantic.rules import ExpectedVersion
+
+Written: TypeAlias = list[Envelope | None]
+"""What `put` and `delete` return, for each intent."""
+
+
+class Writes:
+    """Makes write requests of calls. Subclasses carry them out."""
+
+    async def write(self, request: WriteRequest) -> Written:
+        """Carry out a write request, as `put`, `delete` and `batch` make them."""
+        raise NotImplementedError
+
+    def _check(self, intent: Intent) -> None:
+        """Refuse an intent that can't be carried out, whatever is stored."""
+        raise NotImplementedError
+
+    async def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        expected_version: ExpectedVersion,
+        writer: str,
+        semantics: Semantics,
+        request_id: str | None = None,
+        spec_ref: str | None = None,
+        fence: int | None = None,
+    ) -> Envelope:
+        """Store a value, if the stored entry is the expected one.
+
+        Args:
+            key: `tenant/<tenant>/project/<project>/<path>`; of a `SemanticClient` the path alone.
+            value: Any value that JSON can hold, up to 64 KiB of it.
+            expected_version: 0: the key must have no entry. n: its entry must be version n. "*": either.
+            writer: Who writes: `<agent>:<directive>`, or the name of a service account.
+            semantics: What the entry means; with a TTL it expires after so many seconds.
+            request_id: Makes a retry harmless: the same request again gets the first outcome, and writes nothing.
+            spec_ref: A pointer to the spec that governs this entry.
+            fence: The token of a lock in the same project: the put is committed only while that lock is held.
+
+        Raises:
+            VersionConflict: Another entry is stored; or the request id was used for another request.
+            StaleFence: The lock is no longer held under this token.
+            InvalidInput: An argument breaks a rule, which the message names.
+            TimedOut: Over NATS: the put may be committed or not. Repeat the call with the same request id to find out.
+        """
+        intent = Intent.put(
+            key,
+            value,
+            expected_version=expected_version,
+            writer=writer,
+            semantics=semantics,
+            spec_ref=spec_ref,
+            fence=fence,
+        )
+        [entry] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
+        assert entry is not None
+        return entry
+
+    async def delete(
+        self,
+        key: str,
+        *,
+        expected_version: ExpectedVersion,
+        writer: str,
+        request_id: str | None = None,
+        spec_ref: str | None = None,
+        fence: int | None = None,
+    ) -> Envelope | None:
+        """Remove an entry, if it is the expected one, and return it. It can be restored for some days.
+
+        Raises:
+            VersionConflict: Another entry is stored; or the request id was used for another request.
+            StaleFence: The lock is no longer held under this token.
+        """
+        intent = Intent.delete(key, expected_version=expected_version, writer=writer, spec_ref=spec_ref, fence=fence)
+        [removed] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
+        return removed
+
+    async def batch(self, operations: Iterable[Intent], *, request_id: str | None = None) -> Written:
+        """Make several puts and deletes, all or none; returns what `put` and `delete` would, in the same order.
+
+        Example:
+            await store.batch([
+                Intent.put(key, value, expected_version=0, writer="indexer:swap", semantics=Semantics("config")),
+                Intent.delete(other, expected_version=version, writer="indexer:swap"),
+            ])
+
+        Raises:
+            VersionConflict: Its `conflicts` names every operation that met one.
+        """
+        if isinstance(operations, Intent):
+            raise InvalidArgument("operations: several, as in batch([Intent.put(…), Intent.delete(…)])")
+        intents = (*operations,)
+        if not 1 <= len(intents) <= limits.BATCH_OPERATIONS:
+            raise InvalidArgument(
+                f"operations: from 1 to {limits.BATCH_OPERATIONS} puts and deletes, not {len(intents)}"
+            )
+        for number, intent in enumerate(intents):
+            if not isinstance(intent, Intent):
+                kind = type(intent).__name__
+                raise InvalidArgument(f"operations[{number}]: make it with Intent.put or Intent.delete, not {kind}")
+            try:
+                self._check(intent)
+            except InvalidInput as error:
+                raise type(error)(f"operations[{number}]: {error}") from None
+        named = [intent.key for intent in intents]
+        if len(set(named)) < len(named):
+            twice = next(key for key in named if named.count(key) > 1)
+            raise InvalidArgument(f"operations: {twice} is named twice; a batch writes each key once")
+        return await self.write(WriteRequest(intents=intents, request_id=request_id, is_batch=True))
