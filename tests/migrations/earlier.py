@@ -3,6 +3,7 @@
 Each meaning that a stamp has had is here once. The counter stands at 9.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 LONG_TEXT: Final = "x" * 600
@@ -32,6 +33,9 @@ _ENTRIES["keyloft_semantic"] = [  # in the order of their keys: three puts of on
     ],
     *_ENTRIES["keyloft_semantic"],
 ]
+_ENTRIES["keyloft_semantic"].insert(  # a damaged record: neither JSON nor UTF-8
+    0, ((_AUDIT_LOG + (5).to_bytes(8) + bytes(2)).hex(), 5, "4102444800000", '\xff{"a":"put","k":"')
+)
 _ROW: Final = "encoding INTEGER NOT NULL, version {long} NOT NULL, expires_at {long}, created_at {long} NOT NULL"
 _PLUGINS: Final = {
     "sqlite": "CREATE TABLE plugin_kv_storage (plugin_name VARCHAR(100) NOT NULL, key VARCHAR(255) NOT NULL, "
@@ -47,14 +51,36 @@ _PLUGINS: Final = {
 }
 
 
+def _index_key(version: int) -> bytes:
+    return b"i/acme/web/config/flags\x00" + version.to_bytes(8) + bytes(2)
+
+
 def _database(
-    dialect: str, stamp: str, *, plugins: bool, in_order: bool = False, large_keys: bool = False
+    dialect: str,
+    stamp: str,
+    *,
+    plugins: bool,
+    in_order: bool = False,
+    large_keys: bool = False,
+    counter: str = "keyloft_clock",
+    indexed: Sequence[int] = (),
 ) -> list[str]:
+    """The statements that make a database.
+
+    Args:
+        dialect: Of the SQL.
+        stamp: The revision that the database says it has.
+        plugins: Whether it has the plugins' table.
+        in_order: Whether SQLite's rows lie in the order of their keys.
+        large_keys: Whether large values have their keys.
+        counter: The name of the version counter's table.
+        indexed: Versions whose audit records have an index row.
+    """
     long, binary, literal = ("INTEGER", "BLOB", "X'{}'") if dialect == "sqlite" else ("BIGINT", "BYTEA", "'\\x{}'")
     made = [
         _STAMP,
-        f"CREATE TABLE keyloft_clock (id {long} NOT NULL PRIMARY KEY CHECK (id = 1), version {long} NOT NULL)",
-        "INSERT INTO keyloft_clock (id, version) VALUES (1, 9)",
+        f"CREATE TABLE {counter} (id {long} NOT NULL PRIMARY KEY CHECK (id = 1), version {long} NOT NULL)",
+        f"INSERT INTO {counter} (id, version) VALUES (1, 9)",
     ]
     for table, entries in _ENTRIES.items():
         columns = f"key {binary} NOT NULL PRIMARY KEY, {_ROW.format(long=long)}, updated_at {long} NOT NULL"
@@ -65,8 +91,10 @@ def _database(
         else:
             made.append(f"CREATE TABLE {table} ({columns}, value {binary} NOT NULL)")
         made.append(f"CREATE INDEX {table}_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL")
+        if table == "keyloft_semantic":
+            entries = [*entries, *[(_index_key(version).hex(), version, "NULL", "") for version in indexed]]
         for key, version, expires_at, value in entries:
-            stored, data = literal.format(key), literal.format(value.encode().hex())
+            stored, data = literal.format(key), literal.format(value.encode("latin-1").hex())
             names, values = (
                 "key, encoding, version, expires_at, created_at, updated_at",
                 f"0, {version}, {expires_at}, 1, 2",
@@ -89,6 +117,20 @@ def _database(
     return [*made, f"INSERT INTO keyloft_version (version_num) VALUES ('{stamp}')"]
 
 
+def _renamed_counter(dialect: str, stamp: str, *, plugins: bool, indexed: Sequence[int] = ()) -> list[str]:
+    """A database of the revisions 0004 and 0005: with today's tables, but not with all index rows."""
+    is_file = dialect == "sqlite"
+    return _database(
+        dialect,
+        stamp,
+        plugins=plugins,
+        in_order=is_file,
+        large_keys=is_file,
+        counter="keyloft_version_counter",
+        indexed=indexed,
+    )
+
+
 DATABASES: Final = {
     "sqlite, 0001": _database("sqlite", "0001", plugins=False),
     "sqlite, 0002": _database("sqlite", "0002", plugins=True),
@@ -96,8 +138,14 @@ DATABASES: Final = {
     "sqlite, 0002 for half an hour": _database("sqlite", "0002", plugins=False, in_order=True),
     "sqlite, 0003 for half an hour": _database("sqlite", "0003", plugins=True, in_order=True),
     "sqlite, 0003": _database("sqlite", "0003", plugins=True, in_order=True, large_keys=True),
+    "sqlite, 0004": _renamed_counter("sqlite", "0004", plugins=False),
+    "sqlite, 0005 without an index of audit records": _renamed_counter("sqlite", "0005", plugins=True),
+    "sqlite, 0005 with an index of some": _renamed_counter("sqlite", "0005", plugins=True, indexed=(7,)),
     "postgresql, 0001": _database("postgresql", "0001", plugins=False),
     "postgresql, 0002": _database("postgresql", "0002", plugins=True),
     "postgresql, 0002 after a step down": _database("postgresql", "0002", plugins=False),
     "postgresql, 0003": _database("postgresql", "0003", plugins=True),
+    "postgresql, 0004": _renamed_counter("postgresql", "0004", plugins=False),
+    "postgresql, 0005 without an index of audit records": _renamed_counter("postgresql", "0005", plugins=True),
+    "postgresql, 0005 with an index of some": _renamed_counter("postgresql", "0005", plugins=True, indexed=(7,)),
 }

@@ -85,7 +85,7 @@ def whole_earlier(url: str) -> object:
 def test_it_is_migrated_with_all_that_it_holds(earlier: str, fresh: str) -> None:
     plugins = has_plugins(earlier)
     migrations.upgrade(earlier)
-    assert migrations.current_revision(earlier) == "0005"
+    assert migrations.current_revision(earlier) == "0007"
     asyncio.run(stored(earlier, plugins=plugins))
     migrations.upgrade(fresh)
     assert schema_of(earlier) == schema_of(fresh)
@@ -95,8 +95,8 @@ def test_its_plan_is_shown_and_can_be_carried_out(earlier: str, fresh: str) -> N
     before, plugins = whole_earlier(earlier), has_plugins(earlier)
     stamp = migrations.current_revision(earlier)
     plan = migrations.plan(earlier)
-    assert (plan.current, plan.target) == (stamp, "0005")
-    assert [step.revision for step in plan.steps] == (["0005"] if plugins else ["0004", "0005"])
+    assert (plan.current, plan.target) == (stamp, "0007")
+    assert [step.revision for step in plan.steps] == (["0007"] if plugins else ["0006", "0007"])
     assert f"earlier revision {stamp}" in plan.steps[0].name
     assert whole_earlier(earlier) == before
     carry_out(earlier, plan.sql)
@@ -107,12 +107,13 @@ def test_its_plan_is_shown_and_can_be_carried_out(earlier: str, fresh: str) -> N
 
 def test_a_step_down_drops_its_plugin_table(earlier: str) -> None:
     if has_plugins(earlier):
+        before = migrations.current_revision(earlier)
         with pytest.raises(DatabaseError, match="plugin_kv_storage has rows"):
             migrations.downgrade(earlier, "-1")
-        assert migrations.current_revision(earlier) in ("0002", "0003")
+        assert migrations.current_revision(earlier) == before
         migrations.downgrade(earlier, "-1", drop=True)
         assert not has_plugins(earlier)
-        assert migrations.current_revision(earlier) == "0004"
+        assert migrations.current_revision(earlier) == "0006"
 
 
 @pytest.mark.parametrize("earlier", ["sqlite, 0003", "postgresql, 0003"], indirect=True)

@@ -20,7 +20,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import keyloft
-from keyloft import CannotOpen, DatabaseError, SchemaTooOld, WrongLoop, migrations
+from keyloft import CannotOpen, DatabaseError, InvalidArgument, SchemaTooOld, WrongLoop, migrations
 from keyloft.core.schema import REVISION, REVISION_TABLE
 from keyloft.plugins.models import Base
 from tools.postgres import fresh_database, query
@@ -245,7 +245,7 @@ async def test_a_step_down_drops_the_plugin_table_and_keeps_the_rest(file: Path)
     await asyncio.to_thread(partial(migrations.downgrade, str(file), "-1", drop=True))
     assert tables(f"sqlite:///{file}") == TABLES[:-1]
     assert rows(file, held) == before[1]
-    with pytest.raises(SchemaTooOld, match=r"schema 0004.*keyloft migrate --database .*app\.db"):
+    with pytest.raises(SchemaTooOld, match=r"schema 0006.*keyloft migrate --database .*app\.db"):
         await keyloft.open(file)
     await asyncio.to_thread(migrations.upgrade, str(file))
     assert (schema(file), rows(file, held)) == before
@@ -272,7 +272,7 @@ async def test_a_step_down_on_a_server_drops_the_plugin_table_and_keeps_the_rest
     assert tables(postgres_url) == TABLES[:-1]
     kept = [row for row in before[0] if "plugin_kv" not in f"{row[0]} {row[1]}"]
     assert (postgres_schema(postgres_url), stored()) == (kept, before[1])
-    with pytest.raises(SchemaTooOld, match=r"schema 0004.*keyloft migrate --database 'postgresql://"):
+    with pytest.raises(SchemaTooOld, match=r"schema 0006.*keyloft migrate --database 'postgresql://"):
         await keyloft.open(postgres_url)
     await asyncio.to_thread(migrations.upgrade, postgres_url)
     assert (postgres_schema(postgres_url), stored()) == before
@@ -297,25 +297,25 @@ def test_up_down_and_up_again(url: str) -> None:
     rows_at(url, "UPDATE keyloft_version_counter SET version = 5")
     migrations.downgrade(url, "-1", drop=True)
     assert tables(url) == TABLES[:-1]
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0004",)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0006",)]
     migrations.upgrade(url)
     assert tables(url) == TABLES
     assert rows_at(url, "SELECT * FROM plugin_kv_storage") == []
     assert rows_at(url, "SELECT * FROM keyloft_version_counter") == [(1, 5)]
     migrations.downgrade(url, "base")
     assert tables(url) == []
-    migrations.upgrade(url, "0004")
+    migrations.upgrade(url, "0006")
     assert tables(url) == TABLES[:-1]
     migrations.upgrade(url, "+1")
     assert tables(url) == TABLES
 
 
 def test_a_plugin_table_that_is_not_keylofts_is_not_taken_over(url: str) -> None:
-    migrations.upgrade(url, "0004")
+    migrations.upgrade(url, "0006")
     rows_at(url, "CREATE TABLE plugin_kv_storage (plugin_name TEXT, key TEXT)")
     with pytest.raises(DatabaseError, match=r"plugin_kv_storage.*already exists"):
         migrations.upgrade(url)
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0004",)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0006",)]
 
 
 def whole(url: str) -> Any:
@@ -332,7 +332,7 @@ def carry_out(url: str, sql: str) -> None:
 def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Path) -> None:
     plan = migrations.plan(url)
     assert (plan.current, plan.target, plan.is_down) == (None, REVISION, False)
-    assert [step.revision for step in plan.steps] == ["0004", "0005"]
+    assert [step.revision for step in plan.steps] == ["0006", "0007"]
     assert plan.steps[1].name.startswith("The plugins' table")
     assert "CREATE TABLE plugin_kv_storage" in plan.sql
     assert not file.exists()
@@ -344,10 +344,10 @@ def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Pat
     before = whole(url)
     assert migrations.plan(url) == migrations.MigrationPlan(REVISION, REVISION, (), "", False)
     back = migrations.plan(url, "-1", down=True)
-    assert (back.current, back.target, [step.revision for step in back.steps]) == ("0005", "0004", ["0005"])
+    assert (back.current, back.target, [step.revision for step in back.steps]) == ("0007", "0006", ["0007"])
     assert "DROP TABLE plugin_kv_storage" in back.sql
     away = migrations.plan(url, "base", down=True)
-    assert (away.target, [step.revision for step in away.steps]) == (None, ["0005", "0004"])
+    assert (away.target, [step.revision for step in away.steps]) == (None, ["0007", "0006"])
     assert whole(url) == before
     assert len(rows_at(url, "SELECT * FROM plugin_kv_storage")) == 1
     with pytest.raises(DatabaseError, match="nowhere"):
@@ -428,7 +428,7 @@ def test_processes_that_migrate_at_the_same_moment_all_succeed(url: str, process
     at_the_same_moment(url, *[CHILD] * processes)
     assert tables(url) == TABLES
     assert rows_at(url, "SELECT * FROM keyloft_version_counter") == [(1, 0)]
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0005",)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0007",)]
 
 
 @pytest.mark.parametrize("processes", [2, 5])
@@ -479,7 +479,7 @@ def test_the_command_line_migrates_up_and_down(url: str) -> None:
         done = alembic(url, *arguments.split())
         assert done.returncode == 0, done.stderr
         shown += done.stdout.splitlines()
-    assert shown == ["0005 (head)", "0004", "0005 (head)"]
+    assert shown == ["0007 (head)", "0006", "0007 (head)"]
     assert tables(url) == TABLES
 
 
@@ -532,7 +532,7 @@ def test_a_server_that_is_not_there_is_no_traceback_on_the_command_line(tmp_path
     ("url", "reason"),
     [
         ("mysql://localhost/bot", "no engine for mysql://"),
-        ("", "no database is named"),
+        ("", "named by a path or a URL"),
         (":memory:", "in memory"),
         ("sqlite://", "in memory"),
         ("sqlite:///", "names no file"),
@@ -545,7 +545,7 @@ def test_what_can_not_be_migrated_is_named(
     url: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path}/another.db")
-    with pytest.raises(CannotOpen, match=reason):
+    with pytest.raises((CannotOpen, InvalidArgument), match=reason):
         migrations.upgrade(url)
     assert list(tmp_path.iterdir()) == []
 
@@ -651,7 +651,7 @@ def test_the_schema_on_postgresql(postgres_url: str) -> None:
         )
     assert definitions["idx_plugin_kv_prefix"].endswith("(plugin_name, key)")
     assert query(postgres_url, "SELECT * FROM keyloft_version_counter") == [(1, 0)]
-    assert query(postgres_url, "SELECT * FROM keyloft_version") == [("0005",)]
+    assert query(postgres_url, "SELECT * FROM keyloft_version") == [("0007",)]
 
 
 def test_a_row_inserted_by_hand_into_postgresql_is_whole(postgres_url: str) -> None:

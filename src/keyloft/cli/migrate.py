@@ -47,7 +47,8 @@ def migrate(
         remark(f"{database.shown} went back ({to})")
     else:
         migrations.upgrade(url, to)
-        remark(f"{database.shown} has {'the schema of this version' if to == 'head' else f'schema {to}'}")
+        schema = "the schema of this version" if to == "head" else f"schema {migrations.current_revision(url)}"
+        remark(f"{database.shown} has {schema}")
     if out.as_json:
         say(to_json({"database": database.shown, "to": to}))
 

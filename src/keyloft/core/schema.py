@@ -7,7 +7,7 @@ from keyloft.errors import DatabaseError, SchemaTooNew, SchemaTooOld
 Row: TypeAlias = tuple[Any, ...]
 """A row of a table, or the values that a statement binds."""
 
-REVISION: Final = "0005"
+REVISION: Final = "0007"
 """The schema that this version reads and writes. A later revision is a larger string."""
 
 REVISION_TABLE: Final = "keyloft_version"

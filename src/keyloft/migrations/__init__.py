@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from msgspec import Struct
 
+from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import CannotOpen, DatabaseError, KeyloftError, WrongLoop
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def upgrade(url: str | os.PathLike[str], revision: str = "head") -> None:
         revision: `head` for what this version of Keyloft reads and writes.
 
     Raises:
+        InvalidArgument: The URL is malformed.
         CannotOpen: Alembic is not installed, or the URL names nothing that can be migrated.
         DatabaseError: The migration failed, and nothing of it was kept.
         WrongLoop: It would block an event loop; from a coroutine, use `asyncio.to_thread`.
@@ -47,6 +49,7 @@ def downgrade(url: str | os.PathLike[str], revision: str, *, drop: bool = False)
         drop: Drop the plugins' table also if it has rows.
 
     Raises:
+        InvalidArgument: The URL is malformed.
         CannotOpen: Alembic is not installed, or the URL names nothing that can be migrated.
         DatabaseError: The migration failed, and nothing of it was kept; or the plugins' table has rows.
         WrongLoop: It would block an event loop; from a coroutine, use `asyncio.to_thread`.
@@ -78,6 +81,7 @@ def current_revision(url: str | os.PathLike[str]) -> str | None:
     """The revision that a database has; None if it has nothing of Keyloft's. Nothing is changed.
 
     Raises:
+        InvalidArgument: The URL is malformed.
         CannotOpen: Alembic is not installed, or the URL names nothing that can be migrated.
         DatabaseError: The database can't be read.
         WrongLoop: It would block an event loop.
@@ -86,7 +90,7 @@ def current_revision(url: str | os.PathLike[str]) -> str | None:
 
 
 def _inspect(url: str | os.PathLike[str]) -> tuple[str | None, "Succession | None"]:
-    """The revision, and what is to be done if it is one from before the revisions were squashed."""
+    """The revision, and what is to be done if it is one that today's revisions replace."""
     found: tuple[str | None, Succession | None] = (None, None)
 
     def read(heads: tuple[str, ...], context: Any) -> list[Any]:
@@ -113,6 +117,7 @@ def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = Fa
     """What `upgrade`, or `downgrade`, would do; nothing is changed.
 
     Raises:
+        InvalidArgument: The URL is malformed.
         CannotOpen: Alembic is not installed, or the URL names nothing that can be migrated.
         DatabaseError: There is no such revision, or the database can't be read.
         WrongLoop: It would block an event loop.
@@ -158,6 +163,7 @@ def _migrate(
     """
     if _in_an_event_loop():
         raise WrongLoop("a migration would block this event loop: use `await asyncio.to_thread(upgrade, url)`")
+    DatabaseUrl.parse(url)  # a malformed URL is refused as everywhere
     try:
         from alembic import command
         from alembic.config import Config

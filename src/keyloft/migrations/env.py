@@ -162,7 +162,7 @@ def _run(connection: Connection) -> None:
 
 
 def _bring_along(connection: Connection) -> None:
-    """Replace a stamp from before the revisions were squashed, and do what that takes."""
+    """Replace a stamp that today's revisions don't have, and do what that takes."""
     migration = context.get_context()
     stamps = [stamp for stamp in migration.get_current_heads() if stamp in earlier.STAMPS]
     if stamps and "destination_rev" not in migration.opts:  # a command that only reads

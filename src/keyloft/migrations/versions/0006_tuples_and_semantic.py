@@ -1,6 +1,6 @@
 """The version counter, and the tables of the tuple store and the semantic store
 
-Revision ID: 0004
+Revision ID: 0006
 Revises: nothing
 """
 
@@ -9,7 +9,7 @@ from alembic import op
 from keyloft.core.schema import VERSION_COUNTER_TABLE
 from keyloft.migrations import tables
 
-revision: str = "0004"
+revision: str = "0006"
 down_revision: str | None = None
 branch_labels: str | None = None
 depends_on: str | None = None

@@ -1,7 +1,7 @@
 """The plugins' table, and nothing else
 
-Revision ID: 0005
-Revises: 0004
+Revision ID: 0007
+Revises: 0006
 """
 
 import sqlalchemy as sa
@@ -10,8 +10,8 @@ from alembic.util import CommandError
 
 from keyloft.core.schema import PLUGIN_TABLE
 
-revision: str = "0005"
-down_revision: str | None = "0004"
+revision: str = "0007"
+down_revision: str | None = "0006"
 branch_labels: str | None = None
 depends_on: str | None = None
 
