@@ -46,13 +46,8 @@ async def open_engine(
         return await PostgresEngine.open(database.postgres, clock, durability=durability, patience=patience)
     if database.engine == "memory":
         return MemoryEngine(clock or SystemClock())
-    return await SqliteEngine.open(
-        database.path,
-        clock or SystemClock(),
-        durability=durability,
-        cache_mib=cache_mib,
-        read_only=database.read_only,
-    )
+    file = SqliteFile(database.path, durability, cache_mib=cache_mib, read_only=database.read_only)
+    return await SqliteEngine.open(file, clock or SystemClock())
 
 
 async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
@@ -76,7 +71,7 @@ async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
         raise CannotOpen("another process can't read a database in memory: name a file, or a PostgreSQL server")
     from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 
-    return await SqliteMaintenance.open(database.path, make=make, read_only=database.read_only)
+    return await SqliteMaintenance.open(SqliteFile(database.path, read_only=database.read_only), make=make)
 
 
 async def inspect_database(url: AnyUrl, *, patience: float = limits.SERVER_SECONDS) -> Inspection | None:

@@ -5,7 +5,6 @@ import heapq
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TypeAlias
 
 from keyloft import limits
 from keyloft.clock import Clock, Timer
@@ -13,9 +12,6 @@ from keyloft.core.engine import Reader
 from keyloft.core.paging import Pages
 from keyloft.core.records import NO_LIMIT, Address, Change, Get, Key, Latest, Record, Scan
 from keyloft.errors import Closed
-
-ReadVersion: TypeAlias = Callable[[], int | asyncio.Future[int]]
-"""Returns the version of the last commit; a future where that takes a request to a server."""
 
 
 class Notifier:
@@ -31,8 +27,15 @@ class Notifier:
         self.last_version: int | None = None
         """The version of the last commit that the watches know of."""
 
-    def watch(self, asks: tuple[Get | Scan, ...], read_version: ReadVersion) -> "KeyWatch | RangeWatch":
-        """Make a watch of what is committed from now on."""
+    def watch(
+        self, asks: tuple[Get | Scan, ...], read_version: Callable[[], int] | None = None
+    ) -> "KeyWatch | RangeWatch":
+        """Make a watch of what is committed from now on.
+
+        Args:
+            asks: Gets, or one Scan.
+            read_version: Returns the version of the last commit; None where that takes a request to a server.
+        """
         scans = [ask for ask in asks if isinstance(ask, Scan)]
         gets = [ask for ask in asks if isinstance(ask, Get)]
         watch: KeyWatch | RangeWatch
@@ -184,12 +187,16 @@ class RangeWatch(_WokenIterator):
     """
 
     def __init__(
-        self, engine: Reader, clock: Clock, awaited: set[object], scan: Scan, read_version: ReadVersion
+        self,
+        engine: Reader,
+        clock: Clock,
+        awaited: set[object],
+        scan: Scan,
+        read_version: Callable[[], int] | None,
     ) -> None:
         super().__init__(engine, clock, awaited)
         self._scan = Scan(scan.space, scan.start, scan.end, NO_LIMIT, keys_only=True)
         self._read_version = read_version
-        self._start_version = read_version()
         self._first_read_version: int | None = None
         self._versions: dict[Key, int] = {}
         self._expiries: dict[Key, int] = {}
@@ -200,9 +207,7 @@ class RangeWatch(_WokenIterator):
         self._next_comparison_at = 0.0
         self._comparison_timer: asyncio.TimerHandle | None = None
         # At once, not with the first step: another process may delete in between what was there at the start.
-        self.first_read: asyncio.Future[tuple[int, list[Record], int]] | None
-        self.first_read = asyncio.ensure_future(self._read_first())
-        self.first_read.add_done_callback(lambda read: read.cancelled() or read.exception())
+        self.first_read: asyncio.Future[tuple[int, list[Record], int]] | None = self._start_first_read()
 
     def committed(self, addresses: set[Address], version: int) -> None:
         space, start, end = self._scan.space, self._scan.start, self._scan.end
@@ -249,10 +254,7 @@ class RangeWatch(_WokenIterator):
 
     async def _take_first_read(self) -> set[Key]:
         """Remember what there was at the start; returns what was written after it, and so is a change."""
-        if self.first_read is None:
-            self._start_version = self._read_version()
-            self.first_read = asyncio.ensure_future(self._read_first())
-        reading = self.first_read
+        reading = self.first_read = self.first_read or self._start_first_read()
         await asyncio.wait([reading])  # a cancelled caller leaves it running
         if reading.cancelled():
             raise Closed
@@ -261,9 +263,16 @@ class RangeWatch(_WokenIterator):
         self._remember({record.key: record for record in records if record.version <= start_version})
         return {record.key for record in records if record.version > start_version}
 
-    async def _read_first(self) -> tuple[int, list[Record], int]:
+    def _start_first_read(self) -> asyncio.Future[tuple[int, list[Record], int]]:
+        start_version = self._read_version() if self._read_version is not None else None
+        reading = asyncio.ensure_future(self._read_first(start_version))
+        reading.add_done_callback(lambda read: read.cancelled() or read.exception())
+        return reading
+
+    async def _read_first(self, start_version: int | None) -> tuple[int, list[Record], int]:
         """The version after which a commit is a change, the records of the range, and a version that they show."""
-        start_version = self._start_version if isinstance(self._start_version, int) else await self._start_version
+        if start_version is None:
+            [start_version] = await self._engine.read(Latest())
         records = await self._read_range()
         [latest] = await self._engine.read(Latest())
         return start_version, records, latest

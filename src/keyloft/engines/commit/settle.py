@@ -171,7 +171,7 @@ class _State:
             now if record is None else record.created_at,
             now,
         )
-        return new, PutRow(new, write is not None and _is_new_entry(write))
+        return new, PutRow(new, removes_stored_row(write))
 
     def _touch(self, mutation: Touch, record: Record, write: Write | None) -> _Pending:
         expires_at = self._expiry(mutation.expire_in)
@@ -195,9 +195,9 @@ class _State:
                     number = max(number, operand)
         value = pack_counter(number % (limits.U64_MAX + 1))
         new = Record(mutation.key, value, Encoding.U64, version, expires_at, created_at, self._now)
-        return new, PutRow(new, write is not None and _is_new_entry(write))
+        return new, PutRow(new, removes_stored_row(write))
 
 
-def _is_new_entry(write: Write) -> bool:
+def removes_stored_row(write: Write | None) -> bool:
     """Whether this group removes the row that the database still holds, so that its `created_at` no longer counts."""
     return isinstance(write, RemoveRow) or (isinstance(write, PutRow) and write.is_new_entry)

@@ -5,14 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
-from msgspec.structs import replace
-
 from keyloft import limits
-from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Size, Snapshot, movable_time
+from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Size, Snapshot
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.schema import REVISION
 from keyloft.core.urls import PostgresAddress
 from keyloft.engines import loading
+from keyloft.engines.loading import R
 from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.errors import Failure, is_lost
 from keyloft.engines.postgres.server import PostgresServer
@@ -23,19 +22,19 @@ from keyloft.engines.postgres.tables import (
     READ_VERSION,
     WRITE_VERSION_AND_COMMIT,
     PostgresLayout,
+    arrays,
 )
+from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.maintenance import SqliteMaintenance
+from keyloft.engines.tables import created_names
 
 T = TypeVar("T")
-R = TypeVar("R", Record, Size)
 
 # The reader of a snapshot may pause for any time.
 _HOLD: Final = (
     "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0; "
     "SET LOCAL statement_timeout = 0; SET LOCAL enable_seqscan = on"
 )
-_CREATED: Final = [statement.split()[2] for statement in CREATE if statement.startswith("CREATE")]
-"""The names of Keyloft's tables and indexes."""
 _TIMES: Final = ("expires_at", "created_at", "updated_at")
 
 
@@ -47,29 +46,22 @@ def _whole_row(layout: PostgresLayout) -> str:
 def _put_whole_rows(layout: PostgresLayout) -> str:
     """The statement that puts rows with their versions and times, over whatever is stored."""
     columns = (*layout.columns, "version", *_TIMES)
-    types = [*layout.columns.values(), *["bigint"] * (len(_TIMES) + 1)]
-    arrays = ", ".join([f"${at}::{kind}[]" for at, kind in enumerate(types, 1)])
+    bound = arrays([*layout.columns.values(), *["bigint"] * (len(_TIMES) + 1)], 1)
     selected = ", ".join((*layout.columns, "version", *[layout.moment(f"new.{time}") for time in _TIMES]))
     replaced = ", ".join([f"{column} = excluded.{column}" for column in columns if column not in layout.key])
     names = ", ".join(columns)
     return (
-        f"INSERT INTO {layout.table} ({names}) SELECT {selected} FROM unnest({arrays}) AS new ({names}) "
+        f"INSERT INTO {layout.table} ({names}) SELECT {selected} FROM unnest({bound}) AS new ({names}) "
         f"ON CONFLICT ({', '.join(layout.key)}) DO UPDATE SET {replaced}"
     )
-
-
-def _movable(row: Record) -> Record:
-    """A plugin's row with times that any database can hold: people may have written others."""
-    expires_at, created_at, updated_at = map(movable_time, (row.expires_at, row.created_at, row.updated_at))
-    return replace(row, expires_at=expires_at, created_at=created_at or 0, updated_at=updated_at or 0)
 
 
 def _select(part: Range, after: Key | None, columns: str, *, with_values: bool) -> tuple[str, list[Any]]:
     """The statement that reads a page of a range, or of what is left of it after a key."""
     layout = LAYOUTS[part.space]
-    where, bindings = loading.range_condition(part, after, layout.key, "$")
+    statement, bindings = loading.select(layout, "$", "*", part, after)
     order = ", ".join(layout.key)
-    page = f"SELECT * FROM {layout.table}{where} ORDER BY {order} LIMIT {limits.MAINTENANCE_ROWS}"
+    page = f"{statement} ORDER BY {order} LIMIT {limits.MAINTENANCE_ROWS}"
     if with_values:
         # PostgreSQL knows the size of a value without reading it, so a page of large values ends early.
         size = f"octet_length({layout.value})"
@@ -151,7 +143,7 @@ class PostgresMaintenance:
     async def damage(self, progress: Progress) -> list[str]:
         """Whether Keyloft's tables and indexes exist and are valid; PostgreSQL checks its pages itself."""
         missing = await self._fetch(
-            "SELECT name FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NULL", _CREATED
+            "SELECT name FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NULL", created_names(CREATE)
         )
         invalid = await self._fetch(
             "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid "
@@ -161,7 +153,7 @@ class PostgresMaintenance:
         return [f"{row[0]} is missing" for row in missing] + [f"the index {row[0]} is not valid" for row in invalid]
 
     async def backup(self, target: str, progress: Progress) -> None:
-        copy = await SqliteMaintenance.open(target, make=True)
+        copy = await SqliteMaintenance.open(SqliteFile(target), make=True)
         try:
             async with self.snapshot() as snapshot:
                 await copy.become(snapshot, progress)
@@ -227,16 +219,12 @@ class _PostgresLoad:
     async def stored(self, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
         layout = LAYOUTS[space]
         found = await self._transaction.fetch(layout.load, None, *layout.bind_keys([row.key for row in rows]))
-        stored = layout.found([row[2:] for row in found if row[2] is not None])
-        if space is not Space.PLUGINS:
-            return dict(stored)
-        return {key: _movable(row) for key, row in stored.items()}
+        return layout.loaded(found)
 
     async def put(self, space: Space, rows: Sequence[Record]) -> None:
         if rows:
             layout = LAYOUTS[space]
-            times = [row.created_at for row in rows], [row.updated_at for row in rows]
-            await self._transaction.fetch(_put_whole_rows(layout), *layout.bind_puts(rows), *times)
+            await self._transaction.fetch(_put_whole_rows(layout), *layout.bind_rows(rows))
 
     async def clear(self) -> None:
         for layout in LAYOUTS.values():
@@ -254,32 +242,27 @@ class PostgresSnapshot:
 
     def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
         layout = LAYOUTS[part.space]
-        made = layout.record if part.space is not Space.PLUGINS else lambda *row: _movable(layout.record(*row))
-        return self._pages(part, after, _whole_row(layout), made, with_values=True)
+        make = layout.record if part.space is not Space.PLUGINS else lambda *row: loading.movable(layout.record(*row))
+        return self._pages(part, after, _whole_row(layout), make, with_values=True)
 
     async def count(self, part: Range) -> int:
-        layout = LAYOUTS[part.space]
-        where, bindings = loading.range_condition(part, None, layout.key, "$")
-        [[count]] = await self._fetch(f"SELECT count(*) FROM {layout.table}{where}", bindings)
+        [[count]] = await self._fetch(*loading.select(LAYOUTS[part.space], "$", "count(*)", part))
         return int(count)
 
     def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
         layout = LAYOUTS[part.space]
         columns = f"{', '.join(layout.key)}, octet_length({layout.value}), {layout.milliseconds('expires_at')}"
-        return self._pages(part, None, columns, _plugin_size if len(layout.key) > 1 else Size, with_values=False)
+        make = loading.plugin_size if part.space is Space.PLUGINS else Size
+        return self._pages(part, None, columns, make, with_values=False)
 
-    async def _pages(
-        self, part: Range, after: Key | None, columns: str, made: Callable[..., R], *, with_values: bool
+    def _pages(
+        self, part: Range, after: Key | None, columns: str, make: Callable[..., R], *, with_values: bool
     ) -> AsyncIterator[Sequence[R]]:
-        while rows := await self._fetch(*_select(part, after, columns, with_values=with_values)):
-            page = [made(*row) for row in rows]
-            after = page[-1].key
-            yield page
+        def read(after: Key | None) -> Awaitable[list[Any]]:
+            return self._fetch(*_select(part, after, columns, with_values=with_values))
+
+        return loading.pages(self._maintenance.server.name, LAYOUTS[part.space], read, make, after)
 
     async def _fetch(self, statement: str, bindings: Sequence[Any]) -> list[Any]:
         async with self._maintenance.explained():
             return await self._transaction.fetch(statement, *bindings)
-
-
-def _plugin_size(plugin: str, key: str, value_bytes: int, expires_at: int | None) -> Size:
-    return Size((plugin, key), value_bytes, movable_time(expires_at))

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, cast
 
 from keyloft import limits
 from keyloft.core.records import Ask, Count, Expired, Get, Latest, Now, Record, Scan, Space, Usage, Used
@@ -15,8 +15,6 @@ from keyloft.engines.postgres.tables import LAYOUTS, PLUGIN_USAGE, READ_VERSION
 from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # A count of a whole range or table may also scan the table sequentially.
@@ -162,10 +160,11 @@ def _fail(lookups: list[_Lookup], error: DatabaseError | Closed) -> None:
             future.exception()  # its caller may be gone, and asyncio would log it
 
 
-class OtherReads:
-    """Answers all other requests, each call on a connection of its own."""
+class PostgresReads:
+    """Answers all requests: gets of one space by `points`, any others on a connection of its own for each call."""
 
     def __init__(self, server: PostgresServer, now: Callable[[], int | None]) -> None:
+        self.points = PointReads(server, now)
         self._server = server
         self._now = now
         self._loop = asyncio.get_running_loop()
@@ -173,10 +172,14 @@ class OtherReads:
         self._slots: list[Slot] = []
         self._closed = False
 
-    async def read(self, asks: Sequence[Ask]) -> list[Any]:
+    async def read(self, *asks: Ask) -> list[Any]:
         """The answers to all requests, from one snapshot."""
-        arrived = self._loop.time()
-        now = self._now()
+        if not asks:
+            return []
+        space = getattr(asks[0], "space", None)
+        if all([type(ask) is Get and ask.space is space and not ask.include_expired for ask in asks]):
+            return await self.points.read(cast("Space", space), cast("Sequence[Get]", asks))
+        arrived, now = self._loop.time(), self._now()
 
         async def work(slot: Slot) -> list[Any]:
             counts = all([isinstance(ask, (Count, Usage)) for ask in asks])
@@ -203,6 +206,7 @@ class OtherReads:
             self._free.release()
 
     async def aclose(self) -> None:
+        await self.points.aclose()
         self._closed = True
         for slot in self._slots:
             slot.abandon()

@@ -13,9 +13,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.core.records import Address, Append, Batch, Committed, Key, Record, Space
+from keyloft.core.records import Address, Append, Batch, Committed, Record, Space
 from keyloft.engines.commit.outcomes import Outcome, failed, joined
-from keyloft.engines.commit.settle import PutRow, RemoveRow, SetExpiry, Verdict, Write, deciding, settle
+from keyloft.engines.commit.settle import PutRow, SetExpiry, Verdict, Write, deciding, removes_stored_row, settle
 from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.errors import Failure, is_locked, is_lost
 from keyloft.engines.postgres.server import PostgresServer
@@ -183,7 +183,7 @@ class PostgresWriter:
     async def _set(self, space: Space, writes: dict[Address, Write], count: int) -> tuple[int, int]:
         """Write rows over whatever is stored; returns the version counter before them, and the time."""
         layout = LAYOUTS[space]
-        puts = [write.record for _, write in sorted(writes.items(), key=_address) if isinstance(write, PutRow)]
+        puts = [write.record for address in sorted(writes) if isinstance(write := writes[address], PutRow)]
         await self._slot.connected()
         self._is_committing = True
         rows = await self._slot.fetch(layout.set, self._now(), count, self._name, *layout.bind_puts(puts))
@@ -210,14 +210,13 @@ class PostgresWriter:
     async def _load(self, transaction: Transaction, addresses: set[Address]) -> tuple[int, int, dict[Address, Record]]:
         """The version counter, the time, and what is stored at some keys, expired or not."""
         now = self._now()
-        version, current = None, {}
+        version, current = None, dict[Address, Record]()
         for space in sorted({space for space, _ in addresses}):
             layout = LAYOUTS[space]
             keys = sorted(key for at, key in addresses if at is space)
             rows = await transaction.fetch(layout.load, now, *layout.bind_keys(keys))
             version, now = self._server.counter_row(rows)[:2]
-            for key, record in layout.found([row[2:] for row in rows if row[2] is not None]).items():
-                current[space, key] = record
+            current |= {(space, key): record for key, record in layout.loaded(rows).items()}
         if version is None:
             version, now = self._server.counter_row(await transaction.fetch(READ_VERSION, now))
         assert now is not None
@@ -226,28 +225,15 @@ class PostgresWriter:
     async def _apply(self, transaction: Transaction, writes: dict[Address, Write], now: int) -> None:
         for space in sorted({space for space, _ in writes}):
             layout = LAYOUTS[space]
-            puts: list[Record] = []
-            removed: list[Key] = []
-            new_expiries: list[tuple[int | None, Key]] = []
-            for (at, key), write in sorted(writes.items(), key=_address):
-                if at is not space:
-                    continue
-                match write:
-                    case PutRow():
-                        puts.append(write.record)
-                        if write.is_new_entry:
-                            removed.append(key)
-                    case RemoveRow():
-                        removed.append(key)
-                    case SetExpiry():
-                        new_expiries.append((write.expires_at, key))
-            if removed:
+            some = {key: writes[at, key] for at, key in sorted(writes) if at is space}
+            puts = [write.record for write in some.values() if isinstance(write, PutRow)]
+            expiries = {key: write.expires_at for key, write in some.items() if isinstance(write, SetExpiry)}
+            if removed := [key for key, write in some.items() if removes_stored_row(write)]:
                 await transaction.fetch(layout.remove, *layout.bind_keys(removed))
             if puts:
                 await transaction.fetch(layout.put, now, *layout.bind_puts(puts))
-            if new_expiries:
-                due, keys = zip(*new_expiries, strict=True)
-                await transaction.fetch(layout.set_expiries, due, *layout.bind_keys(keys))
+            if expiries:
+                await transaction.fetch(layout.set_expiries, list(expiries.values()), *layout.bind_keys(list(expiries)))
 
 
 def _names_versions(group: list[Batch]) -> bool:
@@ -257,7 +243,3 @@ def _names_versions(group: list[Batch]) -> bool:
 
 def _moved(verdict: Verdict, base: int, now: int) -> Verdict:
     return replace(verdict, version=base + verdict.version, at=now) if isinstance(verdict, Committed) else verdict
-
-
-def _address(write: tuple[Address, Write]) -> Address:
-    return write[0]

@@ -72,10 +72,10 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Reco
     moment = layout.bind_time(now)
     match ask:
         case Scan():
-            bindings = (*layout.bind_range(ask.start, ask.end), moment, ask.limit)
+            bindings = (moment, *layout.bind_range(ask.start, ask.end), ask.limit)
             return layout.page(cursor.execute(layout.scan(ask), bindings).fetchall())
         case Count():
-            return number(cursor, layout.count, (*layout.bind_range(ask.start, ask.end), moment))
+            return number(cursor, layout.count, (moment, *layout.bind_range(ask.start, ask.end)))
         case Expired():
             return list(layout.page(cursor.execute(layout.expired, (moment, ask.limit)).fetchall()))
     raise TypeError(f"an engine can't answer {type(ask).__name__}")

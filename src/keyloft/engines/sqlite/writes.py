@@ -16,14 +16,14 @@ from keyloft.engines.commit.outcomes import Outcome, failed, joined
 from keyloft.engines.commit.settle import PutRow, RemoveRow, SetExpiry, Settled, Write, deciding, settle
 from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
-from keyloft.engines.sqlite.reads import number, point
-from keyloft.engines.sqlite.tables import LAYOUTS, READ_VERSION, WRITE_VERSION, LargeValueTable, Layout
+from keyloft.engines.sqlite.reads import point
+from keyloft.engines.sqlite.tables import LAYOUTS, WRITE_VERSION, LargeValueTable, SqliteLayout
 from keyloft.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
 
 
-def put(cursor: apsw.Cursor, layout: Layout, record: Record, *, is_new_entry: bool) -> None:
+def put(cursor: apsw.Cursor, layout: SqliteLayout, record: Record, *, is_new_entry: bool) -> None:
     """Store a record; a large value goes into the large value table."""
     bindings, large, key = layout.bind_put(record, is_new_entry), layout.large, record.key
     if large is not None and large.holds(record):
@@ -52,17 +52,13 @@ def _large_id(cursor: apsw.Cursor, large: LargeValueTable, key: Key) -> int | No
     return rows[0][0] if rows else None
 
 
-def remove(cursor: apsw.Cursor, layout: Layout, record: Record) -> None:
+def remove(cursor: apsw.Cursor, layout: SqliteLayout, record: Record) -> None:
     """Remove a stored record, and its large value if it has one."""
     large, key = layout.large, record.key
     # A value that is not bytes was written by hand, so its size does not tell which table holds it.
     if large is not None and (type(record.value) is not bytes or large.holds(record)):
         cursor.execute(large.remove, (key, _large_id(cursor, large, key)))
     cursor.execute(layout.remove, layout.bind_key(key))
-
-
-def _address(write: tuple[Address, Write]) -> Address:
-    return write[0]
 
 
 class UncommittedGroup(Struct, frozen=True):
@@ -168,7 +164,7 @@ class SqliteWriter:
     def _begin(self, group: list[Batch], deadline: float = math.inf) -> UncommittedGroup:
         self._cursor.execute("BEGIN IMMEDIATE")
         self._file.check_in_place(self.connection)
-        version = number(self._cursor, READ_VERSION)
+        version = self._file.read_version(self._cursor)
         current: dict[Address, Record] = {}
         for space, key in deciding(group):
             if (record := point(self._cursor, space, key)) is not None:
@@ -183,8 +179,8 @@ class SqliteWriter:
 
     def _apply(self, writes: dict[Address, Write], current: dict[Address, Record], deadline: float) -> None:
         # In the order of the keys, so that neighbours on one page are written together.
-        for (space, key), write in sorted(writes.items(), key=_address):
-            layout = LAYOUTS[space]
+        for space, key in sorted(writes):
+            layout, write = LAYOUTS[space], writes[space, key]
             match write:
                 case PutRow():
                     put(self._cursor, layout, write.record, is_new_entry=write.is_new_entry)
