@@ -42,8 +42,10 @@ async def open_engine(
     database = DatabaseUrl.parse(url)
     if database.postgres is not None:
         from keyloft.engines.postgres.engine import PostgresEngine  # its driver is not installed everywhere
+        from keyloft.engines.postgres.server import PostgresServer
 
-        return await PostgresEngine.open(database.postgres, clock, durability=durability, patience=patience)
+        server = PostgresServer(database.postgres, clock, durability=durability, patience=patience)
+        return await PostgresEngine.open(server)
     if database.engine == "memory":
         return MemoryEngine(clock or SystemClock())
     file = SqliteFile(database.path, durability, cache_mib=cache_mib, read_only=database.read_only)
@@ -65,8 +67,9 @@ async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
     database = DatabaseUrl.parse(url)
     if database.postgres is not None:
         from keyloft.engines.postgres.maintenance import PostgresMaintenance
+        from keyloft.engines.postgres.server import PostgresServer
 
-        return await PostgresMaintenance.open(database.postgres, make=make)
+        return await PostgresMaintenance.open(PostgresServer(database.postgres), make=make)
     if database.is_in_memory:
         raise CannotOpen("another process can't read a database in memory: name a file, or a PostgreSQL server")
     from keyloft.engines.sqlite.maintenance import SqliteMaintenance

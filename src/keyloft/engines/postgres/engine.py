@@ -1,20 +1,18 @@
 """The engine on a PostgreSQL database: reads, group commits, and watches over connections of its own."""
 
 import asyncio
-import secrets
 import time
 from functools import partial
 from typing import Any
 
 from keyloft import limits
-from keyloft.clock import Clock, SystemClock
+from keyloft.clock import SystemClock
 from keyloft.core.engine import Watch
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Scan
-from keyloft.core.urls import PostgresAddress
 from keyloft.engines.commit.groups import Groups
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.lifetime import ClosableEngine
-from keyloft.engines.postgres.connections import Slot, retry
+from keyloft.engines.postgres.connections import Slot
 from keyloft.engines.postgres.notifications import CommitListener
 from keyloft.engines.postgres.reads import PostgresReads
 from keyloft.engines.postgres.server import PostgresServer
@@ -44,54 +42,38 @@ class PostgresEngine(ClosableEngine):
     """An engine on a PostgreSQL database, which other processes may use at the same time."""
 
     @classmethod
-    async def open(
-        cls,
-        address: PostgresAddress,
-        clock: Clock | None = None,
-        *,
-        durability: str = "full",
-        patience: float = limits.SERVER_SECONDS,
-    ) -> "PostgresEngine":
+    async def open(cls, server: PostgresServer) -> "PostgresEngine":
         """Connect to a database, and make its tables if there are none.
-
-        Args:
-            address: Where it is.
-            clock: Another clock than the server's, for tests.
-            durability: "relaxed" lets the server answer before a commit is on disk.
-            patience: How many seconds a call waits for a server that is away or silent.
 
         Raises:
             DatabaseError: The database can't be used; the message says why.
         """
-        server = PostgresServer(address, durability=durability, patience=patience)
         slot = Slot(server)
 
-        async def set_up(slot: Slot) -> tuple[int, int]:
-            store = await server.set_up_schema(await slot.connected())
+        async def set_up() -> int:
+            await server.set_up_schema(await slot.connected())
             _, now = server.counter_row(await slot.fetch(READ_VERSION, None))
-            return store, int(now)
+            return int(now)
 
         try:
-            store, now = await retry(server, slot, set_up, asyncio.get_running_loop().time())
+            server_clock = ServerClock(await slot.retry(set_up))
         except BaseException:
             slot.abandon()
             await server.aclose()
             raise
-        return cls(server, clock, ServerClock(now), slot, f"{store}.{secrets.token_hex(8)}")
+        return cls(server, server_clock, slot)
 
-    def __init__(
-        self, server: PostgresServer, clock: Clock | None, server_clock: ServerClock, slot: Slot, name: str
-    ) -> None:
+    def __init__(self, server: PostgresServer, server_clock: ServerClock, slot: Slot) -> None:
         super().__init__()
         self.server = server
         """Tests read from it whether there is a pooler."""
-        self._clock = clock
+        self.location = server.name
         self._groups = Groups(self._start)
-        self._reads = PostgresReads(server, self._now)
+        self._reads = PostgresReads(server)
         # Not this engine, whose reads wait for new watches to begin: the watches read, too.
-        self._notifier = Notifier(self._reads, clock or server_clock)
-        self._listener = CommitListener(server, name, self._notifier, self._groups, server_clock.set)
-        self._writer = PostgresWriter(server, slot, self._now, name)
+        self._notifier = Notifier(self._reads, server.clock or server_clock)
+        self._listener = CommitListener(server, self._notifier, self._groups, server_clock.set)
+        self._writer = PostgresWriter(server, slot)
         self._writing: asyncio.Task[Outcome] | None = None
         self._first_reads: set[asyncio.Future[Any]] = set()
         """What watches have yet to read before they have begun."""
@@ -119,10 +101,6 @@ class PostgresEngine(ClosableEngine):
         self._listener.start()
         return watch
 
-    @property
-    def location(self) -> str:
-        return self.server.name
-
     async def _wait_for_watches(self) -> None:
         """Wait until new watches have begun: a caller that makes a watch, and then reads or writes, misses nothing.
 
@@ -130,10 +108,6 @@ class PostgresEngine(ClosableEngine):
         """
         await asyncio.wait(self._first_reads, timeout=self.server.patience / 4)
         self.check_usable()
-
-    def _now(self) -> int | None:
-        """The time of an injected clock; None for the server's."""
-        return None if self._clock is None else self._clock.now()
 
     def _start(self, group: list[Batch]) -> None:
         self._writing = asyncio.create_task(self._writer.commit(group, self._groups.arrived_at), name="keyloft writer")

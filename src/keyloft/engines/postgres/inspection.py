@@ -32,7 +32,7 @@ async def inspect(address: PostgresAddress, patience: float) -> Inspection:
     Raises:
         DatabaseError: It can't be connected to, or does not answer; the message says why.
     """
-    server = PostgresServer(address, durability="full", patience=patience)
+    server = PostgresServer(address, patience=patience)
     connection = await server.connect_once()
     try:
         return await _inspect(server, connection)

@@ -9,21 +9,13 @@ from keyloft import limits
 from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Size, Snapshot
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.schema import REVISION
-from keyloft.core.urls import PostgresAddress
 from keyloft.engines import loading
 from keyloft.engines.loading import R
+from keyloft.engines.postgres import tables
 from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.errors import Failure, is_lost
 from keyloft.engines.postgres.server import PostgresServer
-from keyloft.engines.postgres.tables import (
-    CREATE,
-    LAYOUTS,
-    LOCK_VERSION,
-    READ_VERSION,
-    WRITE_VERSION_AND_COMMIT,
-    PostgresLayout,
-    arrays,
-)
+from keyloft.engines.postgres.tables import LAYOUTS, READ_VERSION, PostgresLayout
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 from keyloft.engines.tables import created_names
@@ -46,7 +38,7 @@ def _whole_row(layout: PostgresLayout) -> str:
 def _put_whole_rows(layout: PostgresLayout) -> str:
     """The statement that puts rows with their versions and times, over whatever is stored."""
     columns = (*layout.columns, "version", *_TIMES)
-    bound = arrays([*layout.columns.values(), *["bigint"] * (len(_TIMES) + 1)], 1)
+    bound = tables.arrays([*layout.columns.values(), *["bigint"] * (len(_TIMES) + 1)], 1)
     selected = ", ".join((*layout.columns, "version", *[layout.moment(f"new.{time}") for time in _TIMES]))
     replaced = ", ".join([f"{column} = excluded.{column}" for column in columns if column not in layout.key])
     names = ", ".join(columns)
@@ -75,23 +67,15 @@ class PostgresMaintenance:
     """A PostgreSQL database as a whole."""
 
     @classmethod
-    async def open(
-        cls, address: PostgresAddress, *, make: bool, patience: float = limits.SERVER_SECONDS
-    ) -> "PostgresMaintenance":
-        """Connect to a database.
-
-        Args:
-            address: Where it is.
-            make: Make its tables if there are none.
-            patience: How many seconds to wait for a server that does not answer.
+    async def open(cls, server: PostgresServer, *, make: bool) -> "PostgresMaintenance":
+        """Connect to a database; `make` makes its tables if there are none.
 
         Raises:
             DatabaseError: The database can't be used; the message says why.
         """
-        server = PostgresServer(address, durability="full", patience=patience)
         maintenance = cls(server)
         try:
-            async with asyncio.timeout(patience), maintenance.explained():
+            async with asyncio.timeout(server.patience), maintenance.explained():
                 connection = await maintenance.slot.connected()
                 await (server.set_up_schema if make else server.check_schema)(connection)
         except BaseException as error:
@@ -143,7 +127,7 @@ class PostgresMaintenance:
     async def damage(self, progress: Progress) -> list[str]:
         """Whether Keyloft's tables and indexes exist and are valid; PostgreSQL checks its pages itself."""
         missing = await self._fetch(
-            "SELECT name FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NULL", created_names(CREATE)
+            "SELECT name FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NULL", created_names(tables.CREATE)
         )
         invalid = await self._fetch(
             "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid "
@@ -183,12 +167,12 @@ class PostgresMaintenance:
         deadline = asyncio.get_running_loop().time() + limits.BUSY_SECONDS
         while True:
             try:
-                async with self.slot.transaction(f"{self.server.begin}; {LOCK_VERSION}") as transaction:
+                async with self.slot.transaction(f"{self.server.begin}; {tables.LOCK_VERSION}") as transaction:
                     version, now = self.server.counter_row(await transaction.fetch(READ_VERSION, None))
                     result, after = await work(_PostgresLoad(transaction, version, now))
                     if after is not None:
                         await transaction.execute(
-                            WRITE_VERSION_AND_COMMIT.format(version=after, name=self.server.token)
+                            tables.WRITE_VERSION_AND_COMMIT.format(version=after, name=self.server.process)
                         )
                 return result
             except Failure as error:

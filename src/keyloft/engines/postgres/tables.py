@@ -17,16 +17,7 @@ from keyloft.core.records import Key, Page, Record, Space
 from keyloft.core.schema import Row
 from keyloft.core.values import JSON
 from keyloft.engines import tables
-from keyloft.engines.tables import (
-    Layout,
-    alive,
-    create_all,
-    create_plugin_table,
-    equal,
-    plugin_page,
-    plugin_usage,
-    within,
-)
+from keyloft.engines.tables import Layout, alive, equal, within
 
 
 class PostgresLayout(Layout, frozen=True, kw_only=True):
@@ -192,9 +183,7 @@ def _bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
             "updated_at BIGINT NOT NULL, value BYTEA NOT NULL)",
             f"CREATE INDEX {table}_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
         ),
-        bind_key=lambda key: (key,),
         bind_keys=lambda keys: (keys,),
-        bind_range=lambda start, end: (start, end),
         bind_row=astuple,
         record=Record,
         page=lambda rows: Page(*zip(*rows, strict=True)),
@@ -231,7 +220,7 @@ def _plugin_layout() -> PostgresLayout:
         return Record((plugin, key), value.encode(), JSON, version, *times)
 
     def page(rows: Sequence[Row]) -> Page:
-        page = plugin_page(rows)
+        page = tables.plugin_page(rows)
         page.values = [text.encode() for text in cast("Sequence[str]", page.values)]
         return page
 
@@ -255,10 +244,8 @@ def _plugin_layout() -> PostgresLayout:
         ),
         value="value_json",
         milliseconds=_plugin_milliseconds,
-        create=create_plugin_table(' COLLATE "C"', "TIMESTAMP WITH TIME ZONE", "CURRENT_TIMESTAMP"),
-        bind_key=lambda key: key,
+        create=tables.create_plugin_table(' COLLATE "C"', "TIMESTAMP WITH TIME ZONE", "CURRENT_TIMESTAMP"),
         bind_keys=lambda keys: tuple(zip(*keys, strict=True)),
-        bind_range=lambda start, end: (*start, end[1]),
         bind_row=bind_row,
         record=record,
         page=page,
@@ -271,8 +258,8 @@ LAYOUTS: Final[Mapping[Space, PostgresLayout]] = {
     Space.PLUGINS: _plugin_layout(),
 }
 
-PLUGIN_USAGE: Final = plugin_usage(_PLUGIN_NOW, "sum(octet_length(value_json))::bigint")
+PLUGIN_USAGE: Final = tables.plugin_usage(_PLUGIN_NOW, "sum(octet_length(value_json))::bigint")
 """now"""
 
-CREATE: Final = create_all(LAYOUTS.values(), "BIGINT")
+CREATE: Final = tables.create_all(LAYOUTS.values(), "BIGINT")
 """Creates Keyloft's tables in a database without them."""

@@ -7,7 +7,7 @@ a later statement: a statement that waited for the lock would still see the stat
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.core.records import Address, Append, Batch, Committed, Record, Space
 from keyloft.engines.commit.outcomes import Outcome, failed, joined
-from keyloft.engines.commit.settle import PutRow, SetExpiry, Verdict, Write, deciding, removes_stored_row, settle
+from keyloft.engines.commit.settle import PutRow, SetExpiry, Settled, Verdict, Write, deciding, removes_row, settle
 from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.errors import Failure, is_locked, is_lost
 from keyloft.engines.postgres.server import PostgresServer
@@ -31,12 +31,9 @@ _TIMED_OUT: Final = (Unreachable, Busy)
 class PostgresWriter:
     """Commits groups on a connection of its own."""
 
-    def __init__(self, server: PostgresServer, slot: Slot, now: Callable[[], int | None], name: str) -> None:
+    def __init__(self, server: PostgresServer, slot: Slot) -> None:
         self._server = server
-        self._now = now
         self._slot = slot
-        self._name = name
-        """Names this process's commits in notifications."""
         self._last_version = 0
         self._last_failure: DatabaseError | None = None
         self._held_back: set[Address] = set()
@@ -175,20 +172,19 @@ class PostgresWriter:
             settled = settle(group, {}, 0, 0)
             spaces = {space for space, _ in settled.writes}
             if len(spaces) == 1:
-                base, now = await self._set(spaces.pop(), settled.writes, settled.version)
-                verdicts = [_moved(verdict, base, now) for verdict in settled.verdicts]
-                return self._done(Outcome(verdicts, base, base + settled.version, settled.writes))
+                return await self._set(spaces.pop(), settled)
         return await self._decide(group, addresses)
 
-    async def _set(self, space: Space, writes: dict[Address, Write], count: int) -> tuple[int, int]:
-        """Write rows over whatever is stored; returns the version counter before them, and the time."""
-        layout = LAYOUTS[space]
-        puts = [write.record for address in sorted(writes) if isinstance(write := writes[address], PutRow)]
+    async def _set(self, space: Space, settled: Settled) -> Outcome:
+        """Write the rows of a group over whatever is stored. It was settled as if version counter and time were 0."""
+        layout, writes, server = LAYOUTS[space], settled.writes, self._server
+        puts = layout.bind_puts([write.record for at in sorted(writes) if isinstance(write := writes[at], PutRow)])
         await self._slot.connected()
         self._is_committing = True
-        rows = await self._slot.fetch(layout.set, self._now(), count, self._name, *layout.bind_puts(puts))
-        base, now, _ = self._server.counter_row(rows)
-        return base, now
+        rows = await self._slot.fetch(layout.set, server.now(), settled.version, server.process, *puts)
+        base, now, _ = server.counter_row(rows)
+        verdicts = [_moved(verdict, base, now) for verdict in settled.verdicts]
+        return self._done(Outcome(verdicts, base, base + settled.version, writes))
 
     async def _decide(self, group: list[Batch], addresses: set[Address]) -> Outcome:
         async with self._slot.transaction(f"{self._server.begin}; {LOCK_VERSION}") as transaction:
@@ -198,7 +194,8 @@ class PostgresWriter:
                 await self._apply(transaction, settled.writes, now)
                 self._is_committing = True
                 # In one round trip.
-                await transaction.execute(WRITE_VERSION_AND_COMMIT.format(version=settled.version, name=self._name))
+                end = WRITE_VERSION_AND_COMMIT.format(version=settled.version, name=self._server.process)
+                await transaction.execute(end)
         return self._done(Outcome(settled.verdicts, before, settled.version, settled.writes))
 
     def _done(self, outcome: Outcome) -> Outcome:
@@ -209,7 +206,7 @@ class PostgresWriter:
 
     async def _load(self, transaction: Transaction, addresses: set[Address]) -> tuple[int, int, dict[Address, Record]]:
         """The version counter, the time, and what is stored at some keys, expired or not."""
-        now = self._now()
+        now = self._server.now()
         version, current = None, dict[Address, Record]()
         for space in sorted({space for space, _ in addresses}):
             layout = LAYOUTS[space]
@@ -228,7 +225,7 @@ class PostgresWriter:
             some = {key: writes[at, key] for at, key in sorted(writes) if at is space}
             puts = [write.record for write in some.values() if isinstance(write, PutRow)]
             expiries = {key: write.expires_at for key, write in some.items() if isinstance(write, SetExpiry)}
-            if removed := [key for key, write in some.items() if removes_stored_row(write)]:
+            if removed := [key for key, write in some.items() if removes_row(write)]:
                 await transaction.fetch(layout.remove, *layout.bind_keys(removed))
             if puts:
                 await transaction.fetch(layout.put, now, *layout.bind_puts(puts))
