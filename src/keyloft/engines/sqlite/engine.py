@@ -26,7 +26,7 @@ from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.reads import LongReader, View, answer, point, points
 from keyloft.engines.sqlite.wal import WriteAheadLog
 from keyloft.engines.sqlite.worker import Worker
-from keyloft.engines.sqlite.writes import Interrupted, SqliteWriter, UncommittedGroup
+from keyloft.engines.sqlite.writes import SqliteWriter, UncommittedGroup
 from keyloft.engines.watches import Notifier
 from keyloft.errors import Closed, DatabaseError
 
@@ -73,6 +73,7 @@ class SqliteEngine(ClosableEngine):
     ) -> None:
         super().__init__()
         self._file = file
+        self.location = file.path
         self._clock = clock
         self._worker = worker
         self._writer = SqliteWriter(file, clock, writer)
@@ -131,10 +132,6 @@ class SqliteEngine(ClosableEngine):
             self._poller = asyncio.create_task(self._poll())
         return watch
 
-    @property
-    def location(self) -> str:
-        return self._file.path
-
     def _start(self, group: list[Batch]) -> None:
         if self._file.read_only:
             self._groups.finished([opened_read_only(self._file.path) for _ in group])
@@ -165,22 +162,20 @@ class SqliteEngine(ClosableEngine):
 
     def _commit_inline(self, begun: UncommittedGroup) -> None:
         self.before_step(CommitStep.INLINE)
+        is_refused = False
         try:
-            outcome = self._writer.commit_inline(begun)
-        except Interrupted as interrupted:
-            if interrupted.outcome is None:
+            self._writer.end(begun)
+        except apsw.Error:
+            is_refused = True
+            self._writer.roll_back()
+        finally:
+            # Also if a signal's handler raised: SQLite has then committed, or the transaction is still open.
+            if is_refused:
+                self._hand_to_worker(begun.group, None)
+            elif self._writer.connection.in_transaction:
                 self._hand_to_worker(begun.group, begun)
             else:
-                self._finished(interrupted.outcome)
-            raise interrupted.error from None
-        except BaseException:
-            if self._writer.connection.in_transaction:
-                self._hand_to_worker(begun.group, begun)
-            raise
-        if outcome is None:
-            self._hand_to_worker(begun.group, None)
-        else:
-            self._finished(outcome)
+                self._finished(self._writer.outcome(begun))
 
     def _finished(self, outcome: Outcome) -> None:
         self.before_step(CommitStep.FINISHED)

@@ -19,7 +19,7 @@ from keyloft.core.records import Page, PluginKey, Record, Space
 from keyloft.core.schema import Row
 from keyloft.core.values import JSON, LOST
 from keyloft.engines import tables
-from keyloft.engines.tables import Layout, create_all, create_plugin_table, equal, plugin_page, plugin_usage, within
+from keyloft.engines.tables import Layout, equal, within
 
 
 class LargeValueTable(Struct, frozen=True):
@@ -145,9 +145,7 @@ def _bytes_layout(table: str, *, lists_times: bool = False) -> SqliteLayout:
         length=f"coalesce(length(value), (SELECT length(big.value) {big}), 0)",
         record=Record,
         page=lambda rows: Page(*zip(*rows, strict=True)),
-        bind_key=lambda key: (key,),
         bind_keys=lambda keys: (*keys, *_NO_KEYS[len(keys) :]),
-        bind_range=lambda start, end: (start, end),
         bind_time=lambda moment: moment,
         bind_put=lambda record, is_new_entry: (*astuple(record), is_new_entry),
         get=f"SELECT coalesce(value, large), {columns} FROM {table} WHERE key = ?1",
@@ -182,7 +180,7 @@ def _plugin_layout() -> SqliteLayout:
         return Record(key, value, JSON, version, None if expires_at is None else milliseconds(expires_at))
 
     def page(rows: Sequence[Row]) -> Page:
-        page = plugin_page(rows)
+        page = tables.plugin_page(rows)
         if any(page.expiries):
             page.expiries = list(map(milliseconds, page.expiries))
         return page
@@ -198,15 +196,13 @@ def _plugin_layout() -> SqliteLayout:
             keys_only="plugin_name, key, x'', version, expires_at",
             listed=f"plugin_name, key, {columns}",
         ),
-        create=create_plugin_table("", "DATETIME", "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"),
+        create=tables.create_plugin_table("", "DATETIME", "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"),
         value=value,
         encoding=f"{int(JSON)}",
         length=f"length({value})",
         record=record,
         page=page,
-        bind_key=lambda key: key,
         bind_keys=lambda keys: (*chain.from_iterable(keys), *(2 * _NO_KEYS[len(keys) :])),
-        bind_range=lambda start, end: (*start, end[1]),
         bind_time=bind_time,
         bind_put=bind_put,
         get=f"SELECT {columns} FROM {table} WHERE plugin_name = ?1 AND key = ?2",
@@ -250,11 +246,11 @@ LAYOUTS: Final[Mapping[Space, SqliteLayout]] = {
     Space.PLUGINS: _plugin_layout(),
 }
 
-PLUGIN_USAGE: Final = plugin_usage("?1", "sum(octet_length(value_json))")
+PLUGIN_USAGE: Final = tables.plugin_usage("?1", "sum(octet_length(value_json))")
 """now"""
 
 READ_VERSION: Final = f"SELECT version FROM {schema.VERSION_COUNTER_TABLE}"
 WRITE_VERSION: Final = f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = ?1"
 
-CREATE: Final = create_all(LAYOUTS.values(), "INTEGER")
+CREATE: Final = tables.create_all(LAYOUTS.values(), "INTEGER")
 """The statements that turn an empty database into one of Keyloft's."""
