@@ -56,7 +56,7 @@ def within(key: Sequence[str], mark: str, over: str = ">=") -> str:
 def lists(
     table: str, key: tuple[str, ...], mark: str, now: str, *, listed: str, keys_only: str, source: str | None = None
 ) -> dict[str, Any]:
-    """The fields of a layout that name its table, and select the live or the expired entries of a range.
+    """The fields of a layout that name its table, bind its keys, and select live or expired entries.
 
     Args:
         table: The table.
@@ -67,7 +67,7 @@ def lists(
         keys_only: The same, without values.
         source: Where a list of entries selects from, if not from the table alone.
     """
-    full_key = [f"{table}.{column}" for column in key]
+    full_key, is_plugins = [f"{table}.{column}" for column in key], table == schema.PLUGIN_TABLE
 
     def scan(reverse: bool, without_values: bool, after: bool) -> str:
         return (
@@ -79,6 +79,8 @@ def lists(
     return {
         "table": table,
         "key": key,
+        "bind_key": (lambda key: key) if is_plugins else (lambda key: (key,)),
+        "bind_range": (lambda start, end: (*start, end[1])) if is_plugins else (lambda start, end: (start, end)),
         "scans": {flags: scan(*flags) for flags in product((False, True), repeat=3)},
         "expired": f"SELECT {keys_only} FROM {table} WHERE expires_at <= {now} ORDER BY expires_at LIMIT {mark}2",
     }
