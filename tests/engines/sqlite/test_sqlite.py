@@ -9,6 +9,7 @@ from typing import Any
 import apsw
 import pytest
 
+import keyloft
 from keyloft import DatabaseError, ManualClock
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Delete, Get, Scan, Space
@@ -293,3 +294,13 @@ async def test_a_commit_of_another_process_between_retried_batches_is_noticed(
     assert values_of(await next_of(watch)) == {b"k": b"9"}
     await here.aclose()
     rival.connection.close()
+
+
+async def test_a_lost_version_counter_is_named(tmp_path: Path) -> None:
+    async with keyloft.open(tmp_path / "app.db", sweep_every=None) as kv:
+        rival = apsw.Connection(str(tmp_path / "app.db"))
+        rival.execute("DELETE FROM keyloft_version_counter")
+        rival.close()
+        for call in (lambda: kv.set(("k",), 1), lambda: kv.delete(("k",)), lambda: anext(kv.watch(prefix=("a",)))):
+            with pytest.raises(DatabaseError, match="keyloft_version_counter"):
+                await call()

@@ -23,7 +23,7 @@ from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.sqlite.errors import opened_read_only
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.reads import LongReader, View, answer, point, points
+from keyloft.engines.sqlite.reads import LongReader, View, answer, point, points, read_version
 from keyloft.engines.sqlite.wal import WriteAheadLog
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.sqlite.writes import SqliteWriter, UncommittedGroup
@@ -206,7 +206,7 @@ class SqliteEngine(ClosableEngine):
 
     def _read_version(self) -> int:
         with self._file.explained(self._reader):
-            return self._file.read_version(self._reader)
+            return read_version(self._reader.cursor())
 
     async def _read_on_thread(self, asks: tuple[Ask, ...]) -> list[Any]:
         if self._long_reader is None:

@@ -132,17 +132,6 @@ class SqliteFile(Struct, frozen=True):
         """The error for the caller: what is wrong with this file, and what to do."""
         return errors.explain(error, self.path, connection, read_only=self.read_only)
 
-    def read_version(self, connection: apsw.Connection | apsw.Cursor) -> int:
-        """The version counter.
-
-        Raises:
-            DatabaseError: There is none.
-        """
-        version: int | None = connection.execute(tables.READ_VERSION).get
-        if version is None:
-            raise schema.lost_counter(self.path)
-        return version
-
     def check_in_place(self, connection: apsw.Connection) -> None:
         """Refuse to write to a file that its path no longer names; in WAL mode SQLite does not check that.
 

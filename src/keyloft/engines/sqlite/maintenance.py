@@ -21,7 +21,7 @@ from keyloft.core.values import LOST
 from keyloft.engines import loading
 from keyloft.engines.loading import R
 from keyloft.engines.sqlite.file import LIBRARY_VERSION, SqliteFile, busy_handler
-from keyloft.engines.sqlite.reads import point
+from keyloft.engines.sqlite.reads import point, read_version
 from keyloft.engines.sqlite.tables import CREATE, LAYOUTS, READ_VERSION, WRITE_VERSION, SqliteLayout, milliseconds
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.sqlite.writes import put
@@ -185,7 +185,7 @@ class SqliteMaintenance:
     async def _begin(self, connection: apsw.Connection, begin: str) -> int:
         """Begin a transaction; returns the version counter, which it shows from then on."""
         await self.execute(connection, begin)
-        return await self.do(partial(self.file.read_version, connection))
+        return await self.do(partial(read_version, connection.cursor()))
 
     async def _write(self, work: Callable[["_SqliteLoad"], Awaitable[tuple[T, int | None]]]) -> T:
         """Do something in one transaction, and set the version counter that it returns."""

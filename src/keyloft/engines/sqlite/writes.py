@@ -15,7 +15,7 @@ from keyloft.engines.commit.outcomes import Outcome, failed, joined
 from keyloft.engines.commit.settle import PutRow, RemoveRow, SetExpiry, Settled, Write, deciding, settle
 from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
-from keyloft.engines.sqlite.reads import point
+from keyloft.engines.sqlite.reads import point, read_version
 from keyloft.engines.sqlite.tables import LAYOUTS, WRITE_VERSION, LargeValueTable, SqliteLayout
 from keyloft.errors import DatabaseError
 
@@ -133,7 +133,7 @@ class SqliteWriter:
     def _begin(self, group: list[Batch], deadline: float = math.inf) -> UncommittedGroup:
         self._cursor.execute("BEGIN IMMEDIATE")
         self._file.check_in_place(self.connection)
-        version = self._file.read_version(self._cursor)
+        version = read_version(self._cursor)
         current: dict[Address, Record] = {}
         for space, key in deciding(group):
             if (record := point(self._cursor, space, key)) is not None:
