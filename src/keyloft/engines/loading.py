@@ -1,7 +1,8 @@
 """Reads and loads whole databases, the same way on every engine: page by page, merging rows, or replacing all."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -13,6 +14,8 @@ from keyloft.engines.tables import Layout
 from keyloft.errors import DatabaseError
 
 R = TypeVar("R", Record, Size)
+
+TIMES: Final = ("expires_at", "created_at", "updated_at")
 
 
 class LoadTransaction(Protocol):
@@ -74,50 +77,65 @@ def movable(row: Record) -> Record:
     return replace(row, expires_at=expires_at, created_at=created_at or 0, updated_at=updated_at or 0)
 
 
-def plugin_size(plugin: str, key: str, value_bytes: int, expires_at: int | None) -> Size:
+def _plugin_size(plugin: str, key: str, value_bytes: int, expires_at: int | None) -> Size:
     return Size((plugin, key), value_bytes, movable_time(expires_at))
 
 
-async def pages(
-    database: str,
-    layout: Layout,
-    read: Callable[[Key | None], Awaitable[Sequence[Row]]],
-    make: Callable[..., R],
-    after: Key | None,
-) -> AsyncIterator[Sequence[R]]:
-    """Read a table page by page, each beginning after the last key of the one before, and make something of each row.
+class TableSnapshot(ABC):
+    """A database at one moment: a transaction that stays open, in which tables are read page by page."""
 
-    Args:
-        database: Its name, for an error.
-        layout: Of the table.
-        read: Reads the rows of a page that begins after a key.
-        make: Makes something of the columns of a row.
-        after: Begin after this key.
+    def __init__(self, database: str, layouts: Mapping[Space, Layout], version: int, now: int) -> None:
+        self._database = database
+        self._layouts = layouts
+        self.version = version
+        self.now = now
 
-    Raises:
-        DatabaseError: The keys are not in order.
-    """
-    while rows := await read(after):
-        page = [make(*row) for row in rows]
-        before, after = after, page[-1].key
-        # With a damaged index this could go on for ever.
-        if before is not None and type(before) is type(after) and before >= after:
-            raise DatabaseError(
-                f"{database} is damaged: {layout.table} is not in the order of its keys; restore it from a backup"
-            )
-        yield page
+    def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
+        layout = self._layouts[part.space]
+        columns = ", ".join((layout.row, *map(layout.milliseconds, TIMES)))
+        make = layout.row_record
+        if part.space is Space.PLUGINS:
+            return self._pages(part, after, columns, lambda *row: movable(make(*row)), with_values=True)
+        return self._pages(part, after, columns, make, with_values=True)
+
+    def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
+        layout = self._layouts[part.space]
+        columns = ", ".join((*layout.key, layout.length, layout.milliseconds("expires_at")))
+        make = _plugin_size if part.space is Space.PLUGINS else Size
+        return self._pages(part, None, columns, make, with_values=False)
+
+    async def count(self, part: Range) -> int:
+        [[count]] = await self.fetch(*select(self._layouts[part.space], "count(*)", part))
+        return int(count)
+
+    async def _pages(
+        self, part: Range, after: Key | None, columns: str, make: Callable[..., R], *, with_values: bool
+    ) -> AsyncIterator[Sequence[R]]:
+        layout = self._layouts[part.space]
+        while rows := await self.page(layout, columns, part, after, with_values=with_values):
+            page = [make(*row) for row in rows]
+            before, after = after, page[-1].key
+            # With a damaged index this could go on for ever.
+            if before is not None and type(before) is type(after) and before >= after:
+                raise DatabaseError(
+                    f"{self._database} is damaged: {layout.table} is not in the order of its keys; "
+                    "restore it from a backup"
+                )
+            yield page
+
+    @abstractmethod
+    async def fetch(self, statement: str, bindings: Row) -> Sequence[Row]:
+        """All rows that a statement selects."""
+
+    @abstractmethod
+    async def page(
+        self, layout: Layout, columns: str, part: Range, after: Key | None, *, with_values: bool
+    ) -> Sequence[Row]:
+        """Columns of the first rows of a range, or after a key of it: about a megabyte of values, one row at least."""
 
 
-def select(layout: Layout, mark: str, columns: str, part: Range, after: Key | None = None) -> tuple[str, list[Any]]:
-    """The statement that selects from a range, or from what is left of it after a key, and its bindings.
-
-    Args:
-        layout: Of the table.
-        mark: What stands before the number of a binding: `?` or `$`.
-        columns: What to select.
-        part: The range.
-        after: The last key that was read, if any.
-    """
+def select(layout: Layout, columns: str, part: Range, after: Key | None = None) -> tuple[str, Row]:
+    """The statement that selects from a range, or from what is left of it after a key, and its bindings."""
     conditions: list[str] = []
     bindings: list[Any] = []
     start, operator = (part.start, ">=") if after is None else (after, ">")
@@ -125,7 +143,7 @@ def select(layout: Layout, mark: str, columns: str, part: Range, after: Key | No
         if bound is not None:
             first = len(bindings) + 1
             bindings += layout.bind_key(bound)
-            marks = ", ".join([f"{mark}{number}" for number in range(first, len(bindings) + 1)])
+            marks = ", ".join([f"{layout.mark}{number}" for number in range(first, len(bindings) + 1)])
             conditions.append(f"({', '.join(layout.key)}) {comparison} ({marks})")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    return f"SELECT {columns} FROM {layout.table}{where}", bindings
+    return f"SELECT {columns} FROM {layout.table}{where}", tuple(bindings)

@@ -19,8 +19,16 @@ class Layout(Struct, frozen=True, kw_only=True):
     key: tuple[str, ...]
     """The columns of the key."""
     create: tuple[str, ...]
-    value: str
-    """Selects a whole value."""
+    mark: str
+    """What stands before the number of a binding: `?` or `$`."""
+    row: str
+    """SQL: the columns of a whole row up to its version."""
+    row_record: Callable[..., Record]
+    """Makes a record of those columns and the row's times in milliseconds."""
+    length: str
+    """SQL: the size of the value in bytes."""
+    milliseconds: Callable[[str], str]
+    """SQL: the time in a column in milliseconds."""
     record: Callable[..., Record]
     page: Callable[[Sequence[Row]], Page]
     """Makes a page of the rows that `scan` and `expired` select."""
@@ -79,6 +87,7 @@ def lists(
     return {
         "table": table,
         "key": key,
+        "mark": mark,
         "bind_key": (lambda key: key) if is_plugins else (lambda key: (key,)),
         "bind_range": (lambda start, end: (*start, end[1])) if is_plugins else (lambda start, end: (start, end)),
         "scans": {flags: scan(*flags) for flags in product((False, True), repeat=3)},

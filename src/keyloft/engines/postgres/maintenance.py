@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
+from msgspec import Struct
+
 from keyloft import limits
-from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Size, Snapshot
+from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Snapshot
 from keyloft.core.records import Key, Record, Space
-from keyloft.core.schema import REVISION
+from keyloft.core.schema import REVISION, Row
 from keyloft.engines import loading
-from keyloft.engines.loading import R
+from keyloft.engines.loading import TIMES, TableSnapshot
 from keyloft.engines.postgres import tables
 from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.errors import Failure, is_lost
@@ -18,7 +20,7 @@ from keyloft.engines.postgres.server import PostgresServer
 from keyloft.engines.postgres.tables import LAYOUTS, READ_VERSION, PostgresLayout
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.maintenance import SqliteMaintenance
-from keyloft.engines.tables import created_names
+from keyloft.engines.tables import Layout, created_names
 
 T = TypeVar("T")
 
@@ -27,40 +29,19 @@ _HOLD: Final = (
     "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0; "
     "SET LOCAL statement_timeout = 0; SET LOCAL enable_seqscan = on"
 )
-_TIMES: Final = ("expires_at", "created_at", "updated_at")
-
-
-def _whole_row(layout: PostgresLayout) -> str:
-    """The columns of a row with all its times, which `layout.record` takes."""
-    return ", ".join((*layout.columns, "version", *map(layout.milliseconds, _TIMES)))
 
 
 def _put_whole_rows(layout: PostgresLayout) -> str:
     """The statement that puts rows with their versions and times, over whatever is stored."""
-    columns = (*layout.columns, "version", *_TIMES)
-    bound = tables.arrays([*layout.columns.values(), *["bigint"] * (len(_TIMES) + 1)], 1)
-    selected = ", ".join((*layout.columns, "version", *[layout.moment(f"new.{time}") for time in _TIMES]))
+    columns = (*layout.columns, "version", *TIMES)
+    bound = tables.arrays([*layout.columns.values(), *["bigint"] * (len(TIMES) + 1)], 1)
+    selected = ", ".join((*layout.columns, "version", *[layout.moment(f"new.{time}") for time in TIMES]))
     replaced = ", ".join([f"{column} = excluded.{column}" for column in columns if column not in layout.key])
     names = ", ".join(columns)
     return (
         f"INSERT INTO {layout.table} ({names}) SELECT {selected} FROM unnest({bound}) AS new ({names}) "
         f"ON CONFLICT ({', '.join(layout.key)}) DO UPDATE SET {replaced}"
     )
-
-
-def _select(part: Range, after: Key | None, columns: str, *, with_values: bool) -> tuple[str, list[Any]]:
-    """The statement that reads a page of a range, or of what is left of it after a key."""
-    layout = LAYOUTS[part.space]
-    statement, bindings = loading.select(layout, "$", "*", part, after)
-    order = ", ".join(layout.key)
-    page = f"{statement} ORDER BY {order} LIMIT {limits.MAINTENANCE_ROWS}"
-    if with_values:
-        # PostgreSQL knows the size of a value without reading it, so a page of large values ends early.
-        size = f"octet_length({layout.value})"
-        before = f"sum({size}) OVER (ORDER BY {order}) - {size} AS before"
-        sized = f"SELECT *, {before} FROM ({page}) AS page"
-        page = f"SELECT * FROM ({sized}) AS sized WHERE before <= {limits.SCAN_BYTES}"
-    return f"SELECT {columns} FROM ({page}) AS page ORDER BY {order}", bindings
 
 
 class PostgresMaintenance:
@@ -192,61 +173,49 @@ class PostgresMaintenance:
             raise self.server.explain(error) from error
 
 
-class _PostgresLoad:
+class _PostgresLoad(Struct):
     """A transaction that loads rows."""
 
-    def __init__(self, transaction: Transaction, version: int, now: int) -> None:
-        self._transaction = transaction
-        self.version = version
-        self.now = now
+    transaction: Transaction
+    version: int
+    now: int
 
     async def stored(self, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
         layout = LAYOUTS[space]
-        found = await self._transaction.fetch(layout.load, None, *layout.bind_keys([row.key for row in rows]))
-        return layout.loaded(found)
+        keys = layout.bind_keys([row.key for row in rows])
+        return layout.loaded(await self.transaction.fetch(layout.load, None, *keys))
 
     async def put(self, space: Space, rows: Sequence[Record]) -> None:
         if rows:
             layout = LAYOUTS[space]
-            await self._transaction.fetch(_put_whole_rows(layout), *layout.bind_rows(rows))
+            await self.transaction.fetch(_put_whole_rows(layout), *layout.bind_rows(rows))
 
     async def clear(self) -> None:
         for layout in LAYOUTS.values():
-            await self._transaction.execute(f"DELETE FROM {layout.table}")
+            await self.transaction.execute(f"DELETE FROM {layout.table}")
 
 
-class PostgresSnapshot:
-    """A database at one moment: a transaction that stays open."""
+class PostgresSnapshot(TableSnapshot):
+    """A database at one moment."""
 
     def __init__(self, maintenance: PostgresMaintenance, transaction: Transaction, version: int, now: int) -> None:
+        super().__init__(maintenance.server.name, LAYOUTS, version, now)
         self._maintenance = maintenance
         self._transaction = transaction
-        self.version = version
-        self.now = now
 
-    def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
-        layout = LAYOUTS[part.space]
-        make = layout.record if part.space is not Space.PLUGINS else lambda *row: loading.movable(layout.record(*row))
-        return self._pages(part, after, _whole_row(layout), make, with_values=True)
-
-    async def count(self, part: Range) -> int:
-        [[count]] = await self._fetch(*loading.select(LAYOUTS[part.space], "$", "count(*)", part))
-        return int(count)
-
-    def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
-        layout = LAYOUTS[part.space]
-        columns = f"{', '.join(layout.key)}, octet_length({layout.value}), {layout.milliseconds('expires_at')}"
-        make = loading.plugin_size if part.space is Space.PLUGINS else Size
-        return self._pages(part, None, columns, make, with_values=False)
-
-    def _pages(
-        self, part: Range, after: Key | None, columns: str, make: Callable[..., R], *, with_values: bool
-    ) -> AsyncIterator[Sequence[R]]:
-        def read(after: Key | None) -> Awaitable[list[Any]]:
-            return self._fetch(*_select(part, after, columns, with_values=with_values))
-
-        return loading.pages(self._maintenance.server.name, LAYOUTS[part.space], read, make, after)
-
-    async def _fetch(self, statement: str, bindings: Sequence[Any]) -> list[Any]:
+    async def fetch(self, statement: str, bindings: Row) -> list[Row]:
         async with self._maintenance.explained():
             return await self._transaction.fetch(statement, *bindings)
+
+    async def page(
+        self, layout: Layout, columns: str, part: Range, after: Key | None, *, with_values: bool
+    ) -> list[Row]:
+        statement, bindings = loading.select(layout, "*", part, after)
+        key = ", ".join(layout.key)
+        page = f"{statement} ORDER BY {key} LIMIT {limits.MAINTENANCE_ROWS}"
+        if with_values:
+            # PostgreSQL knows the size of a value without reading it, so a page of large values ends early.
+            before = f"sum({layout.length}) OVER (ORDER BY {key}) - {layout.length} AS before"
+            sized = f"SELECT *, {before} FROM ({page}) AS page"
+            page = f"SELECT * FROM ({sized}) AS sized WHERE before <= {limits.SCAN_BYTES}"
+        return await self.fetch(f"SELECT {columns} FROM ({page}) AS page ORDER BY {key}", bindings)

@@ -28,8 +28,6 @@ class PostgresLayout(Layout, frozen=True, kw_only=True):
 
     columns: Mapping[str, str]
     """The columns of key and value, and their types."""
-    milliseconds: Callable[[str], str]
-    """SQL: the time in a column in milliseconds."""
     moment: Callable[[str], str]
     """SQL: milliseconds as a column holds them."""
     bind_row: Callable[[Record], Row]
@@ -175,7 +173,8 @@ def _bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
             listed=f"key, value, {times}",
             keys_only=f"key, ''::bytea, {times}",
         ),
-        value="value",
+        row="key, value, encoding, version",
+        length="octet_length(value)",
         milliseconds=_same,
         create=(
             f"CREATE TABLE {table} (key BYTEA NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
@@ -186,6 +185,7 @@ def _bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
         bind_keys=lambda keys: (keys,),
         bind_row=astuple,
         record=Record,
+        row_record=Record,
         page=lambda rows: Page(*zip(*rows, strict=True)),
     )
 
@@ -242,12 +242,14 @@ def _plugin_layout() -> PostgresLayout:
             listed=columns,
             keys_only=f"plugin_name, key, '', version, {due}",
         ),
-        value="value_json",
+        row="plugin_name, key, value_json, version",
+        length="octet_length(value_json)",
         milliseconds=_plugin_milliseconds,
         create=tables.create_plugin_table(' COLLATE "C"', "TIMESTAMP WITH TIME ZONE", "CURRENT_TIMESTAMP"),
         bind_keys=lambda keys: tuple(zip(*keys, strict=True)),
         bind_row=bind_row,
         record=record,
+        row_record=record,
         page=page,
     )
 

@@ -104,7 +104,7 @@ class SqliteFile(Struct, frozen=True):
             revision = self._revision(connection)
             if revision == schema.REVISION:
                 for layout in tables.LAYOUTS.values():
-                    connection.execute(f"SELECT {layout.value} FROM {layout.table} LIMIT 1").fetchall()
+                    connection.execute(f"SELECT {layout.row} FROM {layout.table} LIMIT 1").fetchall()
                 connection.execute(tables.READ_VERSION).fetchall()
         return Inspection(software=f"SQLite {LIBRARY_VERSION}", revision=revision, wanted=schema.REVISION)
 

@@ -14,18 +14,17 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.clock import SystemClock
 from keyloft.core.files import create_private
-from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Size, Snapshot
+from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Snapshot
 from keyloft.core.records import Key, Record, Space
 from keyloft.core.schema import REVISION, Row
-from keyloft.core.values import LOST
 from keyloft.engines import loading
-from keyloft.engines.loading import R
+from keyloft.engines.loading import TableSnapshot
 from keyloft.engines.sqlite.file import LIBRARY_VERSION, SqliteFile, busy_handler
 from keyloft.engines.sqlite.reads import point, read_version
 from keyloft.engines.sqlite.tables import CREATE, LAYOUTS, READ_VERSION, WRITE_VERSION, SqliteLayout, milliseconds
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.sqlite.writes import put
-from keyloft.engines.tables import created_names
+from keyloft.engines.tables import Layout, created_names
 from keyloft.errors import Busy, DatabaseError
 
 T = TypeVar("T")
@@ -62,8 +61,7 @@ class SqliteMaintenance:
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator["SqliteSnapshot"]:
         async with self._reader(cache_mib=2) as reader:
-            version = await self._begin(reader, "BEGIN")
-            yield SqliteSnapshot(self, reader, version, SystemClock().now())
+            yield SqliteSnapshot(self, reader, await self._begin(reader, "BEGIN"))
 
     async def load(self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing) -> Loaded:
         return await self._write(lambda transaction: loading.load(transaction, rows, version, existing))
@@ -88,7 +86,7 @@ class SqliteMaintenance:
         if layout.large is None:
             return []
         wrong = {
-            "have lost their value": f"{layout.encoding} = {LOST}",
+            "have lost their value": layout.large.lost,
             "have two values": "value IS NOT NULL AND large IS NOT NULL",
         }
         found = []
@@ -162,9 +160,9 @@ class SqliteMaintenance:
                 await doing
             raise
 
-    async def execute(self, connection: apsw.Connection, statements: str) -> list[Row]:
+    async def execute(self, connection: apsw.Connection, statements: str, bindings: Row = ()) -> list[Row]:
         """Execute SQL on the thread; returns the rows that it selects."""
-        return await self.do(lambda: connection.execute(statements).fetchall(), connection)
+        return await self.do(lambda: connection.execute(statements, bindings).fetchall(), connection)
 
     def writer(self) -> apsw.Connection:
         """The connection that writes; on the thread."""
@@ -177,6 +175,7 @@ class SqliteMaintenance:
     @asynccontextmanager
     async def _reader(self, cache_mib: int) -> AsyncIterator[apsw.Connection]:
         reader = await self.do(partial(self.file.open_reader, cache_mib=cache_mib))
+        reader.create_scalar_function("milliseconds", lambda *cells: milliseconds(cells[0]), 1)
         try:
             yield reader
         finally:
@@ -224,64 +223,40 @@ class _SqliteLoad(Struct):
                 await self.maintenance.execute(self.writer, f"DELETE FROM {layout.large.table}")
 
 
-class SqliteSnapshot(Struct):
-    """A file at one moment: a read transaction that stays open."""
+class SqliteSnapshot(TableSnapshot):
+    """A file at one moment."""
 
-    maintenance: SqliteMaintenance
-    connection: apsw.Connection
-    version: int
-    now: int
+    def __init__(self, maintenance: SqliteMaintenance, connection: apsw.Connection, version: int) -> None:
+        super().__init__(maintenance.file.path, LAYOUTS, version, SystemClock().now())
+        self._maintenance = maintenance
+        self._connection = connection
 
-    def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
-        layout = LAYOUTS[part.space]
-        columns = f"{layout.value}, {layout.encoding}, version, expires_at, created_at, updated_at"
-        return self._pages(part, columns, _plugin_record if part.space is Space.PLUGINS else Record, after)
+    async def fetch(self, statement: str, bindings: Row) -> list[Row]:
+        return await self._maintenance.execute(self._connection, statement, bindings)
 
-    async def count(self, part: Range) -> int:
-        count = partial(self.connection.execute, *loading.select(LAYOUTS[part.space], "?", "count(*)", part))
-        return await self.maintenance.do(lambda: count().get, self.connection)
+    async def page(
+        self, layout: Layout, columns: str, part: Range, after: Key | None, *, with_values: bool
+    ) -> list[Row]:
+        statement, bindings = loading.select(layout, columns, part, after)
 
-    def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
-        columns = f"{LAYOUTS[part.space].length}, expires_at"
-        return self._pages(part, columns, _plugin_size if part.space is Space.PLUGINS else Size)
+        def read() -> list[Row]:
+            found, size = list[Row](), 0
+            cursor = self._connection.cursor()
+            for row in cursor.execute(f"{statement} ORDER BY {', '.join(layout.key)}", bindings):
+                found.append(row)
+                size += sum([len(cell) for cell in row if type(cell) is bytes])
+                if size > limits.SCAN_BYTES or len(found) == limits.MAINTENANCE_ROWS:
+                    break
+            cursor.close()
+            return found
 
-    def _pages(
-        self, part: Range, columns: str, make: Callable[..., R], after: Key | None = None
-    ) -> AsyncIterator[Sequence[R]]:
-        def read(after: Key | None) -> Awaitable[list[Row]]:
-            return self.maintenance.do(partial(_page, self.connection, columns, part, after), self.connection)
-
-        return loading.pages(self.maintenance.file.path, LAYOUTS[part.space], read, make, after)
-
-
-def _page(connection: apsw.Connection, columns: str, part: Range, after: Key | None) -> list[Row]:
-    """About a megabyte of rows, one at least."""
-    layout, found, size = LAYOUTS[part.space], list[Row](), 0
-    key = ", ".join(layout.key)
-    statement, bindings = loading.select(layout, "?", f"{key}, {columns}", part, after)
-    cursor = connection.cursor()
-    for row in cursor.execute(f"{statement} ORDER BY {key}", bindings):
-        found.append(row)
-        size += sum([len(cell) for cell in row if type(cell) is bytes])
-        if size > limits.SCAN_BYTES or len(found) == limits.MAINTENANCE_ROWS:
-            break
-    cursor.close()
-    return found
-
-
-def _plugin_record(plugin: str, key: str, value: bytes, encoding: int, version: int, *times: object) -> Record:
-    expires_at, *others = map(milliseconds, times)
-    return loading.movable(Record((plugin, key), value, encoding, version, expires_at, *[time or 0 for time in others]))
-
-
-def _plugin_size(plugin: str, key: str, value_bytes: int, expires_at: object) -> Size:
-    return loading.plugin_size(plugin, key, value_bytes, milliseconds(expires_at))
+        return await self._maintenance.do(read, self._connection)
 
 
 def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
     keys = [row.key for row in rows]
     # Most rows are loaded where nothing is stored: one statement finds that out, instead of one per row.
-    statement, bindings = loading.select(LAYOUTS[space], "?", "1", Range(space, min(keys), max(keys)))
+    statement, bindings = loading.select(LAYOUTS[space], "1", Range(space, min(keys), max(keys)))
     if not connection.execute(f"SELECT EXISTS ({statement})", bindings).get:
         # The range leaves out its end, the largest key, which need not be the last: an edited export has any order.
         keys = [max(keys)]

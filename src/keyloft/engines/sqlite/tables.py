@@ -39,6 +39,8 @@ class LargeValueTable(Struct, frozen=True):
     """key, id, value"""
     remove: str
     """key, id"""
+    lost: str
+    """SQL: whether the value of an entry is lost"""
     put_entry: str
     """the bindings of `Layout.put`, with NULL for a large value, and the id of the large value or NULL"""
 
@@ -51,12 +53,9 @@ class SqliteLayout(Layout, frozen=True, kw_only=True):
     """The table of one key space. `get` selects what `record` takes after a key; `gets` begins with its position.
 
     `get` selects the id of a large value instead of the value; `gets` selects NULL for a value that is lost.
+    `milliseconds` calls a function of that name, which the connection must be given.
     """
 
-    encoding: str
-    """Selects the encoding of a value, or LOST."""
-    length: str
-    """Selects the size of a value in bytes."""
     bind_time: Callable[[int | None], Any]
     """A time in milliseconds as the columns hold it."""
     bind_put: Callable[[Record, bool], Row]
@@ -140,8 +139,10 @@ def _bytes_layout(table: str, *, lists_times: bool = False) -> SqliteLayout:
             f"CREATE INDEX {table}_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
             f"CREATE TABLE {table}_large (id INTEGER NOT NULL PRIMARY KEY, key BLOB NOT NULL, value BLOB NOT NULL)",
         ),
-        value=f"coalesce(value, (SELECT big.value {big}), x'')",
-        encoding=f"CASE WHEN value IS NULL THEN coalesce((SELECT encoding {big}), {LOST}) ELSE encoding END",
+        row=f"key, coalesce(value, (SELECT big.value {big}), x''), "
+        f"CASE WHEN value IS NULL THEN coalesce((SELECT encoding {big}), {LOST}) ELSE encoding END, version",
+        row_record=Record,
+        milliseconds=lambda column: column,
         length=f"coalesce(length(value), (SELECT length(big.value) {big}), 0)",
         record=Record,
         page=lambda rows: Page(*zip(*rows, strict=True)),
@@ -159,6 +160,7 @@ def _bytes_layout(table: str, *, lists_times: bool = False) -> SqliteLayout:
             add=f"INSERT INTO {table}_large (key, value) VALUES (?1, ?2)",
             replace=f"UPDATE {table}_large SET value = ?3 WHERE id = ?2 AND key = ?1",
             remove=f"DELETE FROM {table}_large WHERE id = ?2 AND key = ?1",
+            lost=f"value IS NULL AND NOT EXISTS (SELECT 1 {big})",
             put_entry=_upsert(table, key, content, large=("large",)),
         ),
     )
@@ -197,8 +199,9 @@ def _plugin_layout() -> SqliteLayout:
             listed=f"plugin_name, key, {columns}",
         ),
         create=tables.create_plugin_table("", "DATETIME", "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"),
-        value=value,
-        encoding=f"{int(JSON)}",
+        row=f"plugin_name, key, {value}, version",
+        row_record=lambda plugin, key, value, version, *times: Record((plugin, key), value, JSON, version, *times),
+        milliseconds=lambda column: f"milliseconds({column})",
         length=f"length({value})",
         record=record,
         page=page,
