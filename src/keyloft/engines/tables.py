@@ -1,10 +1,9 @@
 """What the tables of the SQLite and the PostgreSQL engine share: the form of a layout, and SQL that both understand."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
-
-from msgspec import Struct
+from typing import Any, ClassVar
 
 from keyloft.core import schema
 from keyloft.core.records import Key, Page, Record, Scan
@@ -12,15 +11,27 @@ from keyloft.core.schema import Row
 from keyloft.core.values import JSON
 
 
-class Layout(Struct, frozen=True, kw_only=True):
-    """The table of one key space. Statements take the bindings that their docstring names."""
+@dataclass(kw_only=True, eq=False)
+class Layout:
+    """The table of one key space: what is its own, and the statements that follow from that.
 
+    Statements take the bindings that their docstring names.
+    """
+
+    mark: ClassVar[str]
+    """What stands before the number of a binding: `?` or `$`."""
     table: str
     key: tuple[str, ...]
     """The columns of the key."""
     create: tuple[str, ...]
-    mark: str
-    """What stands before the number of a binding: `?` or `$`."""
+    now: str
+    """SQL: the time, as a column holds it."""
+    listed: str
+    """SQL: the columns of a list of entries."""
+    keys_only: str
+    """SQL: the same, without values."""
+    source: str | None = None
+    """SQL: where a list of entries selects from, if not from the table alone."""
     row: str
     """SQL: the columns of a whole row up to its version."""
     row_record: Callable[..., Record]
@@ -32,72 +43,44 @@ class Layout(Struct, frozen=True, kw_only=True):
     record: Callable[..., Record]
     page: Callable[[Sequence[Row]], Page]
     """Makes a page of the rows that `scan` and `expired` select."""
-    bind_key: Callable[[Key], Row]
-    bind_keys: Callable[[Sequence[Key]], Row]
-    bind_range: Callable[[Key, Key], Row]
-    get: str
-    gets: str
-    scans: Mapping[tuple[bool, bool, bool], str]
-    """now, range, limit; by (reverse, keys_only, after)"""
-    count: str
-    """now, range"""
-    expired: str
-    """now, limit"""
-    remove: str
+    bind_keys: Callable[[Sequence[Key]], Sequence[Any]]
+
+    def __post_init__(self) -> None:
+        is_pair = len(self.key) > 1
+        self.bind_key: Callable[[Key], Row] = (lambda key: key) if is_pair else (lambda key: (key,))
+        self.bind_range: Callable[[Key, Key], Row] = (
+            (lambda start, end: (*start, end[1])) if is_pair else (lambda start, end: (start, end))
+        )
+        self.alive = f"(expires_at IS NULL OR expires_at > {self.now})"
+        self.scans = {flags: self._scan(*flags) for flags in product((False, True), repeat=3)}
+        """now, range, limit; by (reverse, keys_only, after)"""
+        self.expired = (
+            f"SELECT {self.keys_only} FROM {self.table} WHERE expires_at <= {self.now} "
+            f"ORDER BY expires_at LIMIT {self.mark}2"
+        )
+        """now, limit"""
 
     def scan(self, ask: Scan) -> str:
         return self.scans[ask.reverse, ask.keys_only, ask.after]
 
-
-def equal(key: Sequence[str], mark: str, first: int) -> str:
-    """The condition that each column of a key equals its binding, of which the first has this number."""
-    return " AND ".join([f"{column} = {mark}{at}" for at, column in enumerate(key, first)])
-
-
-def within(key: Sequence[str], mark: str, over: str = ">=") -> str:
-    """The condition that a key lies in a range, which is bound after `now`: all columns but the last are equal."""
-    last, end = key[-1], len(key) + 2
-    conditions = [f"{last} {over} {mark}{end - 1}", f"{last} < {mark}{end}"]
-    return " AND ".join([equal(key[:-1], mark, 2), *conditions] if key[:-1] else conditions)
-
-
-def lists(
-    table: str, key: tuple[str, ...], mark: str, now: str, *, listed: str, keys_only: str, source: str | None = None
-) -> dict[str, Any]:
-    """The fields of a layout that name its table, bind its keys, and select live or expired entries.
-
-    Args:
-        table: The table.
-        key: The columns of its key.
-        mark: What stands before the number of a binding: `?` or `$`.
-        now: Selects the time.
-        listed: The columns of a list of entries.
-        keys_only: The same, without values.
-        source: Where a list of entries selects from, if not from the table alone.
-    """
-    full_key, is_plugins = [f"{table}.{column}" for column in key], table == schema.PLUGIN_TABLE
-
-    def scan(reverse: bool, without_values: bool, after: bool) -> str:
+    def _scan(self, reverse: bool, keys_only: bool, after: bool) -> str:
         return (
-            f"SELECT {keys_only if without_values else listed} FROM {table if without_values else source or table} "
-            f"WHERE {within(full_key, mark, '>' if after else '>=')} AND {alive(now)} "
-            f"ORDER BY {full_key[-1]} {'DESC' if reverse else 'ASC'} LIMIT {mark}{len(key) + 3}"
+            f"SELECT {self.keys_only if keys_only else self.listed} "
+            f"FROM {self.table if keys_only else self.source or self.table} "
+            f"WHERE {self.within('>' if after else '>=')} AND {self.alive} "
+            f"ORDER BY {self.table}.{self.key[-1]} {'DESC' if reverse else 'ASC'} LIMIT {self.mark}{len(self.key) + 3}"
         )
 
-    return {
-        "table": table,
-        "key": key,
-        "mark": mark,
-        "bind_key": (lambda key: key) if is_plugins else (lambda key: (key,)),
-        "bind_range": (lambda start, end: (*start, end[1])) if is_plugins else (lambda start, end: (start, end)),
-        "scans": {flags: scan(*flags) for flags in product((False, True), repeat=3)},
-        "expired": f"SELECT {keys_only} FROM {table} WHERE expires_at <= {now} ORDER BY expires_at LIMIT {mark}2",
-    }
+    def equal(self, first: int) -> str:
+        """SQL: whether the key equals the one that is bound from this number on."""
+        return " AND ".join([f"{column} = {self.mark}{at}" for at, column in enumerate(self.key, first)])
 
-
-def alive(now: str) -> str:
-    """The condition that an entry has not expired."""
-    return f"(expires_at IS NULL OR expires_at > {now})"
+    def within(self, over: str = ">=", sign: str = "") -> str:
+        """SQL: whether the key lies in a range, which is bound after `now`: all columns but the last are equal."""
+        *equal, last = [f"{sign}{self.table}.{column}" for column in self.key]
+        start = len(equal) + 2
+        conditions = [f"{column} = {self.mark}{at}" for at, column in enumerate(equal, 2)]
+        return " AND ".join([*conditions, f"{last} {over} {self.mark}{start}", f"{last} < {self.mark}{start + 1}"])
 
 
 def plugin_page(rows: Sequence[Row]) -> Page:
@@ -112,7 +95,7 @@ def plugin_usage(now: str, total: str) -> str:
     """The statement that selects how many live entries each plugin has, and how many bytes their values take."""
     return (
         f"SELECT plugin_name, count(*), {total} FROM {schema.PLUGIN_TABLE} "
-        f"WHERE {alive(now)} GROUP BY plugin_name ORDER BY plugin_name"
+        f"WHERE expires_at IS NULL OR expires_at > {now} GROUP BY plugin_name ORDER BY plugin_name"
     )
 
 

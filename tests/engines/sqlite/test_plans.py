@@ -91,7 +91,7 @@ class TestPlans:
         assert plan(connection, layout.large.find) == by_key(layout)
         for statement in (layout.large.get, layout.large.replace, layout.large.remove):
             assert plan(connection, statement) == f"SEARCH {layout.large.table} USING INTEGER PRIMARY KEY (rowid=?)"
-        for statement in (layout.large.add, layout.large.put_entry):
+        for statement in (layout.large.add, layout.put_large):
             assert plan(connection, statement) == ""
 
 

@@ -6,6 +6,7 @@ the moment at which they got the lock of the version counter.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, Final, cast
 
@@ -17,51 +18,7 @@ from keyloft.core.records import Key, Page, Record, Space
 from keyloft.core.schema import Row
 from keyloft.core.values import JSON
 from keyloft.engines import tables
-from keyloft.engines.tables import Layout, alive, equal, within
-
-
-class PostgresLayout(Layout, frozen=True, kw_only=True):
-    """The table of one key space. Statements bind `now`, then what stands below each; `get` a key, `gets` keys.
-
-    `record` takes a row of `get`, and the times of creation and last change if they follow. `remove` binds keys alone.
-    """
-
-    columns: Mapping[str, str]
-    """The columns of key and value, and their types."""
-    moment: Callable[[str], str]
-    """SQL: milliseconds as a column holds them."""
-    bind_row: Callable[[Record], Row]
-    """A whole row: the columns of key and value, the version and the times."""
-    get_expired: str
-    """key, without `now`; selects expired entries, too"""
-    load: str
-    """keys; selects the version counter and the time, then what `gets` selects, or NULLs where nothing is stored"""
-    set: str
-    """how many versions to take, the name of the process, puts; selects the version counter before, and the time.
-
-    Versions of the puts count from that counter, and their expiries from that time.
-    """
-    put: str
-    """puts, with versions and expiries as they are stored"""
-    set_expiries: str
-    """expiries, keys, without `now`"""
-
-    def found(self, rows: Iterable[Row]) -> dict[Key, Record]:
-        """Turns rows of `get` and `gets` into records by key."""
-        return {record.key: record for record in starmap(self.record, rows)}
-
-    def loaded(self, rows: Iterable[Row]) -> dict[Key, Record]:
-        """Turns rows of `load` into records by key."""
-        return self.found([row[2:] for row in rows if row[2] is not None])
-
-    def bind_rows(self, records: Iterable[Record]) -> Sequence[Row]:
-        """Whole rows, as an array for each column."""
-        return list(zip(*map(self.bind_row, records), strict=True))
-
-    def bind_puts(self, records: Iterable[Record]) -> Sequence[Row]:
-        """The same, without the times of creation and last change."""
-        return self.bind_rows(records)[:-2]
-
+from keyloft.engines.tables import Layout
 
 CHANNEL: Final = "keyloft"
 """The channel of NOTIFY that announces commits to other processes."""
@@ -98,95 +55,120 @@ def _same(time: str) -> str:
     return time
 
 
-def _statements(
-    table: str,
-    types: Mapping[str, str],
-    key: tuple[str, ...],
-    *,
-    columns: str,
-    asked: str,
-    now: str,
-    moment: Callable[[str], str] = _same,
-    **lists: str,
-) -> dict[str, Any]:
-    """The fields of a layout whose SQL differs in its columns alone.
+@dataclass(kw_only=True, eq=False)
+class PostgresLayout(Layout):
+    """The table of one key space. Statements bind `now`, then what stands below each.
 
-    Args:
-        table: The table.
-        types: The columns of key and value, and their types.
-        key: The columns of the key.
-        columns: What a get selects.
-        asked: Where to select the rows of some keys from; these are bound from `$2` on.
-        now: SQL: the time, as a column holds it.
-        moment: SQL: milliseconds as a column holds them.
-        lists: The columns of lists, as `tables.lists` takes them.
+    `record` takes what `selected` says, and the times of creation and last change if they follow.
     """
-    key_types = [types[column] for column in key]
-    key_names, names = ", ".join(key), ", ".join(types)
-    is_same = " AND ".join([f"old.{column} = new.{column}" for column in key])
-    replaced = [column for column in (*types, "version", "expires_at", "updated_at") if column not in key]
 
-    def insert(counter: str, first: int) -> str:
-        rows = f"unnest({arrays([*types.values(), 'bigint', 'bigint'], first)})"
+    mark = "$"
+    columns: Mapping[str, str]
+    """The columns of key and value, and their types."""
+    selected: str
+    """SQL: the columns that gets select."""
+    asked: str
+    """SQL: where the rows of some keys are selected from; these are bound from `$2` on."""
+    moment: Callable[[str], str] = _same
+    """SQL: milliseconds as a column holds them."""
+    bind_row: Callable[[Record], Row]
+    """A whole row: the columns of key and value, the version and the times."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        table, key = self.table, ", ".join(self.key)
+        types = [self.columns[column] for column in self.key]
+        is_same = " AND ".join([f"old.{column} = new.{column}" for column in self.key])
+        self.get = f"SELECT {self.selected} FROM {table} WHERE {self.equal(2)} AND {self.alive}"
+        """key"""
+        self.get_expired = f"SELECT {self.selected} FROM {table} WHERE {self.equal(1)}"
+        """key, without `now`; selects expired entries, too"""
+        self.gets = f"SELECT {self.selected} FROM {self.asked} WHERE {self.alive}"
+        """keys"""
+        self.count = f"SELECT count(*) FROM {table} WHERE {self.within()} AND {self.alive}"
+        """range"""
+        self.load = (
+            f"SELECT counter.version, counter.now, found.* FROM ({READ_VERSION}) AS counter "
+            f"LEFT JOIN LATERAL (SELECT {self.selected} FROM {self.asked}) AS found ON true"
+        )
+        """keys; selects the version counter and the time, then what `gets` selects, or NULLs where nothing is stored"""
+        self.set = (
+            f"WITH counter AS ({_ADVANCE_VERSION}), "
+            f"written AS ({self._insert('(SELECT base, now, now AS since FROM counter)', 4)}) "
+            f"SELECT base, now, pg_notify('{CHANNEL}', $3::text || ' ' || (base + $2)) FROM counter"
+        )
+        """how many versions to take, the name of the process, puts; selects the version counter before, and the time.
+
+        Versions of the puts count from that counter, and their expiries from that time.
+        """
+        self.put = self._insert("(SELECT 0::bigint AS base, $1::bigint AS now, 0::bigint AS since)", 2)
+        """puts, with versions and expiries as they are stored"""
+        self.remove = f"DELETE FROM {table} AS old USING unnest({arrays(types, 1)}) AS new ({key}) WHERE {is_same}"
+        """keys, without `now`"""
+        self.set_expiries = (
+            f"UPDATE {table} AS old SET expires_at = {self.moment('new.due')} "
+            f"FROM unnest({arrays(['bigint', *types], 1)}) AS new (due, {key}) WHERE {is_same}"
+        )
+        """expiries, keys, without `now`"""
+
+    def _insert(self, counter: str, first: int) -> str:
+        """The statement that puts rows, which are bound from this number on."""
+        names, now = ", ".join(self.columns), self.moment("now")
+        replaced = [name for name in (*self.columns, "version", "expires_at", "updated_at") if name not in self.key]
+        rows = f"unnest({arrays([*self.columns.values(), 'bigint', 'bigint'], first)})"
         return (
-            f"INSERT INTO {table} AS old ({names}, version, expires_at, created_at, updated_at) "
-            f"SELECT {names}, base + new.version, {moment('since + new.due')}, {moment('now')}, {moment('now')} "
+            f"INSERT INTO {self.table} AS old ({names}, version, expires_at, created_at, updated_at) "
+            f"SELECT {names}, base + new.version, {self.moment('since + new.due')}, {now}, {now} "
             f"FROM {counter} AS counter CROSS JOIN {rows} AS new ({names}, version, due) "
-            f"ON CONFLICT ({key_names}) DO UPDATE SET "
+            f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET "
             f"{', '.join([f'{column} = excluded.{column}' for column in replaced])}, "
             "created_at = CASE WHEN old.expires_at <= excluded.updated_at THEN excluded.created_at "
             "ELSE old.created_at END"
         )
 
-    return {
-        **tables.lists(table, key, "$", now, **lists),
-        "columns": types,
-        "moment": moment,
-        "get": f"SELECT {columns} FROM {table} WHERE {equal(key, '$', 2)} AND {alive(now)}",
-        "get_expired": f"SELECT {columns} FROM {table} WHERE {equal(key, '$', 1)}",
-        "gets": f"SELECT {columns} FROM {asked} WHERE {alive(now)}",
-        "count": f"SELECT count(*) FROM {table} WHERE {within(key, '$')} AND {alive(now)}",
-        "load": f"SELECT counter.version, counter.now, found.* FROM ({READ_VERSION}) AS counter "
-        f"LEFT JOIN LATERAL (SELECT {columns} FROM {asked}) AS found ON true",
-        "set": f"WITH counter AS ({_ADVANCE_VERSION}), "
-        f"written AS ({insert('(SELECT base, now, now AS since FROM counter)', 4)}) "
-        f"SELECT base, now, pg_notify('{CHANNEL}', $3::text || ' ' || (base + $2)) FROM counter",
-        "put": insert("(SELECT 0::bigint AS base, $1::bigint AS now, 0::bigint AS since)", 2),
-        "remove": f"DELETE FROM {table} AS old USING unnest({arrays(key_types, 1)}) AS new ({key_names}) "
-        f"WHERE {is_same}",
-        "set_expiries": f"UPDATE {table} AS old SET expires_at = {moment('new.due')} "
-        f"FROM unnest({arrays(['bigint', *key_types], 1)}) AS new (due, {key_names}) WHERE {is_same}",
-    }
+    def found(self, rows: Iterable[Row]) -> dict[Key, Record]:
+        """Turns rows of `get` and `gets` into records by key."""
+        return {record.key: record for record in starmap(self.record, rows)}
+
+    def loaded(self, rows: Iterable[Row]) -> dict[Key, Record]:
+        """Turns rows of `load` into records by key."""
+        return self.found([row[2:] for row in rows if row[2] is not None])
+
+    def bind_rows(self, records: Iterable[Record]) -> Sequence[Row]:
+        """Whole rows, as an array for each column."""
+        return list(zip(*map(self.bind_row, records), strict=True))
+
+    def bind_puts(self, records: Iterable[Record]) -> Sequence[Row]:
+        """The same, without the times of creation and last change."""
+        return self.bind_rows(records)[:-2]
 
 
 def _bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
     """A table with one binary key."""
     times = f"encoding, version, expires_at{', updated_at' if lists_times else ''}"
     return PostgresLayout(
-        **_statements(
-            table,
-            {"key": "bytea", "value": "bytea", "encoding": "int"},
-            ("key",),
-            columns="key, value, encoding, version, expires_at, created_at, updated_at",
-            asked=f"(SELECT * FROM {table} WHERE key = ANY($2::bytea[])) AS stored",
-            now=f"(SELECT coalesce($1::bigint, {milliseconds('now()')}))",
-            listed=f"key, value, {times}",
-            keys_only=f"key, ''::bytea, {times}",
-        ),
-        row="key, value, encoding, version",
-        length="octet_length(value)",
-        milliseconds=_same,
+        table=table,
+        key=("key",),
+        columns={"key": "bytea", "value": "bytea", "encoding": "int"},
         create=(
             f"CREATE TABLE {table} (key BYTEA NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
             "version BIGINT NOT NULL, expires_at BIGINT, created_at BIGINT NOT NULL, "
             "updated_at BIGINT NOT NULL, value BYTEA NOT NULL)",
             f"CREATE INDEX {table}_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
         ),
+        now=f"(SELECT coalesce($1::bigint, {milliseconds('now()')}))",
+        selected="key, value, encoding, version, expires_at, created_at, updated_at",
+        asked=f"(SELECT * FROM {table} WHERE key = ANY($2::bytea[])) AS stored",
+        listed=f"key, value, {times}",
+        keys_only=f"key, ''::bytea, {times}",
+        row="key, value, encoding, version",
+        row_record=Record,
+        length="octet_length(value)",
+        milliseconds=_same,
+        record=Record,
+        page=lambda rows: Page(*zip(*rows, strict=True)),
         bind_keys=lambda keys: (keys,),
         bind_row=astuple,
-        record=Record,
-        row_record=Record,
-        page=lambda rows: Page(*zip(*rows, strict=True)),
     )
 
 
@@ -229,28 +211,26 @@ def _plugin_layout() -> PostgresLayout:
         return (*record.key, plugin_text(record), record.version, *times)
 
     return PostgresLayout(
-        **_statements(
-            table,
-            {"plugin_name": "text", "key": "text", "value_json": "text"},
-            ("plugin_name", "key"),
-            columns=columns,
-            # LIMIT keeps PostgreSQL from starting the join with the whole table.
-            asked="unnest($2::text[], $3::text[]) AS asked (asked_plugin, asked_key) CROSS JOIN LATERAL "
-            f"(SELECT * FROM {table} WHERE plugin_name = asked_plugin AND key = asked_key LIMIT 1) AS stored",
-            now=_PLUGIN_NOW,
-            moment=moment,
-            listed=columns,
-            keys_only=f"plugin_name, key, '', version, {due}",
-        ),
+        table=table,
+        key=("plugin_name", "key"),
+        columns={"plugin_name": "text", "key": "text", "value_json": "text"},
+        create=tables.create_plugin_table(' COLLATE "C"', "TIMESTAMP WITH TIME ZONE", "CURRENT_TIMESTAMP"),
+        now=_PLUGIN_NOW,
+        selected=columns,
+        # LIMIT keeps PostgreSQL from starting the join with the whole table.
+        asked="unnest($2::text[], $3::text[]) AS asked (asked_plugin, asked_key) CROSS JOIN LATERAL "
+        f"(SELECT * FROM {table} WHERE plugin_name = asked_plugin AND key = asked_key LIMIT 1) AS stored",
+        listed=columns,
+        keys_only=f"plugin_name, key, '', version, {due}",
         row="plugin_name, key, value_json, version",
+        row_record=record,
         length="octet_length(value_json)",
         milliseconds=_plugin_milliseconds,
-        create=tables.create_plugin_table(' COLLATE "C"', "TIMESTAMP WITH TIME ZONE", "CURRENT_TIMESTAMP"),
+        moment=moment,
+        record=record,
+        page=page,
         bind_keys=lambda keys: tuple(zip(*keys, strict=True)),
         bind_row=bind_row,
-        record=record,
-        row_record=record,
-        page=page,
     )
 
 

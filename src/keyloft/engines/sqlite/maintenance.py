@@ -86,7 +86,7 @@ class SqliteMaintenance:
         if layout.large is None:
             return []
         wrong = {
-            "have lost their value": layout.large.lost,
+            "have lost their value": layout.large.is_lost,
             "have two values": "value IS NOT NULL AND large IS NOT NULL",
         }
         found = []

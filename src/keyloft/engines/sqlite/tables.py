@@ -4,12 +4,12 @@ Commits, versions, watches and expiry work the same way in all spaces; a layout 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
-from msgspec import Struct
 from msgspec.structs import astuple
 
 from keyloft import limits
@@ -19,94 +19,103 @@ from keyloft.core.records import Page, PluginKey, Record, Space
 from keyloft.core.schema import Row
 from keyloft.core.values import JSON, LOST
 from keyloft.engines import tables
-from keyloft.engines.tables import Layout, equal, within
+from keyloft.engines.tables import Layout
 
 
-class LargeValueTable(Struct, frozen=True):
+class LargeValueTable:
     """The statements of a table for large values, which would otherwise lie between the keys of a tree (ADR 5).
 
     A row there holds the key of its entry, too. Statements take the bindings that their docstring names.
     """
 
-    table: str
-    get: str
-    """key, id; selects the value"""
-    find: str
-    """key; selects the id of its value, or NULL"""
-    add: str
-    """key, value"""
-    replace: str
-    """key, id, value"""
-    remove: str
-    """key, id"""
-    lost: str
-    """SQL: whether the value of an entry is lost"""
-    put_entry: str
-    """the bindings of `Layout.put`, with NULL for a large value, and the id of the large value or NULL"""
+    def __init__(self, entries: str) -> None:
+        self.table = table = f"{entries}_large"
+        self.same = f"big.id = large AND big.key = {entries}.key"
+        """SQL: whether a row `big` of this table holds the value of an entry"""
+        self.value = f"(SELECT big.value FROM {table} AS big WHERE {self.same})"
+        """SQL: the large value of an entry, or NULL"""
+        # Neither of these two reads the value.
+        self.length = f"(SELECT length(big.value) FROM {table} AS big WHERE {self.same})"
+        self.is_lost = f"value IS NULL AND NOT EXISTS (SELECT 1 FROM {table} AS big WHERE {self.same})"
+        """SQL: whether an entry has no value in either table"""
+        self.get = f"SELECT value FROM {table} WHERE id = ?2 AND key = ?1"
+        """key, id; selects the value"""
+        self.find = f"SELECT large FROM {entries} WHERE key = ?1"
+        """key; selects the id of its value, or NULL"""
+        # Not an upsert: SQLite would write all that it replaces to a temporary file first.
+        self.add = f"INSERT INTO {table} (key, value) VALUES (?1, ?2)"
+        """key, value"""
+        self.replace = f"UPDATE {table} SET value = ?3 WHERE id = ?2 AND key = ?1"
+        """key, id, value"""
+        self.remove = f"DELETE FROM {table} WHERE id = ?2 AND key = ?1"
+        """key, id"""
 
     @staticmethod
     def holds(record: Record) -> bool:
         return len(record.key) + len(record.value) > limits.ROW_BYTES
 
 
-class SqliteLayout(Layout, frozen=True, kw_only=True):
-    """The table of one key space. `get` selects what `record` takes after a key; `gets` begins with its position.
+@dataclass(kw_only=True, eq=False)
+class SqliteLayout(Layout):
+    """The table of one key space.
 
-    `get` selects the id of a large value instead of the value; `gets` selects NULL for a value that is lost.
-    `milliseconds` calls a function of that name, which the connection must be given.
+    `milliseconds` calls an SQL function of that name, which the connection must be given.
     """
 
+    mark = "?"
+    now: str = "?1"
+    found: str
+    """SQL: the columns of which `record` makes a record of a key; the id of a large value instead of the value."""
+    found_whole: str
+    """SQL: the same, with large values, and NULL for one that is lost."""
+    content: tuple[str, ...]
+    """The three columns of key and value."""
     bind_time: Callable[[int | None], Any]
     """A time in milliseconds as the columns hold it."""
     bind_put: Callable[[Record, bool], Row]
-    put: str
-    """what `bind_put` returns; changes nothing where a large value is stored"""
-    set_expiry: str
-    """expires_at, key"""
     large: LargeValueTable | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        table = self.table
+        self.get = f"SELECT {self.found} FROM {table} WHERE {self.equal(1)}"
+        """key"""
+        asked = [f"asked_{column}" for column in self.key]
+        keys = ", ".join([f"({at}{', ?' * len(asked)})" for at in range(limits.SQLITE_GETS_PER_STATEMENT)])
+        same = " AND ".join(map("{} = {}".format, self.key, asked))
+        # CROSS JOIN keeps SQLite from swapping the two and scanning the whole table.
+        self.gets = (
+            f"WITH asked (position, {', '.join(asked)}) AS (VALUES {keys}) "
+            f"SELECT position, {self.found_whole} FROM asked CROSS JOIN {table} ON {same}"
+        )
+        """up to SQLITE_GETS_PER_STATEMENT keys; selects each key's position, then what `found_whole` says"""
+        # The unary plus keeps SQLite from the index of keys: the expired entries are few.
+        self.count = (
+            f"SELECT (SELECT count(*) FROM {table} WHERE {self.within()}) - "
+            f"(SELECT count(*) FROM {table} WHERE expires_at <= ?1 AND {self.within(sign='+')})"
+        )
+        """now, range"""
+        self.set_expiry = f"UPDATE {table} SET expires_at = ?1 WHERE {self.equal(2)}"
+        """expires_at, key"""
+        self.remove = f"DELETE FROM {table} WHERE {self.equal(1)}"
+        """key"""
+        self.put = self._upsert() if self.large is None else f"{self._upsert()} WHERE large IS NULL"
+        """what `bind_put` returns; changes nothing where a large value is stored"""
+        self.put_large = self._upsert("large")
+        """the same, with NULL for a large value, and the id of the large value or NULL"""
+
+    def _upsert(self, *large: str) -> str:
+        names = [*self.content, "version", "expires_at", "created_at", "updated_at"]
+        marks = {name: f"?{at}" for at, name in enumerate(names, 1)} | dict.fromkeys(large, "?9")
+        updates = [f"{name} = {mark}" for name, mark in marks.items() if name not in (*self.key, "created_at")]
+        return (
+            f"INSERT INTO {self.table} ({', '.join(marks)}) VALUES ({', '.join(marks.values())}) "
+            f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {', '.join(updates)}, "
+            "created_at = CASE WHEN ?8 OR expires_at <= ?7 THEN ?6 ELSE created_at END"
+        )
 
 
 _NO_KEYS: Final = (None,) * limits.SQLITE_GETS_PER_STATEMENT  # no key equals NULL
-
-
-def _statements(table: str, key: tuple[str, ...], **lists: str) -> dict[str, Any]:
-    """The fields of a layout whose SQL differs in the columns of the key alone; takes what `tables.lists` takes."""
-    full_key = [f"{table}.{column}" for column in key]
-    # The unary plus keeps SQLite from the index of keys: the expired entries are few.
-    not_by_key = [f"+{column}" for column in full_key]
-    return {
-        **tables.lists(table, key, "?", "?1", **lists),
-        "count": f"SELECT (SELECT count(*) FROM {table} WHERE {within(full_key, '?')}) - "
-        f"(SELECT count(*) FROM {table} WHERE expires_at <= ?1 AND {within(not_by_key, '?')})",
-        "set_expiry": f"UPDATE {table} SET expires_at = ?1 WHERE {equal(key, '?', 2)}",
-        "remove": f"DELETE FROM {table} WHERE {equal(key, '?', 1)}",
-    }
-
-
-def _upsert(table: str, key: tuple[str, ...], columns: tuple[str, ...], large: tuple[str, ...] = ()) -> str:
-    """The statement that puts a row: three columns of key and value, version, times, whether the entry is new.
-
-    The column `large` of a table with large values is bound after those.
-    """
-    names = [*columns, "version", "expires_at", "created_at", "updated_at"]
-    marks = {name: f"?{at}" for at, name in enumerate(names, 1)} | dict.fromkeys(large, "?9")
-    updates = [f"{name} = {mark}" for name, mark in marks.items() if name not in (*key, "created_at")]
-    return (
-        f"INSERT INTO {table} ({', '.join(marks)}) VALUES ({', '.join(marks.values())}) "
-        f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {', '.join(updates)}, "
-        "created_at = CASE WHEN ?8 OR expires_at <= ?7 THEN ?6 ELSE created_at END"
-    )
-
-
-def _gets(table: str, columns: str, key: tuple[str, ...]) -> str:
-    names = [f"asked_{column}" for column in key]
-    rows = ", ".join([f"({at}{', ?' * len(key)})" for at in range(limits.SQLITE_GETS_PER_STATEMENT)])
-    match = " AND ".join([f"{column} = {name}" for column, name in zip(key, names, strict=True)])
-    # CROSS JOIN keeps SQLite from swapping the two and scanning the whole table.
-    return (
-        f"WITH asked (position, {', '.join(names)}) AS (VALUES {rows}) "
-        f"SELECT position, {columns} FROM asked CROSS JOIN {table} ON {match}"
-    )
 
 
 def _bytes_layout(table: str, *, lists_times: bool = False) -> SqliteLayout:
@@ -115,54 +124,39 @@ def _bytes_layout(table: str, *, lists_times: bool = False) -> SqliteLayout:
     In a WITHOUT ROWID table a row is part of the key's tree: one lookup finds key and value, and a list reads
     neighbours from the same page. That holds for small rows; large values have a table of their own (ADR 5).
     """
-    key, content = ("key",), ("key", "value", "encoding")
+    large = LargeValueTable(table)
     columns = "encoding, version, expires_at, created_at, updated_at"
-    same = f"big.id = large AND big.key = {table}.key"
-    big = f"FROM {table}_large AS big WHERE {same}"
     # Lists of tuples don't show `updated_at`: leaving it out makes a list of 1000 a seventh faster.
-    time = ", updated_at" if lists_times else ""
+    times = f"version, expires_at{', updated_at' if lists_times else ''}"
     return SqliteLayout(
-        **_statements(
-            table,
-            key,
-            keys_only=f"{table}.key, x'', encoding, version, expires_at{time}",
-            listed=f"{table}.key, coalesce({table}.value, big.value, x''), CASE WHEN {table}.value IS NULL "
-            f"AND big.id IS NULL THEN {LOST} ELSE encoding END, version, expires_at{time}",
-            # A join looks a large value up once and does not copy it; for a single key, opening both tables takes
-            # longer.
-            source=f"{table} LEFT JOIN {table}_large AS big ON {same}",
-        ),
+        table=table,
+        key=("key",),
+        content=("key", "value", "encoding"),
+        large=large,
         create=(
             f"CREATE TABLE {table} (key BLOB NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
             "version INTEGER NOT NULL, expires_at INTEGER, created_at INTEGER NOT NULL, "
             "updated_at INTEGER NOT NULL, large INTEGER, value BLOB) WITHOUT ROWID",
             f"CREATE INDEX {table}_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
-            f"CREATE TABLE {table}_large (id INTEGER NOT NULL PRIMARY KEY, key BLOB NOT NULL, value BLOB NOT NULL)",
+            f"CREATE TABLE {large.table} (id INTEGER NOT NULL PRIMARY KEY, key BLOB NOT NULL, value BLOB NOT NULL)",
         ),
-        row=f"key, coalesce(value, (SELECT big.value {big}), x''), "
-        f"CASE WHEN value IS NULL THEN coalesce((SELECT encoding {big}), {LOST}) ELSE encoding END, version",
+        found=f"coalesce(value, large), {columns}",
+        found_whole=f"coalesce(value, {large.value}), {columns}",
+        keys_only=f"{table}.key, x'', encoding, {times}",
+        # A join looks a large value up once and does not copy it; for a single key, opening both tables takes longer.
+        source=f"{table} LEFT JOIN {large.table} AS big ON {large.same}",
+        listed=f"{table}.key, coalesce({table}.value, big.value, x''), "
+        f"CASE WHEN {table}.value IS NULL AND big.id IS NULL THEN {LOST} ELSE encoding END, {times}",
+        row=f"key, coalesce(value, {large.value}, x''), "
+        f"CASE WHEN {large.is_lost} THEN {LOST} ELSE encoding END, version",
         row_record=Record,
+        length=f"coalesce(length(value), {large.length}, 0)",
         milliseconds=lambda column: column,
-        length=f"coalesce(length(value), (SELECT length(big.value) {big}), 0)",
         record=Record,
         page=lambda rows: Page(*zip(*rows, strict=True)),
         bind_keys=lambda keys: (*keys, *_NO_KEYS[len(keys) :]),
         bind_time=lambda moment: moment,
         bind_put=lambda record, is_new_entry: (*astuple(record), is_new_entry),
-        get=f"SELECT coalesce(value, large), {columns} FROM {table} WHERE key = ?1",
-        gets=_gets(table, f"coalesce(value, (SELECT big.value {big})), {columns}", key),
-        put=f"{_upsert(table, key, content)} WHERE large IS NULL",
-        large=LargeValueTable(
-            table=f"{table}_large",
-            get=f"SELECT value FROM {table}_large WHERE id = ?2 AND key = ?1",
-            find=f"SELECT large FROM {table} WHERE key = ?1",
-            # Not an upsert: SQLite would write all that it replaces to a temporary file first.
-            add=f"INSERT INTO {table}_large (key, value) VALUES (?1, ?2)",
-            replace=f"UPDATE {table}_large SET value = ?3 WHERE id = ?2 AND key = ?1",
-            remove=f"DELETE FROM {table}_large WHERE id = ?2 AND key = ?1",
-            lost=f"value IS NULL AND NOT EXISTS (SELECT 1 {big})",
-            put_entry=_upsert(table, key, content, large=("large",)),
-        ),
     )
 
 
@@ -171,9 +165,8 @@ def _plugin_layout() -> SqliteLayout:
 
     A row that was inserted by hand has version 0, and is read like any other.
     """
-    table, key = schema.PLUGIN_TABLE, ("plugin_name", "key")
+    key = ("plugin_name", "key")
     value = "CAST(value_json AS BLOB)"
-    columns = f"{value}, version, expires_at"
 
     def bind_time(moment: int | None) -> str | None:
         return None if moment is None else time_text(moment)
@@ -192,25 +185,23 @@ def _plugin_layout() -> SqliteLayout:
         return (*record.key, plugin_text(record), record.version, *times, is_new_entry)
 
     return SqliteLayout(
-        **_statements(
-            table,
-            key,
-            keys_only="plugin_name, key, x'', version, expires_at",
-            listed=f"plugin_name, key, {columns}",
-        ),
+        table=schema.PLUGIN_TABLE,
+        key=key,
+        content=(*key, "value_json"),
         create=tables.create_plugin_table("", "DATETIME", "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"),
+        found=f"{value}, version, expires_at",
+        found_whole=f"{value}, version, expires_at",
+        keys_only="plugin_name, key, x'', version, expires_at",
+        listed=f"plugin_name, key, {value}, version, expires_at",
         row=f"plugin_name, key, {value}, version",
         row_record=lambda plugin, key, value, version, *times: Record((plugin, key), value, JSON, version, *times),
-        milliseconds=lambda column: f"milliseconds({column})",
         length=f"length({value})",
+        milliseconds=lambda column: f"milliseconds({column})",
         record=record,
         page=page,
         bind_keys=lambda keys: (*chain.from_iterable(keys), *(2 * _NO_KEYS[len(keys) :])),
         bind_time=bind_time,
         bind_put=bind_put,
-        get=f"SELECT {columns} FROM {table} WHERE plugin_name = ?1 AND key = ?2",
-        gets=_gets(table, columns, key),
-        put=_upsert(table, key, (*key, "value_json")),
     )
 
 

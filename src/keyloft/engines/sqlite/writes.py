@@ -26,13 +26,13 @@ def put(cursor: apsw.Cursor, layout: SqliteLayout, record: Record, *, is_new_ent
     """Store a record; a large value goes into the large value table."""
     bindings, large, key = layout.bind_put(record, is_new_entry), layout.large, record.key
     if large is not None and large.holds(record):
-        cursor.execute(large.put_entry, (key, None, *bindings[2:], _put_large(cursor, large, key, record.value)))
+        cursor.execute(layout.put_large, (key, None, *bindings[2:], _put_large(cursor, large, key, record.value)))
         return
     cursor.execute(layout.put, bindings)
     if large is not None and not cursor.connection.changes():
         # `put` changes nothing over a large value: remove that one first.
         cursor.execute(large.remove, (key, cursor.execute(large.find, (key,)).get))
-        cursor.execute(large.put_entry, (*bindings, None))
+        cursor.execute(layout.put_large, (*bindings, None))
 
 
 def _put_large(cursor: apsw.Cursor, large: LargeValueTable, key: Key, value: bytes) -> int:
