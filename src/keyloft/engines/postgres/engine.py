@@ -126,5 +126,5 @@ class PostgresEngine(ClosableEngine):
         self._notifier.close()
         await self._listener.aclose()
         await self._reads.aclose()
-        self._writer.close()
+        self._writer.slot.abandon()
         await self.server.aclose()

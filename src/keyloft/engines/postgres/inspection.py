@@ -77,7 +77,6 @@ async def _missing_rights(connection: Connection) -> list[tuple[str, str]]:
             has = await connection.fetchval("SELECT has_table_privilege(to_regclass($1), $2)", table, right)
             if has is None:
                 missing[table] = f"there is no table {table}", "restore it from a backup"
-            elif not has:
-                granted = f"GRANT {_RIGHTS[table]} ON {table} TO it"
-                missing.setdefault(table, (f"this user may not {right} on {table}", granted))
+            elif not has and table not in missing:
+                missing[table] = f"this user may not {right} on {table}", f"GRANT {_RIGHTS[table]} ON {table} TO it"
     return list(missing.values())

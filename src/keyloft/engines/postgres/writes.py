@@ -33,7 +33,7 @@ class PostgresWriter:
 
     def __init__(self, server: PostgresServer, slot: Slot) -> None:
         self._server = server
-        self._slot = slot
+        self.slot = slot
         self._last_version = 0
         self._last_failure: DatabaseError | None = None
         self._held_back: set[Address] = set()
@@ -51,7 +51,7 @@ class PostgresWriter:
         except DatabaseError as error:
             failure = error
         except Exception as error:  # without a verdict, all callers would wait for ever
-            self._slot.drop()
+            self.slot.drop()
             failure = DatabaseError(f"{self._server.name}: a write failed unexpectedly: {type(error).__name__}")
             if self._is_committing:
                 failure = self._unknown()
@@ -125,9 +125,6 @@ class PostgresWriter:
     def _is_held_back(self, batch: Batch) -> bool:
         return any((mutation.space, mutation.key) in self._held_back for mutation in batch.mutations)
 
-    def close(self) -> None:
-        self._slot.abandon()
-
     async def _commit_until(self, group: list[Batch], deadline: float) -> Outcome:
         """Try until the group is committed or refused, or until the deadline.
 
@@ -142,7 +139,7 @@ class PostgresWriter:
                 raise failure or self._last_failure or self._server.unreachable()
             try:
                 async with asyncio.timeout_at(deadline - locks):
-                    await self._slot.connected()
+                    await self.slot.connected()
                 async with asyncio.timeout_at(max(deadline, loop.time() + 1.2 * locks)):
                     try:
                         return await self._commit(group)
@@ -154,10 +151,10 @@ class PostgresWriter:
                         if is_unknown or not may_succeed:
                             raise failure from error
             except TimeoutError:
-                self._slot.drop()
+                self.slot.drop()
                 raise (self._unknown() if self._is_committing else failure or self._server.unreachable()) from None
             if not isinstance(failure, Busy):
-                self._slot.drop()  # another connection may lead to another server
+                self.slot.drop()  # another connection may lead to another server
             await asyncio.sleep(limits.POSTGRES_RETRY_SECONDS)
 
     def _unknown(self) -> CommitUnknown:
@@ -168,7 +165,9 @@ class PostgresWriter:
 
     async def _commit(self, group: list[Batch]) -> Outcome:
         addresses = deciding(group)
-        if not addresses and not _names_versions(group):
+        # The key of an Append contains the version, which then must be known before anything is written.
+        appends = any(type(mutation) is Append for batch in group for mutation in batch.mutations)
+        if not addresses and not appends:
             settled = settle(group, {}, 0, 0)
             spaces = {space for space, _ in settled.writes}
             if len(spaces) == 1:
@@ -179,15 +178,15 @@ class PostgresWriter:
         """Write the rows of a group over whatever is stored. It was settled as if version counter and time were 0."""
         layout, writes, server = LAYOUTS[space], settled.writes, self._server
         puts = layout.bind_puts([write.record for at in sorted(writes) if isinstance(write := writes[at], PutRow)])
-        await self._slot.connected()
+        await self.slot.connected()
         self._is_committing = True
-        rows = await self._slot.fetch(layout.set, server.now(), settled.version, server.process, *puts)
+        rows = await self.slot.fetch(layout.set, server.now(), settled.version, server.process, *puts)
         base, now, _ = server.counter_row(rows)
         verdicts = [_moved(verdict, base, now) for verdict in settled.verdicts]
         return self._done(Outcome(verdicts, base, base + settled.version, writes))
 
     async def _decide(self, group: list[Batch], addresses: set[Address]) -> Outcome:
-        async with self._slot.transaction(f"{self._server.begin}; {LOCK_VERSION}") as transaction:
+        async with self.slot.transaction(f"{self._server.begin}; {LOCK_VERSION}") as transaction:
             before, now, current = await self._load(transaction, addresses)
             settled = settle(group, current, before, now)
             if settled.version != before:
@@ -231,11 +230,6 @@ class PostgresWriter:
                 await transaction.fetch(layout.put, now, *layout.bind_puts(puts))
             if expiries:
                 await transaction.fetch(layout.set_expiries, list(expiries.values()), *layout.bind_keys(list(expiries)))
-
-
-def _names_versions(group: list[Batch]) -> bool:
-    """Whether a key contains the version, which then must be known before anything is written."""
-    return any(type(mutation) is Append for batch in group for mutation in batch.mutations)
 
 
 def _moved(verdict: Verdict, base: int, now: int) -> Verdict:
