@@ -15,6 +15,7 @@ from keyloft.core.records import Batch, Committed, Get, Set, Space, Sum
 from keyloft.core.values import Encoding, unpack_counter
 from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.sqlite.engine import CommitStep, SqliteEngine
+from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.reads import View
 
 from .vfs import NotingVFS
@@ -46,7 +47,7 @@ async def test_the_event_loop_never_syncs(durability: str, tmp_path: Path, monke
 
     vfs.failing_syncs = note
     path = str(tmp_path / "app.db")
-    engine = await SqliteEngine.open(path, ManualClock(), durability=durability, vfs=vfs.vfs_name)
+    engine = await SqliteEngine.open(SqliteFile(path, durability=durability, vfs=vfs.vfs_name), ManualClock())
     other_process = apsw.Connection(path, vfs=vfs.vfs_name)
     for number in range(200):  # long enough for the write-ahead log to restart several times
         if number % 40 == 20:
@@ -126,7 +127,7 @@ async def test_an_interrupted_event_loop_leaves_no_caller_waiting(
 async def test_an_interrupted_commit_is_neither_lost_nor_made_twice(
     tmp_path: Path, together: int, signalled: list[BaseException]
 ) -> None:
-    engine = await SqliteEngine.open(str(tmp_path / "app.db"), ManualClock(), durability="relaxed")
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db"), durability="relaxed"), ManualClock())
     add = Batch((Sum(Space.TUPLES, b"sum", 1),))
     await engine.commit(add)
     interruptions = 1

@@ -11,6 +11,7 @@ import pytest
 import keyloft
 from keyloft.clock import SystemClock
 from keyloft.engines.sqlite.engine import SqliteEngine
+from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.tuples.store import Store
 
 from .children import child
@@ -52,7 +53,7 @@ async def fill(kv: Store, after: int = 0) -> tuple[int, keyloft.DiskFull]:
 async def test_full_disk_is_named_and_writes_work_again_on_the_same_store_once_there_is_space(tmp_path: Path) -> None:
     path = str(tmp_path / "full.db")
     vfs = QuotaVFS(left=400_000)
-    kv = Store(await SqliteEngine.open(path, SystemClock(), vfs=vfs.vfs_name))
+    kv = Store(await SqliteEngine.open(SqliteFile(path, vfs=vfs.vfs_name), SystemClock()))
     await kv.set(("before",), 1)
     rounds, error = await fill(kv)
     assert rounds > 3
@@ -75,7 +76,7 @@ async def test_full_disk_is_named_and_writes_work_again_on_the_same_store_once_t
 async def test_store_on_a_full_disk_closes_and_keeps_what_was_acknowledged(tmp_path: Path) -> None:
     path = str(tmp_path / "full.db")
     vfs = QuotaVFS(left=200_000)
-    kv = Store(await SqliteEngine.open(path, SystemClock(), vfs=vfs.vfs_name))
+    kv = Store(await SqliteEngine.open(SqliteFile(path, vfs=vfs.vfs_name), SystemClock()))
     await kv.set(("before",), 1)
     await fill(kv)
     vfs.left = 0
@@ -92,9 +93,9 @@ async def test_opening_on_a_full_disk_says_so_and_succeeds_once_there_is_space(l
     path = str(tmp_path / "full.db")
     vfs = QuotaVFS(left)
     with pytest.raises(keyloft.DiskFull, match=path):
-        await SqliteEngine.open(path, SystemClock(), vfs=vfs.vfs_name)
+        await SqliteEngine.open(SqliteFile(path, vfs=vfs.vfs_name), SystemClock())
     vfs.left = _PLENTY
-    kv = Store(await SqliteEngine.open(path, SystemClock(), vfs=vfs.vfs_name))
+    kv = Store(await SqliteEngine.open(SqliteFile(path, vfs=vfs.vfs_name), SystemClock()))
     assert await kv.set(("k",), 1) == 1
     await kv.aclose()
 

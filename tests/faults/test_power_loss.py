@@ -18,6 +18,7 @@ import pytest
 import keyloft
 from keyloft.clock import SystemClock
 from keyloft.engines.sqlite.engine import SqliteEngine
+from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.tuples.store import Store
 
 from .disk import Create, Disk, Image, Remove, Sync, Truncate, Write
@@ -46,7 +47,11 @@ class Run:
     async def live(self, moves: Callable[[], int]) -> None:
         """Open, let every chain make so many moves at once, and close."""
         clock = SystemClock()
-        kv = Store(await SqliteEngine.open(str(self._path), clock, durability=self._durability, vfs=self.vfs.vfs_name))
+        kv = Store(
+            await SqliteEngine.open(
+                SqliteFile(str(self._path), durability=self._durability, vfs=self.vfs.vfs_name), clock
+            )
+        )
         async with asyncio.TaskGroup() as tasks:
             for chain in _EVERYONE:
                 tasks.create_task(self._write(kv, chain, moves()))
@@ -108,7 +113,7 @@ def put_back(image: Image, folder: Path) -> str:
 async def left_of(image: Image, folder: Path) -> tuple[int, Contents]:
     """Open what a power cut left: its newest versionstamp and contents. Fails if it is damaged or can't be written."""
     path = put_back(image, folder)
-    kv = Store(await SqliteEngine.open(path, SystemClock()))
+    kv = Store(await SqliteEngine.open(SqliteFile(path), SystemClock()))
     try:
         contents, stamps = await contents_of(kv)
         connection = apsw.Connection(path)
@@ -174,7 +179,7 @@ async def test_a_second_power_cut_while_recovering_from_the_first_loses_nothing(
         image = disk.torn(rng, 512, garbled=False)
         again = NotingVFS.on(image)
         path = put_back(image, tmp_path / "between")
-        kv = Store(await SqliteEngine.open(path, SystemClock(), vfs=again.vfs_name))
+        kv = Store(await SqliteEngine.open(SqliteFile(path, vfs=again.vfs_name), SystemClock()))
         await kv.aclose()
         second = Disk.holding(image)
         requests = again.requests
@@ -235,7 +240,7 @@ async def test_power_cut_in_a_checkpoint_of_32_mebibytes_loses_nothing(tmp_path:
     folder = tmp_path / "before"
     folder.mkdir()
     vfs = NotingVFS()
-    kv = Store(await SqliteEngine.open(str(folder / _NAME), SystemClock(), vfs=vfs.vfs_name))
+    kv = Store(await SqliteEngine.open(SqliteFile(str(folder / _NAME), vfs=vfs.vfs_name), SystemClock()))
     acknowledged = []
     for number in range(36):
         await kv.set_many({("large", part): number.to_bytes(1) * (512 * 1024) for part in range(2)})

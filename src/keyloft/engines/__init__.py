@@ -42,17 +42,14 @@ async def open_engine(
     database = DatabaseUrl.parse(url)
     if database.postgres is not None:
         from keyloft.engines.postgres.engine import PostgresEngine  # its driver is not installed everywhere
+        from keyloft.engines.postgres.server import PostgresServer
 
-        return await PostgresEngine.open(database.postgres, clock, durability=durability, patience=patience)
+        server = PostgresServer(database.postgres, clock, durability=durability, patience=patience)
+        return await PostgresEngine.open(server)
     if database.engine == "memory":
         return MemoryEngine(clock or SystemClock())
-    return await SqliteEngine.open(
-        database.path,
-        clock or SystemClock(),
-        durability=durability,
-        cache_mib=cache_mib,
-        read_only=database.read_only,
-    )
+    file = SqliteFile(database.path, durability, cache_mib=cache_mib, read_only=database.read_only)
+    return await SqliteEngine.open(file, clock or SystemClock())
 
 
 async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
@@ -70,13 +67,14 @@ async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
     database = DatabaseUrl.parse(url)
     if database.postgres is not None:
         from keyloft.engines.postgres.maintenance import PostgresMaintenance
+        from keyloft.engines.postgres.server import PostgresServer
 
-        return await PostgresMaintenance.open(database.postgres, make=make)
+        return await PostgresMaintenance.open(PostgresServer(database.postgres), make=make)
     if database.is_in_memory:
         raise CannotOpen("another process can't read a database in memory: name a file, or a PostgreSQL server")
     from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 
-    return await SqliteMaintenance.open(database.path, make=make, read_only=database.read_only)
+    return await SqliteMaintenance.open(SqliteFile(database.path, read_only=database.read_only), make=make)
 
 
 async def inspect_database(url: AnyUrl, *, patience: float = limits.SERVER_SECONDS) -> Inspection | None:

@@ -3,24 +3,26 @@
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Coroutine
-from typing import Any
+from abc import ABC, abstractmethod
 
 from keyloft.errors import CLOSED, Closed, WrongLoop
 
 
-class Lifetime:
-    """The time from opening an engine to closing it."""
+class ClosableEngine(ABC):
+    """The part of an engine that refuses callers who may not use it, and closes it once."""
 
-    def __init__(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._close = close
         self._closing: asyncio.Task[None] | None = None
         self.refusal: str | None = None
         """Why the engine can't be used any more."""
-        _lifetimes.add(self)
+        _engines.add(self)
 
-    def check(self) -> None:
+    @property
+    def is_closed(self) -> bool:
+        return self.refusal is not None
+
+    def check_usable(self) -> None:
         """Refuse a caller that may not use the engine.
 
         Raises:
@@ -43,14 +45,17 @@ class Lifetime:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
+    @abstractmethod
+    async def _close(self) -> None: ...
 
-_lifetimes: "weakref.WeakSet[Lifetime]" = weakref.WeakSet()
+
+_engines: "weakref.WeakSet[ClosableEngine]" = weakref.WeakSet()
 
 
 def _forget_after_fork() -> None:
     """Two processes must not share a connection: its locks would not hold, and replies would reach the wrong one."""
-    for lifetime in _lifetimes:
-        lifetime.refusal = "this store was opened before a fork: open it again in this process"
+    for engine in _engines:
+        engine.refusal = "this store was opened before a fork: open it again in this process"
 
 
 if hasattr(os, "register_at_fork"):

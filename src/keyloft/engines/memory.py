@@ -7,7 +7,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from keyloft.clock import Clock
 from keyloft.core.engine import Watch
@@ -29,7 +29,7 @@ from keyloft.core.records import (
     Usage,
     Used,
 )
-from keyloft.engines.commit.settle import PutRow, RemoveRow, Write, deciding, settle
+from keyloft.engines.commit.settle import PutRow, SetExpiry, Write, deciding, settle
 from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.watches import Notifier
 from keyloft.errors import Closed, KeyloftError
@@ -134,28 +134,23 @@ class _SortedRecords:
     def scan(self, ask: Scan, now: int) -> Page:
         records = self.between(ask.start, ask.end, after=ask.after, reverse=ask.reverse)
         found = list(islice((record for record in records if record.is_alive(now)), ask.limit))
-        return Page(
-            [record.key for record in found],
-            [b"" if ask.keys_only else record.value for record in found],
-            [record.encoding for record in found],
-            [record.version for record in found],
-            [record.expires_at for record in found],
-            [record.updated_at for record in found] if ask.space is Space.SEMANTIC else (),
-        )
+        if not found:
+            return Page()
+        keys, values, encodings, versions, expiries, _, updates = zip(*map(astuple, found), strict=True)
+        if ask.keys_only:
+            values = (b"",) * len(found)
+        return Page(keys, values, encodings, versions, expiries, updates if ask.space is Space.SEMANTIC else ())
 
     def apply(self, key: Key, write: Write, now: int) -> None:
         old = self.records.get(key)
-        if isinstance(write, RemoveRow):
-            if old is not None:
-                del self.records[key], self._keys[bisect_left(self._keys, key)]
-            return
-        if not isinstance(write, PutRow):
-            if old is not None:
-                self.records[key] = replace(old, expires_at=write.expires_at)
-            return
-        record = write.record
-        if old is None:
-            insort(self._keys, key)
-        elif not write.is_new_entry and old.is_alive(now):
-            record = replace(record, created_at=old.created_at)
-        self.records[key] = record
+        if isinstance(write, PutRow):
+            record = write.record
+            if old is None:
+                insort(self._keys, key)
+            elif not write.is_new_entry and old.is_alive(now):
+                record = replace(record, created_at=old.created_at)
+            self.records[key] = record
+        elif isinstance(write, SetExpiry) and old is not None:
+            self.records[key] = replace(old, expires_at=write.expires_at)
+        elif old is not None:
+            del self.records[key], self._keys[bisect_left(self._keys, key)]

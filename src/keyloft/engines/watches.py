@@ -5,7 +5,6 @@ import heapq
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TypeAlias
 
 from keyloft import limits
 from keyloft.clock import Clock, Timer
@@ -14,32 +13,36 @@ from keyloft.core.paging import Pages
 from keyloft.core.records import NO_LIMIT, Address, Change, Get, Key, Latest, Record, Scan
 from keyloft.errors import Closed
 
-ReadVersion: TypeAlias = Callable[[], int | asyncio.Future[int]]
-"""Returns the version of the last commit; a future where that takes a request to a server."""
-
 
 class Notifier:
     """Knows the open watches of an engine and wakes those that a commit concerns."""
 
     def __init__(self, engine: Reader, clock: Clock) -> None:
-        self._engine = engine
-        self._clock = clock
+        self.engine = engine
+        self.clock = clock
         # Weak: a watch that its user dropped without closing it is collected.
         self._watches: weakref.WeakSet[KeyWatch | RangeWatch] = weakref.WeakSet()
         # Strong while a task waits in a watch: nothing else may refer to that task, and it must not be collected.
-        self._awaited: set[object] = set()
+        self.awaited: set[object] = set()
         self.last_version: int | None = None
         """The version of the last commit that the watches know of."""
 
-    def watch(self, asks: tuple[Get | Scan, ...], read_version: ReadVersion) -> "KeyWatch | RangeWatch":
-        """Make a watch of what is committed from now on."""
+    def watch(
+        self, asks: tuple[Get | Scan, ...], read_version: Callable[[], int] | None = None
+    ) -> "KeyWatch | RangeWatch":
+        """Make a watch of what is committed from now on.
+
+        Args:
+            asks: Gets, or one Scan.
+            read_version: Returns the version of the last commit; None where that takes a request to a server.
+        """
         scans = [ask for ask in asks if isinstance(ask, Scan)]
         gets = [ask for ask in asks if isinstance(ask, Get)]
         watch: KeyWatch | RangeWatch
         if len(scans) == 1 and not gets:
-            watch = RangeWatch(self._engine, self._clock, self._awaited, scans[0], read_version)
+            watch = RangeWatch(self, scans[0], read_version)
         elif gets and not scans:
-            watch = KeyWatch(self._engine, self._clock, self._awaited, gets)
+            watch = KeyWatch(self, gets)
         else:
             raise ValueError("watch takes Gets, or one Scan")
         self._watches.add(watch)
@@ -87,10 +90,10 @@ class Notifier:
 class _WokenIterator(ABC):
     """An async iterator that sleeps until a commit or the expiry of an entry wakes it."""
 
-    def __init__(self, engine: Reader, clock: Clock, awaited: set[object]) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._awaited = awaited
+    def __init__(self, notifier: Notifier) -> None:
+        self._engine = notifier.engine
+        self._clock = notifier.clock
+        self._awaited = notifier.awaited
         self._ended = False
         self._is_reading = False
         self._timer: Timer | None = None
@@ -153,8 +156,8 @@ class _WokenIterator(ABC):
 class KeyWatch(_WokenIterator):
     """The state of some keys: once at first, then whenever one of them changed."""
 
-    def __init__(self, engine: Reader, clock: Clock, awaited: set[object], gets: list[Get]) -> None:
-        super().__init__(engine, clock, awaited)
+    def __init__(self, notifier: Notifier, gets: list[Get]) -> None:
+        super().__init__(notifier)
         self._gets = gets
         self._addresses = {(get.space, get.key) for get in gets}
         self._reported: list[int | None] | None = None
@@ -183,13 +186,10 @@ class RangeWatch(_WokenIterator):
     and compares them with the whole range after another process has committed something.
     """
 
-    def __init__(
-        self, engine: Reader, clock: Clock, awaited: set[object], scan: Scan, read_version: ReadVersion
-    ) -> None:
-        super().__init__(engine, clock, awaited)
+    def __init__(self, notifier: Notifier, scan: Scan, read_version: Callable[[], int] | None) -> None:
+        super().__init__(notifier)
         self._scan = Scan(scan.space, scan.start, scan.end, NO_LIMIT, keys_only=True)
         self._read_version = read_version
-        self._start_version = read_version()
         self._first_read_version: int | None = None
         self._versions: dict[Key, int] = {}
         self._expiries: dict[Key, int] = {}
@@ -200,9 +200,7 @@ class RangeWatch(_WokenIterator):
         self._next_comparison_at = 0.0
         self._comparison_timer: asyncio.TimerHandle | None = None
         # At once, not with the first step: another process may delete in between what was there at the start.
-        self.first_read: asyncio.Future[tuple[int, list[Record], int]] | None
-        self.first_read = asyncio.ensure_future(self._read_first())
-        self.first_read.add_done_callback(lambda read: read.cancelled() or read.exception())
+        self.first_read: asyncio.Future[tuple[int, list[Record], int]] | None = self._start_first_read()
 
     def committed(self, addresses: set[Address], version: int) -> None:
         space, start, end = self._scan.space, self._scan.start, self._scan.end
@@ -221,8 +219,6 @@ class RangeWatch(_WokenIterator):
         super().end()
         if self.first_read is not None:
             self.first_read.cancel()
-        if self._comparison_timer is not None:
-            self._comparison_timer.cancel()
 
     async def _read_changes(self) -> list[Change]:
         candidates, self._touched = self._touched | self._take_expired(), set()
@@ -249,10 +245,7 @@ class RangeWatch(_WokenIterator):
 
     async def _take_first_read(self) -> set[Key]:
         """Remember what there was at the start; returns what was written after it, and so is a change."""
-        if self.first_read is None:
-            self._start_version = self._read_version()
-            self.first_read = asyncio.ensure_future(self._read_first())
-        reading = self.first_read
+        reading = self.first_read = self.first_read or self._start_first_read()
         await asyncio.wait([reading])  # a cancelled caller leaves it running
         if reading.cancelled():
             raise Closed
@@ -261,9 +254,16 @@ class RangeWatch(_WokenIterator):
         self._remember({record.key: record for record in records if record.version <= start_version})
         return {record.key for record in records if record.version > start_version}
 
-    async def _read_first(self) -> tuple[int, list[Record], int]:
+    def _start_first_read(self) -> asyncio.Future[tuple[int, list[Record], int]]:
+        start_version = self._read_version() if self._read_version is not None else None
+        reading = asyncio.ensure_future(self._read_first(start_version))
+        reading.add_done_callback(lambda read: read.cancelled() or read.exception())
+        return reading
+
+    async def _read_first(self, start_version: int | None) -> tuple[int, list[Record], int]:
         """The version after which a commit is a change, the records of the range, and a version that they show."""
-        start_version = self._start_version if isinstance(self._start_version, int) else await self._start_version
+        if start_version is None:
+            [start_version] = await self._engine.read(Latest())
         records = await self._read_range()
         [latest] = await self._engine.read(Latest())
         return start_version, records, latest
@@ -281,22 +281,16 @@ class RangeWatch(_WokenIterator):
         if loop.time() >= self._next_comparison_at:
             return True
         self._must_compare = True
-        if not self._comparison_timer:
-            self._comparison_timer = loop.call_at(self._next_comparison_at, self._end_pause)
+        if self._comparison_timer is None or self._comparison_timer.when() != self._next_comparison_at:
+            # As with `_wake_at`, the callback refers to the event alone.
+            self._comparison_timer = loop.call_at(self._next_comparison_at, self._woken.set)
         return False
-
-    def _end_pause(self) -> None:
-        self._comparison_timer = None
-        self._woken.set()
 
     def _differing(self, records: list[Record]) -> set[Key]:
         """Where what is stored is not what is remembered."""
-        changed = {
-            r.key
-            for r in records
-            if self._versions.get(r.key) != r.version or self._expiries.get(r.key) != r.expires_at
-        }
-        return changed | (self._versions.keys() - {record.key for record in records})
+        versions, expiries = self._versions, self._expiries
+        same = {r.key for r in records if versions.get(r.key) == r.version and expiries.get(r.key) == r.expires_at}
+        return (versions.keys() | {record.key for record in records}) - same
 
     async def _read(self, keys: list[Key]) -> dict[Key, Record | None]:
         records: dict[Key, Record | None] = {}

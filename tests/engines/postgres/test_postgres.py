@@ -7,8 +7,12 @@ import pytest
 
 import keyloft
 from keyloft import DatabaseError, ManualClock, Unreachable
+from keyloft.core import keys
 from keyloft.core.engine import Engine
-from keyloft.engines import open_engine
+from keyloft.core.maintenance import Existing
+from keyloft.core.records import Record, Space
+from keyloft.core.values import JSON
+from keyloft.engines import open_engine, open_maintenance
 from tests.engines.contract import EngineContract
 from tools.postgres import query
 
@@ -51,3 +55,20 @@ async def test_a_lost_version_counter_is_named(postgres_url: str) -> None:
                 await call()
     with pytest.raises(DatabaseError, match="keyloft_version_counter"):
         await keyloft.open(postgres_url)
+
+
+async def test_a_load_wakes_the_watches_of_other_processes(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a notification: the version counter is hardly ever polled here."""
+    monkeypatch.setattr("keyloft.limits.WATCH_CHECK_SECONDS", 60)
+    async with keyloft.open(postgres_url, sweep_every=None) as kv, asyncio.timeout(20):
+        watch = kv.watch(prefix=("a",))
+        await kv.set(("a", 1), 1)
+        await anext(watch)
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0.2)  # then the first notification has arrived, and the watch has compared its range
+        maintenance = await open_maintenance(postgres_url)
+        loaded = Record(keys.encode(("a", 2)), b"2", JSON, 5, None)
+        await maintenance.load([(Space.TUPLES, loaded)], 5, Existing.REFUSE)
+        await maintenance.aclose()
+        [change] = await waiting
+        assert change.key == ("a", 2)

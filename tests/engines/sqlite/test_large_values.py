@@ -22,6 +22,7 @@ from keyloft.core.values import Encoding
 from keyloft.engines import open_maintenance
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
+from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.semantic import Semantics, SemanticStore
 from tests.engines.contract import get, put, write
 
@@ -54,7 +55,7 @@ async def damage(path: Path) -> list[str]:
 
 @asynccontextmanager
 async def opened(path: Path, clock: ManualClock) -> AsyncIterator[Engine]:
-    engine = await SqliteEngine.open(str(path), clock)
+    engine = await SqliteEngine.open(SqliteFile(str(path)), clock)
     try:
         yield engine
     finally:
@@ -115,7 +116,7 @@ _MUTATIONS = st.one_of(
 def test_the_results_are_those_of_the_memory_engine(batches: list[list[Mutation]]) -> None:
     async def live() -> None:
         clock = ManualClock()
-        engine, model = await SqliteEngine.open(":memory:", clock), MemoryEngine(clock)
+        engine, model = await SqliteEngine.open(SqliteFile(":memory:"), clock), MemoryEngine(clock)
         asks = [Get(Space.TUPLES, key) for key in (b"a", b"b", b"c")]
         for mutations in batches:
             batch = Batch(tuple(mutations))

@@ -13,6 +13,7 @@ from keyloft.core.maintenance import Existing, Range
 from keyloft.core.records import Count, Get, Latest, Scan, Space
 from keyloft.engines import open_maintenance
 from keyloft.engines.sqlite.engine import SqliteEngine
+from keyloft.engines.sqlite.file import SqliteFile
 from tests.engines.contract import next_of, put, values_of, write
 
 EVERY = Scan(Space.TUPLES, b"\x00", b"\xff", 10)
@@ -25,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def writer(path: Path, clock: ManualClock) -> AsyncIterator[SqliteEngine]:
-    engine = await SqliteEngine.open(str(path), clock)
+    engine = await SqliteEngine.open(SqliteFile(str(path)), clock)
     await write(engine, put(b"a", b"1"), put(b"b", b"2" * 5000))
     yield engine
     await engine.aclose()
@@ -33,7 +34,7 @@ async def writer(path: Path, clock: ManualClock) -> AsyncIterator[SqliteEngine]:
 
 @pytest.fixture
 async def reader(path: Path, clock: ManualClock, writer: SqliteEngine) -> AsyncIterator[SqliteEngine]:
-    engine = await SqliteEngine.open(str(path), clock, read_only=True)
+    engine = await SqliteEngine.open(SqliteFile(str(path), read_only=True), clock)
     yield engine
     await engine.aclose()
 

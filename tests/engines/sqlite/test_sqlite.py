@@ -9,6 +9,7 @@ from typing import Any
 import apsw
 import pytest
 
+import keyloft
 from keyloft import DatabaseError, ManualClock
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Delete, Get, Scan, Space
@@ -21,7 +22,7 @@ from tests.engines.contract import EngineContract, next_of, put, values_of, writ
 class TestSqliteFile(EngineContract):
     @pytest.fixture
     async def engine(self, clock: ManualClock, tmp_path: Path) -> AsyncIterator[Engine]:
-        engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+        engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
         yield engine
         await engine.aclose()
 
@@ -29,7 +30,7 @@ class TestSqliteFile(EngineContract):
 class TestSqliteInMemory(EngineContract):
     @pytest.fixture
     async def engine(self, clock: ManualClock) -> AsyncIterator[Engine]:
-        engine = await SqliteEngine.open(":memory:", clock)
+        engine = await SqliteEngine.open(SqliteFile(":memory:"), clock)
         yield engine
         await engine.aclose()
 
@@ -42,7 +43,7 @@ async def test_the_write_ahead_log_is_checkpointed_in_a_quiet_moment(
 ) -> None:
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_PAGES", 20)
     path = tmp_path / "app.db"
-    engine = await SqliteEngine.open(str(path), clock)
+    engine = await SqliteEngine.open(SqliteFile(str(path)), clock)
     before = path.stat().st_size
     await write(engine, *[put(b"%d" % number, b"1" * 1000) for number in range(100)])
     async with asyncio.timeout(10):
@@ -57,7 +58,7 @@ async def test_the_write_ahead_log_does_not_outgrow_its_limit_without_a_quiet_mo
 ) -> None:
     """A view that outlived its iteration of the event loop would keep the write-ahead log from being overwritten."""
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES", 50)
-    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
     for number in range(300):
         await write(engine, put(b"k", b"%d" % number))
         if reading:
@@ -70,7 +71,7 @@ async def test_small_commits_overwrite_a_short_write_ahead_log_and_large_ones_le
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS", 50)
-    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
     log = tmp_path / "app.db-wal"
     for number in range(300):
         await write(engine, put(b"k", b"%d" % number))
@@ -122,7 +123,7 @@ def counting_connection(engine: SqliteEngine) -> _Counting:
 async def test_a_checkpoint_that_a_reader_prevents_is_not_tried_at_each_commit(
     durability: str, clock: ManualClock, tmp_path: Path
 ) -> None:
-    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock, durability=durability)
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db"), durability=durability), clock)
     connection = counting_connection(engine)
 
     async def checkpoints_in(commits: int) -> int:
@@ -153,7 +154,7 @@ async def test_a_checkpoint_that_a_reader_prevents_is_not_tried_at_each_commit(
 async def test_a_checkpoint_that_fails_delays_no_writer(
     clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
     connection = counting_connection(engine)
     connection.fails = True
     for number in range(100):
@@ -169,7 +170,7 @@ async def test_a_checkpoint_that_a_reader_prevented_is_made_later_without_a_furt
 ) -> None:
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_PAGES", 10)
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_RETRY_SECONDS", 0.01)
-    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
     await write(engine, put(b"k", b"before"))
     reader = apsw.Connection(str(tmp_path / "app.db"))
     reader.execute("BEGIN")
@@ -207,7 +208,7 @@ async def test_what_takes_long_on_the_event_loop_is_done_on_the_thread(
 ) -> None:
     """A small write may meet large values."""
     clock = ThreadNotingClock()
-    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
     committing: list[threading.Thread] = []
 
     def note(connection: apsw.Connection, name: str, pages: int) -> int:
@@ -228,7 +229,7 @@ async def test_what_takes_long_on_the_event_loop_is_done_on_the_thread(
 @pytest.mark.usefixtures("counting")
 async def test_a_lock_of_another_process_is_tried_often(clock: ManualClock, tmp_path: Path) -> None:
     """SQLite itself would sleep up to 100 ms at a time, and rarely get the lock beside a busy process."""
-    engine = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
     connection = counting_connection(engine)
     rival = apsw.Connection(str(tmp_path / "app.db"))
     for _ in range(2):  # the second commit must wait in the same way
@@ -247,8 +248,8 @@ async def test_a_lock_of_another_process_is_tried_often(clock: ManualClock, tmp_
 async def test_changes_by_another_process_between_watch_and_its_first_step_are_reported(
     clock: ManualClock, tmp_path: Path
 ) -> None:
-    here = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
-    there = await SqliteEngine.open(str(tmp_path / "app.db"), clock)
+    here = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
+    there = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
     await write(here, put(b"old"))
     watch = here.watch(Scan(Space.TUPLES, b"\x00", b"\xff", 1))
     for _ in range(20):
@@ -267,7 +268,7 @@ async def test_a_commit_of_another_process_between_retried_batches_is_noticed(
 ) -> None:
     """A group that the database refuses is tried again batch by batch, and another process may commit in between."""
     path = str(tmp_path / "app.db")
-    here = await SqliteEngine.open(path, clock)
+    here = await SqliteEngine.open(SqliteFile(path), clock)
     file = SqliteFile(path)
     rival = SqliteWriter(file, clock, file.open_writer())
     rival.connection.execute(
@@ -293,3 +294,13 @@ async def test_a_commit_of_another_process_between_retried_batches_is_noticed(
     assert values_of(await next_of(watch)) == {b"k": b"9"}
     await here.aclose()
     rival.connection.close()
+
+
+async def test_a_lost_version_counter_is_named(tmp_path: Path) -> None:
+    async with keyloft.open(tmp_path / "app.db", sweep_every=None) as kv:
+        rival = apsw.Connection(str(tmp_path / "app.db"))
+        rival.execute("DELETE FROM keyloft_version_counter")
+        rival.close()
+        for call in (lambda: kv.set(("k",), 1), lambda: kv.delete(("k",)), lambda: anext(kv.watch(prefix=("a",)))):
+            with pytest.raises(DatabaseError, match="keyloft_version_counter"):
+                await call()

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from keyloft.core.records import Address, Batch
 from keyloft.engines.commit.settle import Verdict
-from keyloft.errors import DatabaseError
+from keyloft.errors import DatabaseError, KeyloftError
 
 _NO_VERSION: Final = -1
 """A `version_before` that no watch has seen, so that all of them read again."""
@@ -41,7 +41,7 @@ def joined(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def copy(error: DatabaseError) -> DatabaseError:
+def copy(error: KeyloftError) -> KeyloftError:
     copied = type(error)(*error.args)
     copied.__cause__ = error.__cause__
     return copied

@@ -5,8 +5,9 @@ something (`deciding`), `settle` returns a verdict per batch and the rows to wri
 key once. A batch that fails leaves no trace, so it can't harm the others of its group.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -56,7 +57,8 @@ class RemoveRow(Struct, frozen=True, gc=False):
 
 
 Write: TypeAlias = PutRow | SetExpiry | RemoveRow
-_REMOVE = RemoveRow()
+_REMOVE: Final = RemoveRow()
+_COUNT: Final[Mapping[type, Callable[[int, int], int]]] = {Sum: operator.add, Min: min, Max: max}
 _Pending: TypeAlias = tuple[Record | None, Write]
 """What a key holds after the batches so far, and the write that stores it."""
 
@@ -161,17 +163,10 @@ class _State:
         return None if expire_in is None else self._now + expire_in
 
     def _set(self, mutation: Set, record: Record | None, write: Write | None, version: int) -> _Pending:
-        now = self._now
-        new = Record(
-            mutation.key,
-            mutation.value,
-            mutation.encoding,
-            version,
-            self._expiry(mutation.expire_in),
-            now if record is None else record.created_at,
-            now,
-        )
-        return new, PutRow(new, write is not None and _is_new_entry(write))
+        expires_at = self._expiry(mutation.expire_in)
+        created_at = self._now if record is None else record.created_at
+        new = Record(mutation.key, mutation.value, mutation.encoding, version, expires_at, created_at, self._now)
+        return new, PutRow(new, removes_row(write))
 
     def _touch(self, mutation: Touch, record: Record, write: Write | None) -> _Pending:
         expires_at = self._expiry(mutation.expire_in)
@@ -179,25 +174,18 @@ class _State:
         return new, PutRow(new, write.is_new_entry) if isinstance(write, PutRow) else SetExpiry(expires_at)
 
     def _count(self, mutation: Sum | Min | Max, record: Record | None, write: Write | None, version: int) -> _Pending:
-        operand = mutation.operand
         if record is None:
-            number, expires_at, created_at = operand, self._expiry(mutation.expire_in), self._now
+            number, expires_at, created_at = mutation.operand, self._expiry(mutation.expire_in), self._now
         else:
             if record.encoding != Encoding.U64:
                 raise NotACounter(mutation.key)
-            number, expires_at, created_at = unpack_counter(record.value), record.expires_at, record.created_at
-            match mutation:
-                case Sum():
-                    number += operand
-                case Min():
-                    number = min(number, operand)
-                case Max():
-                    number = max(number, operand)
+            number = _COUNT[type(mutation)](unpack_counter(record.value), mutation.operand)
+            expires_at, created_at = record.expires_at, record.created_at
         value = pack_counter(number % (limits.U64_MAX + 1))
         new = Record(mutation.key, value, Encoding.U64, version, expires_at, created_at, self._now)
-        return new, PutRow(new, write is not None and _is_new_entry(write))
+        return new, PutRow(new, removes_row(write))
 
 
-def _is_new_entry(write: Write) -> bool:
+def removes_row(write: Write | None) -> bool:
     """Whether this group removes the row that the database still holds, so that its `created_at` no longer counts."""
     return isinstance(write, RemoveRow) or (isinstance(write, PutRow) and write.is_new_entry)

@@ -90,6 +90,34 @@ class Slot:
         rows = await prepared.fetch(*bindings)
         return rows
 
+    async def retry(self, work: Callable[[], Awaitable[T]], arrived: float | None = None) -> T:
+        """Do something that changes nothing, again after a failure, until the caller has waited for `patience` seconds.
+
+        Args:
+            work: What to do with this connection.
+            arrived: When the caller began to wait, by the event loop's time; now if not given.
+
+        Raises:
+            DatabaseError: It failed for a reason that waiting does not cure, or the time is up.
+        """
+        server = self._server
+        deadline = server.patience + (self._loop.time() if arrived is None else arrived)
+        failure: DatabaseError | None = None
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    try:
+                        return await work()
+                    except Failure as error:
+                        self.drop()
+                        failure = server.explain(error)
+                        if not server.may_succeed_after(error):
+                            raise failure from error
+                        await asyncio.sleep(limits.POSTGRES_RETRY_SECONDS)
+        except TimeoutError:
+            self.drop()
+            raise failure or server.unreachable() from None
+
     def drop(self) -> None:
         """Close the connection at once; the server rolls back, or has committed, what was under way."""
         self._prepared = {}
@@ -115,32 +143,3 @@ class Transaction(NamedTuple):
     """Runs SQL without bindings, and returns no rows."""
     fetch: Callable[..., Awaitable[list[Any]]]
     """Returns the rows of one statement."""
-
-
-async def retry(server: PostgresServer, slot: Slot, work: Callable[[Slot], Awaitable[T]], arrived: float) -> T:
-    """Do something that changes nothing, again after a failure, until the caller has waited for `patience` seconds.
-
-    Args:
-        server: Where.
-        slot: The connection that `work` gets.
-        work: What to do.
-        arrived: When the caller began to wait, by the event loop's time.
-
-    Raises:
-        DatabaseError: It failed for a reason that waiting does not cure, or the time is up.
-    """
-    failure: DatabaseError | None = None
-    while True:
-        try:
-            async with asyncio.timeout_at(arrived + server.patience):
-                try:
-                    return await work(slot)
-                except Failure as error:
-                    slot.drop()
-                    failure = server.explain(error)
-                    if not server.may_succeed_after(error):
-                        raise failure from error
-                    await asyncio.sleep(limits.POSTGRES_RETRY_SECONDS)
-        except TimeoutError:
-            slot.drop()
-            raise failure or server.unreachable() from None

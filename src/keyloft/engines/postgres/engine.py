@@ -1,23 +1,20 @@
 """The engine on a PostgreSQL database: reads, group commits, and watches over connections of its own."""
 
 import asyncio
-import secrets
 import time
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from keyloft import limits
-from keyloft.clock import Clock, SystemClock
+from keyloft.clock import SystemClock
 from keyloft.core.engine import Watch
-from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Latest, Scan, Space
-from keyloft.core.urls import PostgresAddress
+from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Scan
 from keyloft.engines.commit.groups import Groups
 from keyloft.engines.commit.outcomes import Outcome
-from keyloft.engines.lifetime import Lifetime
-from keyloft.engines.postgres.connections import Slot, retry
+from keyloft.engines.lifetime import ClosableEngine
+from keyloft.engines.postgres.connections import Slot
 from keyloft.engines.postgres.notifications import CommitListener
-from keyloft.engines.postgres.reads import OtherReads, PointReads
+from keyloft.engines.postgres.reads import PostgresReads
 from keyloft.engines.postgres.server import PostgresServer
 from keyloft.engines.postgres.tables import READ_VERSION
 from keyloft.engines.postgres.writes import PostgresWriter
@@ -41,95 +38,68 @@ class ServerClock(SystemClock):
         self._began = now - time.monotonic_ns() // 1_000_000
 
 
-class PostgresEngine:
+class PostgresEngine(ClosableEngine):
     """An engine on a PostgreSQL database, which other processes may use at the same time."""
 
     @classmethod
-    async def open(
-        cls,
-        address: PostgresAddress,
-        clock: Clock | None = None,
-        *,
-        durability: str = "full",
-        patience: float = limits.SERVER_SECONDS,
-    ) -> "PostgresEngine":
+    async def open(cls, server: PostgresServer) -> "PostgresEngine":
         """Connect to a database, and make its tables if there are none.
-
-        Args:
-            address: Where it is.
-            clock: Another clock than the server's, for tests.
-            durability: "relaxed" lets the server answer before a commit is on disk.
-            patience: How many seconds a call waits for a server that is away or silent.
 
         Raises:
             DatabaseError: The database can't be used; the message says why.
         """
-        server = PostgresServer(address, durability=durability, patience=patience)
         slot = Slot(server)
 
-        async def set_up(slot: Slot) -> tuple[int, int]:
-            store = await server.set_up_schema(await slot.connected())
+        async def set_up() -> int:
+            await server.set_up_schema(await slot.connected())
             _, now = server.counter_row(await slot.fetch(READ_VERSION, None))
-            return store, int(now)
+            return int(now)
 
         try:
-            store, now = await retry(server, slot, set_up, asyncio.get_running_loop().time())
+            server_clock = ServerClock(await slot.retry(set_up))
         except BaseException:
             slot.abandon()
             await server.aclose()
             raise
-        return cls(server, clock, ServerClock(now), slot, f"{store}.{secrets.token_hex(8)}")
+        return cls(server, server_clock, slot)
 
-    def __init__(
-        self, server: PostgresServer, clock: Clock | None, server_clock: ServerClock, slot: Slot, name: str
-    ) -> None:
+    def __init__(self, server: PostgresServer, server_clock: ServerClock, slot: Slot) -> None:
+        super().__init__()
         self.server = server
         """Tests read from it whether there is a pooler."""
-        self._clock = clock
+        self.location = server.name
         self._groups = Groups(self._start)
-        self._points = PointReads(server, self._now)
-        self._reader = _PostgresReader(self._points, OtherReads(server, self._now))
-        self._notifier = Notifier(self._reader, clock or server_clock)
-        self._listener = CommitListener(server, name, self._notifier, self._groups, server_clock.set)
-        self._writer = PostgresWriter(server, slot, self._now, name)
+        self._reads = PostgresReads(server)
+        # Not this engine, whose reads wait for new watches to begin: the watches read, too.
+        self._notifier = Notifier(self._reads, server.clock or server_clock)
+        self._listener = CommitListener(server, self._notifier, self._groups, server_clock.set)
+        self._writer = PostgresWriter(server, slot)
         self._writing: asyncio.Task[Outcome] | None = None
         self._first_reads: set[asyncio.Future[Any]] = set()
         """What watches have yet to read before they have begun."""
-        self._lifetime = Lifetime(self._close)
 
     async def read(self, *asks: Ask) -> list[Any]:
-        self._lifetime.check()
+        self.check_usable()
         if self._first_reads:
             await self._wait_for_watches()
         if len(asks) == 1 and type(asks[0]) is Get and not asks[0].include_expired:
-            return await self._points.read(asks[0].space, (asks[0],))  # the hot path: one call less
-        return await self._reader.read(*asks)
+            return await self._reads.points.read(asks[0].space, (asks[0],))  # the hot path: one call less
+        return await self._reads.read(*asks)
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
-        self._lifetime.check()
+        self.check_usable()
         if self._first_reads:
             await self._wait_for_watches()
         return await self._groups.commit(batch)
 
     def watch(self, *asks: Get | Scan) -> Watch:
-        self._lifetime.check()
-        watch = self._notifier.watch(asks, self._read_version)
+        self.check_usable()
+        watch = self._notifier.watch(asks)
         if isinstance(watch, RangeWatch) and watch.first_read is not None:
             self._first_reads.add(watch.first_read)
             watch.first_read.add_done_callback(self._first_reads.discard)
         self._listener.start()
         return watch
-
-    @property
-    def location(self) -> str:
-        return self.server.name
-
-    @property
-    def is_closed(self) -> bool:
-        return self._lifetime.refusal is not None
-
-    async def aclose(self) -> None:
-        await self._lifetime.aclose()
 
     async def _wait_for_watches(self) -> None:
         """Wait until new watches have begun: a caller that makes a watch, and then reads or writes, misses nothing.
@@ -137,14 +107,7 @@ class PostgresEngine:
         Not for ever: a range may be large, and the network slow.
         """
         await asyncio.wait(self._first_reads, timeout=self.server.patience / 4)
-        self._lifetime.check()
-
-    def _read_version(self) -> asyncio.Future[int]:
-        return asyncio.ensure_future(self._reader.latest())
-
-    def _now(self) -> int | None:
-        """The time of an injected clock; None for the server's."""
-        return None if self._clock is None else self._clock.now()
+        self.check_usable()
 
     def _start(self, group: list[Batch]) -> None:
         self._writing = asyncio.create_task(self._writer.commit(group, self._groups.arrived_at), name="keyloft writer")
@@ -162,30 +125,6 @@ class PostgresEngine:
         await self._notifier.wait_until_reported(limits.POSTGRES_LAST_REPORT_SECONDS)
         self._notifier.close()
         await self._listener.aclose()
-        await self._reader.aclose()
-        self._writer.close()
+        await self._reads.aclose()
+        self._writer.slot.abandon()
         await self.server.aclose()
-
-
-class _PostgresReader:
-    """Reads without waiting for new watches to begin: the watches use it themselves."""
-
-    def __init__(self, points: PointReads, others: OtherReads) -> None:
-        self._points = points
-        self._others = others
-
-    async def read(self, *asks: Ask) -> list[Any]:
-        if not asks:
-            return []
-        space = getattr(asks[0], "space", None)
-        if all([type(ask) is Get and ask.space is space and not ask.include_expired for ask in asks]):
-            return await self._points.read(cast("Space", space), cast("Sequence[Get]", asks))
-        return await self._others.read(asks)
-
-    async def latest(self) -> int:
-        [version] = await self._others.read((Latest(),))
-        return int(version)
-
-    async def aclose(self) -> None:
-        await self._points.aclose()
-        await self._others.aclose()

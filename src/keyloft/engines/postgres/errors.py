@@ -30,43 +30,45 @@ CREATED_BY_ANOTHER: Final = ("23505", "42P07", "42710", *_RETRYABLE)
 
 def is_locked(error: DatabaseError) -> bool:
     """Whether another client held a lock for too long."""
-    return getattr(error.__cause__, "sqlstate", None) == _LOCKED
+    return _state(error.__cause__) == _LOCKED
 
 
 def is_lost(error: Exception) -> bool:
     """Whether the connection is lost, so that it is unknown what became of the statement."""
     if isinstance(error, asyncpg.PostgresError):
-        return (error.sqlstate or "").startswith(_LOST)
+        return _state(error).startswith(_LOST)
     return not isinstance(error, asyncpg.DataError)
 
 
 def is_of_pooler(error: Exception) -> bool:
-    return (getattr(error, "sqlstate", None) or "") in _POOLED
+    return _state(error) in _POOLED
 
 
 def may_pass(error: Exception) -> bool:
     """Whether the same statement may succeed later."""
-    state = getattr(error, "sqlstate", None) or ""
-    return is_lost(error) or state.startswith((*_RETRYABLE, *_TEMPORARY, *_POOLED, _CHANGED))
+    return is_lost(error) or _state(error).startswith((*_RETRYABLE, *_TEMPORARY, *_POOLED, _CHANGED))
+
+
+def _state(error: BaseException | None) -> str:
+    """The SQLSTATE of an error, if it has one."""
+    return getattr(error, "sqlstate", None) or ""
 
 
 def explain(error: BaseException, address: PostgresAddress) -> DatabaseError:
     """The error that tells a user what is wrong with which database."""
     if isinstance(error, DatabaseError):
         return error
-    name, state, message = address.name, getattr(error, "sqlstate", None) or "", message_of(error, address)
+    name, state, message = address.name, _state(error), message_of(error, address)
     match state:
         case "53100":
             return DiskFull(f"{name}: its disk is full; nothing was written")
         case "25006":
-            return ReadOnly(f"{name} can't be written: it is a standby, or set to read-only")
+            return _read_only(name)
         case "42501":
             return CannotOpen(f"{name}: {message}: {_grant_for(message)}")
         case "42P01" | "3F000":
-            return DatabaseError(
-                f"{name}: {message}: run `keyloft migrate --database {shlex.quote(address.shown)}`; "
-                "if the tables are in another schema, set search_path"
-            )
+            migrate = f"run `keyloft migrate --database {shlex.quote(address.shown)}`"
+            return DatabaseError(f"{name}: {message}: {migrate}; if the tables are in another schema, set search_path")
     if state in _RETRYABLE:
         return Busy(f"{name}: {message}; nothing was written: try again")
     if state.startswith(_TEMPORARY) or (isinstance(error, Failure) and is_lost(error)):
@@ -76,12 +78,10 @@ def explain(error: BaseException, address: PostgresAddress) -> DatabaseError:
 
 def explain_connecting(error: BaseException, address: PostgresAddress) -> DatabaseError:
     """The error that tells a user why no connection could be made."""
-    name, state, message = address.name, getattr(error, "sqlstate", None) or "", message_of(error, address)
+    name, state, message = address.name, _state(error), message_of(error, address)
     if state.startswith("28"):
-        return CannotOpen(
-            f"{name} refuses this user: {message}: check the name, and the password in the URL, in PGPASSWORD or in "
-            "the password file"
-        )
+        cure = "check the name, and the password in the URL, in PGPASSWORD or in the password file"
+        return CannotOpen(f"{name} refuses this user: {message}: {cure}")
     if state == "3D000":
         return CannotOpen(f"{name}: {message}: make it with CREATE DATABASE, or correct its name in the URL")
     if state == "55000":
@@ -89,7 +89,7 @@ def explain_connecting(error: BaseException, address: PostgresAddress) -> Databa
     if state.startswith(("42704", "22023")):
         return CannotOpen(f"{name}: {message}: an option after ? in the URL is wrong")
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return ReadOnly(f"{name} can't be written: it is a standby, or set to read-only")
+        return _read_only(name)
     if isinstance(error, (asyncpg.ClientConfigurationError, ssl.SSLCertVerificationError, ValueError)):
         return CannotOpen(f"{name} can't be connected to: {message}")
     if isinstance(error, TimeoutError):
@@ -109,6 +109,10 @@ def message_of(error: BaseException, address: PostgresAddress) -> str:
         for secret in address.secrets:
             message = message.replace(secret, "…").replace(urllib.parse.unquote(secret), "…")
     return message or type(error).__name__
+
+
+def _read_only(name: str) -> ReadOnly:
+    return ReadOnly(f"{name} can't be written: it is a standby, or set to read-only")
 
 
 def _grant_for(message: str) -> str:

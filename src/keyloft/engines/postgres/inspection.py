@@ -32,7 +32,7 @@ async def inspect(address: PostgresAddress, patience: float) -> Inspection:
     Raises:
         DatabaseError: It can't be connected to, or does not answer; the message says why.
     """
-    server = PostgresServer(address, durability="full", patience=patience)
+    server = PostgresServer(address, patience=patience)
     connection = await server.connect_once()
     try:
         return await _inspect(server, connection)
@@ -77,7 +77,6 @@ async def _missing_rights(connection: Connection) -> list[tuple[str, str]]:
             has = await connection.fetchval("SELECT has_table_privilege(to_regclass($1), $2)", table, right)
             if has is None:
                 missing[table] = f"there is no table {table}", "restore it from a backup"
-            elif not has:
-                granted = f"GRANT {_RIGHTS[table]} ON {table} TO it"
-                missing.setdefault(table, (f"this user may not {right} on {table}", granted))
+            elif not has and table not in missing:
+                missing[table] = f"this user may not {right} on {table}", f"GRANT {_RIGHTS[table]} ON {table} TO it"
     return list(missing.values())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from keyloft import limits
 from keyloft.engines.commit.groups import Groups
-from keyloft.engines.postgres.connections import Slot, retry
+from keyloft.engines.postgres.connections import Slot
 from keyloft.engines.postgres.errors import Failure
 from keyloft.engines.postgres.server import Connection, PostgresServer
 from keyloft.engines.postgres.tables import CHANNEL, READ_VERSION
@@ -24,10 +24,9 @@ class CommitListener:
     """
 
     def __init__(
-        self, server: PostgresServer, name: str, notifier: Notifier, groups: Groups, set_clock: Callable[[int], None]
+        self, server: PostgresServer, notifier: Notifier, groups: Groups, set_clock: Callable[[int], None]
     ) -> None:
         self._server = server
-        self._name = name
         self._notifier = notifier
         self._groups = groups
         self._set_clock = set_clock
@@ -70,12 +69,12 @@ class CommitListener:
         if self._server.is_pooled or (self._listener is not None and not self._listener.is_closed()):
             return
         self._notifications_arrive = False
-        self._listener = await retry(self._server, self._listening, lambda slot: slot.connected(), self._now())
+        self._listener = await self._listening.retry(self._listening.connected)
         try:
             async with asyncio.timeout(self._server.patience):
                 await self._listener.add_listener(CHANNEL, self._on_notification)
                 # If notifications arrive here, so does this one.
-                await self._listener.execute(f"SELECT pg_notify('{CHANNEL}', '{self._name} 0')")
+                await self._listener.execute(f"SELECT pg_notify('{CHANNEL}', '{self._server.process} 0')")
         except (*Failure, TimeoutError) as error:
             logger.info("%s sends no notifications, so its version counter is polled: %s", self._server.name, error)
 
@@ -84,7 +83,7 @@ class CommitListener:
         self._missed = 0
         name, _, version = payload.partition(" ")
         store, _, _ = name.partition(".")
-        if name != self._name and self._name.startswith(f"{store}."):
+        if name != self._server.process and self._server.process.startswith(f"{store}."):
             self._notifier.committed_up_to(int(version) if version.isdecimal() else 0)
 
     async def _poll(self) -> None:
@@ -92,7 +91,7 @@ class CommitListener:
         if not self._groups.idle:
             return
         seen = self._notifier.last_version
-        rows = await retry(self._server, self._polling, lambda slot: slot.fetch(READ_VERSION, None), self._now())
+        rows = await self._polling.retry(lambda: self._polling.fetch(READ_VERSION, None))
         latest, now = self._server.counter_row(rows)
         self._set_clock(now)
         if self._groups.idle and seen == self._notifier.last_version:
@@ -101,6 +100,3 @@ class CommitListener:
                 # One notification may still be on its way; two in a row are lost.
                 self._notifications_arrive = self._notifications_arrive and self._missed < 2
             self._notifier.observe(latest, latest)
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()

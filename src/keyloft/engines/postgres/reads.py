@@ -2,21 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import starmap
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, cast
 
 from keyloft import limits
 from keyloft.core.records import Ask, Count, Expired, Get, Latest, Now, Record, Scan, Space, Usage, Used
 from keyloft.engines.commit.outcomes import copy
-from keyloft.engines.postgres.connections import Slot, Transaction, retry
+from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.server import PostgresServer
 from keyloft.engines.postgres.tables import LAYOUTS, PLUGIN_USAGE, READ_VERSION
-from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
+from keyloft.errors import Busy, Closed, DatabaseError, KeyloftError, Unreachable
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # A count of a whole range or table may also scan the table sequentially.
@@ -30,16 +28,14 @@ _Lookup: TypeAlias = tuple[Sequence[Get], asyncio.Future[list[Record | None]], f
 class PointReads:
     """Answers gets. While a statement is under way, the keys for the next one gather."""
 
-    def __init__(self, server: PostgresServer, now: Callable[[], int | None]) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self._server = server
-        self._now = now
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Space, list[_Lookup]] = {}
-        self._idle: list[asyncio.Future[None]] = []
-        self._closed = False
         self._slots = [Slot(server) for _ in range(limits.POSTGRES_GET_CONNECTIONS)]
-        self._tasks: dict[Slot, asyncio.Task[None]] = {}
-        self._serving = 0
+        self._free = list(self._slots)
+        self._tasks: dict[asyncio.Task[None], Slot] = {}
+        self._closed = False
 
     def read(self, space: Space, gets: Sequence[Get]) -> asyncio.Future[list[Record | None]]:
         """The live entries at keys of one space."""
@@ -52,63 +48,46 @@ class PointReads:
             self._waiting[space].append(lookup)
         else:
             self._waiting[space] = [lookup]
-        if self._serving < len(self._slots):
             self._start()
-        elif self._idle:
-            self._wake_one()
         return future
-
-    def _wake_one(self) -> None:
-        while self._idle:
-            idle = self._idle.pop()
-            if not idle.done():
-                idle.set_result(None)
-                return
-
-    def _start(self) -> None:
-        """Start the tasks that don't run: asyncio.run cancels all tasks at its end, and callers may still read."""
-        for slot in self._slots:
-            if slot not in self._tasks or self._tasks[slot].done():
-                self._serving += 1
-                task = self._tasks[slot] = asyncio.create_task(self._serve(slot), name="keyloft reader")
-                task.add_done_callback(self._ended)
 
     async def aclose(self) -> None:
         self._closed = True
-        for task in self._tasks.values():
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for lookups in self._waiting.values():
             _fail(lookups, Closed())
         for slot in self._slots:
             slot.abandon()
 
+    def _start(self) -> None:
+        """Answer what waits, if a connection is free."""
+        if self._free and self._waiting and not self._closed:
+            slot = self._free.pop()
+            task = asyncio.create_task(self._serve(slot), name="keyloft reader")
+            self._tasks[task] = slot
+            task.add_done_callback(self._ended)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._serving -= 1
-        if self._waiting and not self._closed:
-            self._start()
+        self._free.append(self._tasks.pop(task))
+        self._start()  # asyncio.run cancels all tasks at its end, and callers may still wait
 
     async def _serve(self, slot: Slot) -> None:
-        while True:
-            if not self._waiting:
-                idle: asyncio.Future[None] = self._loop.create_future()
-                self._idle.append(idle)
-                await idle
-            if some := self._take():
-                try:
-                    await self._answer(slot, some)
-                except asyncio.CancelledError:
-                    self._put_back(some)
-                    raise
+        while self._waiting:
+            some = self._take()
+            try:
+                await self._answer(slot, some)
+            except asyncio.CancelledError:
+                self._put_back(some)
+                raise
 
     def _take(self) -> list[_Lookup]:
         """The lookups of one space, as many as one statement takes; other spaces are next."""
-        if not self._waiting:
-            return []  # the other task took them
         space = next(iter(self._waiting))
         lookups = self._waiting.pop(space)
-        # Many are shared with an idle task: it waits for its statement while this one hands out results.
-        share = self._idle and len(lookups) >= limits.POSTGRES_SHARED_GETS
+        # Many are shared with a free connection: it waits for its statement while this one hands out results.
+        share = self._free and len(lookups) >= limits.POSTGRES_SHARED_GETS
         most = (len(lookups) + 1) // 2 if share else len(lookups)
         count = taken = 0
         while taken < most and (count < limits.POSTGRES_KEYS_PER_READ or not taken):
@@ -116,7 +95,7 @@ class PointReads:
             taken += 1
         if taken < len(lookups):
             self._waiting[space] = lookups[taken:]
-            self._wake_one()
+            self._start()
         return [lookup for lookup in lookups[:taken] if not lookup[1].done()]
 
     def _put_back(self, lookups: list[_Lookup]) -> None:
@@ -126,10 +105,12 @@ class PointReads:
             self._waiting[space] = lookups + self._waiting.get(space, [])
 
     async def _answer(self, slot: Slot, lookups: list[_Lookup]) -> None:
+        if not lookups:
+            return  # their callers were cancelled
         keys = list({get.key for gets, _, _ in lookups for get in gets})
         space = lookups[0][0][0].space
         try:
-            found = await retry(self._server, slot, lambda slot: self._fetch(slot, space, keys), lookups[0][2])
+            found = await slot.retry(lambda: self._fetch(slot, space, keys), lookups[0][2])
         except (Unreachable, Busy) as error:
             # The first has waited long enough; those that arrived later have time left.
             late = self._loop.time() - self._server.patience
@@ -151,58 +132,62 @@ class PointReads:
     async def _fetch(self, slot: Slot, space: Space, keys: list[Any]) -> Mapping[Any, Record]:
         layout = LAYOUTS[space]
         if len(keys) == 1:
-            return layout.found(await slot.fetch(layout.get, self._now(), *layout.bind_key(keys[0])))
-        return layout.found(await slot.fetch(layout.gets, self._now(), *layout.bind_keys(keys)))
+            return layout.found(await slot.fetch(layout.get, self._server.now(), *layout.bind_key(keys[0])))
+        return layout.found(await slot.fetch(layout.gets, self._server.now(), *layout.bind_keys(keys)))
 
 
-def _fail(lookups: list[_Lookup], error: DatabaseError | Closed) -> None:
+def _fail(lookups: list[_Lookup], error: KeyloftError) -> None:
     for _, future, _ in lookups:
         if not future.done():
-            future.set_exception(copy(error) if isinstance(error, DatabaseError) else Closed())
+            future.set_exception(copy(error))
             future.exception()  # its caller may be gone, and asyncio would log it
 
 
-class OtherReads:
-    """Answers all other requests, each call on a connection of its own."""
+class PostgresReads:
+    """Answers all requests: gets of one space by `points`, any others on a connection of its own for each call."""
 
-    def __init__(self, server: PostgresServer, now: Callable[[], int | None]) -> None:
+    def __init__(self, server: PostgresServer) -> None:
+        self.points = PointReads(server)
         self._server = server
-        self._now = now
         self._loop = asyncio.get_running_loop()
         self._free = asyncio.Semaphore(limits.POSTGRES_READ_CONNECTIONS)
-        self._slots: list[Slot] = []
+        self._slots = [Slot(server) for _ in range(limits.POSTGRES_READ_CONNECTIONS)]
         self._closed = False
 
-    async def read(self, asks: Sequence[Ask]) -> list[Any]:
+    async def read(self, *asks: Ask) -> list[Any]:
         """The answers to all requests, from one snapshot."""
+        if not asks:
+            return []
+        space = getattr(asks[0], "space", None)
+        if all([type(ask) is Get and ask.space is space and not ask.include_expired for ask in asks]):
+            return await self.points.read(cast("Space", space), cast("Sequence[Get]", asks))
         arrived = self._loop.time()
-        now = self._now()
-
-        async def work(slot: Slot) -> list[Any]:
-            counts = all([isinstance(ask, (Count, Usage)) for ask in asks])
-            if len(asks) == 1 and not counts:
-                return [await _answer_one(self._server, slot, asks[0], now)]
-            async with slot.transaction(_COUNTING if counts else _SNAPSHOT) as transaction:
-                return [await _answer_one(self._server, transaction, ask, now) for ask in asks]
-
         try:
             async with asyncio.timeout_at(arrived + self._server.patience):
                 await self._free.acquire()
         except TimeoutError:
             raise self._server.unreachable() from None
-        slot = self._slots.pop() if self._slots else Slot(self._server)
+        slot = self._slots.pop()
         try:
             if self._closed:
                 raise Closed
-            return await retry(self._server, slot, work, arrived)
+            return await slot.retry(lambda: self._answer(slot, asks), arrived)
         finally:
             if self._closed:
                 slot.abandon()
-            else:
-                self._slots.append(slot)
+            self._slots.append(slot)
             self._free.release()
 
+    async def _answer(self, slot: Slot, asks: Sequence[Ask]) -> list[Any]:
+        counts = all([isinstance(ask, (Count, Usage)) for ask in asks])
+        now = self._server.now()
+        if len(asks) == 1 and not counts:
+            return [await _answer_one(self._server, slot, asks[0], now)]
+        async with slot.transaction(_COUNTING if counts else _SNAPSHOT) as transaction:
+            return [await _answer_one(self._server, transaction, ask, now) for ask in asks]
+
     async def aclose(self) -> None:
+        await self.points.aclose()
         self._closed = True
         for slot in self._slots:
             slot.abandon()

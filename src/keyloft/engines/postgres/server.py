@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import asyncpg  # type: ignore[import-untyped,unused-ignore]
 
 from keyloft import limits
+from keyloft.clock import Clock
 from keyloft.core import schema
 from keyloft.core.urls import PostgresAddress
 from keyloft.engines.postgres import errors, tables
@@ -37,8 +38,24 @@ _NO_IDLE_TIMEOUT: Final = (
 class PostgresServer:
     """Where the database is, and how connections to it are made."""
 
-    def __init__(self, address: PostgresAddress, *, durability: str, patience: float) -> None:
+    def __init__(
+        self,
+        address: PostgresAddress,
+        clock: Clock | None = None,
+        *,
+        durability: str = "full",
+        patience: float = limits.SERVER_SECONDS,
+    ) -> None:
+        """Connects later.
+
+        Args:
+            address: Where the database is.
+            clock: Another clock than the server's, for tests.
+            durability: "relaxed" lets the server answer before a commit is on disk.
+            patience: How many seconds a call waits for a server that is away or silent.
+        """
         self._address = address
+        self.clock = clock
         self.name = address.name
         self._hosts = list(address.hosts)
         self._settings = {} if "application_name" in address.options else {"application_name": "keyloft"}
@@ -54,8 +71,14 @@ class PostgresServer:
         """Whether each transaction may get another session, so that no setting or statement outlives one."""
         self.token = f"keyloft_{secrets.token_hex(8)}"
         """A name that no other process uses."""
+        self.process = self.token
+        """Names the commits of this process in notifications, once the schema was checked."""
         self._last_failure: str | None = None
         self._closing: set[asyncio.Task[None]] = set()
+
+    def now(self) -> int | None:
+        """The time of an injected clock; None for the server's."""
+        return None if self.clock is None else self.clock.now()
 
     # Connecting
 
@@ -178,11 +201,8 @@ class PostgresServer:
 
     # The schema
 
-    async def set_up_schema(self, connection: Connection) -> int:
+    async def set_up_schema(self, connection: Connection) -> None:
         """Make Keyloft's tables in a database without them; two processes may do so at once.
-
-        Returns:
-            A number by which stores in several schemas of one database differ.
 
         Raises:
             SchemaTooOld: It is to be migrated.
@@ -204,12 +224,7 @@ class PostgresServer:
                         "revision of Keyloft: rename that table, or give Keyloft a database or a schema of its own"
                     ) from error
                 await asyncio.sleep(limits.POSTGRES_CONNECT_PAUSES[0])
-        self._check_revision(revision)
-        async with connection.transaction():
-            counter = await connection.fetchval(
-                f"SELECT coalesce(to_regclass('{schema.VERSION_COUNTER_TABLE}')::oid, 0)"
-            )
-            return int(counter)
+        await self._check_revision(connection, revision)
 
     async def check_schema(self, connection: Connection) -> None:
         """Check that the database has Keyloft's tables, without writing anything.
@@ -220,11 +235,15 @@ class PostgresServer:
         revision = await self.revision(connection)
         if revision is None:
             raise NotADatabase(f"{self.name} has no tables of Keyloft; it was left as it is")
-        self._check_revision(revision)
+        await self._check_revision(connection, revision)
 
-    def _check_revision(self, revision: str) -> None:
+    async def _check_revision(self, connection: Connection, revision: str) -> None:
         remark = " (with the password, which is left out here)" if self._address.secrets else ""
         schema.check_revision(revision, self.name, shlex.quote(self._address.shown), remark)
+        # Stores in several schemas of one database share the channel of notifications: this number tells them apart.
+        async with connection.transaction():
+            store = await connection.fetchval(f"SELECT to_regclass('{schema.VERSION_COUNTER_TABLE}')::oid::bigint")
+        self.process = f"{store or 0}.{self.token}"
 
     async def revision(self, connection: Connection) -> str | None:
         """The revision of the schema; None in a database without Keyloft's tables."""

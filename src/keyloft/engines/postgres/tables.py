@@ -5,77 +5,23 @@ for the server's: reads use the start of their transaction, so that all answers 
 the moment at which they got the lock of the version counter.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+from typing import Any, Final, cast
 
-from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from keyloft.core import schema
 from keyloft.core.maintenance import plugin_text
-from keyloft.core.records import Key, Page, Record, Scan, Space
+from keyloft.core.records import Key, Page, Record, Space
 from keyloft.core.schema import Row
 from keyloft.core.values import JSON
-
-
-class PostgresLayout(Struct, frozen=True):
-    """The table of one key space. Statements bind `now`, then what stands below each."""
-
-    table: str
-    key: tuple[str, ...]
-    """The columns of the key."""
-    columns: Mapping[str, str]
-    """The columns of key and value, and their types."""
-    value: str
-    """The column of the value."""
-    milliseconds: Callable[[str], str]
-    """SQL: the time in a column in milliseconds."""
-    moment: Callable[[str], str]
-    """SQL: milliseconds as a column holds them."""
-    create: tuple[str, ...]
-    bind_key: Callable[[Key], Row]
-    bind_keys: Callable[[Sequence[Key]], Row]
-    bind_range: Callable[[Key, Key], Row]
-    bind_puts: Callable[[Sequence[Record]], Row]
-    record: Callable[..., Record]
-    """Turns a row of `get`, and the times of creation and last change if they follow, into a record."""
-    found: Callable[[Sequence[Row]], Mapping[Key, Record]]
-    """Turns rows of `get` and `gets` into records by key."""
-    page: Callable[[Sequence[Row]], Page]
-    """Turns rows of a scan, or of `expired`, into a page."""
-    get: str
-    """key"""
-    get_expired: str
-    """key, without `now`; selects expired entries, too"""
-    gets: str
-    """keys"""
-    scans: Mapping[tuple[bool, bool, bool], str]
-    """range, limit; by (reverse, keys_only, after)"""
-    count: str
-    """range"""
-    expired: str
-    """limit"""
-    load: str
-    """keys; selects the version counter and the time, then what `gets` selects, or NULLs where nothing is stored"""
-    set: str
-    """how many versions to take, the name of the process, puts; selects the version counter before, and the time.
-
-    Versions of the puts count from that counter, and their expiries from that time.
-    """
-    put: str
-    """puts, with versions and expiries as they are stored"""
-    remove: str
-    """keys, without `now`"""
-    set_expiries: str
-    """expiries, keys, without `now`"""
-
-    def scan(self, ask: Scan) -> str:
-        return self.scans[ask.reverse, ask.keys_only, ask.after]
-
+from keyloft.engines import tables
+from keyloft.engines.tables import Layout
 
 CHANNEL: Final = "keyloft"
 """The channel of NOTIFY that announces commits to other processes."""
-
-_FLAGS: Final = (False, True)
 
 
 def milliseconds(moment: str) -> str:
@@ -83,219 +29,146 @@ def milliseconds(moment: str) -> str:
     return f"floor(extract(epoch FROM {moment}) * 1000)::bigint"
 
 
-def _version_and(time: str) -> str:
-    return (
-        f"SELECT version, coalesce($1::bigint, {milliseconds(time)}) AS now "
-        f"FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1"
-    )
+_NOW: Final = f"coalesce($1::bigint, {milliseconds('clock_timestamp()')}) AS now"
+
+READ_VERSION: Final = f"SELECT version, {_NOW} FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1"
+"""now; selects the version counter and the time"""
+
+LOCK_VERSION: Final = f"SELECT version FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1 FOR UPDATE"
+WRITE_VERSION_AND_COMMIT: Final = (
+    f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = {{version}} WHERE id = 1; "
+    f"SELECT pg_notify('{CHANNEL}', '{{name}} {{version}}'); COMMIT"
+)
+# RETURNING is evaluated once the row is locked, perhaps after a wait: `clock_timestamp` is the time of that moment.
+_ADVANCE_VERSION: Final = (
+    f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = version + $2::bigint WHERE id = 1 "
+    f"RETURNING version - $2::bigint AS base, {_NOW}"
+)
 
 
-def _advance(count: str) -> str:
-    # RETURNING is evaluated once the row is locked, perhaps after a wait: `clock_timestamp` is the time of that moment.
-    return (
-        f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = version + {count}::bigint WHERE id = 1 "
-        f"RETURNING version - {count}::bigint AS base, coalesce($1::bigint, {milliseconds('clock_timestamp()')}) AS now"
-    )
+def arrays(types: Iterable[str], first: int) -> str:
+    """SQL: bindings that are arrays of these types; the first has this number."""
+    return ", ".join([f"${at}::{kind}[]" for at, kind in enumerate(types, first)])
 
 
-def _puts(
-    table: str, key: Sequence[str], columns: Mapping[str, str], moment: Callable[[str], str] = lambda time: time
-) -> dict[str, str]:
-    """The two ways to put rows: advancing the version counter in the same statement, and after it was locked.
+def _same(time: str) -> str:
+    return time
 
-    Args:
-        table: Its name.
-        key: The columns of its key.
-        columns: The columns of key and value, and their types.
-        moment: SQL: milliseconds as a column of the table holds them.
+
+@dataclass(kw_only=True, eq=False)
+class PostgresLayout(Layout):
+    """The table of one key space. Statements bind `now`, then what stands below each.
+
+    `record` takes what `selected` says, and the times of creation and last change if they follow.
     """
-    names = ", ".join(columns)
-    replaced = [column for column in (*columns, "version", "expires_at", "updated_at") if column not in key]
 
-    def insert(counter: str, first: int) -> str:
-        arrays = ", ".join(
-            [f"${at}::{kind}[]" for at, kind in enumerate((*columns.values(), "bigint", "bigint"), first)]
+    mark = "$"
+    columns: Mapping[str, str]
+    """The columns of key and value, and their types."""
+    selected: str
+    """SQL: the columns that gets select."""
+    asked: str
+    """SQL: where the rows of some keys are selected from; these are bound from `$2` on."""
+    moment: Callable[[str], str] = _same
+    """SQL: milliseconds as a column holds them."""
+    bind_row: Callable[[Record], Row]
+    """A whole row: the columns of key and value, the version and the times."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        table, key = self.table, ", ".join(self.key)
+        types = [self.columns[column] for column in self.key]
+        is_same = " AND ".join([f"old.{column} = new.{column}" for column in self.key])
+        self.get = f"SELECT {self.selected} FROM {table} WHERE {self.equal(2)} AND {self.alive}"
+        """key"""
+        self.get_expired = f"SELECT {self.selected} FROM {table} WHERE {self.equal(1)}"
+        """key, without `now`; selects expired entries, too"""
+        self.gets = f"SELECT {self.selected} FROM {self.asked} WHERE {self.alive}"
+        """keys"""
+        self.count = f"SELECT count(*) FROM {table} WHERE {self.within()} AND {self.alive}"
+        """range"""
+        self.load = (
+            f"SELECT counter.version, counter.now, found.* FROM ({READ_VERSION}) AS counter "
+            f"LEFT JOIN LATERAL (SELECT {self.selected} FROM {self.asked}) AS found ON true"
         )
+        """keys; selects the version counter and the time, then what `gets` selects, or NULLs where nothing is stored"""
+        self.set = (
+            f"WITH counter AS ({_ADVANCE_VERSION}), "
+            f"written AS ({self._insert('(SELECT base, now, now AS since FROM counter)', 4)}) "
+            f"SELECT base, now, pg_notify('{CHANNEL}', $3::text || ' ' || (base + $2)) FROM counter"
+        )
+        """how many versions to take, the name of the process, puts; selects the version counter before, and the time.
+
+        Versions of the puts count from that counter, and their expiries from that time.
+        """
+        self.put = self._insert("(SELECT 0::bigint AS base, $1::bigint AS now, 0::bigint AS since)", 2)
+        """puts, with versions and expiries as they are stored"""
+        self.remove = f"DELETE FROM {table} AS old USING unnest({arrays(types, 1)}) AS new ({key}) WHERE {is_same}"
+        """keys, without `now`"""
+        self.set_expiries = (
+            f"UPDATE {table} AS old SET expires_at = {self.moment('new.due')} "
+            f"FROM unnest({arrays(['bigint', *types], 1)}) AS new (due, {key}) WHERE {is_same}"
+        )
+        """expiries, keys, without `now`"""
+
+    def _insert(self, counter: str, first: int) -> str:
+        """The statement that puts rows, which are bound from this number on."""
+        names, now = ", ".join(self.columns), self.moment("now")
+        replaced = [name for name in (*self.columns, "version", "expires_at", "updated_at") if name not in self.key]
+        rows = f"unnest({arrays([*self.columns.values(), 'bigint', 'bigint'], first)})"
         return (
-            f"INSERT INTO {table} AS old ({names}, version, expires_at, created_at, updated_at) "
-            f"SELECT {names}, base + new.version, {moment('since + new.due')}, {moment('now')}, {moment('now')} "
-            f"FROM {counter} AS counter CROSS JOIN unnest({arrays}) AS new ({names}, version, due) "
-            f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET "
+            f"INSERT INTO {self.table} AS old ({names}, version, expires_at, created_at, updated_at) "
+            f"SELECT {names}, base + new.version, {self.moment('since + new.due')}, {now}, {now} "
+            f"FROM {counter} AS counter CROSS JOIN {rows} AS new ({names}, version, due) "
+            f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET "
             f"{', '.join([f'{column} = excluded.{column}' for column in replaced])}, "
             "created_at = CASE WHEN old.expires_at <= excluded.updated_at THEN excluded.created_at "
             "ELSE old.created_at END"
         )
 
-    return {
-        "set": (
-            f"WITH counter AS ({_advance('$2')}), "
-            f"written AS ({insert('(SELECT base, now, now AS since FROM counter)', 4)}) "
-            f"SELECT base, now, pg_notify('{CHANNEL}', $3::text || ' ' || (base + $2)) FROM counter"
-        ),
-        "put": insert("(SELECT 0::bigint AS base, $1::bigint AS now, 0::bigint AS since)", 2),
-    }
+    def found(self, rows: Iterable[Row]) -> dict[Key, Record]:
+        """Turns rows of `get` and `gets` into records by key."""
+        return {record.key: record for record in starmap(self.record, rows)}
+
+    def loaded(self, rows: Iterable[Row]) -> dict[Key, Record]:
+        """Turns rows of `load` into records by key."""
+        return self.found([row[2:] for row in rows if row[2] is not None])
+
+    def bind_rows(self, records: Iterable[Record]) -> Sequence[Row]:
+        """Whole rows, as an array for each column."""
+        return list(zip(*map(self.bind_row, records), strict=True))
+
+    def bind_puts(self, records: Iterable[Record]) -> Sequence[Row]:
+        """The same, without the times of creation and last change."""
+        return self.bind_rows(records)[:-2]
 
 
-def bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
+def _bytes_layout(table: str, *, lists_times: bool = False) -> PostgresLayout:
     """A table with one binary key."""
-    types = {"key": "bytea", "value": "bytea", "encoding": "int"}
-    columns = "value, encoding, version, expires_at, created_at, updated_at"
-    now = f"(SELECT coalesce($1::bigint, {milliseconds('now()')}))"
-    alive = f"(expires_at IS NULL OR expires_at > {now})"
-    time = ", updated_at" if lists_times else ""
-
-    def scan(reverse: bool, keys_only: bool, after: bool) -> str:
-        value = "''::bytea" if keys_only else "value"
-        return (
-            f"SELECT key, {value}, encoding, version, expires_at{time} FROM {table} "
-            f"WHERE key {'>' if after else '>='} $2 AND key < $3 AND {alive} "
-            f"ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT $4"
-        )
-
+    times = f"encoding, version, expires_at{', updated_at' if lists_times else ''}"
     return PostgresLayout(
         table=table,
         key=("key",),
-        columns=types,
-        value="value",
-        milliseconds=lambda column: column,
-        moment=lambda time: time,
+        columns={"key": "bytea", "value": "bytea", "encoding": "int"},
         create=(
             f"CREATE TABLE {table} (key BYTEA NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
             "version BIGINT NOT NULL, expires_at BIGINT, created_at BIGINT NOT NULL, "
             "updated_at BIGINT NOT NULL, value BYTEA NOT NULL)",
             f"CREATE INDEX {table}_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
         ),
-        bind_key=lambda key: (key,),
-        bind_keys=lambda keys: (keys,),
-        bind_range=lambda start, end: (start, end),
-        bind_puts=lambda records: (
-            [record.key for record in records],
-            [record.value for record in records],
-            [record.encoding for record in records],
-            [record.version for record in records],
-            [record.expires_at for record in records],
-        ),
+        now=f"(SELECT coalesce($1::bigint, {milliseconds('now()')}))",
+        selected="key, value, encoding, version, expires_at, created_at, updated_at",
+        asked=f"(SELECT * FROM {table} WHERE key = ANY($2::bytea[])) AS stored",
+        listed=f"key, value, {times}",
+        keys_only=f"key, ''::bytea, {times}",
+        row="key, value, encoding, version",
+        row_record=Record,
+        length="octet_length(value)",
+        milliseconds=_same,
         record=Record,
-        found=lambda rows: {row[0]: Record(*row) for row in rows},
         page=lambda rows: Page(*zip(*rows, strict=True)),
-        get=f"SELECT key, {columns} FROM {table} WHERE key = $2 AND {alive}",
-        get_expired=f"SELECT key, {columns} FROM {table} WHERE key = $1",
-        gets=f"SELECT key, {columns} FROM {table} WHERE key = ANY($2::bytea[]) AND {alive}",
-        scans={(r, k, a): scan(r, k, a) for r in _FLAGS for k in _FLAGS for a in _FLAGS},
-        count=f"SELECT count(*) FROM {table} WHERE key >= $2 AND key < $3 AND {alive}",
-        expired=(
-            f"SELECT key, ''::bytea, encoding, version, expires_at FROM {table} "
-            f"WHERE expires_at <= {now} ORDER BY expires_at LIMIT $2"
-        ),
-        load=(
-            "SELECT counter.version, counter.now, key, value, encoding, stored.version, expires_at, created_at, "
-            f"updated_at FROM ({_version_and('clock_timestamp()')}) AS counter "
-            f"LEFT JOIN {table} AS stored ON key = ANY($2::bytea[])"
-        ),
-        **_puts(table, ("key",), types),
-        remove=f"DELETE FROM {table} WHERE key = ANY($1::bytea[])",
-        set_expiries=(
-            f"UPDATE {table} AS old SET expires_at = new.due "
-            "FROM unnest($1::bigint[], $2::bytea[]) AS new (due, key) WHERE old.key = new.key"
-        ),
-    )
-
-
-def _plugin_layout() -> PostgresLayout:
-    """The plugins' table, which people can read. A row inserted by hand counts like any other."""
-    table = schema.PLUGIN_TABLE
-    key, types = ("plugin_name", "key"), {"plugin_name": "text", "key": "text", "value_json": "text"}
-
-    def milliseconds(column: str) -> str:
-        # A time written by hand is rounded up to a whole millisecond; 'infinity' is never reached.
-        return (
-            f"CASE WHEN {column} IS NULL THEN NULL WHEN isfinite({column}) "
-            f"THEN ceil(extract(epoch FROM {column}) * 1000)::bigint "
-            f"WHEN {column} > now() THEN {schema.NEVER} ELSE 0 END"
-        )
-
-    due = milliseconds("expires_at")
-    now = f"(SELECT coalesce({moment('$1::bigint')}, now()))"
-    alive = f"(expires_at IS NULL OR expires_at > {now})"
-
-    def scan(reverse: bool, keys_only: bool, after: bool) -> str:
-        value = "''" if keys_only else "value_json"
-        return (
-            f"SELECT plugin_name, key, {value}, version, {due} FROM {table} "
-            f"WHERE plugin_name = $2 AND key {'>' if after else '>='} $3 AND key < $4 AND {alive} "
-            f"ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT $5"
-        )
-
-    def record(plugin: str, key: str, value: str, version: int, *times: Any) -> Record:
-        return Record((plugin, key), value.encode(), JSON, version, *times)
-
-    def page(rows: Sequence[Row]) -> Page:
-        if not rows:
-            return Page()
-        plugins, keys, values, versions, expiries = zip(*rows, strict=True)
-        encoded = [value.encode() for value in values]
-        return Page(list(zip(plugins, keys, strict=True)), encoded, [JSON] * len(keys), versions, expiries)
-
-    def bind_keys(keys: Sequence[Key]) -> Row:
-        return [plugin for plugin, _ in keys], [key for _, key in keys]
-
-    columns = f"plugin_name, key, value_json, version, {due}"
-    # LIMIT keeps PostgreSQL from starting the join with the whole table.
-    asked = (
-        "unnest($2::text[], $3::text[]) AS asked (asked_plugin, asked_key) CROSS JOIN LATERAL "
-        f"(SELECT * FROM {table} WHERE plugin_name = asked_plugin AND key = asked_key LIMIT 1) AS stored"
-    )
-    return PostgresLayout(
-        table=table,
-        key=key,
-        columns=types,
-        value="value_json",
-        milliseconds=milliseconds,
-        moment=moment,
-        create=(
-            f'CREATE TABLE {table} (plugin_name VARCHAR(100) COLLATE "C" NOT NULL, '
-            f'key VARCHAR(255) COLLATE "C" NOT NULL, value_json TEXT NOT NULL, expires_at TIMESTAMP WITH TIME ZONE, '
-            "created_at TIMESTAMP WITH TIME ZONE DEFAULT CURRENT_TIMESTAMP NOT NULL, "
-            "updated_at TIMESTAMP WITH TIME ZONE DEFAULT CURRENT_TIMESTAMP NOT NULL, "
-            f"version BIGINT DEFAULT 0 NOT NULL, CONSTRAINT pk_{table} PRIMARY KEY (plugin_name, key))",
-            f"CREATE INDEX idx_plugin_kv_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
-            f"CREATE INDEX idx_plugin_kv_prefix ON {table} (plugin_name, key)",
-        ),
-        bind_key=lambda key: key,
-        bind_keys=bind_keys,
-        bind_range=lambda start, end: (start[0], start[1], end[1]),
-        bind_puts=lambda records: (
-            *bind_keys([record.key for record in records]),
-            list(map(plugin_text, records)),
-            [record.version for record in records],
-            [record.expires_at for record in records],
-        ),
-        record=record,
-        found=lambda rows: {(row[0], row[1]): record(*row) for row in rows},
-        page=page,
-        get=f"SELECT {columns} FROM {table} WHERE plugin_name = $2 AND key = $3 AND {alive}",
-        get_expired=(f"SELECT {columns} FROM {table} WHERE plugin_name = $1 AND key = $2"),
-        gets=f"SELECT {columns} FROM {asked} WHERE {alive}",
-        scans={(r, k, a): scan(r, k, a) for r in _FLAGS for k in _FLAGS for a in _FLAGS},
-        count=f"SELECT count(*) FROM {table} WHERE plugin_name = $2 AND key >= $3 AND key < $4 AND {alive}",
-        expired=(
-            f"SELECT plugin_name, key, '', version, {due} FROM {table} "
-            f"WHERE expires_at <= {now} ORDER BY expires_at LIMIT $2"
-        ),
-        load=(
-            f"SELECT counter.version, counter.now, found.* FROM ({_version_and('clock_timestamp()')}) AS counter "
-            f"LEFT JOIN LATERAL (SELECT {columns} FROM {asked}) AS found ON true"
-        ),
-        **_puts(table, key, types, moment),
-        remove=(
-            f"DELETE FROM {table} AS old USING unnest($1::text[], $2::text[]) AS asked (plugin_name, key) "
-            "WHERE old.plugin_name = asked.plugin_name AND old.key = asked.key"
-        ),
-        set_expiries=(
-            f"UPDATE {table} AS old SET expires_at = {moment('new.due')} "
-            "FROM unnest($1::bigint[], $2::text[], $3::text[]) AS new (due, plugin_name, key) "
-            "WHERE old.plugin_name = new.plugin_name AND old.key = new.key"
-        ),
+        bind_keys=lambda keys: (keys,),
+        bind_row=astuple,
     )
 
 
@@ -308,35 +181,66 @@ def moment(time: str) -> str:
     return f"('epoch'::timestamptz + {hours} + (({time}) % 3600000) * interval '1 millisecond')"
 
 
+_PLUGIN_NOW: Final = f"(SELECT coalesce({moment('$1::bigint')}, now()))"
+
+
+def _plugin_milliseconds(column: str) -> str:
+    """SQL: a time that a person may have written: rounded up to a whole millisecond; 'infinity' is never reached."""
+    return (
+        f"CASE WHEN {column} IS NULL THEN NULL WHEN isfinite({column}) "
+        f"THEN ceil(extract(epoch FROM {column}) * 1000)::bigint "
+        f"WHEN {column} > now() THEN {schema.NEVER} ELSE 0 END"
+    )
+
+
+def _plugin_layout() -> PostgresLayout:
+    """The plugins' table, which people can read. A row inserted by hand counts like any other."""
+    table, due = schema.PLUGIN_TABLE, _plugin_milliseconds("expires_at")
+    columns = f"plugin_name, key, value_json, version, {due}"
+
+    def record(plugin: str, key: str, value: str, version: int, *times: Any) -> Record:
+        return Record((plugin, key), value.encode(), JSON, version, *times)
+
+    def page(rows: Sequence[Row]) -> Page:
+        page = tables.plugin_page(rows)
+        return replace(page, values=[text.encode() for text in cast("Sequence[str]", page.values)])
+
+    def bind_row(record: Record) -> Row:
+        times = record.expires_at, record.created_at, record.updated_at
+        return (*record.key, plugin_text(record), record.version, *times)
+
+    return PostgresLayout(
+        table=table,
+        key=("plugin_name", "key"),
+        columns={"plugin_name": "text", "key": "text", "value_json": "text"},
+        create=tables.create_plugin_table(' COLLATE "C"', "TIMESTAMP WITH TIME ZONE", "CURRENT_TIMESTAMP"),
+        now=_PLUGIN_NOW,
+        selected=columns,
+        # LIMIT keeps PostgreSQL from starting the join with the whole table.
+        asked="unnest($2::text[], $3::text[]) AS asked (asked_plugin, asked_key) CROSS JOIN LATERAL "
+        f"(SELECT * FROM {table} WHERE plugin_name = asked_plugin AND key = asked_key LIMIT 1) AS stored",
+        listed=columns,
+        keys_only=f"plugin_name, key, '', version, {due}",
+        row="plugin_name, key, value_json, version",
+        row_record=record,
+        length="octet_length(value_json)",
+        milliseconds=_plugin_milliseconds,
+        moment=moment,
+        record=record,
+        page=page,
+        bind_keys=lambda keys: tuple(zip(*keys, strict=True)),
+        bind_row=bind_row,
+    )
+
+
 LAYOUTS: Final[Mapping[Space, PostgresLayout]] = {
-    Space.TUPLES: bytes_layout(schema.TUPLE_TABLE),
-    Space.SEMANTIC: bytes_layout(schema.SEMANTIC_TABLE, lists_times=True),
+    Space.TUPLES: _bytes_layout(schema.TUPLE_TABLE),
+    Space.SEMANTIC: _bytes_layout(schema.SEMANTIC_TABLE, lists_times=True),
     Space.PLUGINS: _plugin_layout(),
 }
 
-PLUGIN_USAGE: Final = (
-    f"SELECT plugin_name, count(*), sum(octet_length(value_json))::bigint FROM {schema.PLUGIN_TABLE} "
-    f"WHERE expires_at IS NULL OR expires_at > (SELECT coalesce({moment('$1::bigint')}, now())) "
-    "GROUP BY plugin_name ORDER BY plugin_name"
-)
+PLUGIN_USAGE: Final = tables.plugin_usage(_PLUGIN_NOW, "sum(octet_length(value_json))::bigint")
 """now"""
 
-READ_VERSION: Final = _version_and("clock_timestamp()")
-"""now; selects the version counter and the time"""
-
-LOCK_VERSION: Final = f"SELECT version FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1 FOR UPDATE"
-WRITE_VERSION_AND_COMMIT: Final = (
-    f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = {{version}} WHERE id = 1; "
-    f"SELECT pg_notify('{CHANNEL}', '{{name}} {{version}}'); COMMIT"
-)
-
-CREATE: Final[tuple[str, ...]] = (
-    f"CREATE TABLE {schema.REVISION_TABLE} (version_num VARCHAR(32) NOT NULL, "
-    f"CONSTRAINT {schema.REVISION_TABLE}_pkc PRIMARY KEY (version_num))",
-    f"CREATE TABLE {schema.VERSION_COUNTER_TABLE} "
-    "(id BIGINT NOT NULL PRIMARY KEY CHECK (id = 1), version BIGINT NOT NULL)",
-    f"INSERT INTO {schema.VERSION_COUNTER_TABLE} (id, version) VALUES (1, 0)",
-    *(statement for layout in LAYOUTS.values() for statement in layout.create),
-    f"INSERT INTO {schema.REVISION_TABLE} (version_num) VALUES ('{schema.REVISION}')",
-)
+CREATE: Final = tables.create_all(LAYOUTS.values(), "BIGINT")
 """Creates Keyloft's tables in a database without them."""

@@ -7,15 +7,15 @@ a later statement: a statement that waited for the lock would still see the stat
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.core.records import Address, Append, Batch, Committed, Key, Record, Space
+from keyloft.core.records import Address, Append, Batch, Committed, Record, Space
 from keyloft.engines.commit.outcomes import Outcome, failed, joined
-from keyloft.engines.commit.settle import PutRow, RemoveRow, SetExpiry, Verdict, Write, deciding, settle
+from keyloft.engines.commit.settle import PutRow, SetExpiry, Settled, Verdict, Write, deciding, removes_row, settle
 from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.errors import Failure, is_locked, is_lost
 from keyloft.engines.postgres.server import PostgresServer
@@ -31,12 +31,9 @@ _TIMED_OUT: Final = (Unreachable, Busy)
 class PostgresWriter:
     """Commits groups on a connection of its own."""
 
-    def __init__(self, server: PostgresServer, slot: Slot, now: Callable[[], int | None], name: str) -> None:
+    def __init__(self, server: PostgresServer, slot: Slot) -> None:
         self._server = server
-        self._now = now
-        self._slot = slot
-        self._name = name
-        """Names this process's commits in notifications."""
+        self.slot = slot
         self._last_version = 0
         self._last_failure: DatabaseError | None = None
         self._held_back: set[Address] = set()
@@ -54,7 +51,7 @@ class PostgresWriter:
         except DatabaseError as error:
             failure = error
         except Exception as error:  # without a verdict, all callers would wait for ever
-            self._slot.drop()
+            self.slot.drop()
             failure = DatabaseError(f"{self._server.name}: a write failed unexpectedly: {type(error).__name__}")
             if self._is_committing:
                 failure = self._unknown()
@@ -128,9 +125,6 @@ class PostgresWriter:
     def _is_held_back(self, batch: Batch) -> bool:
         return any((mutation.space, mutation.key) in self._held_back for mutation in batch.mutations)
 
-    def close(self) -> None:
-        self._slot.abandon()
-
     async def _commit_until(self, group: list[Batch], deadline: float) -> Outcome:
         """Try until the group is committed or refused, or until the deadline.
 
@@ -145,7 +139,7 @@ class PostgresWriter:
                 raise failure or self._last_failure or self._server.unreachable()
             try:
                 async with asyncio.timeout_at(deadline - locks):
-                    await self._slot.connected()
+                    await self.slot.connected()
                 async with asyncio.timeout_at(max(deadline, loop.time() + 1.2 * locks)):
                     try:
                         return await self._commit(group)
@@ -157,10 +151,10 @@ class PostgresWriter:
                         if is_unknown or not may_succeed:
                             raise failure from error
             except TimeoutError:
-                self._slot.drop()
+                self.slot.drop()
                 raise (self._unknown() if self._is_committing else failure or self._server.unreachable()) from None
             if not isinstance(failure, Busy):
-                self._slot.drop()  # another connection may lead to another server
+                self.slot.drop()  # another connection may lead to another server
             await asyncio.sleep(limits.POSTGRES_RETRY_SECONDS)
 
     def _unknown(self) -> CommitUnknown:
@@ -171,34 +165,36 @@ class PostgresWriter:
 
     async def _commit(self, group: list[Batch]) -> Outcome:
         addresses = deciding(group)
-        if not addresses and not _names_versions(group):
+        # The key of an Append contains the version, which then must be known before anything is written.
+        appends = any(type(mutation) is Append for batch in group for mutation in batch.mutations)
+        if not addresses and not appends:
             settled = settle(group, {}, 0, 0)
             spaces = {space for space, _ in settled.writes}
             if len(spaces) == 1:
-                base, now = await self._set(spaces.pop(), settled.writes, settled.version)
-                verdicts = [_moved(verdict, base, now) for verdict in settled.verdicts]
-                return self._done(Outcome(verdicts, base, base + settled.version, settled.writes))
+                return await self._set(spaces.pop(), settled)
         return await self._decide(group, addresses)
 
-    async def _set(self, space: Space, writes: dict[Address, Write], count: int) -> tuple[int, int]:
-        """Write rows over whatever is stored; returns the version counter before them, and the time."""
-        layout = LAYOUTS[space]
-        puts = [write.record for _, write in sorted(writes.items(), key=_address) if isinstance(write, PutRow)]
-        await self._slot.connected()
+    async def _set(self, space: Space, settled: Settled) -> Outcome:
+        """Write the rows of a group over whatever is stored. It was settled as if version counter and time were 0."""
+        layout, writes, server = LAYOUTS[space], settled.writes, self._server
+        puts = layout.bind_puts([write.record for at in sorted(writes) if isinstance(write := writes[at], PutRow)])
+        await self.slot.connected()
         self._is_committing = True
-        rows = await self._slot.fetch(layout.set, self._now(), count, self._name, *layout.bind_puts(puts))
-        base, now, _ = self._server.counter_row(rows)
-        return base, now
+        rows = await self.slot.fetch(layout.set, server.now(), settled.version, server.process, *puts)
+        base, now, _ = server.counter_row(rows)
+        verdicts = [_moved(verdict, base, now) for verdict in settled.verdicts]
+        return self._done(Outcome(verdicts, base, base + settled.version, writes))
 
     async def _decide(self, group: list[Batch], addresses: set[Address]) -> Outcome:
-        async with self._slot.transaction(f"{self._server.begin}; {LOCK_VERSION}") as transaction:
+        async with self.slot.transaction(f"{self._server.begin}; {LOCK_VERSION}") as transaction:
             before, now, current = await self._load(transaction, addresses)
             settled = settle(group, current, before, now)
             if settled.version != before:
                 await self._apply(transaction, settled.writes, now)
                 self._is_committing = True
                 # In one round trip.
-                await transaction.execute(WRITE_VERSION_AND_COMMIT.format(version=settled.version, name=self._name))
+                end = WRITE_VERSION_AND_COMMIT.format(version=settled.version, name=self._server.process)
+                await transaction.execute(end)
         return self._done(Outcome(settled.verdicts, before, settled.version, settled.writes))
 
     def _done(self, outcome: Outcome) -> Outcome:
@@ -209,15 +205,14 @@ class PostgresWriter:
 
     async def _load(self, transaction: Transaction, addresses: set[Address]) -> tuple[int, int, dict[Address, Record]]:
         """The version counter, the time, and what is stored at some keys, expired or not."""
-        now = self._now()
-        version, current = None, {}
+        now = self._server.now()
+        version, current = None, dict[Address, Record]()
         for space in sorted({space for space, _ in addresses}):
             layout = LAYOUTS[space]
             keys = sorted(key for at, key in addresses if at is space)
             rows = await transaction.fetch(layout.load, now, *layout.bind_keys(keys))
             version, now = self._server.counter_row(rows)[:2]
-            for key, record in layout.found([row[2:] for row in rows if row[2] is not None]).items():
-                current[space, key] = record
+            current |= {(space, key): record for key, record in layout.loaded(rows).items()}
         if version is None:
             version, now = self._server.counter_row(await transaction.fetch(READ_VERSION, now))
         assert now is not None
@@ -226,38 +221,16 @@ class PostgresWriter:
     async def _apply(self, transaction: Transaction, writes: dict[Address, Write], now: int) -> None:
         for space in sorted({space for space, _ in writes}):
             layout = LAYOUTS[space]
-            puts: list[Record] = []
-            removed: list[Key] = []
-            new_expiries: list[tuple[int | None, Key]] = []
-            for (at, key), write in sorted(writes.items(), key=_address):
-                if at is not space:
-                    continue
-                match write:
-                    case PutRow():
-                        puts.append(write.record)
-                        if write.is_new_entry:
-                            removed.append(key)
-                    case RemoveRow():
-                        removed.append(key)
-                    case SetExpiry():
-                        new_expiries.append((write.expires_at, key))
-            if removed:
+            some = {key: writes[at, key] for at, key in sorted(writes) if at is space}
+            puts = [write.record for write in some.values() if isinstance(write, PutRow)]
+            expiries = {key: write.expires_at for key, write in some.items() if isinstance(write, SetExpiry)}
+            if removed := [key for key, write in some.items() if removes_row(write)]:
                 await transaction.fetch(layout.remove, *layout.bind_keys(removed))
             if puts:
                 await transaction.fetch(layout.put, now, *layout.bind_puts(puts))
-            if new_expiries:
-                due, keys = zip(*new_expiries, strict=True)
-                await transaction.fetch(layout.set_expiries, due, *layout.bind_keys(keys))
-
-
-def _names_versions(group: list[Batch]) -> bool:
-    """Whether a key contains the version, which then must be known before anything is written."""
-    return any(type(mutation) is Append for batch in group for mutation in batch.mutations)
+            if expiries:
+                await transaction.fetch(layout.set_expiries, list(expiries.values()), *layout.bind_keys(list(expiries)))
 
 
 def _moved(verdict: Verdict, base: int, now: int) -> Verdict:
     return replace(verdict, version=base + verdict.version, at=now) if isinstance(verdict, Committed) else verdict
-
-
-def _address(write: tuple[Address, Write]) -> Address:
-    return write[0]

@@ -19,15 +19,14 @@ from keyloft.core.engine import Watch
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Space, Usage
 from keyloft.engines.commit.groups import Groups
 from keyloft.engines.commit.outcomes import Outcome
-from keyloft.engines.lifetime import Lifetime
+from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.sqlite.errors import opened_read_only
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.reads import LongReader, View, answer, number, point, points
-from keyloft.engines.sqlite.tables import READ_VERSION
+from keyloft.engines.sqlite.reads import LongReader, View, answer, point, points, read_version
 from keyloft.engines.sqlite.wal import WriteAheadLog
 from keyloft.engines.sqlite.worker import Worker
-from keyloft.engines.sqlite.writes import Interrupted, SqliteWriter, UncommittedGroup
+from keyloft.engines.sqlite.writes import SqliteWriter, UncommittedGroup
 from keyloft.engines.watches import Notifier
 from keyloft.errors import Closed, DatabaseError
 
@@ -42,48 +41,29 @@ class CommitStep(StrEnum):
     FINISHED = "finished"
 
 
-class SqliteEngine:
+class SqliteEngine(ClosableEngine):
     """An engine on one SQLite file, or on a private database in memory (`:memory:`)."""
 
     @classmethod
-    async def open(
-        cls,
-        path: str,
-        clock: Clock,
-        *,
-        durability: str = "full",
-        vfs: str | None = None,
-        cache_mib: int = limits.SQLITE_CACHE_MIB,
-        read_only: bool = False,
-    ) -> "SqliteEngine":
-        """Open a file, making it if it is not there.
-
-        Args:
-            path: The file, or `:memory:`.
-            clock: Decides what has expired.
-            durability: "full" or "relaxed".
-            vfs: The name of an SQLite VFS, for tests.
-            cache_mib: How much of the file is kept in memory to read from.
-            read_only: Make nothing, write nothing, and refuse every commit.
+    async def open(cls, file: SqliteFile, clock: Clock) -> "SqliteEngine":
+        """Open a file, making it if it is not there; the clock decides what has expired.
 
         Raises:
             DatabaseError: The file can't be used; the message says why.
         """
-        file = SqliteFile(path, durability, vfs=vfs, cache_mib=cache_mib, read_only=read_only)
-        worker = Worker(f"keyloft writer of {path}")
+        worker = Worker(f"keyloft writer of {file.path}")
+        writer: apsw.Connection | None = None
         try:
-            if read_only:
+            if file.read_only:
                 await worker.call(file.check_schema)
                 reader = writer = file.open_reader()
             else:
                 writer = await worker.call(file.open_writer)
-                try:
-                    # Half as much: it is used during commits only, and each commit empties its cache.
-                    reader = writer if file.in_memory else file.open_reader(cache_mib=(cache_mib + 1) // 2)
-                except BaseException:
-                    await worker.call(writer.close)
-                    raise
+                # Half as much: it is used during commits only, and each commit empties its cache.
+                reader = writer if file.in_memory else file.open_reader(cache_mib=(file.cache_mib + 1) // 2)
         except BaseException:
+            if writer is not None:
+                await worker.call(writer.close)
             worker.stop()
             raise
         return cls(file, clock, worker, writer, reader)
@@ -91,7 +71,9 @@ class SqliteEngine:
     def __init__(
         self, file: SqliteFile, clock: Clock, worker: Worker, writer: apsw.Connection, reader: apsw.Connection
     ) -> None:
+        super().__init__()
         self._file = file
+        self.location = file.path
         self._clock = clock
         self._worker = worker
         self._writer = SqliteWriter(file, clock, writer)
@@ -106,7 +88,6 @@ class SqliteEngine:
         self._groups = Groups(self._start)
         self._notifier = Notifier(self, clock)
         self._poller: asyncio.Task[None] | None = None
-        self._lifetime = Lifetime(self._close)
         self.wal = WriteAheadLog(file, writer, worker, end_reads=self._writer_view.end)
         self.connection = writer
         """For tests: the writing connection, which the worker uses during a COMMIT and a checkpoint."""
@@ -114,14 +95,14 @@ class SqliteEngine:
         """For tests: called before each step of a group; what it raises is as if a signal's handler had raised it."""
 
     async def read(self, *asks: Ask) -> list[Any]:
-        if self._lifetime.refusal is not None:
-            raise Closed(self._lifetime.refusal)
+        if self.refusal is not None:
+            raise Closed(self.refusal)
         if self._iteration.enter():
             # Once, not until an iteration is short: another task may use up the next one, too.
             await asyncio.sleep(0)
             self._iteration.enter()
-            if self._lifetime.refusal is not None:
-                raise Closed(self._lifetime.refusal)
+            if self.refusal is not None:
+                raise Closed(self.refusal)
         view = self._reader_view if self._is_writing or self.wal.is_checkpointing else self._writer_view
         try:
             if len(asks) == 1 and type(asks[0]) is Get:
@@ -140,27 +121,16 @@ class SqliteEngine:
             raise self._file.explain(error, view.connection) from error
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
-        if self._lifetime.refusal is not None:
-            raise Closed(self._lifetime.refusal)
+        if self.refusal is not None:
+            raise Closed(self.refusal)
         return await self._groups.commit(batch)
 
     def watch(self, *asks: Get | Scan) -> Watch:
-        self._lifetime.check()
+        self.check_usable()
         watch = self._notifier.watch(asks, self._read_version)
         if not self._file.in_memory and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll())
         return watch
-
-    @property
-    def location(self) -> str:
-        return self._file.path
-
-    @property
-    def is_closed(self) -> bool:
-        return self._lifetime.refusal is not None
-
-    async def aclose(self) -> None:
-        await self._lifetime.aclose()
 
     def _start(self, group: list[Batch]) -> None:
         if self._file.read_only:
@@ -170,7 +140,7 @@ class SqliteEngine:
             self._finished(self._writer.commit(group))
             return
         begun: UncommittedGroup | None = None
-        syncs = self._file.syncs
+        syncs = self._file.durability == "full"
         try:
             self._end_views()  # both: the WAL can't restart while either of them reads it
             # On a thread, each statement would wait for the interpreter, which a busy event loop holds.
@@ -192,22 +162,20 @@ class SqliteEngine:
 
     def _commit_inline(self, begun: UncommittedGroup) -> None:
         self.before_step(CommitStep.INLINE)
+        is_refused = False
         try:
-            outcome = self._writer.commit_inline(begun)
-        except Interrupted as interrupted:
-            if interrupted.outcome is None:
+            self._writer.end(begun)
+        except apsw.Error:
+            is_refused = True
+            self._writer.roll_back()
+        finally:
+            # Also if a signal's handler raised: SQLite has then committed, or the transaction is still open.
+            if is_refused:
+                self._hand_to_worker(begun.group, None)
+            elif self._writer.connection.in_transaction:
                 self._hand_to_worker(begun.group, begun)
             else:
-                self._finished(interrupted.outcome)
-            raise interrupted.error from None
-        except BaseException:
-            if self._writer.connection.in_transaction:
-                self._hand_to_worker(begun.group, begun)
-            raise
-        if outcome is None:
-            self._hand_to_worker(begun.group, None)
-        else:
-            self._finished(outcome)
+                self._finished(self._writer.outcome(begun))
 
     def _finished(self, outcome: Outcome) -> None:
         self.before_step(CommitStep.FINISHED)
@@ -237,7 +205,8 @@ class SqliteEngine:
                 self._notifier.observe(version, version)
 
     def _read_version(self) -> int:
-        return self._file.translated(lambda: number(self._reader.cursor(), READ_VERSION), self._reader)
+        with self._file.explained(self._reader):
+            return read_version(self._reader.cursor())
 
     async def _read_on_thread(self, asks: tuple[Ask, ...]) -> list[Any]:
         if self._long_reader is None:

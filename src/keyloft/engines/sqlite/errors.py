@@ -32,11 +32,11 @@ def explain(
 ) -> DatabaseError:
     """The error for the caller: what is wrong with which file, and what to do."""
     cause = _system_error(connection)
+    if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and cause in _OUT_OF_SPACE):
+        return DiskFull(
+            f"no space is left for {path}; nothing of this write was kept, and writes work again once there is space"
+        )
     match error:
-        case apsw.IOError() if cause in _OUT_OF_SPACE:
-            return _disk_full(path)
-        case apsw.FullError():
-            return _disk_full(path)
         case apsw.ReadOnlyError() if not read_only:
             return ReadOnly(f"{path} can't be written: the file or its folder is read-only for this user")
         case apsw.NotADBError():
@@ -58,12 +58,6 @@ def explain(
 def opened_read_only(path: str) -> ReadOnly:
     """The error of every write to a file that was opened for reading."""
     return ReadOnly(f"{path} was opened with ?mode=ro, which allows no writes; open it without ?mode=ro to write")
-
-
-def _disk_full(path: str) -> DiskFull:
-    return DiskFull(
-        f"no space is left for {path}; nothing of this write was kept, and writes work again once there is space"
-    )
 
 
 def _system_error(connection: apsw.Connection | None) -> int:

@@ -3,12 +3,14 @@
 import ctypes
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import quote
 
 import apsw
+from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core import schema
@@ -19,46 +21,62 @@ from keyloft.errors import CannotOpen, DatabaseError, NotADatabase, ReadOnly
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 LIBRARY_VERSION: Final[str] = apsw.sqlite_lib_version()
 """The version of the SQLite that is part of apsw; Python's `sqlite3` has another one."""
 
-_SYNCHRONOUS: Final = {"full": "FULL", "relaxed": "NORMAL"}
 
-
-class SqliteFile:
+class SqliteFile(Struct, frozen=True):
     """A path, and how connections to it are opened."""
 
-    def __init__(
-        self,
-        path: str,
-        durability: str = "full",
-        *,
-        vfs: str | None = None,
-        cache_mib: int = limits.SQLITE_CACHE_MIB,
-        read_only: bool = False,
-    ) -> None:
-        self.path = path
-        self.in_memory = path == ":memory:"
-        self.read_only = read_only
-        self.syncs = durability == "full"
-        """Whether a commit waits for the disk."""
-        self._synchronous = _SYNCHRONOUS[durability]
-        self._vfs = vfs
-        self._cache_mib = cache_mib
+    path: str
+    """`:memory:` is a private database in memory."""
+    durability: str = "full"
+    """"full" or "relaxed"."""
+    vfs: str | None = None
+    """The name of an SQLite VFS, for tests."""
+    cache_mib: int = limits.SQLITE_CACHE_MIB
+    """How much of the file a connection keeps in memory to read from."""
+    read_only: bool = False
+    """Make nothing, write nothing, and refuse every commit."""
+
+    @property
+    def in_memory(self) -> bool:
+        return self.path == ":memory:"
 
     def open_writer(self) -> apsw.Connection:
         """The connection that writes; makes a new file and its schema, or checks the schema of an old one."""
         if self.read_only:
             raise errors.opened_read_only(self.path)
-        if not self.in_memory and self._vfs is None:
+        if not self.in_memory and self.vfs is None:
             create_private(self.path)
-        return self.translated(self._open_writer)
+        with self.explained():
+            connection = apsw.Connection(self.path, vfs=self.vfs)
+        try:
+            with self.explained(connection):
+                connection.set_busy_handler(busy_handler())
+                if connection.readonly("main"):
+                    raise ReadOnly(f"{self.path} can't be written: the file is read-only for this user")
+                revision = self._revision(connection)
+                if revision is not None:
+                    self._check_revision(revision)
+                self._set_pragmas(connection)
+                if revision is None:
+                    self._create_schema(connection)
+                connection.set_busy_handler(None)  # the event loop never waits for a lock; who may wait sets it again
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def open_reader(self, *, cache_mib: int | None = None) -> apsw.Connection:
         """A connection that only reads."""
-        return self.translated(lambda: self._open_reader(self._cache_mib if cache_mib is None else cache_mib))
+        flags = apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE
+        with self.explained():
+            connection = apsw.Connection(self.path, flags=flags, vfs=self.vfs)
+            connection.set_busy_timeout(int(limits.BUSY_SECONDS * 1000))
+            connection.pragma("query_only", True)
+            connection.pragma("cache_size", -1024 * (cache_mib or self.cache_mib))
+        return connection
 
     def check_schema(self) -> None:
         """Check that the file is Keyloft's, without writing anything.
@@ -68,18 +86,27 @@ class SqliteFile:
         """
         if not Path(self.path).exists():
             raise CannotOpen(f"there is no file {self.path}")
-        connection = self.open_reader()
-        try:
-            revision = self.translated(lambda: self._revision(connection))
-            if revision is None:
-                raise NotADatabase(f"{self.path} is no database of Keyloft; it was left as it is")
-            self._check_revision(revision)
-        finally:
-            connection.close()
+        with self.explained(), closing(self.open_reader()) as connection:
+            revision = self._revision(connection)
+        if revision is None:
+            raise NotADatabase(f"{self.path} is no database of Keyloft; it was left as it is")
+        self._check_revision(revision)
 
     def inspect(self) -> Inspection:
         """Read the state of the file, without changing it or making a file beside it."""
-        return self.translated(self._inspect)
+        # To read a file in WAL mode, SQLite makes a -wal and a -shm if there are none: `immutable` prevents that.
+        is_in_use = all([Path(f"{self.path}-{part}").exists() for part in ("wal", "shm")])
+        uri = f"file:{quote(self.path)}?{'mode=ro' if is_in_use else 'mode=ro&immutable=1'}"
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        with self.explained(), closing(apsw.Connection(uri, flags=flags, vfs=self.vfs)) as connection:
+            connection.set_busy_timeout(int(limits.INSPECTION_SECONDS * 1000))
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            revision = self._revision(connection)
+            if revision == schema.REVISION:
+                for layout in tables.LAYOUTS.values():
+                    connection.execute(f"SELECT {layout.row} FROM {layout.table} LIMIT 1").fetchall()
+                connection.execute(tables.READ_VERSION).fetchall()
+        return Inspection(software=f"SQLite {LIBRARY_VERSION}", revision=revision, wanted=schema.REVISION)
 
     def close(self, connection: apsw.Connection) -> None:
         """Close a connection; SQLite checkpoints the write-ahead log with the last one."""
@@ -89,10 +116,11 @@ class SqliteFile:
             # Nothing is lost: the write-ahead log stays beside the file, and the next opening reads it.
             logger.warning("closing failed: %s", self.explain(error))
 
-    def translated(self, work: Callable[[], T], connection: apsw.Connection | None = None) -> T:
-        """Call `work`; an error of SQLite is raised as one that names the file and the reason."""
+    @contextmanager
+    def explained(self, connection: apsw.Connection | None = None) -> Iterator[None]:
+        """Raise an error of SQLite as one that names the file and the reason."""
         try:
-            return work()
+            yield
         except apsw.Error as error:
             raise self.explain(error, connection) from error
         except UnicodeDecodeError as error:
@@ -119,58 +147,11 @@ class SqliteFile:
                 f"{self.path} was moved, removed or replaced while it was open; nothing was written: open it again"
             )
 
-    def _open_writer(self) -> apsw.Connection:
-        connection = apsw.Connection(self.path, vfs=self._vfs)
-        try:
-            connection.set_busy_handler(busy_handler())
-            if connection.readonly("main"):
-                raise ReadOnly(f"{self.path} can't be written: the file is read-only for this user")
-            revision = self._revision(connection)
-            if revision is not None:
-                self._check_revision(revision)
-            self._set_pragmas(connection)
-            self._create_schema(connection)
-            connection.set_busy_handler(None)  # the event loop never waits for a lock; who may wait sets it again
-        except apsw.Error as error:
-            explained = self.explain(error, connection)
-            connection.close()
-            raise explained from error
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _open_reader(self, cache_mib: int) -> apsw.Connection:
-        flags = apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE
-        connection = apsw.Connection(self.path, flags=flags, vfs=self._vfs)
-        connection.set_busy_timeout(int(limits.BUSY_SECONDS * 1000))
-        connection.execute("PRAGMA query_only = 1").fetchall()
-        connection.execute(f"PRAGMA cache_size = -{cache_mib * 1024}").fetchall()
-        return connection
-
-    def _inspect(self) -> Inspection:
-        # To read a file in WAL mode, SQLite makes a -wal and a -shm if there are none: `immutable` prevents that.
-        is_in_use = all([Path(f"{self.path}-{part}").exists() for part in ("wal", "shm")])
-        options = "mode=ro" if is_in_use else "mode=ro&immutable=1"
-        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        connection = apsw.Connection(f"file:{quote(self.path)}?{options}", flags=flags, vfs=self._vfs)
-        try:
-            connection.set_busy_timeout(int(limits.INSPECTION_SECONDS * 1000))
-            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            revision = self._revision(connection)
-            if revision == schema.REVISION:
-                for layout in tables.LAYOUTS.values():
-                    connection.execute(f"SELECT {layout.value} FROM {layout.table} LIMIT 1").fetchall()
-                connection.execute(tables.READ_VERSION).fetchall()
-            return Inspection(software=f"SQLite {LIBRARY_VERSION}", revision=revision, wanted=schema.REVISION)
-        finally:
-            connection.close()
-
     def _set_pragmas(self, connection: apsw.Connection) -> None:
         deadline = time.monotonic() + limits.BUSY_SECONDS
         while True:
             try:
-                [[mode]] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+                mode = connection.pragma("journal_mode", "WAL")
                 break
             except apsw.BusyError:
                 # SQLite calls no busy handler here; another process is switching the same new file to WAL.
@@ -182,37 +163,29 @@ class SqliteFile:
                 f"{self.path} can't be opened: its file system has no shared memory, which SQLite's write-ahead log "
                 "needs; use a local disk"
             )
-        for pragma in (
-            f"synchronous = {self._synchronous}",
-            "fullfsync = 1",
-            "wal_autocheckpoint = 0",
-            f"cache_size = -{self._cache_mib * 1024}",
-        ):
-            connection.execute(f"PRAGMA {pragma}").fetchall()
+        connection.pragma("synchronous", "FULL" if self.durability == "full" else "NORMAL")
+        connection.pragma("fullfsync", True)
+        connection.pragma("wal_autocheckpoint", 0)
+        connection.pragma("cache_size", -1024 * self.cache_mib)
 
     def _create_schema(self, connection: apsw.Connection) -> None:
-        if self._revision(connection) is not None:
-            return
-        connection.execute("BEGIN IMMEDIATE").fetchall()
+        connection.execute("BEGIN IMMEDIATE")
         try:
             # Another process may have been faster.
             if self._revision(connection) is None:
-                for statement in tables.CREATE:
-                    connection.execute(statement).fetchall()
-            connection.execute("COMMIT").fetchall()
+                connection.execute("; ".join(tables.CREATE)).fetchall()
+            connection.execute("COMMIT")
         except apsw.Error:
             if connection.in_transaction:
-                connection.execute("ROLLBACK").fetchall()
+                connection.execute("ROLLBACK")
             raise
 
     def _revision(self, connection: apsw.Connection) -> str | None:
         """The revision of the schema; None in a database that is not Keyloft's yet."""
-        found = connection.execute(
-            "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1", (schema.REVISION_TABLE,)
-        ).fetchall()
-        if not found:
+        table = schema.REVISION_TABLE
+        if not connection.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1", (table,)).get:
             return None
-        rows = connection.execute(f"SELECT version_num FROM {schema.REVISION_TABLE}").fetchall()
+        rows = connection.execute(f"SELECT version_num FROM {table}").fetchall()
         return str(rows[0][0]) if rows else None
 
     def _check_revision(self, revision: str) -> None:

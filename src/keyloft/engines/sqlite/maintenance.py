@@ -6,51 +6,43 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import apsw
-from msgspec.structs import replace
+from msgspec import Struct
 
 from keyloft import limits
 from keyloft.clock import SystemClock
 from keyloft.core.files import create_private
-from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Size, Snapshot, movable_time
+from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Snapshot
 from keyloft.core.records import Key, Record, Space
-from keyloft.core.schema import REVISION, Row, lost_counter
-from keyloft.core.values import LOST
+from keyloft.core.schema import REVISION, Row
 from keyloft.engines import loading
+from keyloft.engines.loading import TableSnapshot
 from keyloft.engines.sqlite.file import LIBRARY_VERSION, SqliteFile, busy_handler
-from keyloft.engines.sqlite.reads import number, point
-from keyloft.engines.sqlite.tables import CREATE, LAYOUTS, READ_VERSION, WRITE_VERSION, Layout, milliseconds
+from keyloft.engines.sqlite.reads import point, read_version
+from keyloft.engines.sqlite.tables import CREATE, LAYOUTS, READ_VERSION, WRITE_VERSION, SqliteLayout, milliseconds
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.sqlite.writes import put
+from keyloft.engines.tables import Layout, created_names
 from keyloft.errors import Busy, DatabaseError
 
 T = TypeVar("T")
-R = TypeVar("R", Record, Size)
-
-_CREATED: Final = [statement.split()[2] for statement in CREATE if statement.startswith("CREATE")]
-"""The names of Keyloft's tables and indexes."""
 
 
 class SqliteMaintenance:
     """An SQLite file as a whole."""
 
     @classmethod
-    async def open(cls, path: str, *, make: bool, read_only: bool = False) -> "SqliteMaintenance":
-        """Open a file.
-
-        Args:
-            path: The file.
-            make: Make it if it is not there; otherwise nothing is written before the first change.
-            read_only: Refuse every change.
+    async def open(cls, file: SqliteFile, *, make: bool) -> "SqliteMaintenance":
+        """Open a file; `make` makes it if it is not there, otherwise nothing is written before the first change.
 
         Raises:
             DatabaseError: The file can't be used; the message says why.
         """
-        maintenance = cls(SqliteFile(path, read_only=read_only))
+        maintenance = cls(file)
         try:
-            await maintenance.do(maintenance.writer if make else maintenance.file.check_schema)
+            await maintenance.do(maintenance.writer if make else file.check_schema)
         except BaseException:
             await maintenance.aclose()
             raise
@@ -62,17 +54,14 @@ class SqliteMaintenance:
         self._writer: apsw.Connection | None = None
 
     async def facts(self) -> Facts:
-        return await self.do(self._facts)
-
-    def _facts(self) -> Facts:
-        wal = Path(f"{self.file.path}-wal")
-        wal_bytes = wal.stat().st_size if wal.exists() else 0
-        return Facts(f"SQLite {LIBRARY_VERSION}", REVISION, Path(self.file.path).stat().st_size, wal_bytes)
+        path, wal = Path(self.file.path), Path(f"{self.file.path}-wal")
+        sizes = await self.do(lambda: (path.stat().st_size, wal.stat().st_size if wal.exists() else 0))
+        return Facts(f"SQLite {LIBRARY_VERSION}", REVISION, *sizes)
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator["SqliteSnapshot"]:
         async with self._reader(cache_mib=2) as reader:
-            yield await self.do(partial(SqliteSnapshot, self, reader))
+            yield SqliteSnapshot(self, reader, await self._begin(reader, "BEGIN"))
 
     async def load(self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing) -> Loaded:
         return await self._write(lambda transaction: loading.load(transaction, rows, version, existing))
@@ -83,38 +72,47 @@ class SqliteMaintenance:
         )
 
     async def damage(self, progress: Progress) -> list[str]:
-        def check() -> list[str]:
-            stored = {name for (name,) in reader.execute("SELECT name FROM sqlite_schema").fetchall()}
-            missing = [f"{name} is missing" for name in _CREATED if name not in stored]
-            found = [line for (text,) in reader.execute("PRAGMA integrity_check(100)") for line in text.splitlines()]
-            if missing or found != ["ok"]:
-                return missing + [line for line in found if line != "ok" and not line.startswith("***")]
-            return [line for layout in LAYOUTS.values() for line in _wrong_values(reader, layout)]
-
         async with self._reader(cache_mib=limits.SQLITE_CACHE_MIB) as reader:
-            return await self.do(check, reader)
+            stored = {name for (name,) in await self.execute(reader, "SELECT name FROM sqlite_schema")}
+            missing = [f"{name} is missing" for name in created_names(CREATE) if name not in stored]
+            found = await self.execute(reader, "PRAGMA integrity_check(100)")
+            lines = [line for (text,) in found for line in text.splitlines()]
+            if missing or lines != ["ok"]:
+                return missing + [line for line in lines if line != "ok" and not line.startswith("***")]
+            return [line for layout in LAYOUTS.values() for line in await self._wrong_values(reader, layout)]
+
+    async def _wrong_values(self, reader: apsw.Connection, layout: SqliteLayout) -> list[str]:
+        """What is wrong between a table and its large value table."""
+        if layout.large is None:
+            return []
+        wrong = {
+            "have lost their value": layout.large.is_lost,
+            "have two values": "value IS NOT NULL AND large IS NOT NULL",
+        }
+        found = []
+        for what, where in wrong.items():
+            [[count]] = await self.execute(reader, f"SELECT count(*) FROM {layout.table} WHERE {where}")
+            if count:
+                found.append(f"{count} rows of {layout.table} {what}")
+        return found
 
     async def compact(self) -> None:
         writer = await self.do(self.writer)
-
-        def work() -> None:
-            writer.execute("VACUUM").fetchall()
-            [[is_busy, *_]] = writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            if is_busy:
-                raise Busy(
-                    f"{self.file.path} is compact, but other processes still read its old state, so its space is not "
-                    "yet given back: try again when they are done"
-                )
-
-        await self.do(work, writer)
+        await self.execute(writer, "VACUUM")
+        [[is_busy, *_]] = await self.execute(writer, "PRAGMA wal_checkpoint(TRUNCATE)")
+        if is_busy:
+            raise Busy(
+                f"{self.file.path} is compact, but other processes still read its old state, so its space is not "
+                "yet given back: try again when they are done"
+            )
 
     async def backup(self, target: str, progress: Progress) -> None:
         """Copy the file page by page, with the tables of other programs."""
         async with self._reader(cache_mib=2) as reader:
             copy = SqliteMaintenance(SqliteFile(target))
             try:
-                # In a transaction, or each commit of another process would restart the copy.
-                await self.do(partial(_begin_reading, reader))
+                # In a transaction, or each commit of another process would restart the copy. It begins with a read.
+                await self.execute(reader, f"BEGIN; {READ_VERSION}")
                 await copy.take_pages(reader, progress)
                 await copy.make_plain()
             finally:
@@ -138,7 +136,7 @@ class SqliteMaintenance:
 
     async def make_plain(self) -> None:
         """Leave one file without a write-ahead log, which can be read where nothing can be written."""
-        await self.do(lambda: self.writer().execute("PRAGMA journal_mode = DELETE").fetchall())
+        await self.do(lambda: self.writer().pragma("journal_mode", "DELETE"))
 
     async def aclose(self) -> None:
         if self._writer is not None:
@@ -147,7 +145,12 @@ class SqliteMaintenance:
 
     async def do(self, job: Callable[[], T], connection: apsw.Connection | None = None) -> T:
         """Do a job on the thread; cancelling the caller interrupts what the connection does."""
-        doing = asyncio.ensure_future(self._worker.call(partial(self.file.translated, job, connection)))
+
+        def explained() -> T:
+            with self.file.explained(connection):
+                return job()
+
+        doing = asyncio.ensure_future(self._worker.call(explained))
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
@@ -157,193 +160,112 @@ class SqliteMaintenance:
                 await doing
             raise
 
+    async def execute(self, connection: apsw.Connection, statements: str, bindings: Row = ()) -> list[Row]:
+        """Execute SQL on the thread; returns the rows that it selects."""
+        return await self.do(lambda: connection.execute(statements, bindings).fetchall(), connection)
+
     def writer(self) -> apsw.Connection:
         """The connection that writes; on the thread."""
         if self._writer is None:
             self._writer = writer = self.file.open_writer()
             writer.set_busy_handler(busy_handler(lambda: writer.is_interrupted))
-            writer.execute(f"PRAGMA wal_autocheckpoint = {limits.MAINTENANCE_CHECKPOINT_PAGES}").fetchall()
+            writer.pragma("wal_autocheckpoint", limits.MAINTENANCE_CHECKPOINT_PAGES)
         return self._writer
 
     @asynccontextmanager
     async def _reader(self, cache_mib: int) -> AsyncIterator[apsw.Connection]:
         reader = await self.do(partial(self.file.open_reader, cache_mib=cache_mib))
+        reader.create_scalar_function("milliseconds", lambda *cells: milliseconds(cells[0]), 1)
         try:
             yield reader
         finally:
             await self.do(partial(self.file.close, reader))
 
+    async def _begin(self, connection: apsw.Connection, begin: str) -> int:
+        """Begin a transaction; returns the version counter, which it shows from then on."""
+        await self.execute(connection, begin)
+        return await self.do(partial(read_version, connection.cursor()))
+
     async def _write(self, work: Callable[["_SqliteLoad"], Awaitable[tuple[T, int | None]]]) -> T:
         """Do something in one transaction, and set the version counter that it returns."""
         writer = await self.do(self.writer)
         try:
-            version = await self.do(partial(_begin_writing, writer, self.file), writer)
-            result, new_version = await work(_SqliteLoad(self, writer, version))
-            await self.do(partial(_commit, writer, new_version))
+            version = await self._begin(writer, "BEGIN IMMEDIATE")
+            result, new_version = await work(_SqliteLoad(self, writer, version, SystemClock().now()))
+            if new_version is not None:
+                await self.do(lambda: writer.execute(WRITE_VERSION, (new_version,)))
+            await self.do(lambda: writer.execute("COMMIT"))  # without `writer`: not to be interrupted
         except BaseException:
-            await self.do(partial(_roll_back, writer))
+            if writer.in_transaction:
+                await self.do(lambda: writer.execute("ROLLBACK"))
             raise
         return result
 
 
-class _SqliteLoad:
+class _SqliteLoad(Struct):
     """A transaction that loads rows."""
 
-    def __init__(self, maintenance: SqliteMaintenance, writer: apsw.Connection, version: int) -> None:
-        self._maintenance = maintenance
-        self._writer = writer
-        self.version = version
-        self.now = SystemClock().now()
+    maintenance: SqliteMaintenance
+    writer: apsw.Connection
+    version: int
+    now: int
 
     async def stored(self, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
-        return await self._maintenance.do(partial(_stored, self._writer, space, rows), self._writer)
+        return await self.maintenance.do(partial(_stored, self.writer, space, rows), self.writer)
 
     async def put(self, space: Space, rows: Sequence[Record]) -> None:
-        await self._maintenance.do(partial(_put, self._writer, space, rows), self._writer)
+        await self.maintenance.do(partial(_put, self.writer, LAYOUTS[space], rows), self.writer)
 
     async def clear(self) -> None:
         for layout in LAYOUTS.values():
-            await self._maintenance.do(partial(_clear, self._writer, layout), self._writer)
+            await self.maintenance.execute(self.writer, f"DELETE FROM {layout.table}")
+            if layout.large is not None:
+                await self.maintenance.execute(self.writer, f"DELETE FROM {layout.large.table}")
 
 
-class SqliteSnapshot:
-    """A file at one moment: a read transaction that stays open. Made on the thread."""
+class SqliteSnapshot(TableSnapshot):
+    """A file at one moment."""
 
-    def __init__(self, maintenance: SqliteMaintenance, connection: apsw.Connection) -> None:
+    def __init__(self, maintenance: SqliteMaintenance, connection: apsw.Connection, version: int) -> None:
+        super().__init__(maintenance.file.path, LAYOUTS, version, SystemClock().now())
         self._maintenance = maintenance
         self._connection = connection
-        _begin_reading(connection)
-        self.version = _read_version(connection, maintenance.file)
-        self.now = SystemClock().now()
 
-    def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
-        layout = LAYOUTS[part.space]
-        columns = (*layout.key, layout.value, layout.encoding, "version", "expires_at", "created_at", "updated_at")
-        return self._pages(part, after, columns, _plugin_record if part.space is Space.PLUGINS else Record)
+    async def fetch(self, statement: str, bindings: Row) -> list[Row]:
+        return await self._maintenance.execute(self._connection, statement, bindings)
 
-    async def count(self, part: Range) -> int:
-        count = partial(number, self._connection.cursor(), *_select(part, None, ("count(*)",), ordered=False))
-        return await self._maintenance.do(count, self._connection)
+    async def page(
+        self, layout: Layout, columns: str, part: Range, after: Key | None, *, with_values: bool
+    ) -> list[Row]:
+        statement, bindings = loading.select(layout, columns, part, after)
 
-    def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
-        layout = LAYOUTS[part.space]
-        columns = (*layout.key, layout.length, "expires_at")
-        return self._pages(part, None, columns, _plugin_size if part.space is Space.PLUGINS else Size)
+        def read() -> list[Row]:
+            found, size = list[Row](), 0
+            cursor = self._connection.cursor()
+            for row in cursor.execute(f"{statement} ORDER BY {', '.join(layout.key)}", bindings):
+                found.append(row)
+                size += sum([len(cell) for cell in row if type(cell) is bytes])
+                if size > limits.SCAN_BYTES or len(found) == limits.MAINTENANCE_ROWS:
+                    break
+            cursor.close()
+            return found
 
-    async def _pages(
-        self, part: Range, after: Key | None, columns: Sequence[str], made: Callable[..., R]
-    ) -> AsyncIterator[Sequence[R]]:
-        while rows := await self._maintenance.do(partial(self._page, part, after, columns), self._connection):
-            some = [made(*row) for row in rows]
-            before, after = after, some[-1].key
-            # With a damaged index this could go on for ever.
-            if before is not None and type(before) is type(after) and before >= after:
-                raise DatabaseError(
-                    f"{self._maintenance.file.path} is damaged: {LAYOUTS[part.space].table} is not in the order of its "
-                    "keys; restore it from a backup"
-                )
-            yield some
-
-    def _page(self, part: Range, after: Key | None, columns: Sequence[str]) -> list[Row]:
-        """About a megabyte of rows, one at least."""
-        found: list[Row] = []
-        size = 0
-        cursor = self._connection.cursor()
-        for row in cursor.execute(*_select(part, after, columns)):
-            found.append(row)
-            for cell in row:
-                if type(cell) is bytes:
-                    size += len(cell)
-            if size > limits.SCAN_BYTES or len(found) == limits.MAINTENANCE_ROWS:
-                break
-        cursor.close()
-        return found
-
-
-def _plugin_record(plugin: str, key: str, value: bytes, encoding: int, version: int, *times: object) -> Record:
-    expires_at, created_at, updated_at = [movable_time(milliseconds(time)) for time in times]
-    return Record((plugin, key), value, encoding, version, expires_at, created_at or 0, updated_at or 0)
-
-
-def _plugin_size(plugin: str, key: str, size: int, expires_at: object) -> Size:
-    return Size((plugin, key), size, movable_time(milliseconds(expires_at)))
-
-
-def _select(part: Range, after: Key | None, columns: Sequence[str], *, ordered: bool = True) -> tuple[str, Row]:
-    """The statement that reads a range, or what is left of it after a key."""
-    layout = LAYOUTS[part.space]
-    where, bindings = loading.range_condition(part, after, layout.key, "?")
-    order = f" ORDER BY {', '.join(layout.key)}" if ordered else ""
-    return f"SELECT {', '.join(columns)} FROM {layout.table}{where}{order}", tuple(bindings)
-
-
-def _begin_reading(reader: apsw.Connection) -> None:
-    """Fix the moment that a connection shows: a transaction shows what was stored at its first read."""
-    reader.execute("BEGIN").fetchall()
-    reader.execute(READ_VERSION).fetchall()
-
-
-def _begin_writing(writer: apsw.Connection, file: SqliteFile) -> int:
-    writer.execute("BEGIN IMMEDIATE").fetchall()
-    return _read_version(writer, file)
-
-
-def _commit(writer: apsw.Connection, version: int | None) -> None:
-    if version is not None:
-        writer.execute(WRITE_VERSION, (version,)).fetchall()
-    writer.execute("COMMIT").fetchall()
-
-
-def _clear(writer: apsw.Connection, layout: Layout) -> None:
-    writer.execute(f"DELETE FROM {layout.table}").fetchall()
-    if layout.large is not None:
-        writer.execute(f"DELETE FROM {layout.large.table}").fetchall()
-
-
-def _roll_back(writer: apsw.Connection) -> None:
-    if writer.in_transaction:
-        writer.execute("ROLLBACK").fetchall()
-
-
-def _read_version(connection: apsw.Connection, file: SqliteFile) -> int:
-    rows: list[Row] = connection.execute(READ_VERSION).fetchall()
-    if not rows:
-        raise lost_counter(file.path)
-    version: int = rows[0][0]
-    return version
-
-
-def _wrong_values(reader: apsw.Connection, layout: Layout) -> list[str]:
-    """What is wrong between a table and its large value table."""
-    if layout.large is None:
-        return []
-    table = layout.table
-    wrong = {
-        "have lost their value": f"{layout.encoding} = {LOST}",
-        "have two values": "value IS NOT NULL AND large IS NOT NULL",
-    }
-    found = {what: reader.execute(f"SELECT count(*) FROM {table} WHERE {where}").get for what, where in wrong.items()}
-    return [f"{count} rows of {table} {what}" for what, count in found.items() if count]
+        return await self._maintenance.do(read, self._connection)
 
 
 def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
     keys = [row.key for row in rows]
     # Most rows are loaded where nothing is stored: one statement finds that out, instead of one per row.
-    statement, bindings = _select(Range(space, min(keys), max(keys)), None, ("1",), ordered=False)
+    statement, bindings = loading.select(LAYOUTS[space], "1", Range(space, min(keys), max(keys)))
     if not connection.execute(f"SELECT EXISTS ({statement})", bindings).get:
         # The range leaves out its end, the largest key, which need not be the last: an edited export has any order.
         keys = [max(keys)]
-    found: dict[Key, Record] = {}
     cursor = connection.cursor()
-    for key in keys:
-        if (record := point(cursor, space, key)) is not None:
-            is_plugin = space is Space.PLUGINS
-            found[key] = replace(record, expires_at=movable_time(record.expires_at)) if is_plugin else record
-    return found
+    return {key: record for key in keys if (record := point(cursor, space, key)) is not None}
 
 
-def _put(writer: apsw.Connection, space: Space, rows: Sequence[Record]) -> None:
-    layout, cursor = LAYOUTS[space], writer.cursor()
+def _put(writer: apsw.Connection, layout: SqliteLayout, rows: Sequence[Record]) -> None:
+    cursor = writer.cursor()
     if layout.large is None or not any(map(layout.large.holds, rows)):
         before = writer.total_changes()
         cursor.executemany(layout.put, [layout.bind_put(row, True) for row in rows]).fetchall()

@@ -10,7 +10,7 @@ import apsw
 
 from keyloft import limits
 from keyloft.core.records import Ask, Count, Expired, Get, Key, Latest, Now, Page, Record, Scan, Space, Usage, Used
-from keyloft.core.schema import Row
+from keyloft.core.schema import Row, lost_counter
 from keyloft.core.values import LOST
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.tables import LAYOUTS, PLUGIN_USAGE, READ_VERSION, time_text
@@ -63,7 +63,7 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Reco
     if type(ask) is Get:
         return _alive(point(cursor, ask.space, ask.key), ask, now)
     if isinstance(ask, Latest):
-        return number(cursor, READ_VERSION)
+        return read_version(cursor)
     if isinstance(ask, Now):
         return now
     if isinstance(ask, Usage):
@@ -72,20 +72,26 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Reco
     moment = layout.bind_time(now)
     match ask:
         case Scan():
-            bindings = (*layout.bind_range(ask.start, ask.end), moment, ask.limit)
+            bindings = (moment, *layout.bind_range(ask.start, ask.end), ask.limit)
             return layout.page(cursor.execute(layout.scan(ask), bindings).fetchall())
         case Count():
-            return number(cursor, layout.count, (*layout.bind_range(ask.start, ask.end), moment))
+            count: int = cursor.execute(layout.count, (moment, *layout.bind_range(ask.start, ask.end))).get
+            return count
         case Expired():
             return list(layout.page(cursor.execute(layout.expired, (moment, ask.limit)).fetchall()))
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
 
 
-def number(cursor: apsw.Cursor, statement: str, bindings: Row = ()) -> int:
-    """The one number that a statement selects."""
-    rows: list[tuple[Any, ...]] = cursor.execute(statement, bindings).fetchall()
-    number: int = rows[0][0]
-    return number
+def read_version(cursor: apsw.Cursor) -> int:
+    """The version counter.
+
+    Raises:
+        DatabaseError: It is lost.
+    """
+    version: int | None = cursor.execute(READ_VERSION).get
+    if version is None:
+        raise lost_counter(cursor.connection.filename)
+    return version
 
 
 class View:
@@ -143,11 +149,10 @@ class LongReader:
             # A small cache: it scans tables, and rarely reads a page twice.
             self._connection = self._file.open_reader(cache_mib=1)
         cursor = self._connection.cursor()
-        try:
-            cursor.execute("BEGIN")
-            return [answer(cursor, ask, now) for ask in asks]
-        except apsw.Error as error:
-            raise self._file.explain(error, self._connection) from error
-        finally:
-            if self._connection.in_transaction:
-                cursor.execute("ROLLBACK")
+        with self._file.explained(self._connection):
+            try:
+                cursor.execute("BEGIN")
+                return [answer(cursor, ask, now) for ask in asks]
+            finally:
+                if self._connection.in_transaction:
+                    cursor.execute("ROLLBACK")

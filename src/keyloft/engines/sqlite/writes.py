@@ -11,34 +11,33 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.clock import Clock
 from keyloft.core.records import Address, Batch, Key, Record
-from keyloft.core.schema import Row
 from keyloft.engines.commit.outcomes import Outcome, failed, joined
 from keyloft.engines.commit.settle import PutRow, RemoveRow, SetExpiry, Settled, Write, deciding, settle
 from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
-from keyloft.engines.sqlite.reads import number, point
-from keyloft.engines.sqlite.tables import LAYOUTS, READ_VERSION, WRITE_VERSION, LargeValueTable, Layout
+from keyloft.engines.sqlite.reads import point, read_version
+from keyloft.engines.sqlite.tables import LAYOUTS, WRITE_VERSION, LargeValueTable, SqliteLayout
 from keyloft.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
 
 
-def put(cursor: apsw.Cursor, layout: Layout, record: Record, *, is_new_entry: bool) -> None:
+def put(cursor: apsw.Cursor, layout: SqliteLayout, record: Record, *, is_new_entry: bool) -> None:
     """Store a record; a large value goes into the large value table."""
     bindings, large, key = layout.bind_put(record, is_new_entry), layout.large, record.key
     if large is not None and large.holds(record):
-        cursor.execute(large.put_entry, (key, None, *bindings[2:], _put_large(cursor, large, key, record.value)))
+        cursor.execute(layout.put_large, (key, None, *bindings[2:], _put_large(cursor, large, key, record.value)))
         return
     cursor.execute(layout.put, bindings)
     if large is not None and not cursor.connection.changes():
         # `put` changes nothing over a large value: remove that one first.
-        cursor.execute(large.remove, (key, _large_id(cursor, large, key)))
-        cursor.execute(large.put_entry, (*bindings, None))
+        cursor.execute(large.remove, (key, cursor.execute(large.find, (key,)).get))
+        cursor.execute(layout.put_large, (*bindings, None))
 
 
 def _put_large(cursor: apsw.Cursor, large: LargeValueTable, key: Key, value: bytes) -> int:
     """Store a large value; returns its id."""
-    large_id = _large_id(cursor, large, key)
+    large_id: int | None = cursor.execute(large.find, (key,)).get
     if large_id is not None:
         cursor.execute(large.replace, (key, large_id, value))
         if cursor.connection.changes():
@@ -47,22 +46,13 @@ def _put_large(cursor: apsw.Cursor, large: LargeValueTable, key: Key, value: byt
     return cursor.connection.last_insert_rowid()
 
 
-def _large_id(cursor: apsw.Cursor, large: LargeValueTable, key: Key) -> int | None:
-    rows: list[Row] = cursor.execute(large.find, (key,)).fetchall()
-    return rows[0][0] if rows else None
-
-
-def remove(cursor: apsw.Cursor, layout: Layout, record: Record) -> None:
+def remove(cursor: apsw.Cursor, layout: SqliteLayout, record: Record) -> None:
     """Remove a stored record, and its large value if it has one."""
     large, key = layout.large, record.key
     # A value that is not bytes was written by hand, so its size does not tell which table holds it.
     if large is not None and (type(record.value) is not bytes or large.holds(record)):
-        cursor.execute(large.remove, (key, _large_id(cursor, large, key)))
+        cursor.execute(large.remove, (key, cursor.execute(large.find, (key,)).get))
     cursor.execute(layout.remove, layout.bind_key(key))
-
-
-def _address(write: tuple[Address, Write]) -> Address:
-    return write[0]
 
 
 class UncommittedGroup(Struct, frozen=True):
@@ -75,15 +65,6 @@ class UncommittedGroup(Struct, frozen=True):
 
 class _TakesTooLong(Exception):
     """The event loop has no time for this group."""
-
-
-class Interrupted(Exception):
-    """A signal's handler raised an exception during a COMMIT."""
-
-    def __init__(self, error: BaseException, outcome: Outcome | None) -> None:
-        self.error = error
-        self.outcome = outcome
-        """The outcome of the group; None if its transaction is still open."""
 
 
 class SqliteWriter:
@@ -105,27 +86,11 @@ class SqliteWriter:
         """
         try:
             return self._begin(group, perf_counter() + limits.INLINE_SECONDS)
-        except (apsw.Error, DatabaseError, _TakesTooLong):
-            self.roll_back()
-            return None
-        except BaseException:
-            self.roll_back()
-            raise
-
-    def commit_inline(self, begun: UncommittedGroup) -> Outcome | None:
-        """Commit a group on the event loop, where COMMIT does not sync; None if SQLite refused, and nothing is left.
-
-        Raises:
-            Interrupted: The group was committed nevertheless, or its transaction is still open.
-        """
-        try:
-            self._end(begun)
-        except apsw.Error:
-            self.roll_back()
-            return None
         except BaseException as error:
-            raise Interrupted(error, None if self.connection.in_transaction else self._outcome(begun)) from error
-        return self._outcome(begun)
+            self.roll_back()
+            if isinstance(error, (apsw.Error, DatabaseError, _TakesTooLong)):
+                return None
+            raise
 
     def commit_begun(self, begun: UncommittedGroup) -> Outcome:
         """Commit a group that `begin` has written; never raises, an error is part of the outcome."""
@@ -148,8 +113,8 @@ class SqliteWriter:
     def _decided(self, group: list[Batch], begun: UncommittedGroup | None) -> Outcome:
         try:
             begun = begun or self._begin(group)
-            self._end(begun)
-            return self._outcome(begun)
+            self.end(begun)
+            return self.outcome(begun)
         except apsw.Error as error:
             failure = self._file.explain(error, self.connection)
             failure.__cause__ = error
@@ -168,7 +133,7 @@ class SqliteWriter:
     def _begin(self, group: list[Batch], deadline: float = math.inf) -> UncommittedGroup:
         self._cursor.execute("BEGIN IMMEDIATE")
         self._file.check_in_place(self.connection)
-        version = number(self._cursor, READ_VERSION)
+        version = read_version(self._cursor)
         current: dict[Address, Record] = {}
         for space, key in deciding(group):
             if (record := point(self._cursor, space, key)) is not None:
@@ -183,8 +148,8 @@ class SqliteWriter:
 
     def _apply(self, writes: dict[Address, Write], current: dict[Address, Record], deadline: float) -> None:
         # In the order of the keys, so that neighbours on one page are written together.
-        for (space, key), write in sorted(writes.items(), key=_address):
-            layout = LAYOUTS[space]
+        for space, key in sorted(writes):
+            layout, write = LAYOUTS[space], writes[space, key]
             match write:
                 case PutRow():
                     put(self._cursor, layout, write.record, is_new_entry=write.is_new_entry)
@@ -197,10 +162,11 @@ class SqliteWriter:
             if perf_counter() > deadline:
                 raise _TakesTooLong
 
-    def _end(self, begun: UncommittedGroup) -> None:
+    def end(self, begun: UncommittedGroup) -> None:
+        """Commit a group that `begin` has written; on the event loop only where COMMIT does not sync."""
         self._cursor.execute("ROLLBACK" if begun.settled.version == begun.version_before else "COMMIT")
 
-    def _outcome(self, begun: UncommittedGroup) -> Outcome:
+    def outcome(self, begun: UncommittedGroup) -> Outcome:
         settled = begun.settled
         self._last_version = settled.version
         return Outcome(settled.verdicts, begun.version_before, settled.version, settled.writes)
