@@ -18,7 +18,8 @@ from keyloft.core.engine import Engine, Watch
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Change, Get, Scan
-from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, Undecodable, VersionConflict
+from keyloft.core.sweeper import sweep_regularly
+from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, Undecodable, VersionConflict
 from keyloft.semantic import keys, rules
 from keyloft.semantic.audit import AuditTrail, configured_hasher
 from keyloft.semantic.checkpoints import Checkpoint
@@ -102,7 +103,7 @@ class SemanticStore(AsyncClosing, Writes):
         self._sweeping: asyncio.Task[None] | None = None
         if sweep_every is not None:
             rules.milliseconds("sweep_every", sweep_every)
-            self._sweeping = asyncio.create_task(self._sweep_regularly(sweep_every), name="keyloft semantic sweeper")
+            self._sweeping = asyncio.create_task(sweep_regularly(self.sweep, sweep_every), name="keyloft semantic sweeper")
 
     def __repr__(self) -> str:
         return f"<SemanticStore on {self._kv!r}, {'closed' if self._committer.is_closed else 'open'}>"
@@ -378,20 +379,10 @@ class SemanticStore(AsyncClosing, Writes):
 
         Returns how many entries expired. Readers don't see them, swept or not.
         """
-        await self.dead_letters.save()
-        return await self._committer.sweep()
-
-    async def _sweep_regularly(self, seconds: float) -> None:
-        while True:
-            await asyncio.sleep(seconds)
-            try:
-                await self.sweep()
-            except (Closed, ReadOnly):
-                return
-            except KeyloftError as error:
-                logger.warning("[KV] sweeping failed (%s), next try in %g s: %s", error.code, seconds, error)
-            except Exception:
-                logger.exception("[KV] sweeping failed unexpectedly, next try in %g s", seconds)
+        try:
+            await self.dead_letters.save()
+            return await self._committer.sweep()
+        finally:
             self.signals.check_alerts()
 
 
