@@ -24,10 +24,9 @@ from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages
 from keyloft.core.records import Append, Get, Page, Record, Scan
 from keyloft.core.values import Encoding
-from keyloft.errors import InvalidArgument
 from keyloft.semantic.envelope import moment, read_entry, row_reader, to_json
 from keyloft.semantic.keys import SPACE, EntryKey, Project, rows_below
-from keyloft.semantic.rules import directive_of
+from keyloft.semantic.rules import directive_of, wrong
 
 Action: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore"]
 
@@ -105,9 +104,9 @@ def configured_hasher(key: bytes | str | None) -> Hasher | None:
     if key is None:
         key = os.environ.get("KEYLOFT_AUDIT_KEY") or None
     elif not isinstance(key, (str, bytes)):
-        raise InvalidArgument(f"audit_key: bytes or a text, not {type(key).__name__}")
+        raise wrong("audit_key", "bytes or a str", key)
     elif not key:
-        raise InvalidArgument("audit_key: it must not be empty")
+        raise wrong("audit_key", "a secret that is not empty", key, str, bytes)
     return None if key is None else Hasher(key.encode() if isinstance(key, str) else key)
 
 

@@ -206,7 +206,7 @@ class CommitPlan:
             # The token is the commit's version, and a token stands for one lock.
             fences = key.project.fences
             if fences in self._acquiring:
-                raise InvalidArgument("operations: a batch acquires one lock of a project at most")
+                raise InvalidArgument("operations: expected at most one new lock of a project, got two")
             self._acquiring.add(fences)
             self._mutations.append(Append(SPACE, fences, key.path.encode(), Encoding.BYTES))
 

@@ -228,7 +228,6 @@ class SemanticService(NatsService):
 
     def _refusal(self, operation: str, error: Exception, where: str) -> bytes:
         """Count and log an error; returns the reply for it."""
-        error = wire.as_sent(error)
         reply, code = wire.refusal(error, self.nats.max_payload), wire_code(error)
         self._count_errors(operation, code)
         if code in ("VERSION_CONFLICT", "STALE_FENCE"):
