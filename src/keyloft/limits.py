@@ -444,9 +444,6 @@ CONFLICT_WINDOW_PARTS: Final = 3
 CONFLICT_FEWEST_WRITES: Final = 10
 """With fewer writes in the window, the conflict rate raises no alert."""
 
-UNSENT_REFUSALS: Final = 1000
-"""With so many refusals waiting to be sent, the semantic service reads no further request."""
-
 # Tuned: migrations
 
 MIGRATION_ATTEMPTS: Final = 5
