@@ -120,6 +120,9 @@ WRITER_CHARACTERS: Final = 128
 SEMANTIC_REQUEST_BYTES: Final = 32 * 1024
 """What a request to the semantic service may have besides its value."""
 
+COMPARED_NAME_CHARACTERS: Final = 64
+"""A longer unknown field of a request is not compared with the known ones to find out which of them is meant."""
+
 SPEC_REF_CHARACTERS: Final = 256
 """The longest pointer to a spec."""
 
@@ -440,9 +443,6 @@ CONFLICT_WINDOW_PARTS: Final = 3
 
 CONFLICT_FEWEST_WRITES: Final = 10
 """With fewer writes in the window, the conflict rate raises no alert."""
-
-UNSENT_REFUSALS: Final = 1000
-"""With so many refusals waiting to be sent, the semantic service reads no further request."""
 
 # Tuned: migrations
 

@@ -195,11 +195,11 @@ async def test_a_path_that_breaks_a_rule_is_not_sent(client: SemanticClient, pat
 async def test_a_batch_that_breaks_a_rule_is_not_sent(client: SemanticClient) -> None:
     delete = Intent.delete("k", expected_version="*", writer="w")
     await client.nats.close()
-    with pytest.raises(keyloft.InvalidArgument, match="operations: from 1 to"):
+    with pytest.raises(keyloft.InvalidArgument, match="operations: expected 1 to"):
         await client.batch([])
     with pytest.raises(keyloft.InvalidKey, match=r"operations\[1\]: key"):
         await client.batch([delete, Intent.delete("A", expected_version="*", writer="w")])
-    with pytest.raises(keyloft.InvalidArgument, match="operations: k is named twice"):
+    with pytest.raises(keyloft.InvalidArgument, match="operations: expected each key once, got k twice"):
         await client.batch([delete, delete])
 
 

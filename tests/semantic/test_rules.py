@@ -21,39 +21,39 @@ class Name(str):
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"purpose": ""}, "semantics.purpose"),
-        ({"purpose": "Cursor"}, "semantics.purpose"),
-        ({"purpose": "a-b"}, "semantics.purpose"),
-        ({"purpose": "1st"}, "semantics.purpose"),
-        ({"purpose": "x" * 65}, "semantics.purpose"),
-        ({"purpose": "cursor\n"}, "semantics.purpose"),
-        ({"purpose": None}, "semantics.purpose"),
-        ({"producer": ""}, "semantics.producer"),
-        ({"producer": "a\nb"}, "semantics.producer"),
-        ({"producer": "x" * 129}, "semantics.producer"),
-        ({"producer": 7}, "semantics.producer"),
-        ({"consumer_hints": ["a"] * 33}, "semantics.consumer_hints"),
-        ({"consumer_hints": [1]}, "semantics.consumer_hints"),
-        ({"consumer_hints": "ab"}, "semantics.consumer_hints"),
-        ({"consumer_hints": ("a",) * 33}, "semantics.consumer_hints"),
-        ({"consumer_hints": ("",)}, "semantics.consumer_hints"),
-        ({"consumer_hints": ("\ud800",)}, "semantics.consumer_hints"),
-        ({"consumer_hints": (1,)}, "semantics.consumer_hints"),
-        ({"ttl_seconds": 0}, "semantics.ttl_seconds"),
-        ({"ttl_seconds": -1}, "semantics.ttl_seconds"),
-        ({"ttl_seconds": 1.5}, "semantics.ttl_seconds"),
-        ({"ttl_seconds": True}, "semantics.ttl_seconds"),
-        ({"ttl_seconds": "60"}, "semantics.ttl_seconds"),
-        ({"ttl_seconds": 2**31}, "semantics.ttl_seconds"),
+        ({"purpose": ""}, "purpose"),
+        ({"purpose": "Cursor"}, "purpose"),
+        ({"purpose": "a-b"}, "purpose"),
+        ({"purpose": "1st"}, "purpose"),
+        ({"purpose": "x" * 65}, "purpose"),
+        ({"purpose": "cursor\n"}, "purpose"),
+        ({"purpose": None}, "purpose"),
+        ({"producer": ""}, "producer"),
+        ({"producer": "a\nb"}, "producer"),
+        ({"producer": "x" * 129}, "producer"),
+        ({"producer": 7}, "producer"),
+        ({"consumer_hints": ["a"] * 33}, "consumer_hints"),
+        ({"consumer_hints": [1]}, "consumer_hints"),
+        ({"consumer_hints": "ab"}, "consumer_hints"),
+        ({"consumer_hints": ("a",) * 33}, "consumer_hints"),
+        ({"consumer_hints": ("",)}, "consumer_hints"),
+        ({"consumer_hints": ("\ud800",)}, "consumer_hints"),
+        ({"consumer_hints": (1,)}, "consumer_hints"),
+        ({"ttl_seconds": 0}, "ttl_seconds"),
+        ({"ttl_seconds": -1}, "ttl_seconds"),
+        ({"ttl_seconds": 1.5}, "ttl_seconds"),
+        ({"ttl_seconds": True}, "ttl_seconds"),
+        ({"ttl_seconds": "60"}, "ttl_seconds"),
+        ({"ttl_seconds": 2**31}, "ttl_seconds"),
     ],
 )
 def test_semantics_that_break_a_rule_are_refused_by_field(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"^{named}: "):
+    with pytest.raises(InvalidArgument, match=rf"^{named}(\[0\])?: "):
         Semantics(**({"purpose": "cursor"} | fields))
 
 
 def test_a_lock_must_have_a_ttl() -> None:
-    with pytest.raises(InvalidArgument, match=r"^semantics\.ttl_seconds: a lock must have one"):
+    with pytest.raises(InvalidArgument, match=r"^ttl_seconds: .*, got None; a lock"):
         Semantics("lock")
     assert Semantics("lock", ttl_seconds=1).expire_in == 1000
 
@@ -108,7 +108,7 @@ async def test_semantics_are_required(semantics: Any) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, {1: 2}, {1}, b"bytes", "\ud800", object(), [[{"a": math.nan}]]])
 async def test_a_value_that_would_not_come_back_equal_is_refused(value: Any) -> None:
     async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
-        with pytest.raises(InvalidValue, match=r"^value: "):
+        with pytest.raises(InvalidValue, match=r"^value(\[.*\])?: "):
             await put(store, value=value)
         assert await store.get(KEY) is None
 
@@ -135,12 +135,12 @@ async def test_a_value_comes_back_equal(value: Any) -> None:
 
 async def test_only_registered_purposes_can_be_written(kv: keyloft.Store, store: SemanticStore) -> None:
     lease = Semantics("lease")
-    with pytest.raises(InvalidArgument, match=r"^semantics\.purpose: 'lease' is none of .*purposes="):
+    with pytest.raises(InvalidArgument, match=r"^semantics\.purpose: expected one of .*, got 'lease'; .*purposes="):
         await put(store, semantics=lease)
     async with SemanticStore(kv, sweep_every=None, purposes=["lease"]) as knowing:
         written = await put(knowing, semantics=lease)
     assert await store.get(KEY) == written, "a store that did not register the purpose can read it"
-    with pytest.raises(InvalidArgument, match=r"^semantics\.purpose: "):
+    with pytest.raises(InvalidArgument, match=r"^purposes: "):
         SemanticStore(kv, sweep_every=None, purposes=["Not One"])
 
 
@@ -154,10 +154,10 @@ async def test_the_purposes_of_the_spec_need_no_registration(purpose: str) -> No
 async def test_a_text_of_a_type_of_its_own_is_refused_and_not_found_out_about_by_the_codec(field: str) -> None:
     async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
         named: dict[str, Any] = {field: Name("agent:act")}
-        with pytest.raises(InvalidArgument, match="a text that is not empty"):
+        with pytest.raises(InvalidArgument, match="expected a non-empty str, got Name"):
             await put(store, **named)
     for fields in ({"purpose": Name("cursor")}, {"purpose": "cursor", "producer": Name("p")}):
-        with pytest.raises(InvalidArgument, match=r"^semantics"):
+        with pytest.raises(InvalidArgument, match=r"^(purpose|producer): .*, got Name"):
             Semantics(**fields)
 
 
@@ -199,7 +199,7 @@ def test_an_intent_that_breaks_a_rule_is_refused_where_it_is_made() -> None:
 @pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan, True, "60", 10**12])
 async def test_a_time_of_the_store_is_a_number_above_0(option: str, seconds: Any) -> None:
     async with keyloft.open() as kv:
-        with pytest.raises(InvalidArgument, match=f"^{option}: it must be a number of seconds"):
+        with pytest.raises(InvalidArgument, match=f"^{option}: expected a number of seconds"):
             SemanticStore(kv, **{"sweep_every": None} | {option: seconds})
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import asdict
 
-from keyloft import Store
+from keyloft import Store, limits
 from keyloft.cli.database import NamedDatabase
 from keyloft.cli.options import (
     AsText,
@@ -49,7 +49,7 @@ class Write(Options, frozen=True, kw_only=True):
     def arguments(self) -> dict[str, Any]:
         """As the methods of `SemanticStore` take them."""
         user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"
-        operator = f"operator:{user}@{socket.gethostname()}"[:128]
+        operator = f"operator:{user}@{socket.gethostname()}"[: limits.WRITER_CHARACTERS]
         return {**asdict(self), "writer": self.writer or operator}
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from keyloft import limits
 from keyloft.core.engine import Engine, write
@@ -31,16 +32,18 @@ async def sweep(engine: Engine, space: Space) -> int:
         size, last = limits.SWEEP_SLICE_ALONE if alone else limits.SWEEP_SLICE, done.version
 
 
-async def sweep_regularly(engine: Engine, space: Space, seconds: float) -> None:
+async def sweep_regularly(sweep_once: Callable[[], Awaitable[int]], seconds: float) -> None:
     """Sweep at regular intervals until the engine closes; errors are logged."""
     while True:
         await asyncio.sleep(seconds)
         try:
-            removed = await sweep(engine, space)
+            removed = await sweep_once()
         except (Closed, ReadOnly):
             return  # a database that is opened for reading is swept by the processes that write to it
         except KeyloftError as error:
             logger.warning("sweeping expired entries failed (%s), next try in %g s: %s", error.code, seconds, error)
+        except Exception:
+            logger.exception("sweeping expired entries failed unexpectedly, next try in %g s", seconds)
         else:
             if removed:
                 logger.debug("swept %d expired entries", removed)

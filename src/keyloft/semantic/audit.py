@@ -24,17 +24,16 @@ from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages
 from keyloft.core.records import Append, Get, Page, Record, Scan
 from keyloft.core.values import Encoding
-from keyloft.errors import InvalidArgument
 from keyloft.semantic.envelope import moment, read_entry, row_reader, to_json
 from keyloft.semantic.keys import SPACE, EntryKey, Project, rows_below
-from keyloft.semantic.rules import directive_of
+from keyloft.semantic.rules import directive_of, wrong
 
 Action: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore"]
 
 _VERSION_BYTES: Final = 8
-ENDING_BYTES: Final = _VERSION_BYTES + 2
-_HIGHEST: Final = b"\xff" * ENDING_BYTES
-"""Above the ending of every record."""
+POSITION_BYTES: Final = _VERSION_BYTES + 2
+_HIGHEST: Final = b"\xff" * POSITION_BYTES
+"""Above the position of every record."""
 
 
 class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -105,38 +104,38 @@ def configured_hasher(key: bytes | str | None) -> Hasher | None:
     if key is None:
         key = os.environ.get("KEYLOFT_AUDIT_KEY") or None
     elif not isinstance(key, (str, bytes)):
-        raise InvalidArgument(f"audit_key: bytes or a text, not {type(key).__name__}")
+        raise wrong("audit_key", "bytes or a str", key)
     elif not key:
-        raise InvalidArgument("audit_key: it must not be empty")
+        raise wrong("audit_key", "a secret that is not empty", key, str, bytes)
     return None if key is None else Hasher(key.encode() if isinstance(key, str) else key)
 
 
-def ending(version: int, number: int) -> bytes:
-    """How the key of a record ends: the version of its commit, and its number among the records of that commit."""
+def position(version: int, number: int) -> bytes:
+    """A record position, with which its key ends: the version of its commit, and its number within that commit."""
     return version.to_bytes(_VERSION_BYTES) + number.to_bytes(2)
 
 
-def endings(joined: bytes) -> list[bytes]:
-    """The endings that an entry's row, or an index row, lists."""
-    return [joined[at : at + ENDING_BYTES] for at in range(0, len(joined), ENDING_BYTES)]
+def positions(joined: bytes) -> list[bytes]:
+    """The record positions that an entry's row, or an index row, lists."""
+    return [joined[at : at + POSITION_BYTES] for at in range(0, len(joined), POSITION_BYTES)]
 
 
-def rows_for(key: EntryKey, fact: Fact, number: int, *, keep: int, index: bytes | None = None) -> list[Append]:
-    """The rows that record a fact for so many milliseconds.
+def rows_for(key: EntryKey, fact: Fact, number: int, *, expire_in: int, index: bytes | None = None) -> list[Append]:
+    """The rows that record a fact.
 
     Args:
         key: The key that it is about.
         fact: What happened.
         number: The number of this record within its commit.
-        keep: For how many milliseconds.
-        index: The endings of earlier records that an index row lists from now on; None writes no index row.
+        expire_in: After how many milliseconds the rows expire.
+        index: The positions of earlier records that an index row lists from now on; None writes no index row.
     """
     suffix = number.to_bytes(2)
-    rows = [Append(SPACE, key.audit_log, to_json(fact), Encoding.JSON, keep, suffix)]
+    rows = [Append(SPACE, key.audit_log, to_json(fact), Encoding.JSON, expire_in, suffix)]
     if fact.action == "conflict":
-        rows.append(Append(SPACE, key.conflicts, b"", Encoding.BYTES, keep, suffix))
+        rows.append(Append(SPACE, key.conflicts, b"", Encoding.BYTES, expire_in, suffix))
     elif index is not None:
-        rows.append(Append(SPACE, key.audit_index, index, Encoding.BYTES, keep, suffix))
+        rows.append(Append(SPACE, key.audit_index, index, Encoding.BYTES, expire_in, suffix))
     return rows
 
 
@@ -152,7 +151,7 @@ class AuditTrail(LazyList[AuditRecord]):
         self._project = project.prefix
         self._log = project.audit_log
         self._key = key
-        self._start = b"" if after is None else ending(after + 1, 0)
+        self._start = b"" if after is None else position(after + 1, 0)
         self._limit = limit
         self._reverse = reverse
 
@@ -182,7 +181,7 @@ class AuditTrail(LazyList[AuditRecord]):
                 await asyncio.sleep(0)  # reads may not wait for anything: other tasks get their share
 
     async def _find(self, key: EntryKey, low: bytes, high: bytes, count: int) -> tuple[list[bytes], bool]:
-        """The endings of the next records between two, up to so many, and whether there are more of them."""
+        """The positions of the next records between two of them, up to so many, and whether there are more of them."""
         index, conflicts = key.audit_index, key.conflicts
         entry, changed, refused, [*across] = await self._engine.read(
             Get(SPACE, key.entry, include_expired=True),
@@ -191,14 +190,14 @@ class AuditTrail(LazyList[AuditRecord]):
             # An index row lists records before it: this one may list some below `high`.
             Scan(SPACE, index + high, index + _HIGHEST, 1),
         )
-        found = {pointer[-ENDING_BYTES:] for pointer in refused.keys}
+        found = {pointer[-POSITION_BYTES:] for pointer in refused.keys}
         for row in (*changed, *across):
             found.update(_listed(row))
         if entry is not None:
             stored = read_entry(entry)
-            found.update(endings(stored.unindexed), [ending(entry.version, stored.number)])
+            found.update(positions(stored.unindexed), [position(entry.version, stored.number)])
         # Beyond the last row of a scan that ended early, the other scan's records are not next.
-        known = [refused.keys[-1][-ENDING_BYTES:]] if len(refused) == count else []
+        known = [refused.keys[-1][-POSITION_BYTES:]] if len(refused) == count else []
         if len(changed) == count:
             known.append((min if self._reverse else max)(_listed(changed[-1])))
         if self._reverse:
@@ -222,5 +221,5 @@ class AuditTrail(LazyList[AuditRecord]):
 
 
 def _listed(row: Record) -> list[bytes]:
-    """The endings that an index row stands for: those that it lists, and its own."""
-    return [*endings(row.value), row.key[-ENDING_BYTES:]]
+    """The positions that an index row stands for: those that it lists, and its own."""
+    return [*positions(row.value), row.key[-POSITION_BYTES:]]

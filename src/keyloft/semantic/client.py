@@ -7,7 +7,7 @@ from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.core.lazy import PagedList
-from keyloft.errors import InvalidArgument, KeyloftError
+from keyloft.errors import KeyloftError
 from keyloft.nats.client import ServiceClient
 from keyloft.nats.connection import Login
 from keyloft.semantic import keys, wire
@@ -81,13 +81,8 @@ class SemanticClient(ServiceClient, Writes):
             Unanswered: NATS can't be reached, or refuses this user.
         """
         client = cls(Nats(), tenant, project, prefix=prefix, timeout=timeout)
-        return await client._connect(
-            url,
-            name=f"keyloft tenant {tenant}",
-            login=login,
-            inbox=f"_INBOX_{keys.tenant_user(tenant)}",
-            options=options,
-        )
+        name, inbox = f"keyloft tenant {tenant}", f"_INBOX_{keys.tenant_user(tenant)}"
+        return await client._connect(url, name=name, login=login, inbox=inbox, options=options)
 
     def _refused(self, reply: Mapping[str, Any]) -> KeyloftError:
         return wire.refused(reply)
@@ -110,9 +105,7 @@ class SemanticClient(ServiceClient, Writes):
 
     def list(self, prefix: str = "", *, values: bool = False, limit: int | None = None) -> "RemoteEnvelopes":
         """The entries whose paths begin with a text, however many there are: await it, or use `async for`."""
-        if prefix.startswith("tenant/"):
-            raise InvalidArgument("prefix: it is of the path within the project, without tenant and project")
-        keys.parse_prefix(self._project.prefix + prefix)
+        wire.prefix_within(self._project, prefix)
         return RemoteEnvelopes(self, prefix, values, limit)
 
     async def _send(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -35,11 +35,11 @@ DEAD_LETTER_GONE: Final = "letter: this dead letter is gone; another caller has 
 class Committer:
     """Commits write requests to a database."""
 
-    def __init__(self, engine: Engine, signals: Signals, keep: Retention, hasher: Hasher | None) -> None:
+    def __init__(self, engine: Engine, signals: Signals, retention: Retention, hasher: Hasher | None) -> None:
         """Without a hasher, a random key that is kept in the database makes the audit's hashes."""
         self._engine = engine
         self._signals = signals
-        self._keep = keep
+        self._retention = retention
         self._hasher = hasher
         self._recent: OrderedDict[bytes, EntryHead] = OrderedDict()
         self._locks_by_fence: dict[tuple[Project, int], EntryKey] = {}
@@ -85,7 +85,7 @@ class Committer:
         while True:
             if not writes:
                 writes, remembered = await self._read(intents, row, thoroughly)
-            plan = CommitPlan(hasher, self._keep, request.request_id)
+            plan = CommitPlan(hasher, self._retention, request.request_id)
             if remembered is not None:
                 memory = replays.read_memory(remembered)
                 if memory.digest != digest:
@@ -167,10 +167,10 @@ class Committer:
                 write.expired = found[Get(SPACE, key.entry, include_expired=True)]
                 write.overdue = 0 if write.expired is None else found[Now()] - write.expired.expires_at
             is_restore = write.intent.action == "restore" and write.record is None and remembered is None
-            if is_restore and not write.can_restore(self._keep.deleted):
+            if is_restore and not write.can_restore(self._retention.deleted):
                 raise NothingToRestore(
                     f"nothing to restore at {key.key}: no entry was deleted or has expired there "
-                    f"within the last {self._keep.deleted // 1000} s"
+                    f"within the last {self._retention.deleted // 1000} s"
                 )
         return writes, remembered
 
@@ -236,7 +236,7 @@ class Committer:
         record, now = await self.read(Get(SPACE, due.key, include_expired=True), Now())
         if record is None or record.version != due.version or record.is_alive(now):
             return False
-        plan = CommitPlan(self._hasher or await self._make_hasher(), self._keep)
+        plan = CommitPlan(self._hasher or await self._make_hasher(), self._retention)
         try:
             key, was = keys.parse(keys.key_of_row(record.key)), read_entry(record)
         except (Undecodable, ValueError) as error:

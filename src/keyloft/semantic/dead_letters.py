@@ -61,14 +61,8 @@ class DeadLetters:
 
     async def keep(self, request: WriteRequest, error_code: str, error: str, attempts: int) -> str | None:
         """Keep a request that was given up; returns the dead letter's id, or None if it waits for the database."""
-        letter = _StoredLetter(
-            intents=request.intents,
-            request_id=request.request_id,
-            is_batch=request.is_batch,
-            error_code=error_code,
-            error=error,
-            attempts=attempts,
-        )
+        asked = {name: getattr(request, name) for name in WriteRequest.__struct_fields__}
+        letter = _StoredLetter(**asked, error_code=error_code, error=error, attempts=attempts)
         # A random id, not the commit's version: if the answer to a save gets lost, the same row is saved again.
         name = f"{time.time_ns():016x}{secrets.token_hex(4)}"
         row = request.intents[0].entry_key.project.dead_letters + name.encode()
@@ -104,7 +98,7 @@ class DeadLetters:
 
     def list(self, project: str) -> "DeadLetterList":
         """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first: await it, or use `async for`."""
-        return DeadLetterList(self._committer.open_engine(), parse_prefix(project).project)
+        return DeadLetterList(self._committer.open_engine(), parse_prefix(project, "project").project)
 
     async def retry(
         self, letter: DeadLetter, *, expected_version: ExpectedVersion | None = None

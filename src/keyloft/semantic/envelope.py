@@ -11,9 +11,9 @@ from msgspec import Raw, Struct
 from keyloft import limits
 from keyloft.core.records import Record
 from keyloft.core.values import decode_json
-from keyloft.errors import InvalidArgument, Undecodable
+from keyloft.errors import Undecodable
 from keyloft.semantic.keys import key_of_row
-from keyloft.semantic.rules import LOCK, check_purpose, check_text
+from keyloft.semantic.rules import LOCK, check_purpose, check_text, check_ttl, wrong
 
 T = TypeVar("T")
 
@@ -35,26 +35,17 @@ class Semantics(Struct, frozen=True, rename="camel"):
     def __post_init__(self) -> None:
         check_purpose(self.purpose)
         if self.producer is not None:
-            check_text(self.producer, "semantics.producer")
+            check_text(self.producer, "producer")
         hints: Any = self.consumer_hints
         if type(hints) is list:
             hints = tuple(hints)
             msgspec.structs.force_setattr(self, "consumer_hints", hints)
         if type(hints) is not tuple or len(hints) > limits.CONSUMER_HINTS:
-            raise InvalidArgument(f"semantics.consumer_hints: a list or tuple of at most {limits.CONSUMER_HINTS} texts")
-        for hint in hints:
-            check_text(hint, "semantics.consumer_hints")
-        ttl = self.ttl_seconds
-        if ttl is None:
-            if self.purpose == LOCK:
-                raise InvalidArgument(
-                    "semantics.ttl_seconds: a lock must have one, so that it becomes free when its holder dies"
-                )
-        elif type(ttl) is not int or not 1 <= ttl <= limits.LONGEST_TTL_SECONDS:
-            never = "" if self.purpose == LOCK else ", or none for an entry that never expires"
-            raise InvalidArgument(
-                f"semantics.ttl_seconds: a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS}{never}"
-            )
+            raise wrong("consumer_hints", f"a list of at most {limits.CONSUMER_HINTS} texts", hints, tuple)
+        for number, hint in enumerate(hints):
+            check_text(hint, f"consumer_hints[{number}]")
+        if self.ttl_seconds is not None or self.purpose == LOCK:
+            check_ttl(self.ttl_seconds, "ttl_seconds", self.purpose)
 
     @property
     def expire_in(self) -> int | None:
@@ -98,7 +89,7 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     number: int = msgspec.field(name="n", default=0)
     """The number of this change's audit record within its commit."""
     unindexed: bytes = msgspec.field(name="i", default=b"")
-    """The endings of the audit records of earlier changes that no index row lists; see `audit.py`."""
+    """The positions of the audit records of earlier changes that no index row lists; see `audit.py`."""
 
     @property
     def semantics(self) -> Semantics:
@@ -117,10 +108,8 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
         self, key: str, version: int, updated_at: int, expires_at: int | None, *, value: bool = True
     ) -> Envelope:
         semantics = self.semantics
-        shown = decode_json(bytes(self.value)) if value else None
-        updated = moment(updated_at)
-        expires = None if expires_at is None else moment(expires_at)
-        fence = self.fence(version, semantics)
+        shown, fence = decode_json(bytes(self.value)) if value else None, self.fence(version, semantics)
+        updated, expires = moment(updated_at), None if expires_at is None else moment(expires_at)
         return Envelope(
             key, shown, version, self.writer, semantics, self.request_id, self.spec_ref, updated, expires, fence
         )

@@ -2,21 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.errors import Closed, InvalidArgument, KeyloftError
 from keyloft.semantic.envelope import Envelope, Semantics
-from keyloft.semantic.keys import Project, key_of
+from keyloft.semantic.keys import Project, check_part, parse
 from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import ANY, ExpectedVersion
 
 if TYPE_CHECKING:
     from keyloft.semantic.store import SemanticStore
-
-
-_FOLDER: Final = "flags"
 
 
 class Flags:
@@ -33,8 +30,7 @@ class Flags:
 
     def __init__(self, store: "SemanticStore", project: Project, defaults: Mapping[str, Any]) -> None:
         self._store = store
-        self._project = project
-        self._prefix = f"{project.prefix}{_FOLDER}/"
+        self._prefix = f"{project.prefix}flags/"
         self.defaults = dict(defaults)
         for name in self.defaults:
             self._key(name)
@@ -106,9 +102,7 @@ class Flags:
         return LiveFlags(self)
 
     def _key(self, name: str) -> str:
-        if not isinstance(name, str) or "/" in name:
-            raise InvalidArgument("name: a flag's name is one part of a path: a-z 0-9 . _ -")
-        return key_of(self._project.tenant, self._project.name, _FOLDER, name)
+        return parse(self._prefix + check_part(name, "name"), "name").key
 
 
 class LiveFlags(AsyncClosing, Mapping[str, Any]):

@@ -3,9 +3,8 @@
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from keyloft.errors import InvalidArgument
 from keyloft.semantic.envelope import Envelope, Semantics
-from keyloft.semantic.rules import ANY, ExpectedVersion
+from keyloft.semantic.rules import ANY, ExpectedVersion, wrong
 
 if TYPE_CHECKING:
     from keyloft.semantic.store import SemanticStore
@@ -43,7 +42,7 @@ class IndexVersion:
     ) -> Envelope:
         """Make a version the active one; every watch reports it."""
         if self._writer is None:
-            raise InvalidArgument("writer: publish needs one; pass it to index_version(key, writer=…)")
+            raise wrong("writer", "a non-empty str", None, cure="; publish needs it: index_version(key, writer=…)")
         return await self._store.put(
             self._key,
             version,

@@ -9,9 +9,9 @@ from msgspec import Raw, Struct
 
 from keyloft import limits
 from keyloft.core.values import decode_json
-from keyloft.errors import InvalidArgument, StaleFence, VersionConflict
+from keyloft.errors import StaleFence, VersionConflict
 from keyloft.semantic import rules
-from keyloft.semantic.envelope import Envelope, Semantics, to_json
+from keyloft.semantic.envelope import Envelope, Semantics, StoredEntry, semantics_json, to_json
 from keyloft.semantic.keys import EntryKey, parse
 from keyloft.semantic.rules import ANY, ExpectedVersion
 
@@ -55,7 +55,7 @@ class Intent(Struct, frozen=True, kw_only=True):
             InvalidInput: An argument breaks a rule, which the message names.
         """
         if not isinstance(semantics, Semantics):
-            raise InvalidArgument(f'semantics: a Semantics, as in Semantics("config"), not {type(semantics).__name__}')
+            raise rules.wrong("semantics", 'a Semantics, as in Semantics("config")', semantics)
         return cls(
             action="put",
             key=key,
@@ -91,8 +91,7 @@ class Intent(Struct, frozen=True, kw_only=True):
         rules.check_text(self.writer, "writer")
         if self.spec_ref is not None:
             rules.check_text(self.spec_ref, "spec_ref", limits.SPEC_REF_CHARACTERS)
-        if self.fence is not None and (type(self.fence) is not int or not 0 <= self.fence < 2**63):
-            raise InvalidArgument("fence: the fencing token of a lock, which is an int")
+        rules.check_number(self.fence, "fence", "the fencing token of a lock")
 
     @property
     def value(self) -> Any:
@@ -110,6 +109,24 @@ class Intent(Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         # Without the value: an intent in a log must not show a secret.
         return f"<{self.action} {self.key} by {self.writer}, expected version {self.expected_version}>"
+
+
+def stored_entry(
+    put: Intent, hashed: str, request_id: str | None, kept_fence: int | None, number: int = 0, unindexed: bytes = b""
+) -> StoredEntry:
+    """What a put stores, with the hash of its value."""
+    assert put.semantics is not None
+    return StoredEntry(
+        writer=put.writer,
+        semantics_json=semantics_json(put.semantics),
+        value=put.value_json,
+        hash=hashed,
+        request_id=request_id,
+        spec_ref=put.spec_ref,
+        kept_fence=kept_fence,
+        number=number,
+        unindexed=unindexed,
+    )
 
 
 class WriteRequest(Struct, frozen=True, kw_only=True):

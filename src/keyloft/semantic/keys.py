@@ -10,6 +10,7 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.core.records import Space, appended_key
 from keyloft.errors import InvalidKey, InvalidKeyType, KeyTooLarge
+from keyloft.semantic.rules import got
 
 PREFIX: Final = "db.semantic"
 """The subject before `.<tenant>.<project>.<operation>`, unless configured otherwise."""
@@ -23,8 +24,8 @@ _KEY: Final = re.compile(r"tenant/([a-z0-9_-]+)/project/([a-z0-9_-]+)/((?:[a-z0-
 _ID: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
 _PART: Final = re.compile(r"[a-z0-9._-]+", re.ASCII)
 _BEGINNING: Final = re.compile(r"(?:[a-z0-9._-]+/)*[a-z0-9._-]*", re.ASCII)
-_FORM: Final = "a key is tenant/<tenant>/project/<project>/<path>"
-_ID_RULE: Final = "lowercase letters, digits, _ and - (a-z 0-9 _ -)"
+_FORM: Final = "tenant/<tenant>/project/<project>/<path>, as in tenant/acme/project/web/docs/onedrive/delta"
+_ID_RULE: Final = f"1 to {limits.SEMANTIC_ID_CHARACTERS} lowercase letters, digits, _ and - (a-z 0-9 _ -)"
 _PART_RULE: Final = "lowercase letters, digits, dots, _ and - (a-z 0-9 . _ -)"
 
 _DIGEST_HEX: Final = 24
@@ -123,37 +124,38 @@ def key_of_row(row: bytes) -> str:
 def _parsed(key: str) -> EntryKey:
     fits = _KEY.fullmatch(key) if len(key) <= limits.SEMANTIC_KEY_CHARACTERS else None
     if fits is None or max(len(fits[1]), len(fits[2])) > limits.SEMANTIC_ID_CHARACTERS:
-        raise _broken_rule(key)
+        raise ValueError
     tenant, project, path = fits.groups()
     within = Project(tenant, project)
     return EntryKey(key, within, path, f"e/{tenant}/{project}/{path}".encode(), within.audit_log)
 
 
-def _broken_rule(key: str) -> InvalidKey:
+def _broken_rule(key: str, argument: str) -> InvalidKey:
     words = key.split("/")
     if len(words) < 5 or words[0] != "tenant" or words[2] != "project":
-        return InvalidKey(f"key: {_FORM}, as in tenant/acme/project/web/docs/onedrive/delta; this one is {_shown(key)}")
-    check_id(words[1], "key: the tenant")
-    check_id(words[3], "key: the project")
+        return InvalidKey(f"{argument}: expected {_FORM}{_got(key)}")
+    check_id(words[1], argument, "a tenant of ")
+    check_id(words[3], argument, "a project of ")
     for part in words[4:]:
-        if _PART.fullmatch(part) is None:
-            what = "an empty part" if not part else f"the part {_shown(part)}"
-            return InvalidKey(f"key: {what} is not allowed; each part of the path has {_PART_RULE}")
+        check_part(part, argument)
     return KeyTooLarge(
-        f"key: {len(key)} characters are over the limit of {limits.SEMANTIC_KEY_CHARACTERS}; "
+        f"{argument}: expected at most {limits.SEMANTIC_KEY_CHARACTERS} characters, got {len(key):,}; "
         "keyloft.semantic.shortened(…) makes a short part of a long identifier"
     )
 
 
-def parse(key: object) -> EntryKey:
-    """Take a key apart.
+def parse(key: object, argument: str = "key") -> EntryKey:
+    """Take a key apart, which the caller passed under this name.
 
     Raises:
         InvalidKey: It breaks a rule, which the message names.
     """
     if type(key) is not str:
-        raise InvalidKeyType(f"key: {_FORM}, a str, not {type(key).__name__}")
-    return _parsed(key)
+        raise InvalidKeyType(f"{argument}: expected {_FORM}{_got(key)}")
+    try:
+        return _parsed(key)
+    except ValueError:
+        raise _broken_rule(key, argument) from None
 
 
 def key_of(tenant: str, project: str, *parts: str) -> str:
@@ -165,9 +167,10 @@ def key_of(tenant: str, project: str, *parts: str) -> str:
     Raises:
         InvalidKey: The key breaks a rule, which the message names.
     """
-    if not parts or not all(isinstance(part, str) for part in (tenant, project, *parts)):
-        raise InvalidKeyType(f"key: {_FORM}: a tenant, a project and at least one part of a path, each a str")
-    return parse(f"{checked_project(tenant, project).prefix}{'/'.join(parts)}").key
+    prefix = checked_project(tenant, project).prefix
+    if not parts or not all(isinstance(part, str) for part in parts):
+        raise InvalidKeyType("parts: expected at least one part of a path, each a str")
+    return parse(prefix + "/".join(parts), "parts").key
 
 
 def checked_project(tenant: object, project: object) -> Project:
@@ -179,14 +182,18 @@ def checked_project(tenant: object, project: object) -> Project:
     return Project(check_id(tenant, "tenant"), check_id(project, "project"))
 
 
-def check_id(name: object, argument: str) -> str:
-    """The id of a tenant or project, if it keeps to the rules."""
-    if not isinstance(name, str) or _ID.fullmatch(name) is None:
-        shown = _shown(name) if isinstance(name, str) else type(name).__name__
-        raise InvalidKey(f"{argument} must be {_ID_RULE}, and not empty; this is {shown}")
-    if len(name) > limits.SEMANTIC_ID_CHARACTERS:
-        raise InvalidKey(f"{argument} must be ≤{limits.SEMANTIC_ID_CHARACTERS} characters, not {len(name)}")
+def check_id(name: object, argument: str, what: str = "") -> str:
+    """The id of a tenant or project, if it keeps to the rules; `what` says which one it is within the argument."""
+    if not isinstance(name, str) or _ID.fullmatch(name) is None or len(name) > limits.SEMANTIC_ID_CHARACTERS:
+        raise InvalidKey(f"{argument}: expected {what}{_ID_RULE}{_got(name)}")
     return name
+
+
+def check_part(part: object, argument: str) -> str:
+    """A part of a path, without slashes."""
+    if not isinstance(part, str) or _PART.fullmatch(part) is None:
+        raise InvalidKey(f"{argument}: expected each part of the path to have {_PART_RULE}{_got(part)}")
+    return part
 
 
 def tenant_user(tenant: str) -> str:
@@ -206,26 +213,24 @@ class KeyPrefix(Struct, frozen=True):
         return rows_below(self.project.rows(_ENTRY) + self.path.encode())
 
 
-def parse_prefix(prefix: object) -> KeyPrefix:
+def parse_prefix(prefix: object, argument: str = "prefix") -> KeyPrefix:
     """Take a prefix apart: a whole tenant and project, then any text that a path can begin with.
 
     Raises:
         InvalidKey: It breaks a rule, which the message names.
     """
+    rule = "a tenant and a project, as in tenant/acme/project/web/docs/"
     if type(prefix) is not str:
-        raise InvalidKeyType(f"prefix: it is a str, as in tenant/acme/project/web/docs/, not {type(prefix).__name__}")
+        raise InvalidKeyType(f"{argument}: expected {rule}{_got(prefix)}")
     words = prefix.split("/", 4)
     if len(words) < 4 or words[0] != "tenant" or words[2] != "project":
-        raise InvalidKey(
-            "prefix: it begins with a tenant and a project, as in tenant/acme/project/web/docs/; "
-            f"this is {_shown(prefix)}"
-        )
-    project = Project(check_id(words[1], "prefix: the tenant"), check_id(words[3], "prefix: the project"))
+        raise InvalidKey(f"{argument}: expected {rule}{_got(prefix)}")
+    project = Project(check_id(words[1], argument, "a tenant of "), check_id(words[3], argument, "a project of "))
     path = words[4] if len(words) > 4 else ""
     if _BEGINNING.fullmatch(path) is None or len(prefix) > limits.SEMANTIC_KEY_CHARACTERS:
         raise InvalidKey(
-            f"prefix: no path begins like this; paths have {_PART_RULE}, slashes between their parts, "
-            f"and at most {limits.SEMANTIC_KEY_CHARACTERS} characters in all"
+            f"{argument}: expected the beginning of a path: {_PART_RULE}, single slashes between the parts, "
+            f"at most {limits.SEMANTIC_KEY_CHARACTERS} characters in all{_got(path)}"
         )
     return KeyPrefix(project, path)
 
@@ -241,9 +246,9 @@ def rows_of_project(project: str) -> list[tuple[bytes, bytes]]:
     Raises:
         InvalidKey: It names no project, or more than a project.
     """
-    within = parse_prefix(project)
+    within = parse_prefix(project, "project")
     if within.path:
-        raise InvalidKey(f"{_shown(project)} is below a project: name {within.project.prefix[:-1]}")
+        raise InvalidKey(f"project: expected a whole project, {within.project.prefix[:-1]}{_got(project)}")
     return [rows_below(within.project.rows(kind)) for kind in ROW_KINDS]
 
 
@@ -255,15 +260,20 @@ def shortened(identifier: str) -> str:
     gives the same part. `SemanticStore.shorten` also records which identifier it was.
     """
     if not isinstance(identifier, str) or not identifier:
-        raise InvalidKeyType("identifier: a str that is not empty")
+        raise InvalidKeyType(
+            f"identifier: expected a non-empty str{'' if isinstance(identifier, str) else got(identifier)}"
+        )
     try:
         digest = hashlib.blake2b(identifier.encode(), digest_size=_DIGEST_HEX // 2).hexdigest()
     except UnicodeEncodeError:
-        raise InvalidKey("identifier: it holds a lone surrogate, which is no Unicode text") from None
+        raise InvalidKey("identifier: expected Unicode text, got a lone surrogate") from None
     words = re.sub(r"[^a-z0-9._-]+", "-", identifier.lower(), flags=re.ASCII)
     return f"{words[:_READABLE].strip('-.') or 'id'}.{digest}"
 
 
-def _shown(text: str) -> str:
-    shown = ascii(text)
-    return shown if len(shown) <= 60 else f"{shown[:57]}…'"
+def _got(given: object) -> str:
+    """What was given: a text is shown, since keys are no secrets."""
+    if not isinstance(given, str):
+        return got(given)
+    shown = ascii(given)
+    return f", got {shown if len(shown) <= 60 else shown[:57] + '…'}"

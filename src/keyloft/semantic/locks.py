@@ -20,7 +20,7 @@ from keyloft.semantic.envelope import Envelope, envelope_of, read_entry
 from keyloft.semantic.intents import Intent, WriteRequest
 from keyloft.semantic.keys import SPACE
 from keyloft.semantic.monitoring import logger
-from keyloft.semantic.rules import LOCK, directive_of
+from keyloft.semantic.rules import LOCK, directive_of, wrong
 
 T = TypeVar("T")
 
@@ -35,7 +35,9 @@ class Lock:
     def __init__(self, committer: Committer, intent: Intent, wait: float | None) -> None:
         # `intent` is the put that acquires the lock.
         if wait is not None and (type(wait) not in (int, float) or not wait >= 0):
-            raise InvalidArgument("wait: a number of seconds; 0 does not wait, None waits until the lock is free")
+            raise wrong(
+                "wait", "a number of seconds from 0 on, or None to wait until the lock is free", wait, int, float
+            )
         assert intent.semantics is not None
         assert intent.semantics.ttl_seconds is not None
         self._committer = committer
@@ -55,11 +57,8 @@ class Lock:
         """Set as soon as the lock is no longer held although its holder has not released it."""
 
     def __repr__(self) -> str:
-        state = "not held"
-        if self.lost.is_set():
-            state = "lost"
-        elif self._entry is not None:
-            state = f"held under fence {self._entry.fence}"
+        held = "not held" if self._entry is None else f"held under fence {self._entry.fence}"
+        state = "lost" if self.lost.is_set() else held
         return f"<Lock {self.key} of {self._intent.writer}, {state}>"
 
     @property
@@ -176,7 +175,7 @@ class Lock:
                         return None
                     holder = envelope_of(change.record)
                     if holder.semantics.purpose != LOCK:
-                        raise InvalidArgument(f"key: {self.key} holds a {holder.semantics.purpose}, which is no lock")
+                        raise InvalidArgument(f"key: expected a lock at {self.key}, got a {holder.semantics.purpose}")
                     # Not before the first read: with `wait=0`, too, the caller learns who holds the lock.
                     timeout.reschedule(deadline)
             raise Closed

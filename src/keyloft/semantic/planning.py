@@ -9,9 +9,9 @@ from keyloft import limits
 from keyloft.core.records import Append, Batch, Check, Committed, Delete, Mutation, Purge, Record, Set
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument
-from keyloft.semantic.audit import ENDING_BYTES, Fact, Hasher, ending, rows_for
-from keyloft.semantic.envelope import Envelope, Semantics, StoredEntry, envelope_of, read_entry, semantics_json, to_json
-from keyloft.semantic.intents import ConflictReason, Intent
+from keyloft.semantic.audit import POSITION_BYTES, Fact, Hasher, position, rows_for
+from keyloft.semantic.envelope import Envelope, Semantics, StoredEntry, envelope_of, read_entry, to_json
+from keyloft.semantic.intents import ConflictReason, Intent, stored_entry
 from keyloft.semantic.keys import SPACE, EntryKey
 from keyloft.semantic.rules import LOCK
 
@@ -31,11 +31,11 @@ class EntryHead(Struct, frozen=True, gc=False):
     fence: int | None = None
     semantics: Semantics | None = None
     history: bytes = b""
-    """The endings of the audit records of this entry's changes that no index row lists, its own last."""
+    """The positions of the audit records of this entry's changes that no index row lists, its own last."""
 
     @classmethod
     def of(cls, stored: StoredEntry, version: int) -> "EntryHead":
-        semantics, history = stored.semantics, stored.unindexed + ending(version, stored.number)
+        semantics, history = stored.semantics, stored.unindexed + position(version, stored.number)
         return cls(version, stored.hash, stored.fence(version, semantics), semantics, history)
 
 
@@ -68,10 +68,10 @@ class PendingWrite(Struct):
             return "fence"
         return "version" if self.intent.expected not in (None, self.alive.version) else None
 
-    def can_restore(self, keep_deleted: int) -> bool:
+    def can_restore(self, within: int) -> bool:
         if self.expired is None:
             return self.deleted is not None
-        return self.overdue < keep_deleted
+        return self.overdue < within
 
     @property
     def semantics(self) -> Semantics | None:
@@ -103,9 +103,9 @@ class Retention(Struct, frozen=True):
 class CommitPlan:
     """Collects what one commit has to check and to write."""
 
-    def __init__(self, hasher: Hasher, keep: Retention, request_id: str | None = None) -> None:
+    def __init__(self, hasher: Hasher, retention: Retention, request_id: str | None = None) -> None:
         self._hasher = hasher
-        self._retention = keep
+        self._retention = retention
         self._request_id = request_id
         self._checks: list[Check] = []
         self._mutations: list[Mutation] = []
@@ -165,18 +165,10 @@ class CommitPlan:
         intent, held, history = write.intent, write.alive.fence, write.alive.history
         # A put of a lock with the lock's own token renews it; any other put of a lock acquires it.
         kept = held if semantics.purpose == LOCK and held is not None and held == intent.fence else None
-        is_full = len(history) >= limits.AUDIT_UNINDEXED * ENDING_BYTES
-        write.stored = StoredEntry(
-            writer=intent.writer,
-            semantics_json=semantics_json(semantics),
-            value=intent.value_json,
-            hash=self._hasher.of(write.key, bytes(intent.value_json)),
-            request_id=self._request_id,
-            spec_ref=intent.spec_ref,
-            kept_fence=kept,
-            number=self._facts,
-            unindexed=b"" if is_full else history,
-        )
+        is_full = len(history) >= limits.AUDIT_UNINDEXED * POSITION_BYTES
+        hashed = self._hasher.of(write.key, bytes(intent.value_json))
+        unindexed = b"" if is_full else history
+        write.stored = stored_entry(intent, hashed, self._request_id, kept, self._facts, unindexed)
         self._store(write.key, write.stored, semantics)
         if kept is None:
             self._drop_fence(write.key, held)
@@ -206,7 +198,7 @@ class CommitPlan:
             # The token is the commit's version, and a token stands for one lock.
             fences = key.project.fences
             if fences in self._acquiring:
-                raise InvalidArgument("operations: a batch acquires one lock of a project at most")
+                raise InvalidArgument("operations: expected at most one new lock of a project, got two")
             self._acquiring.add(fences)
             self._mutations.append(Append(SPACE, fences, key.path.encode(), Encoding.BYTES))
 
@@ -266,5 +258,5 @@ class CommitPlan:
 
     def _record(self, key: EntryKey, fact: Fact, index: bytes | None = None) -> None:
         """Record a fact; `index` as in `rows_for`."""
-        self._mutations += rows_for(key, fact, self._facts, keep=self._retention.audit, index=index)
+        self._mutations += rows_for(key, fact, self._facts, expire_in=self._retention.audit, index=index)
         self._facts += 1

@@ -6,8 +6,8 @@ from msgspec import Raw, Struct
 
 from keyloft.core.records import Record
 from keyloft.core.values import Encoding
-from keyloft.semantic.envelope import Envelope, StoredEntry, envelope_of, row_reader, semantics_json, to_json
-from keyloft.semantic.intents import Intent, WriteRequest
+from keyloft.semantic.envelope import Envelope, StoredEntry, envelope_of, row_reader, to_json
+from keyloft.semantic.intents import Intent, WriteRequest, stored_entry
 from keyloft.semantic.planning import PendingWrite
 
 
@@ -57,29 +57,15 @@ def _outcome(write: PendingWrite) -> _Outcome:
 
 def replay(request: WriteRequest, memory: RequestMemory, record: Record) -> list[Envelope | None]:
     """The first outcome of a request; `record` is the row that remembers it, written by the same commit."""
-    return [
-        _replayed(intent, outcome, record, request.request_id)
-        for intent, outcome in zip(request.intents, memory.outcomes, strict=True)
-    ]
+    both, request_id = zip(request.intents, memory.outcomes, strict=True), request.request_id
+    return [_replayed(intent, outcome, record, request_id) for intent, outcome in both]
 
 
 def _replayed(intent: Intent, outcome: _Outcome, record: Record, request_id: str | None) -> Envelope | None:
     if intent.action == "delete":
         if (was := outcome.removed) is None:
             return None
-        return envelope_of(
-            Record(was.row, bytes(was.value), Encoding.JSON, was.version, was.expires_at, 0, was.updated_at)
-        )
-    stored = outcome.restored
-    if stored is None:
-        assert intent.semantics is not None
-        stored = StoredEntry(
-            writer=intent.writer,
-            semantics_json=semantics_json(intent.semantics),
-            value=intent.value_json,
-            hash="",
-            request_id=request_id,
-            spec_ref=intent.spec_ref,
-            kept_fence=outcome.kept_fence,
-        )
+        value = bytes(was.value)
+        return envelope_of(Record(was.row, value, Encoding.JSON, was.version, was.expires_at, 0, was.updated_at))
+    stored = outcome.restored or stored_entry(intent, "", request_id, outcome.kept_fence)
     return stored.new_envelope(intent.key, record.version, record.updated_at)

@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 from keyloft import errors, limits
-from keyloft.errors import Escalated, InvalidArgument, KeyloftError, VersionConflict
+from keyloft.errors import Escalated, KeyloftError, VersionConflict
 from keyloft.semantic.dead_letters import DeadLetters
 from keyloft.semantic.intents import WriteRequest
 from keyloft.semantic.monitoring import logger
+from keyloft.semantic.rules import wrong
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class Retry:
             return at the same moment.
         """
         if type(transient_attempts) is not int or transient_attempts < 1:
-            raise InvalidArgument("transient_attempts: it must be an int of at least 1")
+            raise wrong("transient_attempts", "a whole number of at least 1", transient_attempts, int)
         self._dead_letters = dead_letters
         self._conflict_pauses = tuple(conflict_pauses)
         self._transient_attempts = transient_attempts
@@ -66,7 +67,7 @@ class Retry:
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         if not inspect.iscoroutinefunction(function):
-            raise InvalidArgument("function: only a coroutine function can be retried: async def …")
+            raise wrong("function", "a coroutine function: async def …", function)
 
         @functools.wraps(function)
         async def retried(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -9,7 +9,7 @@ from keyloft.core.records import Record
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidKey, Undecodable
 from keyloft.semantic import keys
-from keyloft.semantic.audit import ENDING_BYTES, read_fact
+from keyloft.semantic.audit import POSITION_BYTES, read_fact
 from keyloft.semantic.dead_letters import read_letter
 from keyloft.semantic.envelope import envelope_of
 from keyloft.semantic.keys import EntryKey, Project
@@ -43,7 +43,7 @@ class RowChecker:
     def __init__(self, now: int) -> None:
         self._now = now
         self._recorded: dict[Project, bytearray] = defaultdict(bytearray)
-        """The endings of the audit records, joined: that takes less memory than as many objects."""
+        """The positions of the audit records, joined: that takes less memory than as many objects."""
         self._locks: set[bytes] = set()
         self._by_kind: dict[bytes, Callable[[Record], str | None]] = {
             b"a/": self._audit_record,
@@ -74,7 +74,7 @@ class RowChecker:
 
     def _entry(self, record: Record) -> None:
         if _entry_key(record.key).entry != record.key:
-            raise InvalidKey("of another entry")
+            raise InvalidKey("the row belongs to another entry")
         # Before it is read: a lock that can't be read still has a token, which is no orphan.
         self._locks.add(record.key)
         _check_is_json(record)
@@ -87,40 +87,40 @@ class RowChecker:
         envelope_of(record, key.key)
 
     def _audit_record(self, record: Record) -> None:
-        project, ending = _within_project(record.key, ENDING_BYTES)
-        self._recorded[project] += ending
+        project, position = _within_project(record.key, POSITION_BYTES)
+        self._recorded[project] += position
         _check_is_json(record)
         read_fact(record)
 
     def _index(self, record: Record) -> str | None:
-        if len(record.value) % ENDING_BYTES:
-            raise Undecodable("no list of audit records")
+        if len(record.value) % POSITION_BYTES:
+            raise Undecodable("the row lists no whole record positions")
         return self._pointer(record)
 
     def _pointer(self, record: Record) -> str | None:
-        beginning, ending = record.key[:-ENDING_BYTES], record.key[-ENDING_BYTES:]
+        beginning, position = record.key[:-POSITION_BYTES], record.key[-POSITION_BYTES:]
         key = _entry_key(beginning[:-1])
         if beginning not in (key.audit_index, key.conflicts):
-            raise InvalidKey("of no entry")
+            raise InvalidKey("the row belongs to no entry")
         # One commit wrote both, and both expire at the same moment; but a sweep may remove the record first.
-        if record.is_alive(self._now) and not self._is_recorded(key.project, ending):
+        if record.is_alive(self._now) and not self._is_recorded(key.project, position):
             return "the audit record that it points to is missing"
         return None
 
-    def _is_recorded(self, project: Project, ending: bytes) -> bool:
+    def _is_recorded(self, project: Project, position: bytes) -> bool:
         joined = self._recorded[project]
 
         def nth(number: int) -> bytes:
-            return bytes(joined[number * ENDING_BYTES : (number + 1) * ENDING_BYTES])
+            return bytes(joined[number * POSITION_BYTES : (number + 1) * POSITION_BYTES])
 
-        return nth(bisect_left(range(len(joined) // ENDING_BYTES), ending, key=nth)) == ending
+        return nth(bisect_left(range(len(joined) // POSITION_BYTES), position, key=nth)) == position
 
     def _token(self, record: Record) -> str | None:
         project, _ = _within_project(record.key, _TOKEN_BYTES)
         try:
             lock = _entry_key(project.rows(b"e/") + record.value)
         except ValueError:
-            raise Undecodable("a token that names no lock") from None
+            raise Undecodable("the fencing token names no lock") from None
         return None if lock.entry in self._locks else "the lock of this fencing token is missing"
 
     def _request(self, record: Record) -> None:
@@ -130,7 +130,7 @@ class RowChecker:
         else:
             _project(record.key)
         if not nul or not request_id.decode():
-            raise InvalidKey("no request")
+            raise InvalidKey("the row names no request")
         read_memory(record)
 
     def _dead_letter(self, record: Record) -> None:
@@ -139,9 +139,9 @@ class RowChecker:
 
     def _audit_key(self, record: Record) -> None:
         if record.key != keys.AUDIT_KEY:
-            raise InvalidKey("another key")
+            raise InvalidKey("the row is not the one of the audit key")
         if not record.value:
-            raise Undecodable("no key")
+            raise Undecodable("the audit key is empty")
 
 
 def _entry_key(row: bytes) -> EntryKey:
@@ -149,15 +149,15 @@ def _entry_key(row: bytes) -> EntryKey:
     return keys.parse(keys.key_of_row(row))
 
 
-def _within_project(row: bytes, ending_bytes: int) -> tuple[Project, bytes]:
+def _within_project(row: bytes, number_bytes: int) -> tuple[Project, bytes]:
     """The project of a row, and the numbers that its key ends with."""
     project = _project(row)
-    beginning, ending = row[:-ending_bytes], row[-ending_bytes:]
+    beginning, numbers = row[:-number_bytes], row[-number_bytes:]
     if beginning != project.rows(row[:2]):
-        raise InvalidKey("of no project")
-    return project, ending
+        raise InvalidKey("the row belongs to no project")
+    return project, numbers
 
 
 def _check_is_json(record: Record) -> None:
     if record.encoding != Encoding.JSON:
-        raise Undecodable("of another encoding")
+        raise Undecodable("the row is not stored as JSON")

@@ -1,13 +1,12 @@
 """What each argument of the semantic store may be. Errors name the argument as a Python caller writes it."""
 
-import math
 import re
 from typing import Final, TypeAlias
 
 from keyloft import limits
 from keyloft.core import values
 from keyloft.core.records import NO_LIMIT
-from keyloft.errors import InvalidArgument, InvalidValue, ValueTooLarge
+from keyloft.errors import InvalidArgument, ValueTooLarge
 
 PURPOSES: Final = ("checkpoint", "feature_flag", "lock", "cursor", "config", "index_version")
 """The purposes that every store knows; `SemanticStore(kv, purposes=[…])` adds to them."""
@@ -23,6 +22,32 @@ _PURPOSE: Final = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
+def wrong(argument: str, rule: str, given: object, *kinds: type, cure: str = "") -> InvalidArgument:
+    """The error for an argument that breaks a rule. It names what was given by its type, never by its value.
+
+    Args:
+        argument: Its name, as the caller wrote it.
+        rule: What it has to be.
+        given: What it is.
+        kinds: Types that the rule allows; of these, the type would explain nothing.
+        cure: What to do about it.
+    """
+    return InvalidArgument(f"{argument}: expected {rule}{'' if type(given) in kinds else got(given)}{cure}")
+
+
+def got(given: object) -> str:
+    return f", got {'None' if given is None else type(given).__name__}"
+
+
+def too_large(size: int | None) -> ValueTooLarge:
+    """The error for a value of so many bytes."""
+    most = limits.SEMANTIC_VALUE_BYTES
+    text = (
+        f"value: expected at most {most // 1024} KiB ({most:,} bytes) of compact JSON, got {size:,} bytes; store less"
+    )
+    return ValueTooLarge(size, most, text)
+
+
 def value_json(value: object) -> bytes:
     """The stored form of a value.
 
@@ -32,23 +57,23 @@ def value_json(value: object) -> bytes:
     """
     try:
         data = values.encode_json(value, limits.SEMANTIC_VALUE_BYTES)
-    except ValueTooLarge:
-        raise
-    except InvalidValue as error:
-        raise type(error)(f"value: {error}") from error
+    except ValueTooLarge as error:
+        raise too_large(error.size) from None
     if len(data) > limits.SEMANTIC_VALUE_BYTES:
-        raise ValueTooLarge(len(data), limits.SEMANTIC_VALUE_BYTES)
+        raise too_large(len(data))
     return data
 
 
 def check_text(content: object, argument: str, longest: int = limits.WRITER_CHARACTERS) -> str:
     """A text that fits into a line of a log."""
     if type(content) is not str or not content:
-        raise InvalidArgument(f"{argument}: it must be a text that is not empty")
+        raise wrong(argument, "a non-empty str", content, str)
     if len(content) > longest:
-        raise InvalidArgument(f"{argument}: it must have at most {longest} characters, not {len(content)}")
-    if _UNPRINTABLE.search(content):
-        raise InvalidArgument(f"{argument}: it must have no control characters and no lone surrogates")
+        raise InvalidArgument(f"{argument}: expected at most {longest} characters, got {len(content):,}")
+    if found := _UNPRINTABLE.search(content):
+        raise InvalidArgument(
+            f"{argument}: expected no control characters and no lone surrogates, got U+{ord(found[0]):04X}"
+        )
     return content
 
 
@@ -62,21 +87,30 @@ def check_expected_version(version: object) -> int | None:
     if version == ANY and type(version) is str:
         return None
     if type(version) is not int or not 0 <= version < 2**63:
-        kind = "a negative number" if type(version) is int else "null" if version is None else type(version).__name__
-        raise InvalidArgument(
-            "expected_version: the number 0 if the key must have no entry, the version that its entry must have, "
-            f'or "*" for either; this is {kind}'
-        )
+        rule = 'the version of the stored entry, 0 if there must be none, or "*" for either'
+        raise wrong("expected_version", rule, version, int)
     return version
 
 
-def check_purpose(purpose: object) -> str:
+def check_purpose(purpose: object, argument: str = "purpose") -> str:
     if type(purpose) is not str or _PURPOSE.fullmatch(purpose) is None or len(purpose) > limits.PURPOSE_CHARACTERS:
-        raise InvalidArgument(
-            f"semantics.purpose: a name of a-z 0-9 _, such as {', '.join(PURPOSES)}, "
-            f"of at most {limits.PURPOSE_CHARACTERS} characters"
-        )
+        rule = f"a name such as cursor: a-z 0-9 _, a letter first, at most {limits.PURPOSE_CHARACTERS} characters"
+        raise wrong(argument, rule, purpose, str)
     return purpose
+
+
+def check_ttl(ttl: object, argument: str, purpose: str = LOCK) -> None:
+    if type(ttl) is not int or not 1 <= ttl <= limits.LONGEST_TTL_SECONDS:
+        is_lock = purpose == LOCK
+        cure = "a lock becomes free so long after its holder died" if is_lock else "leave it out for no expiry"
+        rule = f"a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS:,}"
+        raise wrong(argument, rule, ttl, int, cure=f"; {cure}")
+
+
+def check_number(number: object, argument: str, meaning: str, below: int = 2**63) -> None:
+    """A version that another call returned, under this name."""
+    if number is not None and (type(number) is not int or not 0 <= number < below):
+        raise wrong(argument, f"{meaning}, a whole number", number, int)
 
 
 def check_limit(limit: int | None) -> int:
@@ -87,6 +121,7 @@ def check_limit(limit: int | None) -> int:
 
 
 def milliseconds(argument: str, seconds: float) -> int:
-    if type(seconds) not in (int, float) or not 0 < seconds < math.inf or seconds > limits.LONGEST_EXPIRY_SECONDS:
-        raise InvalidArgument(f"{argument}: it must be a number of seconds above 0")
+    if type(seconds) not in (int, float) or not 0 < seconds <= limits.LONGEST_EXPIRY_SECONDS:
+        rule = f"a number of seconds above 0, at most {limits.LONGEST_EXPIRY_SECONDS:,}"
+        raise wrong(argument, rule, seconds, int, float)
     return max(1, round(seconds * 1000))

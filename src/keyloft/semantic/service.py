@@ -6,7 +6,7 @@ before it. A batch waits for the earlier writes of its keys, a list for the earl
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -84,13 +84,11 @@ class SemanticService(NatsService):
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: dict[str, asyncio.Task[None]] = {}
         """The last write under way, by key."""
-        self._refusals: deque[tuple[str, bytes]] = deque()
-        self._refusing: asyncio.Task[None] | None = None
         self._log_rate = LogRate(limits.LOG_LINES_PER_SECOND, self._log_left_out)
 
     async def _finish(self) -> None:
-        while self._tasks or self._refusing:
-            await asyncio.wait([*self._tasks, *([self._refusing] if self._refusing else [])])
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     # Accepting requests
 
@@ -108,7 +106,7 @@ class SemanticService(NatsService):
                 raise Busy("too many requests are under way, and this one was not carried out: try again later")
             content = wire.read(operation, project, data)
         except Exception as error:
-            return self._refuse(reply, self._refusal(operation, error, subject))
+            return self._publish(reply, self._refusal(operation, error, subject))
         self._accept(_Received(project=project, operation=operation, content=content, reply=reply, arrived=arrived))
         return None
 
@@ -197,26 +195,6 @@ class SemanticService(NatsService):
         where = f"{request.project.tenant}/{request.project.name}"
         await self._publish(request.reply, self._refusal(request.operation, error, where))
 
-    def _refuse(self, reply: str, data: bytes) -> Coroutine[Any, Any, None] | None:
-        """Send a refusal; the next message waits for it only if too many are unsent."""
-        if reply:
-            self._refusals.append((reply, data))
-            if self._refusing is None:
-                self._refusing = asyncio.create_task(self._send_refusals())
-            if len(self._refusals) >= limits.UNSENT_REFUSALS:
-                return self._refusals_sent(self._refusing)
-        return None
-
-    async def _refusals_sent(self, refusing: asyncio.Task[None]) -> None:
-        await asyncio.wait([refusing])
-
-    async def _send_refusals(self) -> None:
-        try:
-            while self._refusals:
-                await self._publish(*self._refusals.popleft())
-        finally:
-            self._refusing = None
-
     async def _publish(self, reply: str, data: bytes) -> None:
         if not reply:
             return
@@ -228,7 +206,6 @@ class SemanticService(NatsService):
 
     def _refusal(self, operation: str, error: Exception, where: str) -> bytes:
         """Count and log an error; returns the reply for it."""
-        error = wire.as_sent(error)
         reply, code = wire.refusal(error, self.nats.max_payload), wire_code(error)
         self._count_errors(operation, code)
         if code in ("VERSION_CONFLICT", "STALE_FENCE"):

@@ -18,7 +18,8 @@ from keyloft.core.engine import Engine, Watch
 from keyloft.core.lazy import LazyList
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Change, Get, Scan
-from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, Undecodable, VersionConflict
+from keyloft.core.sweeper import sweep_regularly
+from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, Undecodable, VersionConflict
 from keyloft.semantic import keys, rules
 from keyloft.semantic.audit import AuditTrail, configured_hasher
 from keyloft.semantic.checkpoints import Checkpoint
@@ -80,21 +81,21 @@ class SemanticStore(AsyncClosing, Writes):
         signals: Counters and alerts with other settings; instead of `on_alert`.
         """
         if not isinstance(kv, Store):
-            raise InvalidArgument(
-                f"kv: an open store, as in `async with keyloft.open(…) as kv`, not {type(kv).__name__}"
-            )
+            raise rules.wrong("kv", "an open store, as in `async with keyloft.open(…) as kv`", kv)
         if isinstance(purposes, str):
-            raise InvalidArgument(f"purposes: several names, as in [{purposes!r}]")
+            raise rules.wrong("purposes", "several names, as in ['lease']", purposes)
         self._kv = kv
-        self._purposes = frozenset([*rules.PURPOSES, *[rules.check_purpose(purpose) for purpose in purposes]])
+        self._purposes = frozenset(
+            [*rules.PURPOSES, *[rules.check_purpose(purpose, "purposes") for purpose in purposes]]
+        )
         self.signals = signals or Signals(on_alert)
         """Counters and alerts."""
-        keep = Retention(
+        retention = Retention(
             requests=rules.milliseconds("request_memory", request_memory),
             deleted=rules.milliseconds("restore_within", restore_within),
             audit=rules.milliseconds("audit_retention", audit_retention),
         )
-        self._committer = Committer(kv.engine, self.signals, keep, configured_hasher(audit_key))
+        self._committer = Committer(kv.engine, self.signals, retention, configured_hasher(audit_key))
         self.dead_letters = DeadLetters(self._committer)
         """Writes that were given up: to be listed, retried or dropped."""
         self._page_size = PageSize()
@@ -102,7 +103,9 @@ class SemanticStore(AsyncClosing, Writes):
         self._sweeping: asyncio.Task[None] | None = None
         if sweep_every is not None:
             rules.milliseconds("sweep_every", sweep_every)
-            self._sweeping = asyncio.create_task(self._sweep_regularly(sweep_every), name="keyloft semantic sweeper")
+            self._sweeping = asyncio.create_task(
+                sweep_regularly(self.sweep, sweep_every), name="keyloft semantic sweeper"
+            )
 
     def __repr__(self) -> str:
         return f"<SemanticStore on {self._kv!r}, {'closed' if self._committer.is_closed else 'open'}>"
@@ -145,7 +148,7 @@ class SemanticStore(AsyncClosing, Writes):
         engine = self._committer.open_engine()
         start, end = keys.parse_prefix(prefix).entries
         scan = Scan(SPACE, start, end, rules.check_limit(limit))
-        if after is not None and (last := keys.parse(after).entry) >= start:
+        if after is not None and (last := keys.parse(after, "after").entry) >= start:
             scan = replace(scan, start=last, end=max(end, last), after=True)
         return EnvelopeList(engine, scan, self._page_size, values=values)
 
@@ -177,10 +180,9 @@ class SemanticStore(AsyncClosing, Writes):
         """
         engine = self._committer.open_engine()
         most = rules.check_limit(limit)
-        if after is not None and (type(after) is not int or not 0 <= after < 2**63 - 1):
-            raise InvalidArgument("after: the sequence of an audit record, which is an int")
-        within = keys.parse_prefix(about)
-        key = keys.parse(about) if within.path else None
+        rules.check_number(after, "after", "the sequence of an audit record", 2**63 - 1)
+        within = keys.parse_prefix(about, "about")
+        key = keys.parse(about, "about") if within.path else None
         return AuditTrail(engine, within.project, key, after=after, limit=most, reverse=reverse)
 
     # Writing
@@ -206,7 +208,7 @@ class SemanticStore(AsyncClosing, Writes):
             InvalidArgument: The request has no intents, or a purpose is not registered.
         """
         if not request.intents:
-            raise InvalidArgument("request: it has no intents; give it at least one")
+            raise InvalidArgument("request: expected at least one intent, got none")
         for intent in request.intents:
             self._check(intent)
         try:
@@ -219,8 +221,8 @@ class SemanticStore(AsyncClosing, Writes):
         keys.parse(intent.key)
         if intent.semantics is not None and intent.semantics.purpose not in self._purposes:
             raise InvalidArgument(
-                f"semantics.purpose: {intent.semantics.purpose!r} is none of "
-                f"{', '.join(sorted(self._purposes))}; SemanticStore(kv, purposes=[…]), "
+                f"semantics.purpose: expected one of {', '.join(sorted(self._purposes))}, "
+                f"got {intent.semantics.purpose!r}; SemanticStore(kv, purposes=[…]), "
                 "or `keyloft serve --purposes …`, registers another one"
             )
 
@@ -272,7 +274,7 @@ class SemanticStore(AsyncClosing, Writes):
             if current is not None:
                 version, meaning, spec = current.version, semantics or current.semantics, spec_ref or current.spec_ref
             if meaning is None:
-                raise InvalidArgument(f"semantics: {key} has no entry yet, so they must be given")
+                raise rules.wrong("semantics", f"a Semantics, since {key} has no entry yet", None)
             intent = Intent.put(
                 key, value, expected_version=version, writer=writer, semantics=meaning, spec_ref=spec, fence=fence
             )
@@ -320,6 +322,7 @@ class SemanticStore(AsyncClosing, Writes):
             async with store.lock("tenant/acme/project/web/locks/sync", writer="harvester:sync") as lock:
                 await store.put(…, fence=lock.fence)
         """
+        rules.check_ttl(ttl, "ttl")
         semantics = Semantics(rules.LOCK, producer, consumer_hints, ttl)
         rules.check_text(writer, "writer")
         holder = {"holder": writer, "host": socket.gethostname(), "pid": os.getpid()}
@@ -368,7 +371,8 @@ class SemanticStore(AsyncClosing, Writes):
 
     async def identifier(self, tenant: str, project: str, part: str) -> str | None:
         """The identifier for which `shorten` returned a part."""
-        entry = await self.get(keys.key_of(tenant, project, "identifiers", part))
+        folder = f"{keys.checked_project(tenant, project).prefix}identifiers/"
+        entry = await self.get(folder + keys.check_part(part, "part"))
         return None if entry is None else str(entry.value)
 
     # Expiry
@@ -378,20 +382,10 @@ class SemanticStore(AsyncClosing, Writes):
 
         Returns how many entries expired. Readers don't see them, swept or not.
         """
-        await self.dead_letters.save()
-        return await self._committer.sweep()
-
-    async def _sweep_regularly(self, seconds: float) -> None:
-        while True:
-            await asyncio.sleep(seconds)
-            try:
-                await self.sweep()
-            except (Closed, ReadOnly):
-                return
-            except KeyloftError as error:
-                logger.warning("[KV] sweeping failed (%s), next try in %g s: %s", error.code, seconds, error)
-            except Exception:
-                logger.exception("[KV] sweeping failed unexpectedly, next try in %g s", seconds)
+        try:
+            await self.dead_letters.save()
+            return await self._committer.sweep()
+        finally:
             self.signals.check_alerts()
 
 

@@ -6,21 +6,23 @@ in a reply is whole.
 
 import difflib
 import re
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
-from keyloft import limits
+from keyloft import errors, limits
 from keyloft.core.values import encode_json
-from keyloft.errors import InvalidArgument, InvalidKey, KeyloftError, StaleFence, ValueTooLarge, VersionConflict
 from keyloft.nats import errors as wire_errors
 from keyloft.nats import payloads
+from keyloft.semantic import keys
 from keyloft.semantic.envelope import Envelope, Semantics, to_json
 from keyloft.semantic.intents import FailedWrite, Intent, WriteRequest
-from keyloft.semantic.keys import Project, key_of
+from keyloft.semantic.keys import Project
+from keyloft.semantic.rules import got, too_large, wrong
 
 # A character takes up to six bytes as an escape; the rest is for the other fields.
 _LARGEST: Final = 6 * limits.SEMANTIC_VALUE_BYTES + limits.SEMANTIC_REQUEST_BYTES
@@ -28,6 +30,7 @@ _WHOLE_KEY: Final = re.compile(r"tenant/[^/]*/project/")
 _DELETE: Final = ("key", "expectedVersion", "lastWriter", "requestId", "specRef", "fence")
 _NAMES: Final = {
     "put": (*_DELETE, "value", "semantics"),
+    "get": ("key",),
     "delete": _DELETE,
     "list": ("prefix", "values", "limit", "after"),
     "batch": ("operations", "requestId"),
@@ -35,8 +38,15 @@ _NAMES: Final = {
 """The fields of a request, by operation."""
 _SEMANTICS: Final = ("purpose", "producer", "consumerHints", "ttlSeconds")
 
-_ARGUMENT: Final = re.compile(r"((?:operations\[\d+\]: )?)([a-z_.]+): ")
-"""How an error begins that names an argument."""
+_JSON_KINDS: Final = {
+    "None": "null",
+    "bool": "a boolean",
+    "int": "a number",
+    "float": "a number",
+    "str": "a string",
+    "list": "an array",
+    "dict": "an object",
+}
 
 
 # Requests
@@ -51,71 +61,82 @@ class ListRequest(Struct, frozen=True, kw_only=True):
     after: str | None
 
 
-def key_within(project: Project, path: object) -> str:
+def key_within(project: Project, path: object, argument: str = "key") -> str:
     """The whole key of a path within a project.
 
     Raises:
         InvalidKey: The path breaks a rule, which the message names.
     """
+    return keys.parse(project.prefix + _path_within(path, argument), argument).key
+
+
+def prefix_within(project: Project, path: object) -> str:
+    """The same of a prefix, which may end within a path."""
+    prefix = project.prefix + _path_within(path, "prefix")
+    keys.parse_prefix(prefix)
+    return prefix
+
+
+def _path_within(path: object, argument: str) -> str:
     if not isinstance(path, str):
-        raise InvalidKey("key: it must be a string, the path within the project")
+        raise errors.InvalidKey(f"{argument}: expected a str, the path within the project{got(path)}")
     if _WHOLE_KEY.match(path):
-        raise InvalidKey("key: it is the path within the project; tenant and project are part of the subject alone")
-    return key_of(project.tenant, project.name, path)
+        raise errors.InvalidKey(
+            f"{argument}: expected the path within the project, got more; leave tenant/…/project/…/ out"
+        )
+    return path
 
 
 def read(operation: str, project: Project, data: bytes) -> str | ListRequest | WriteRequest:
     """What a request asks for; a get asks for a key."""
-    fields = payloads.read(data) if operation == "batch" else _read(data)  # a batch may fill the largest message
-    if operation == "get":
-        return key_within(project, payloads.field(fields, "key"))
-    _check_names(fields, _NAMES[operation])
-    if operation == "list":
-        return _list_request(project, fields)
-    intents = _operations(project, fields) if operation == "batch" else (_intent(project, operation, fields),)
-    return WriteRequest(intents=intents, request_id=fields.get("requestId"), is_batch=operation == "batch")
+    with _as_sent():
+        fields = _read(operation, data)
+        _check_names(fields, _NAMES[operation])
+        if operation == "get":
+            return key_within(project, payloads.field(fields, "key"))
+        if operation == "list":
+            return _list_request(project, fields)
+        intents = _operations(project, fields) if operation == "batch" else (_intent(project, operation, fields),)
+        return WriteRequest(intents=intents, request_id=fields.get("requestId"), is_batch=operation == "batch")
 
 
 def _list_request(project: Project, fields: Mapping[str, Any]) -> ListRequest:
     prefix, values, limit, after = [fields.get(name) for name in _NAMES["list"]]
-    if prefix is not None and not isinstance(prefix, str):
-        raise InvalidArgument("prefix: it must be a string, the beginning of paths")
-    if prefix is not None and _WHOLE_KEY.match(prefix):
-        raise InvalidArgument("prefix: it is of the path within the project; the project is part of the subject alone")
     if values is not None and type(values) is not bool:
-        raise InvalidArgument("values: it must be true or false")
+        raise wrong("values", "true or false", values)
     if limit is not None and (type(limit) is not int or not 1 <= limit <= limits.MOST_LISTED_KEYS):
-        raise InvalidArgument(f"limit: it must be a whole number from 1 to {limits.MOST_LISTED_KEYS}")
+        raise wrong("limit", f"a whole number from 1 to {limits.MOST_LISTED_KEYS:,}", limit, int)
     return ListRequest(
-        prefix=project.prefix + (prefix or ""),
+        prefix=project.prefix if prefix is None else prefix_within(project, prefix),
         values=bool(values),
         limit=limits.LISTED_KEYS if limit is None else limit,
-        after=None if after is None else key_within(project, after),
+        after=None if after is None else key_within(project, after, "after"),
     )
 
 
 def _operations(project: Project, fields: Mapping[str, Any]) -> tuple[Intent, ...]:
     operations = payloads.field(fields, "operations")
     if not isinstance(operations, list):
-        raise InvalidArgument("operations: a list of puts and deletes")
-    return tuple([_operation(project, number, operation) for number, operation in enumerate(operations)])
+        raise wrong("operations", "an array of puts and deletes", operations)
+    intents = []
+    for number, operation in enumerate(operations):
+        with _as_sent(f"operations[{number}]: "):
+            intents.append(_operation(project, operation))
+    return tuple(intents)
 
 
-def _operation(project: Project, number: int, fields: object) -> Intent:
-    try:
-        if not isinstance(fields, dict):
-            raise InvalidArgument('it must be an object, as in {"operation": "put", "key": …}')
-        action = payloads.field(fields, "operation")
-        if fields.get("requestId") is not None:
-            raise InvalidArgument("requestId: it belongs to the whole batch, beside operations")
-        _check_names(fields, ("operation", *_NAMES["put" if action == "put" else "delete"]))
-        if action not in ("put", "delete"):
-            raise InvalidArgument("operation: it must be put or delete")
-        return _intent(project, action, fields)
-    except ValueTooLarge as error:
-        raise ValueTooLarge(error.size, error.limit, f"operations[{number}]: {error}") from None
-    except KeyloftError as error:
-        raise type(error)(f"operations[{number}]: {error}") from None
+def _operation(project: Project, fields: object) -> Intent:
+    if not isinstance(fields, dict):
+        raise errors.InvalidArgument(f'expected an object, as in {{"operation": "put", "key": …}}{got(fields)}')
+    action = payloads.field(fields, "operation")
+    if action not in ("put", "delete"):
+        raise wrong("operation", "put or delete", action, str)
+    if fields.get("requestId") is not None:
+        raise errors.InvalidArgument(
+            "requestId: expected beside operations, not in one of them; it is the whole batch's"
+        )
+    _check_names(fields, ("operation", *_NAMES[action]))
+    return _intent(project, action, fields)
 
 
 def _intent(project: Project, action: str, fields: Mapping[str, Any]) -> Intent:
@@ -152,41 +173,60 @@ def _fields(intent: Intent) -> dict[str, Any]:
     return fields if intent.semantics is None else fields | {"value": intent.value_json, "semantics": intent.semantics}
 
 
-def _check_names(fields: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse a misspelt name: its field, such as a fence or a request id, would be ignored.
+@contextmanager
+def _as_sent(prefix: str = "") -> Iterator[None]:
+    """Let errors name fields and types as a request has them, not as a Python caller writes them."""
+    try:
+        yield
+    except errors.ValueTooLarge as error:
+        raise errors.ValueTooLarge(error.size, error.limit, f"{prefix}{error}") from None
+    except errors.InvalidInput as error:
+        name, expected, rest = f"{prefix}{error}".partition(": expected ")
+        if expected:
+            name = re.sub(r"\bwriter$", "lastWriter", re.sub("_(.)", lambda letter: letter[1].upper(), name))
+            rule, got_, found = rest.partition(", got ")
+            kind, semicolon, cure = found.partition(";")
+            rest = re.sub(r"\bstr\b", "string", rule) + got_ + _JSON_KINDS.get(kind, kind) + semicolon + cure
+        raise type(error)(f"{name}{expected}{rest}") from None
+
+
+def _check_names(fields: Mapping[str, Any], known: Sequence[str], within: str = "") -> None:
+    """Refuse an unknown field: if it is a misspelt fence or request id, the write would not be protected.
 
     Raises:
         InvalidArgument: There is one.
     """
-    for name in fields:
-        if name in known:
-            continue
-        if name in (*_SEMANTICS, "ttl"):
-            raise InvalidArgument(f"{name}: it is a field of semantics")
-        if near := difflib.get_close_matches(name, known, 1):
-            raise InvalidArgument(f"there is no field {ascii(name)[:60]}; is {near[0]} meant?")
+    unknown = next((name for name in fields if name not in known), None)
+    if unknown is None:
+        return
+    # One name, and a short one: comparing takes longer than linear time.
+    near = difflib.get_close_matches(unknown, known, 1) if len(unknown) <= limits.COMPARED_NAME_CHARACTERS else []
+    cure = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(known)}"
+    if unknown in (*_SEMANTICS, "ttl") and "semantics" in known:
+        cure = "it belongs into semantics"
+    raise errors.InvalidArgument(f"{within}{ascii(unknown)[1:-1][:60]}: there is no such field; {cure}")
 
 
 def _semantics(fields: object) -> Semantics:
     if not isinstance(fields, dict):
-        raise InvalidArgument('semantics: an object, as in {"purpose": "cursor"}')
-    for name in fields:
-        if name not in _SEMANTICS:
-            raise InvalidArgument(f"semantics: there are {', '.join(_SEMANTICS)}, and no {ascii(name)[:60]}")
+        raise wrong("semantics", 'an object, as in {"purpose": "cursor"}', fields)
+    _check_names(fields, _SEMANTICS, "semantics.")
     if "purpose" not in fields:
         payloads.field({}, "semantics.purpose")
-    hints = fields.get("consumerHints")
-    return Semantics(
-        fields["purpose"], fields.get("producer"), () if hints is None else hints, fields.get("ttlSeconds")
-    )
+    hints = () if fields.get("consumerHints") is None else fields["consumerHints"]
+    with _as_sent("semantics."):
+        return Semantics(fields["purpose"], fields.get("producer"), hints, fields.get("ttlSeconds"))
 
 
-def _read(data: bytes) -> dict[str, Any]:
-    """The fields of a request. A request far over the limit is not parsed, which would take long."""
-    if len(data) > _LARGEST:
+def _read(operation: str, data: bytes) -> dict[str, Any]:
+    """The fields of a request. A request far over the limit is not parsed, unless it is a batch: it would take long."""
+    try:
+        if len(data) <= _LARGEST or operation == "batch":
+            return payloads.read(data)
         payloads.check_json(data)
-        raise ValueTooLarge(len(data), limits.SEMANTIC_VALUE_BYTES)
-    return payloads.read(data)
+    except errors.ValueTooLarge as error:
+        raise too_large(error.size) from None
+    raise too_large(len(data))
 
 
 # Replies
@@ -226,7 +266,7 @@ async def listed(envelopes: AsyncIterable[Envelope], request: ListRequest, most_
 
 def refusal(error: Exception, most_bytes: int) -> bytes:
     """The reply for an error; for a conflict with the stored entries, as far as one message can hold them."""
-    if not isinstance(error, (VersionConflict, StaleFence)):
+    if not isinstance(error, (errors.VersionConflict, errors.StaleFence)):
         return wire_errors.refusal(error)
 
     def reply(show: "_Show", **truncated: bool) -> bytes:
@@ -237,15 +277,6 @@ def refusal(error: Exception, most_bytes: int) -> bytes:
 
     least: dict[str, Any] = {"current": None, "conflicts": [], "truncated": True}
     return _fitting(reply, most_bytes) or wire_errors.refusal(error, least)
-
-
-def as_sent(error: Exception) -> Exception:
-    """An error that names a field as the request has it, instead of the argument as a Python caller writes it."""
-    if not isinstance(error, InvalidArgument) or (found := _ARGUMENT.match(str(error))) is None:
-        return error
-    before, argument = found.groups()
-    name = "lastWriter" if argument == "writer" else re.sub("_(.)", lambda letter: letter[1].upper(), argument)
-    return type(error)(f"{before}{name}: {str(error)[found.end() :]}")
 
 
 _Show: TypeAlias = Callable[[Envelope], Envelope]
@@ -284,10 +315,10 @@ def envelope_of(fields: object) -> Envelope | None:
     return None if not isinstance(fields, dict) else msgspec.convert({"value": None} | fields, Envelope)
 
 
-def refused(reply: Mapping[str, Any]) -> KeyloftError:
+def refused(reply: Mapping[str, Any]) -> errors.KeyloftError:
     """The exception for a reply that reports an error."""
     error = wire_errors.refused(reply)
-    if isinstance(error, (VersionConflict, StaleFence)):
+    if isinstance(error, (errors.VersionConflict, errors.StaleFence)):
         error.current = envelope_of(reply.get("current"))
         error.conflicts = tuple(
             FailedWrite(one["key"], one["expectedVersion"], envelope_of(one["current"]), one["reason"])

@@ -7,7 +7,7 @@ from keyloft import limits
 from keyloft.errors import InvalidArgument, InvalidInput
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.rules import ExpectedVersion
+from keyloft.semantic.rules import ExpectedVersion, wrong
 
 Written: TypeAlias = list[Envelope | None]
 """What `put` and `delete` return, for each intent."""
@@ -100,16 +100,14 @@ class Writes:
             VersionConflict: Its `conflicts` names every operation that met one.
         """
         if isinstance(operations, Intent):
-            raise InvalidArgument("operations: several, as in batch([Intent.put(…), Intent.delete(…)])")
+            raise wrong("operations", "several, as in batch([Intent.put(…), Intent.delete(…)])", operations)
         intents = (*operations,)
         if not 1 <= len(intents) <= limits.BATCH_OPERATIONS:
-            raise InvalidArgument(
-                f"operations: from 1 to {limits.BATCH_OPERATIONS} puts and deletes, not {len(intents)}"
-            )
+            most = limits.BATCH_OPERATIONS
+            raise InvalidArgument(f"operations: expected 1 to {most:,} puts and deletes, got {len(intents):,}")
         for number, intent in enumerate(intents):
             if not isinstance(intent, Intent):
-                kind = type(intent).__name__
-                raise InvalidArgument(f"operations[{number}]: make it with Intent.put or Intent.delete, not {kind}")
+                raise wrong(f"operations[{number}]", "what Intent.put or Intent.delete returns", intent)
             try:
                 self._check(intent)
             except InvalidInput as error:
@@ -117,5 +115,5 @@ class Writes:
         named = [intent.key for intent in intents]
         if len(set(named)) < len(named):
             twice = next(key for key in named if named.count(key) > 1)
-            raise InvalidArgument(f"operations: {twice} is named twice; a batch writes each key once")
+            raise InvalidArgument(f"operations: expected each key once, got {twice} twice")
         return await self.write(WriteRequest(intents=intents, request_id=request_id, is_batch=True))

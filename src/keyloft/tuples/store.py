@@ -39,7 +39,7 @@ class Store(AsyncClosing):
         self._key_page_size = PageSize()
         self._sweeper: asyncio.Task[None] | None = None
         if sweep_every is not None:
-            self._sweeper = asyncio.create_task(sweep_regularly(engine, _TUPLES, sweep_every))
+            self._sweeper = asyncio.create_task(sweep_regularly(self.sweep, sweep_every))
 
     def __repr__(self) -> str:
         return f"<Store on {self.engine.location}, {'closed' if self.engine.is_closed else 'open'}>"
