@@ -32,10 +32,11 @@ class PointReads:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Space, list[_Lookup]] = {}
-        self._slots = [Slot(server) for _ in range(limits.POSTGRES_GET_CONNECTIONS)]
-        self._free = list(self._slots)
-        self._tasks: dict[asyncio.Task[None], Slot] = {}
+        self._idle: list[asyncio.Future[None]] = []
         self._closed = False
+        self._slots = [Slot(server) for _ in range(limits.POSTGRES_GET_CONNECTIONS)]
+        self._tasks: dict[Slot, asyncio.Task[None]] = {}
+        self._serving = 0
 
     def read(self, space: Space, gets: Sequence[Get]) -> asyncio.Future[list[Record | None]]:
         """The live entries at keys of one space."""
@@ -48,46 +49,63 @@ class PointReads:
             self._waiting[space].append(lookup)
         else:
             self._waiting[space] = [lookup]
+        if self._serving < len(self._slots):
             self._start()
+        elif self._idle:
+            self._wake_one()
         return future
+
+    def _wake_one(self) -> None:
+        while self._idle:
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+                return
+
+    def _start(self) -> None:
+        """Start the tasks that don't run: asyncio.run cancels all tasks at its end, and callers may still read."""
+        for slot in self._slots:
+            if slot not in self._tasks or self._tasks[slot].done():
+                self._serving += 1
+                task = self._tasks[slot] = asyncio.create_task(self._serve(slot), name="keyloft reader")
+                task.add_done_callback(self._ended)
 
     async def aclose(self) -> None:
         self._closed = True
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for lookups in self._waiting.values():
             _fail(lookups, Closed())
         for slot in self._slots:
             slot.abandon()
 
-    def _start(self) -> None:
-        """Answer what waits, if a connection is free."""
-        if self._free and self._waiting and not self._closed:
-            slot = self._free.pop()
-            task = asyncio.create_task(self._serve(slot), name="keyloft reader")
-            self._tasks[task] = slot
-            task.add_done_callback(self._ended)
-
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._free.append(self._tasks.pop(task))
-        self._start()  # asyncio.run cancels all tasks at its end, and callers may still wait
+        self._serving -= 1
+        if self._waiting and not self._closed:
+            self._start()
 
     async def _serve(self, slot: Slot) -> None:
-        while self._waiting:
-            some = self._take()
-            try:
-                await self._answer(slot, some)
-            except asyncio.CancelledError:
-                self._put_back(some)
-                raise
+        while True:
+            if not self._waiting:
+                idle: asyncio.Future[None] = self._loop.create_future()
+                self._idle.append(idle)
+                await idle
+            if some := self._take():
+                try:
+                    await self._answer(slot, some)
+                except asyncio.CancelledError:
+                    self._put_back(some)
+                    raise
 
     def _take(self) -> list[_Lookup]:
         """The lookups of one space, as many as one statement takes; other spaces are next."""
+        if not self._waiting:
+            return []  # the other task took them
         space = next(iter(self._waiting))
         lookups = self._waiting.pop(space)
-        # Many are shared with a free connection: it waits for its statement while this one hands out results.
-        share = self._free and len(lookups) >= limits.POSTGRES_SHARED_GETS
+        # Many are shared with an idle task: it waits for its statement while this one hands out results.
+        share = self._idle and len(lookups) >= limits.POSTGRES_SHARED_GETS
         most = (len(lookups) + 1) // 2 if share else len(lookups)
         count = taken = 0
         while taken < most and (count < limits.POSTGRES_KEYS_PER_READ or not taken):
@@ -95,7 +113,7 @@ class PointReads:
             taken += 1
         if taken < len(lookups):
             self._waiting[space] = lookups[taken:]
-            self._start()
+            self._wake_one()
         return [lookup for lookup in lookups[:taken] if not lookup[1].done()]
 
     def _put_back(self, lookups: list[_Lookup]) -> None:
@@ -105,8 +123,6 @@ class PointReads:
             self._waiting[space] = lookups + self._waiting.get(space, [])
 
     async def _answer(self, slot: Slot, lookups: list[_Lookup]) -> None:
-        if not lookups:
-            return  # their callers were cancelled
         keys = list({get.key for gets, _, _ in lookups for get in gets})
         space = lookups[0][0][0].space
         try:
