@@ -23,7 +23,7 @@ from keyloft.core.records import Committed, Set
 from keyloft.errors import Busy, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
 from keyloft.nats.connection import cancel
 from keyloft.nats.errors import refusal, wire_code
-from keyloft.nats.internals import Handled, publish_all, publish_to_all
+from keyloft.nats.messages import Handled, publish_all, publish_to_all
 from keyloft.nats.service import NatsService
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
