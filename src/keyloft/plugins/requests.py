@@ -9,22 +9,20 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core.records import PluginKey, Scan, Set
-from keyloft.plugins.meters import Meter
+from keyloft.plugins.meters import Histogram, Meter
 
 
-class Plugin:
+class Plugin(Struct, eq=False):
     """A plugin that has sent something, and its unanswered requests."""
 
-    __slots__ = ("gets", "meter", "name", "unanswered", "writing")
-
-    def __init__(self, name: str, meter: Meter) -> None:
-        self.name = name
-        self.meter = meter
-        self.gets = meter.durations["get"]
-        self.unanswered = 0
-        """How many requests are not yet answered."""
-        self.writing: dict[PluginKey, PluginWrite] = {}
-        """The keys that are being written, each with its last write, in the order of these writes."""
+    name: str
+    meter: Meter
+    gets: Histogram
+    """The meter's durations of gets: most requests are gets."""
+    unanswered: int = 0
+    """How many requests are not yet answered."""
+    writing: dict[PluginKey, "PluginWrite"] = {}
+    """The keys that are being written, each with its last write, in the order of these writes."""
 
 
 class PluginRequest(Struct, gc=False):
