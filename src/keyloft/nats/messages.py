@@ -39,32 +39,22 @@ except ImportError as error:
 
 
 _ABSENT: Final = "absent"
-_PARTS: Final[Mapping[type, Mapping[str, str]]] = {
-    Nats: {
-        "_process_msg": "async (sid, subject, reply, data, headers)",
-        "_read_loop": "async ()",
-        "_send_ping": "async (future=None)",
-        "_send_command": "async (cmd, priority=False)",
-        "_flush_pending": "async (force_flush=False)",
-        "force_reconnect": "async ()",
-        "_ps": "Parser",
-        "_subs": "dict",
-        "_pongs": "list",
-        "is_connected": "bool",
-        "max_payload": "int",
-        "_handlers": _ABSENT,
-        "handle": _ABSENT,
-    },
-    Parser: {
-        "parse": "async (data=b'')",
-        "reset": "()",
-        "nc": "Client",
-        "buf": "bytearray",
-        "state": "int",
-        "_enough": _ABSENT,
-    },
-    Subscription: {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"},
+_CLIENT_METHODS: Final = {
+    "_process_msg": "async (sid, subject, reply, data, headers)",
+    "_read_loop": "async ()",
+    "_send_ping": "async (future=None)",
+    "_send_command": "async (cmd, priority=False)",
+    "_flush_pending": "async (force_flush=False)",
+    "force_reconnect": "async ()",
 }
+_PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
+    (Nats, _CLIENT_METHODS),
+    (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "is_connected": "bool", "max_payload": "int"}),
+    (Parser, {"parse": "async (data=b'')", "reset": "()", "nc": "Client", "buf": "bytearray", "state": "int"}),
+    (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
+    (Nats, {"_handlers": _ABSENT, "handle": _ABSENT}),
+    (Parser, {"_enough": _ABSENT}),
+)
 """What this module uses of nats-py: methods with their parameters, attributes with their types, and names that it adds
 to nats-py's classes, which must not have them. A test compares this table with the code below."""
 
@@ -77,14 +67,14 @@ def check_nats_py() -> None:
     """
     try:
         client = Nats()
-        owners = (client, Parser(client), Subscription(client))
+        owners = {Nats: client, Parser: Parser(client), Subscription: Subscription(client)}
     except Exception as error:
         raise _incompatible(f"Client(), Parser(client) or Subscription(client) fails: {error}") from error
     changed = [
-        f"{type(owner).__name__}.{name} is {found}, expected {expected}"
-        for owner in owners
-        for name, expected in _PARTS[type(owner)].items()
-        if (found := _shape(owner, name)) != expected
+        f"{owner.__name__}.{name} is {found}, expected {expected}"
+        for owner, parts in _PARTS
+        for name, expected in parts.items()
+        if (found := _shape(owners[owner], name)) != expected
     ]
     if changed:
         raise _incompatible("; ".join(changed))
@@ -157,10 +147,8 @@ class _Parser(Parser):
     messages of subscriptions with a handler take a shorter path; those of a flood a very short one."""
 
     nc: NatsConnection
-
-    def reset(self) -> None:
-        super().reset()
-        self._enough = 0  # half a message waits in the buffer until that has this many bytes
+    _enough = 0
+    """Half a message waits in the buffer until that has this many bytes."""
 
     async def parse(self, data: bytes = b"") -> None:
         handlers = self.nc._handlers
@@ -232,9 +220,6 @@ def _log_unreadable(error: Exception) -> None:
     logger.debug("NATS: a message that can't be read was left out: %s", type(error).__name__)
 
 
-_PUB: Final = b"PUB %b %d\r\n%b\r\n"
-
-
 async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -> None:
     """Publish to subjects that arrived from NATS: joined into one command, it takes a fraction of the time.
 
@@ -244,8 +229,8 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
     if not connection.is_connected:
         await _publish_each(connection, messages)
         return
-    largest = connection.max_payload
-    commands = [_PUB % (subject.encode(), len(data), data) for subject, data in messages if len(data) <= largest]
+    pub, largest = b"PUB %b %d\r\n%b\r\n", connection.max_payload
+    commands = [pub % (subject.encode(), len(data), data) for subject, data in messages if len(data) <= largest]
     await connection._send_command(b"".join(commands))
     await connection._flush_pending()
     if len(commands) < len(messages):

@@ -32,10 +32,8 @@ def plugin_name(name: object) -> str:
     if len(name) > limits.PLUGIN_NAME_CHARACTERS:
         raise InvalidPluginName(f"plugin_name must be ≤{limits.PLUGIN_NAME_CHARACTERS} characters, not {len(name)}")
     if _NAME.fullmatch(name) is None:
-        raise InvalidPluginName(
-            "plugin_name must contain only lowercase letters, numbers, hyphens, and underscores (a-z 0-9 - _); "
-            f"this one is {name!a}"
-        )
+        allowed = "lowercase letters, numbers, hyphens, and underscores (a-z 0-9 - _)"
+        raise InvalidPluginName(f"plugin_name must contain only {allowed}; this one is {name!a}")
     return name
 
 
@@ -77,10 +75,8 @@ def ttl(seconds: object, argument: str = "ttl", none: str = "None") -> int | Non
     if seconds is None:
         return None
     if type(seconds) is not int or not 1 <= seconds <= limits.LONGEST_TTL_SECONDS:
-        raise InvalidArgument(
-            f"{argument} must be a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS}"
-            f"{_but_not(seconds, int)}; {none} is for an entry that never expires"
-        )
+        rule = f"must be a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS}{_but_not(seconds, int)}"
+        raise InvalidArgument(f"{argument} {rule}; {none} is for an entry that never expires")
     return seconds * 1000
 
 
@@ -93,8 +89,7 @@ def limit(keys: object) -> int:
     if keys is None:
         return limits.LISTED_KEYS
     if type(keys) is not int or not 1 <= keys <= limits.MOST_LISTED_KEYS:
-        rule = f"limit must be a whole number from 1 to {limits.MOST_LISTED_KEYS}"
-        raise InvalidArgument(rule + _but_not(keys, int))
+        raise InvalidArgument(f"limit must be a whole number from 1 to {limits.MOST_LISTED_KEYS}{_but_not(keys, int)}")
     return keys
 
 
@@ -113,8 +108,7 @@ def text(content: object, field: str) -> str:
 
 def listing(plugin: str, prefix: object, keys: object, after: object) -> Scan:
     """The scan that lists keys: one more than wanted, so that it shows whether there are more."""
-    first = text(prefix, "prefix")
-    last_seen = text(after, "after")
+    first, last_seen = text(prefix, "prefix"), text(after, "after")
     continues = last_seen >= first and last_seen != ""
     start: PluginKey = (plugin, last_seen if continues else first)
     return Scan(Space.PLUGINS, start, (plugin, first + _BEYOND), limit(keys) + 1, keys_only=True, after=continues)

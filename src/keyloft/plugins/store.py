@@ -118,13 +118,12 @@ class BotDatabase(AsyncClosing):
         """The value at a plugin's key: `{'exists': True, 'value': …}`, or `{'exists': False}`."""
         engine = await self.engine()
         [record] = await engine.read(Get(Space.PLUGINS, (rules.plugin_name(plugin_name), rules.key(key))))
-        if record is None:
-            return {"exists": False}
-        try:
-            return {"exists": True, "value": decode_json(record.value)}
-        except Undecodable:
-            report_broken(record)
-            return {"exists": False}
+        if record is not None:
+            try:
+                return {"exists": True, "value": decode_json(record.value)}
+            except Undecodable:
+                report_broken(record)
+        return {"exists": False}
 
     async def kv_delete(self, plugin_name: str, key: str) -> bool:
         """Remove an entry; returns whether there was one."""

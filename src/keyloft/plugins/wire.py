@@ -100,10 +100,8 @@ def got(record: Record | None) -> bytes:
         return ABSENT
     try:
         # Another program may have written to the table. Skimming is faster than decoding, but overlooks broken UTF-8.
-        if record.value.isascii():
-            payloads.skim(record.value)
-        else:
-            decode_json(record.value)
+        decode = payloads.skim if record.value.isascii() else decode_json
+        decode(record.value)
     except (Undecodable, msgspec.MsgspecError, RecursionError):
         report_broken(record)
         return ABSENT
@@ -126,19 +124,16 @@ def _set_carefully(plugin: str, data: bytes) -> Set:
     payloads.refuse_misspelt(fields, ("key", "value", "ttl", "ttl_seconds"))
     key, value = payloads.field(fields, "key"), payloads.field(fields, "value")
     ttl, alias = [rules.ttl(fields.get(name), name, "null") for name in ("ttl", "ttl_seconds")]
-    if ttl is not None and alias is not None and ttl != alias:
+    if ttl and alias and ttl != alias:
         raise InvalidArgument("ttl and ttl_seconds are names of one field, and their values differ: send one of them")
-    expire_in = alias if ttl is None else ttl
-    return Set(_PLUGINS, (plugin, rules.key(key, "null")), rules.value(value), Encoding.JSON, expire_in)
+    return Set(_PLUGINS, (plugin, rules.key(key, "null")), rules.value(value), Encoding.JSON, ttl or alias)
 
 
 def _read(data: bytes, *known: str) -> dict[str, Any]:
     """The fields of a request without a value. One that is far too large is not read, to delay no other request."""
-    if len(data) > limits.PLUGIN_REQUEST_BYTES:
+    if len(data) > (most := limits.PLUGIN_REQUEST_BYTES):
         payloads.check_json(data)
-        raise InvalidArgument(
-            f"the payload has {len(data)} bytes; this operation takes at most {limits.PLUGIN_REQUEST_BYTES}"
-        )
+        raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {most}")
     fields = payloads.read(data)
     payloads.refuse_misspelt(fields, known)
     return fields
