@@ -9,20 +9,20 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core.records import PluginKey, Scan, Set
-from keyloft.plugins.meters import Histogram, Meter
+from keyloft.plugins.meters import Meter
 
 
-class Plugin(Struct, eq=False):
+class Plugin:
     """A plugin that has sent something, and its unanswered requests."""
 
-    name: str
-    meter: Meter
-    gets: Histogram
-    """The meter's durations of gets: most requests are gets."""
-    unanswered: int = 0
-    """How many requests are not yet answered."""
-    writing: dict[PluginKey, "PluginWrite"] = {}
-    """The keys that are being written, each with its last write, in the order of these writes."""
+    def __init__(self, name: str, meter: Meter) -> None:
+        self.name = name
+        self.meter = meter
+        self.gets = meter.durations["get"]
+        self.unanswered = 0
+        """How many requests are not yet answered."""
+        self.writing: dict[PluginKey, PluginWrite] = {}
+        """The keys that are being written, each with its last write, in the order of these writes."""
 
 
 class PluginRequest(Struct, gc=False):
@@ -74,8 +74,7 @@ class WriteQueue:
         while not self._writes:
             self._arrived.clear()
             await self._arrived.wait()
-        group: list[PluginWrite] = []
-        size = 0
+        group, size = list[PluginWrite](), 0
         while self._writes and len(group) < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             write = self._writes.popleft()
             group.append(write)

@@ -28,7 +28,7 @@ from keyloft.nats.messages import Handled, publish_all, publish_to_all
 from keyloft.nats.service import NatsService
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
-from keyloft.plugins.meters import OTHER, Histogram, Meter, Meters
+from keyloft.plugins.meters import OTHER, Meter, Meters
 from keyloft.plugins.requests import Plugin, PluginRequest, PluginWrite, WriteQueue, end
 from keyloft.plugins.store import BotDatabase, listed
 
@@ -91,7 +91,7 @@ class DatabaseService(NatsService):
         self._plugins: dict[str, Plugin] = {}
         self._routes: dict[str, tuple[Plugin, str, wire.Reader]] = {}
         self._reserved_bytes = tuple([prefix.encode() for prefix in self._reserved])
-        self._no_plugin = Plugin(OTHER, Meter(), Histogram())
+        self._no_plugin = Plugin(OTHER, Meter())
         """Stands for the sender of a request whose subject names no plugin."""
         self._gets: list[PluginRequest] = []
         self._gets_arrived = asyncio.Event()
@@ -201,8 +201,7 @@ class DatabaseService(NatsService):
             self._routes.clear()
             self._plugins = {name: plugin for name, plugin in self._plugins.items() if plugin.unanswered}
         if (plugin := self._plugins.get(name)) is None:
-            meter = self.meters.of(name)
-            plugin = self._plugins[name] = Plugin(name, meter, meter.durations["get"])
+            plugin = self._plugins[name] = Plugin(name, self.meters.of(name))
         route = self._routes[subject] = plugin, operation, wire.READERS[operation]
         return route
 
