@@ -308,9 +308,6 @@ UNREAD_MESSAGES: Final = 20_000
 UNREAD_BYTES: Final = 64 * 1024 * 1024
 """The same for the size of the unread messages."""
 
-UNREAD_CHECK_EVERY: Final = 64
-"""Both bounds are checked once in so many messages."""
-
 CONNECT_SECONDS: Final = 3.0
 """The longest that a client waits for a connection to NATS."""
 
@@ -343,7 +340,7 @@ UNSENT_PLUGIN_REFUSALS: Final = 10_000
 
 REFUSALS_AT_ONCE: Final = 64
 """After so many refusals (and gets, in a flood) a plugin service pauses. Without the pause, the flood's next requests
-would be accepted at once, each of which takes as long as several BUSY: a quarter of the time to read the flood."""
+would be accepted at once, and each of them takes as long as several BUSY."""
 
 FLOOD_PAUSE_SECONDS: Final = 0.001
 """How long these pauses are."""

@@ -96,6 +96,13 @@ class TestValues:
             await db.kv_set("test", "bad", value)
         assert await db.kv_get("test", "bad") == {"exists": False}
 
+    async def test_an_error_names_the_argument_once(self, db: BotDatabase) -> None:
+        for value, where in (({1, 2}, ""), ([{1, 2}], r"value\[0\]: ")):
+            with pytest.raises(TypeError, match=rf"^value is not JSON-serializable: {where}the type set would not"):
+                await db.kv_set("test", "bad", value)
+        with pytest.raises(keyloft.InvalidKey, match=r"^key must be a non-empty string, not None$"):
+            await db.kv_get("test", None)  # type: ignore[arg-type]
+
     async def test_stored_json_is_readable_by_sql(self, tmp_path: Path) -> None:
         db = BotDatabase(tmp_path / "bot.db")
         await db.kv_set("trivia", "user", {"näme": "Ada", "n": 1}, ttl_seconds=2147483647)
@@ -135,7 +142,11 @@ class TestExpiry:
 
     @pytest.mark.parametrize("ttl", [0, -1, 2147483648, True, 1.5, "5", float("nan")])
     async def test_a_ttl_out_of_range_is_refused(self, db: BotDatabase, ttl: Any) -> None:
-        with pytest.raises(ValueError, match="ttl must be"):
+        not_int = "" if type(ttl) is int else f", not {type(ttl).__name__}"
+        rule = (
+            f"^ttl_seconds must be a whole number of seconds from 1 to 2147483647{not_int}; None is for an entry that"
+        )
+        with pytest.raises(ValueError, match=rule):
             await db.kv_set("test", "k", 1, ttl_seconds=ttl)
         assert await db.kv_get("test", "k") == {"exists": False}
 

@@ -21,7 +21,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
 )
-names = st.sampled_from(["key", "value", "ttl", "ttl_seconds", "limit", "prefix", "other", 'k"'])
+names = st.sampled_from(["key", "value", "ttl", "ttl_seconds", "limit", "prefix", "other", 'k"', "Key", "ttlSeconds"])
 fields = st.lists(st.tuples(names, values), max_size=5)
 
 
@@ -60,7 +60,7 @@ def outcome(read: Callable[[], Any]) -> Any:
 @pytest.mark.slow
 def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
     assert outcome(lambda: wire.setting("p", data)) == outcome(lambda: wire._set_carefully("p", data))
-    careful = outcome(lambda: rules.key(payloads.field(payloads.read(data), "key")))
+    careful = outcome(lambda: rules.key(payloads.field(wire._read(data, "key"), "key"), "null"))
     assert outcome(lambda: wire.getting("trivia", data).key[1]) == careful
 
 
@@ -110,6 +110,23 @@ def test_a_large_request_for_a_key_is_not_read_either() -> None:
             read("p", b'{"key":"k","other":' + padding + b"}")
         with pytest.raises(InvalidJson):
             read("p", b"x" * 20_000)
+
+
+@pytest.mark.parametrize("name", ["Key", "KEY", "_key", "k_e_y", "\u212aey"])
+def test_a_field_in_another_spelling_is_refused_beside_the_right_one_too(name: str) -> None:
+    """The fast reader leaves it to the careful one."""
+    for read in (wire.setting, wire.getting, wire.deleting):
+        with pytest.raises(InvalidArgument, match="this field is called key") as raised:
+            read("p", json.dumps({"key": "k", "value": 1, name: "k"}, ensure_ascii=False).encode())
+        assert raised.value.code == "VALIDATION_ERROR"
+
+
+def test_other_unknown_fields_are_ignored_and_no_error_is_long() -> None:
+    for name in ("keys", "ky", "expires", "value", "prefix"):
+        assert wire.getting("p", json.dumps({"key": "k", name: 1}).encode()).key == ("p", "k")
+    with pytest.raises(InvalidArgument) as raised:
+        wire.getting("p", json.dumps({"key": "k", "_" * 10_000 + "key": 1}).encode())
+    assert len(str(raised.value)) < 100
 
 
 def test_a_parse_error_does_not_show_the_value() -> None:

@@ -66,10 +66,8 @@ class ServiceClient(AsyncClosing):
             async with asyncio.timeout(min(self._timeout, limits.CONNECT_SECONDS)):
                 self.nats = await connect(url, name=name, login=login, on_error=self._on_error, **options)
         except TimeoutError:
-            raise Unanswered(
-                f"no NATS server answers at {shown(urls)}: "
-                "is it running, and is the address right? `keyloft serve` starts one with the service"
-            ) from None
+            cure = "is it running, and is the address right? `keyloft serve` starts one with the service"
+            raise Unanswered(f"no NATS server answers at {shown(urls)}: {cure}") from None
         except KeyloftError:
             raise
         except Exception as error:
@@ -102,9 +100,8 @@ class ServiceClient(AsyncClosing):
             raise NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one") from None
         except nats_errors.TimeoutError:
             state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"
-            raise TimedOut(
-                f"no answer to {subject} within {self._timeout:g} s ({state}); it may have been carried out, or not"
-            ) from None
+            waited = f"no answer to {subject} within {self._timeout:g} s ({state})"
+            raise TimedOut(f"{waited}; it may have been carried out, or not") from None
         except (
             nats_errors.ConnectionClosedError,
             nats_errors.ConnectionDrainingError,

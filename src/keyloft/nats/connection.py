@@ -14,8 +14,8 @@ from nats.errors import AuthorizationError
 from keyloft import limits
 from keyloft.core.urls import without_login
 from keyloft.errors import NotPermitted
-from keyloft.nats.internals import NatsConnection, check_nats_py
 from keyloft.nats.log_rate import LogRate
+from keyloft.nats.messages import NatsConnection, check_nats_py
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Reads the JSON of a request strictly: the refusal of an ambiguous or broken one says exactly what is wrong."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -43,6 +43,18 @@ def field(fields: Mapping[str, Any], name: str) -> Any:
     return fields[name]
 
 
+def refuse_misspelt(fields: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse a field that differs from a known one in case or underscores alone; what it asks for would be ignored.
+
+    Raises:
+        InvalidArgument: There is one; the message has the right name.
+    """
+    right = {name.replace("_", ""): name for name in known}
+    for name in fields.keys() - right.values():
+        if meant := right.get(name.replace("_", "").lower()):
+            raise InvalidArgument(f"{name:.50}: this field is called {meant}")
+
+
 def read(data: bytes) -> dict[str, Any]:
     """The fields of a request.
 
@@ -73,7 +85,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    """An int of any length, unless it alone exceeds the limit: a megabyte of digits would take a second."""
+    """An int of any length, unless it alone exceeds the limit: many digits take long."""
     if len(digits) > limits.LONGEST_INT_DIGITS:
         raise ValueTooLarge(len(digits), limits.LONGEST_INT_DIGITS)
     return integers.parse(digits)

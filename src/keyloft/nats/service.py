@@ -15,7 +15,7 @@ from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConf
 import keyloft
 from keyloft.core.closing import AsyncClosing
 from keyloft.nats.connection import servers
-from keyloft.nats.internals import Handled, NatsConnection, check_nats_py
+from keyloft.nats.messages import Handled, NatsConnection, check_nats_py
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
 warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")

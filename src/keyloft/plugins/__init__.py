@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["BotDatabase", "DatabaseClient", "DatabaseService", "Login", "PluginKVStorage"]
 
 
-# nats-py is an extra, and SQLAlchemy takes 19 MB that a service never needs.
+# nats-py is an extra, and SQLAlchemy takes memory that a service never needs.
 __getattr__ = loader(
     __name__,
     {

@@ -47,8 +47,8 @@ class OperationLog:
             code = error.code if isinstance(error, KeyloftError) else type(error).__name__
             # The message of a specific error is enough; any other needs its traceback.
             is_specific = isinstance(error, DatabaseError) and type(error) is not DatabaseError
-            traceback = None if is_specific else error
-            self._logger.error("[KV] %d requests failed (%s): %s", requests, code, error, exc_info=traceback)
+            text = "[KV] %d requests failed (%s): %s"
+            self._logger.error(text, requests, code, error, exc_info=None if is_specific else error)
 
     async def sending(self, publishing: Coroutine[Any, Any, None]) -> None:
         """Await the sending of replies, and log a failure; the senders of the requests will time out."""

@@ -4,16 +4,16 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from typing import Final
 
+from msgspec import Struct, field
+
 from keyloft import limits
 
 OTHER: Final = "other"
 """The name under which plugins without a label of their own are counted."""
 
 
-class Histogram:
+class Histogram:  # no Struct: every request adds to one, and a struct's fields are slower to set
     """How often something took how long; the last bucket has no upper bound."""
-
-    __slots__ = ("buckets", "seconds")
 
     def __init__(self) -> None:
         self.buckets = [0] * (len(limits.LATENCY_BOUNDS) + 1)
@@ -31,23 +31,19 @@ class Histogram:
         return sum(self.buckets)
 
 
-class Meter:
+class Meter(Struct):
     """One plugin's requests: durations by operation, and errors by code."""
 
-    __slots__ = ("durations", "errors")
-
-    def __init__(self) -> None:
-        self.durations: dict[str, Histogram] = defaultdict(Histogram)
-        self.errors: Counter[str] = Counter()
+    durations: dict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    errors: Counter[str] = field(default_factory=Counter)
 
 
-class Meters:
+class Meters(Struct):
     """All requests since the service started. Plugins beyond the first thousand are counted together."""
 
-    def __init__(self) -> None:
-        self.plugins: dict[str, Meter] = defaultdict(Meter)
-        self.cleanups = Histogram()
-        self.cleaned = 0
+    plugins: dict[str, Meter] = field(default_factory=lambda: defaultdict(Meter))
+    cleanups: Histogram = field(default_factory=Histogram)
+    cleaned: int = 0
 
     def of(self, plugin: str) -> Meter:
         """The meter of a plugin, or the common one for those beyond the first thousand."""

@@ -41,14 +41,9 @@ class _SqlNow(FunctionElement[datetime]):
 
 
 @compiles(_SqlNow)
-def _current_timestamp(element: _SqlNow, compiler: SQLCompiler, **options: Any) -> str:
-    return "CURRENT_TIMESTAMP"
-
-
-@compiles(_SqlNow, "sqlite")
-def _of_full_width(element: _SqlNow, compiler: SQLCompiler, **options: Any) -> str:
-    # CURRENT_TIMESTAMP has no fraction of a second there, and would sort before all other times of the same second.
-    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+def _sql_now(element: _SqlNow, compiler: SQLCompiler, **options: Any) -> str:
+    # SQLite's CURRENT_TIMESTAMP has no fraction of a second, and would sort before all other times of the same second.
+    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')" if compiler.dialect.name == "sqlite" else "CURRENT_TIMESTAMP"
 
 
 def _sorted_by_code_point(characters: int) -> String:

@@ -15,8 +15,6 @@ from keyloft.plugins.meters import Meter
 class Plugin:
     """A plugin that has sent something, and its unanswered requests."""
 
-    __slots__ = ("gets", "meter", "name", "unanswered", "writing")
-
     def __init__(self, name: str, meter: Meter) -> None:
         self.name = name
         self.meter = meter
@@ -76,8 +74,7 @@ class WriteQueue:
         while not self._writes:
             self._arrived.clear()
             await self._arrived.wait()
-        group: list[PluginWrite] = []
-        size = 0
+        group, size = list[PluginWrite](), 0
         while self._writes and len(group) < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             write = self._writes.popleft()
             group.append(write)

@@ -1,11 +1,14 @@
-"""What a plugin may store and request: the same rules for names, keys, values, TTLs and lists in every interface."""
+"""What a plugin may store and request: the same rules for names, keys, values, TTLs and lists in every interface.
+
+An error names the argument, and calls None what its caller calls it, which is `null` in JSON.
+"""
 
 import re
 from typing import Final
 
 from keyloft import limits
 from keyloft.core import values
-from keyloft.core.records import PluginKey, Scan, Set, Space
+from keyloft.core.records import PluginKey, Scan, Space
 from keyloft.errors import InvalidArgument, InvalidKey, InvalidPluginName, InvalidValue, ValueTooLarge
 
 PREFIXES: Final = ("db.kv", "rosey.db.kv")
@@ -25,25 +28,23 @@ def plugin_name(name: object) -> str:
         InvalidPluginName: No plugin can have this name.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidPluginName(f"plugin_name must be a non-empty string{_got(name)}")
+        raise InvalidPluginName(f"plugin_name must be a non-empty string{_but_not(name, str)}")
     if len(name) > limits.PLUGIN_NAME_CHARACTERS:
         raise InvalidPluginName(f"plugin_name must be ≤{limits.PLUGIN_NAME_CHARACTERS} characters, not {len(name)}")
     if _NAME.fullmatch(name) is None:
-        raise InvalidPluginName(
-            "plugin_name must contain only lowercase letters, numbers, hyphens, and underscores (a-z 0-9 - _); "
-            f"this one is {name!a}"
-        )
+        allowed = "lowercase letters, numbers, hyphens, and underscores (a-z 0-9 - _)"
+        raise InvalidPluginName(f"plugin_name must contain only {allowed}; this one is {name!a}")
     return name
 
 
-def key(name: object) -> str:
+def key(name: object, none: str = "None") -> str:
     """Check a key.
 
     Raises:
         InvalidKey: No entry can have this key.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidKey(f"key must be a non-empty string{_got(name)}")
+        raise InvalidKey(f"key must be a non-empty string{_but_not(name, str, none)}")
     return _storable(name, "key")
 
 
@@ -59,13 +60,13 @@ def value(content: object) -> bytes:
     except ValueTooLarge:
         raise
     except InvalidValue as error:
-        raise type(error)(f"value is not JSON-serializable: {error}") from error
+        raise type(error)(f"value is not JSON-serializable: {str(error).removeprefix('value: ')}") from error
     if len(data) > limits.PLUGIN_VALUE_BYTES:
         raise ValueTooLarge(len(data), limits.PLUGIN_VALUE_BYTES)
     return data
 
 
-def ttl(seconds: object) -> int | None:
+def ttl(seconds: object, argument: str = "ttl", none: str = "None") -> int | None:
     """A TTL in milliseconds; None for an entry that never expires.
 
     Raises:
@@ -74,10 +75,8 @@ def ttl(seconds: object) -> int | None:
     if seconds is None:
         return None
     if type(seconds) is not int or not 1 <= seconds <= limits.LONGEST_TTL_SECONDS:
-        raise InvalidArgument(
-            f"ttl must be a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS}, "
-            "or null for an entry that never expires"
-        )
+        rule = f"must be a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS}{_but_not(seconds, int)}"
+        raise InvalidArgument(f"{argument} {rule}; {none} is for an entry that never expires")
     return seconds * 1000
 
 
@@ -90,7 +89,7 @@ def limit(keys: object) -> int:
     if keys is None:
         return limits.LISTED_KEYS
     if type(keys) is not int or not 1 <= keys <= limits.MOST_LISTED_KEYS:
-        raise InvalidArgument(f"limit must be a whole number from 1 to {limits.MOST_LISTED_KEYS}")
+        raise InvalidArgument(f"limit must be a whole number from 1 to {limits.MOST_LISTED_KEYS}{_but_not(keys, int)}")
     return keys
 
 
@@ -103,26 +102,21 @@ def text(content: object, field: str) -> str:
     if content is None:
         return ""
     if not isinstance(content, str):
-        raise InvalidArgument(f"{field} must be a string")
+        raise InvalidArgument(f"{field} must be a string{_but_not(content, str)}")
     return _storable(content, field, InvalidArgument)
-
-
-def setting(plugin: str, name: object, content: object, ttl_seconds: object) -> Set:
-    """The write that stores a value."""
-    return Set(Space.PLUGINS, (plugin, key(name)), value(content), values.JSON, ttl(ttl_seconds))
 
 
 def listing(plugin: str, prefix: object, keys: object, after: object) -> Scan:
     """The scan that lists keys: one more than wanted, so that it shows whether there are more."""
-    first = text(prefix, "prefix")
-    last_seen = text(after, "after")
+    first, last_seen = text(prefix, "prefix"), text(after, "after")
     continues = last_seen >= first and last_seen != ""
     start: PluginKey = (plugin, last_seen if continues else first)
     return Scan(Space.PLUGINS, start, (plugin, first + _BEYOND), limit(keys) + 1, keys_only=True, after=continues)
 
 
-def _got(name: object) -> str:
-    return "" if isinstance(name, str) else f", not {'null' if name is None else type(name).__name__}"
+def _but_not(content: object, expected: type, none: str = "None") -> str:
+    """The end of an error for an argument of another type."""
+    return "" if type(content) is expected else f", not {none if content is None else type(content).__name__}"
 
 
 def _storable(name: str, field: str, error: type[InvalidKey] | type[InvalidArgument] = InvalidKey) -> str:

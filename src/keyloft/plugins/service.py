@@ -1,10 +1,11 @@
 """Serves the plugins' storage on NATS: `db.kv.<plugin>.<operation>`.
 
-The path of a message: `_receive` accepts or refuses it. Gets gather for `_get`, which reads all gets of one iteration
-of the event loop at once; writes gather for `_write`, which commits them together. A get of a key that is being
-written waits for that write, so that a plugin reads what it published. `_receive` never awaits: no further message is
-read before it has returned. Reading waits only while too many refusals are unsent. Of a plugin with too many
-unanswered requests, `_receive` sees one message per read from the socket; those that follow are refused unread.
+The path of a message: `_receive` accepts or refuses it. Gets gather for `_answer_gets`, which reads all gets of one
+iteration of the event loop at once; writes gather for `_commit_writes`, which commits them together. A get of a key
+that is being written waits for that write, so that a plugin reads what it published. `_receive` never awaits: no
+further message is read before it has returned. Reading waits only while too many refusals are unsent. Of a plugin with
+too many unanswered requests, `_receive` sees one message per read from the socket; those that follow are refused
+unread.
 """
 
 import asyncio
@@ -18,12 +19,12 @@ from nats.aio.client import Client as Nats
 from nats.micro.service import EndpointStats
 
 from keyloft import limits
-from keyloft.core.engine import Engine, write
+from keyloft.core.engine import write
 from keyloft.core.records import Committed, Set
 from keyloft.errors import Busy, InvalidSubject, InvalidValue, KeyloftError, Stalled, ValueTooLarge
 from keyloft.nats.connection import cancel
 from keyloft.nats.errors import refusal, wire_code
-from keyloft.nats.internals import Handled, publish_all, publish_to_all
+from keyloft.nats.messages import Handled, publish_all, publish_to_all
 from keyloft.nats.service import NatsService
 from keyloft.plugins import rules, wire
 from keyloft.plugins.logs import OperationLog
@@ -82,10 +83,9 @@ class DatabaseService(NatsService):
         self.db = db
         self.meters = meters or Meters()
         self._unanswered = 0
-        self._per_plugin = requests_per_plugin
-        self._in_all = requests_in_all
+        self._most_per_plugin = requests_per_plugin
+        self._most_in_all = requests_in_all
         self._cleanup_every = cleanup_every
-        self._engine: Engine
         self._log = OperationLog(logger)
         self._tasks: list[asyncio.Task[None]] = []
         self._plugins: dict[str, Plugin] = {}
@@ -94,15 +94,15 @@ class DatabaseService(NatsService):
         self._no_plugin = Plugin(OTHER, Meter())
         """Stands for the sender of a request whose subject names no plugin."""
         self._gets: list[PluginRequest] = []
-        self._something_to_get = asyncio.Event()
+        self._gets_arrived = asyncio.Event()
         self._lists: dict[Plugin, deque[PluginRequest]] = {}
-        self._something_to_list = asyncio.Event()
+        self._lists_arrived = asyncio.Event()
         self._writes = WriteQueue()
-        self._refused: deque[tuple[PluginRequest, bytes]] = deque()
-        self._busy: dict[tuple[Plugin, str], list[bytes]] = {}
+        self._refusals: deque[tuple[PluginRequest, bytes]] = deque()
+        self._busy_replies: dict[tuple[Plugin, str], list[bytes]] = {}
         """The reply subjects to which BUSY is sent, by plugin and operation."""
-        self._has_refused_busy = False
-        self._something_to_refuse = asyncio.Event()
+        self._is_flooded = False
+        self._refusals_arrived = asyncio.Event()
 
     @property
     def unanswered(self) -> int:
@@ -112,7 +112,7 @@ class DatabaseService(NatsService):
     @property
     def unsent_refusals(self) -> int:
         """How many refusals wait to be sent, BUSY not counted."""
-        return len(self._refused)
+        return len(self._refusals)
 
     async def start(self) -> None:
         """Begin to serve. The database is opened if it is not yet open.
@@ -125,7 +125,7 @@ class DatabaseService(NatsService):
         await super().start()
 
     def _begin(self) -> None:
-        steps = (self._get, self._list, self._write, self._refuse, self._clean_up)
+        steps = (self._answer_gets, self._answer_next_list, self._commit_writes, self._send_refusals, self._clean_up)
         self._tasks = [
             asyncio.create_task(self._forever(step), name=f"keyloft plugins: {step.__name__}") for step in steps
         ]
@@ -142,6 +142,7 @@ class DatabaseService(NatsService):
     async def _finish(self) -> None:
         while self._unanswered:  # noqa: ASYNC110 (an event would have to be set and cleared in the path of each request)
             await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
+        self._refusals_arrived.set()  # also without any
         await self._send_refusals()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -158,7 +159,7 @@ class DatabaseService(NatsService):
         is_reserved = reply.startswith(self._reserved)
         try:
             plugin, operation, read = self._routes.get(subject) or self._route(subject)
-            if plugin.unanswered >= self._per_plugin or self._unanswered >= self._in_all:
+            if plugin.unanswered >= self._most_per_plugin or self._unanswered >= self._most_in_all:
                 return self._refuse_busy(plugin, operation, reply)
             if is_reserved:
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
@@ -170,18 +171,18 @@ class DatabaseService(NatsService):
                 if plugin.writing and (before := request.write_before()):
                     before.waiting.append(request)
                 else:
-                    self._add_read(request)
+                    self._queue_read(request)
         except Exception as error:
-            if plugin is self._no_plugin and plugin.unanswered >= self._per_plugin:
+            if plugin is self._no_plugin and plugin.unanswered >= self._most_per_plugin:
                 return self._refuse_busy(plugin, operation, reply)
             if not isinstance(error, KeyloftError):
                 logger.exception("[KV] reading a request failed unexpectedly")
             # An answer to a reserved subject would be a request in the service's name, to any plugin's keys.
             request = PluginRequest(plugin, operation, "" if is_reserved else reply, None, arrived)
-            self._note_error(request, error)
-            self._refused.append((request, refusal(error)))
-            self._something_to_refuse.set()
-            wait = self._until_sent() if self._is_behind() else None
+            self._report_error(request, error)
+            self._refusals.append((request, refusal(error)))
+            self._refusals_arrived.set()
+            wait = self._wait_until_sent() if self._too_much_is_unsent() else None
         # Bad requests count, too, until they are answered: a flood of them is refused as cheaply as any other.
         plugin.unanswered += 1
         self._unanswered += 1
@@ -204,29 +205,29 @@ class DatabaseService(NatsService):
         route = self._routes[subject] = plugin, operation, wire.READERS[operation]
         return route
 
-    def _add_read(self, request: PluginRequest) -> None:
+    def _queue_read(self, request: PluginRequest) -> None:
         if request.operation == "get":
             self._gets.append(request)
-            self._something_to_get.set()
+            self._gets_arrived.set()
         else:
             self._lists.setdefault(request.plugin, deque()).append(request)
-            self._something_to_list.set()
+            self._lists_arrived.set()
 
     # Reading
 
-    async def _get(self) -> None:
+    async def _answer_gets(self) -> None:
         """Answer the gets that arrived since the last time."""
-        await self._something_to_get.wait()
-        self._something_to_get.clear()
+        await self._gets_arrived.wait()
+        self._gets_arrived.clear()
         gets, self._gets = self._gets, []
         for first in range(0, len(gets), limits.GETS_PER_READ):
             some = gets[first : first + limits.GETS_PER_READ]
-            await self._answer(some, self._got(some))
-            if self._has_refused_busy:
-                self._has_refused_busy = False
+            await self._answer(some, self._get_replies(some))
+            if self._is_flooded:
+                self._is_flooded = False
                 await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)  # see limits.REFUSALS_AT_ONCE
 
-    async def _got(self, gets: Sequence[PluginRequest]) -> list[bytes]:
+    async def _get_replies(self, gets: Sequence[PluginRequest]) -> list[bytes]:
         records = await self._read(gets)
         # Most requests are gets, so here every call counts.
         now, is_debug, slow = perf_counter(), logger.isEnabledFor(logging.DEBUG), limits.SLOW_SECONDS
@@ -237,22 +238,22 @@ class DatabaseService(NatsService):
                 self._log.operation("get", get.plugin.name, get.key, seconds, hit=record is not None)
         return list(map(wire.got, records))
 
-    async def _list(self) -> None:
+    async def _answer_next_list(self) -> None:
         """Answer one list, of each plugin in turn: a list may take long."""
-        await self._something_to_list.wait()
+        await self._lists_arrived.wait()
         plugin = next(iter(self._lists))
         queue = self._lists.pop(plugin)
         request = queue.popleft()
         if queue:
             self._lists[plugin] = queue  # at the end
         if not self._lists:
-            self._something_to_list.clear()
-        await self._answer([request], self._listed(request))
+            self._lists_arrived.clear()
+        await self._answer([request], self._list_replies(request))
 
-    async def _listed(self, request: PluginRequest) -> list[bytes]:
+    async def _list_replies(self, request: PluginRequest) -> list[bytes]:
         [page] = await self._read([request])
         keys, truncated = listed(page, request.content.limit - 1)
-        self._count(request, perf_counter(), count=len(keys))
+        self._report_done(request, perf_counter(), count=len(keys))
         return [wire.listed(keys, truncated, self.nats.max_payload)]
 
     async def _read(self, requests: Sequence[PluginRequest]) -> Any:
@@ -262,12 +263,12 @@ class DatabaseService(NatsService):
 
     # Writing
 
-    async def _write(self) -> None:
+    async def _commit_writes(self) -> None:
         """Commit the writes that arrived during the last commit."""
         group = await self._writes.next_group()
         committing = asyncio.create_task(write(self._engine, *[request.content for request in group]))
         try:
-            await self._answer(group, self._written(group, committing))
+            await self._answer(group, self._write_replies(group, committing))
             # Stalled: the next group can't begin before this one has ended, but nothing waits beyond the deadline.
             while not committing.done():
                 if overdue := self._writes.overdue(group, perf_counter() - self._deadline):
@@ -276,9 +277,11 @@ class DatabaseService(NatsService):
             committing.exception()  # asyncio logs an exception that was never retrieved
         finally:
             for read in end(group):
-                self._add_read(read)
+                self._queue_read(read)
 
-    async def _written(self, group: Sequence[PluginRequest], committing: "asyncio.Task[Committed]") -> list[bytes]:
+    async def _write_replies(
+        self, group: Sequence[PluginRequest], committing: "asyncio.Task[Committed]"
+    ) -> list[bytes]:
         """The replies to writes. None of them has a condition, so they fail together or not at all."""
         await asyncio.wait([committing], timeout=self._deadline)
         if not committing.done():
@@ -288,11 +291,11 @@ class DatabaseService(NatsService):
         for request in group:
             if type(request.content) is Set:
                 ttl = request.content.expire_in
-                self._count(request, now, size=len(request.content.value), ttl=ttl and ttl // 1000)
+                self._report_done(request, now, size=len(request.content.value), ttl=ttl and ttl // 1000)
                 replies.append(wire.STORED)
             else:
                 existed = next(found)
-                self._count(request, now, deleted=existed)
+                self._report_done(request, now, deleted=existed)
                 replies.append(wire.DELETED if existed else wire.NOT_DELETED)
         return replies
 
@@ -307,7 +310,7 @@ class DatabaseService(NatsService):
         else:
             await self._reply(requests, data)
 
-    def _count(self, request: PluginRequest, now: float, **details: int | None) -> None:
+    def _report_done(self, request: PluginRequest, now: float, **details: int | None) -> None:
         """Count and log a request that was carried out."""
         seconds = now - request.arrived
         request.plugin.meter.durations[request.operation].add(seconds)
@@ -320,7 +323,7 @@ class DatabaseService(NatsService):
             error = Stalled(self._stalled)
         self._log.failure(len(requests), error)
         for request in requests:
-            self._note_error(request, error)
+            self._report_error(request, error)
         await self._reply(requests, [refusal(error)] * len(requests))
 
     async def _reply(self, requests: Sequence[PluginRequest], replies: Sequence[bytes]) -> None:
@@ -331,14 +334,13 @@ class DatabaseService(NatsService):
             request.plugin.unanswered -= 1
         self._unanswered -= len(requests)
 
-    def _note_error(self, request: PluginRequest, error: Exception) -> None:
-        code = wire_code(error)
+    def _report_error(self, request: PluginRequest, error: Exception) -> None:
         message = str(error) if isinstance(error, KeyloftError) else type(error).__name__
         if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
             message = "the value was refused"  # the message has names of fields in it, which are the sender's data
-        self._note_refusals(request.plugin.name, request.operation, request.key, code, message)
+        self._report_refusals(request.plugin.name, request.operation, request.key, wire_code(error), message)
 
-    def _note_refusals(self, plugin: str, operation: str, key: str, code: str, message: str, times: int = 1) -> None:
+    def _report_refusals(self, plugin: str, operation: str, key: str, code: str, message: str, times: int = 1) -> None:
         """Count and log requests that were refused or failed for the same reason."""
         self.meters.of(plugin).errors[code] += times
         self._count_errors(operation, code, times)
@@ -348,45 +350,42 @@ class DatabaseService(NatsService):
 
     def _refuse_busy(self, plugin: Plugin, operation: str, reply: str) -> Handled:
         """Answer BUSY to a request, and to all that follow it before the next iteration of the event loop."""
-        replies = self._busy.setdefault((plugin, operation), [])
+        replies = self._busy_replies.setdefault((plugin, operation), [])
         replies.append(reply.encode())
-        self._has_refused_busy = True
-        self._something_to_refuse.set()
-        return self._until_sent() if self._is_behind() else replies
+        self._is_flooded = True
+        self._refusals_arrived.set()
+        return self._wait_until_sent() if self._too_much_is_unsent() else replies
 
-    def _is_behind(self) -> bool:
-        return len(self._refused) >= limits.UNSENT_PLUGIN_REFUSALS or self._much_is_unsent()
+    def _too_much_is_unsent(self) -> bool:
+        return len(self._refusals) >= limits.UNSENT_PLUGIN_REFUSALS or self._many_bytes_are_unsent()
 
-    def _much_is_unsent(self) -> bool:
+    def _many_bytes_are_unsent(self) -> bool:
         return self.nats.is_connected and self.nats.pending_data_size > limits.UNSENT_BYTES
 
-    async def _until_sent(self) -> None:
+    async def _wait_until_sent(self) -> None:
         """Read no further for a while: NATS slows down the senders of what is not read."""
-        while self._is_behind():  # noqa: ASYNC110
+        while self._too_much_is_unsent():  # noqa: ASYNC110
             await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
 
-    async def _refuse(self) -> None:
-        """Send refusals; not together with answers, which may have to wait for the database."""
-        await self._something_to_refuse.wait()
-        self._something_to_refuse.clear()
-        await self._send_refusals()
-
     async def _send_refusals(self) -> None:
-        while self._busy or self._refused:
+        """Send refusals; not together with answers, which may have to wait for the database."""
+        await self._refusals_arrived.wait()
+        self._refusals_arrived.clear()
+        while self._busy_replies or self._refusals:
             await self._send_busy()
-            some = [self._refused.popleft() for _ in range(min(len(self._refused), limits.REFUSALS_AT_ONCE))]
+            some = [self._refusals.popleft() for _ in range(min(len(self._refusals), limits.REFUSALS_AT_ONCE))]
             await self._reply([request for request, _ in some], [data for _, data in some])
-            if self._refused:
+            if self._refusals:
                 await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
             # If nats-py's buffer were full of refusals, each answer would wait until all of them are sent.
-            while self._much_is_unsent():  # noqa: ASYNC110
+            while self._many_bytes_are_unsent():  # noqa: ASYNC110
                 await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
 
     async def _send_busy(self) -> None:
-        busy, self._busy = self._busy, {}
+        busy, self._busy_replies = self._busy_replies, {}
         wanted: list[bytes] = []
         for (plugin, operation), replies in busy.items():
-            self._note_refusals(plugin.name, operation, "", Busy.code, _TOO_MANY, len(replies))
+            self._report_refusals(plugin.name, operation, "", Busy.code, _TOO_MANY, len(replies))
             wanted += [reply for reply in replies if reply and not reply.startswith(self._reserved_bytes)]
         if wanted:
             await self._log.sending(publish_to_all(self.nats, wanted, _BUSY))

@@ -12,10 +12,10 @@ from keyloft.clock import Clock
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine, write
 from keyloft.core.lazy import PagedList
-from keyloft.core.records import Delete, Get, Page, Record, Space
+from keyloft.core.records import Delete, Get, Page, Record, Set, Space
 from keyloft.core.sweeper import sweep
 from keyloft.core.urls import DatabaseUrl
-from keyloft.core.values import decode_json
+from keyloft.core.values import Encoding, decode_json
 from keyloft.engines import open_engine
 from keyloft.errors import Closed, KeyloftError, Undecodable
 from keyloft.plugins import rules
@@ -111,20 +111,19 @@ class BotDatabase(AsyncClosing):
             ValueError: A name, key or TTL is out of range, or the value exceeds 64KB.
             TypeError: The value is not JSON-serializable.
         """
-        setting = rules.setting(rules.plugin_name(plugin_name), key, value, ttl_seconds)
-        await write(await self.engine(), setting)
+        at, expire_in = (rules.plugin_name(plugin_name), rules.key(key)), rules.ttl(ttl_seconds, "ttl_seconds")
+        await write(await self.engine(), Set(Space.PLUGINS, at, rules.value(value), Encoding.JSON, expire_in))
 
     async def kv_get(self, plugin_name: str, key: str) -> dict[str, Any]:
         """The value at a plugin's key: `{'exists': True, 'value': …}`, or `{'exists': False}`."""
         engine = await self.engine()
         [record] = await engine.read(Get(Space.PLUGINS, (rules.plugin_name(plugin_name), rules.key(key))))
-        if record is None:
-            return {"exists": False}
-        try:
-            return {"exists": True, "value": decode_json(record.value)}
-        except Undecodable:
-            report_broken(record)
-            return {"exists": False}
+        if record is not None:
+            try:
+                return {"exists": True, "value": decode_json(record.value)}
+            except Undecodable:
+                report_broken(record)
+        return {"exists": False}
 
     async def kv_delete(self, plugin_name: str, key: str) -> bool:
         """Remove an entry; returns whether there was one."""

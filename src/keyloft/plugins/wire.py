@@ -1,7 +1,7 @@
 """Requests and replies of the plugin service as JSON, and what they mean to the engine.
 
-msgspec reads an ordinary request in a microsecond. An unusual one (an escape, an unknown field, a wrong type, an error)
-goes through `payloads.read`, which is slow and finds out exactly what is wrong.
+msgspec reads an ordinary request. An unusual one (an escape, an unknown field, a wrong type, an error) goes through
+`payloads.read`, which is many times slower and finds out exactly what is wrong.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ def getting(plugin: str, data: bytes) -> Get:
     # Most keys need no further check: they are short, as the request is; JSON has no NUL without an escape, ASCII has
     # no surrogates.
     if not key or not key.isascii() or b"\\" in data or data.count(b'"') != 4:
-        key = rules.key(payloads.field(_read(data), "key"))
+        key = rules.key(payloads.field(_read(data, "key"), "key"), "null")
     return Get(_PLUGINS, (plugin, key))
 
 
@@ -78,23 +78,18 @@ def setting(plugin: str, data: bytes) -> Set:
     # Without escapes, each text has two quotes. If all are accounted for, no name is doubled and none is unknown.
     if b"\\" in data or data.count(b'"') != stored.count(b'"') + 2 * names or may_be_deep(stored) or alias is not UNSET:
         return _set_carefully(plugin, data)
-    expire_in = None if ttl is UNSET else rules.ttl(ttl)
+    expire_in = None if ttl is UNSET else rules.ttl(ttl, none="null")
     return Set(_PLUGINS, (plugin, rules.key(request.key)), stored, Encoding.JSON, expire_in)
 
 
 def listing(plugin: str, data: bytes) -> Scan:
     """The scan that a list requests."""
-    fields = _read(data)
+    fields = _read(data, "prefix", "limit", "after")
     return rules.listing(plugin, fields.get("prefix"), fields.get("limit"), fields.get("after"))
 
 
 Reader: TypeAlias = Callable[[str, bytes], Set | Get | Delete | Scan]
-READERS: Final[Mapping[str, Reader]] = {
-    "set": setting,
-    "get": getting,
-    "delete": deleting,
-    "list": listing,
-}
+READERS: Final[Mapping[str, Reader]] = {"set": setting, "get": getting, "delete": deleting, "list": listing}
 """What a plugin's message requests of the engine, by operation."""
 OPERATIONS: Final = tuple(READERS)
 
@@ -104,11 +99,9 @@ def got(record: Record | None) -> bytes:
     if record is None:
         return ABSENT
     try:
-        # Another program may have written to the table. Skimming costs a third of decoding, but overlooks broken UTF-8.
-        if record.value.isascii():
-            payloads.skim(record.value)
-        else:
-            decode_json(record.value)
+        # Another program may have written to the table. Skimming is faster than decoding, but overlooks broken UTF-8.
+        decode = payloads.skim if record.value.isascii() else decode_json
+        decode(record.value)
     except (Undecodable, msgspec.MsgspecError, RecursionError):
         report_broken(record)
         return ABSENT
@@ -128,18 +121,19 @@ def listed(keys: list[str], truncated: bool, most_bytes: int) -> bytes:
 
 def _set_carefully(plugin: str, data: bytes) -> Set:
     fields = payloads.read(data)
-    name, content = payloads.field(fields, "key"), payloads.field(fields, "value")
-    ttl, alias = fields.get("ttl"), fields.get("ttl_seconds")
-    if rules.ttl(ttl) is not None and rules.ttl(alias) is not None and ttl != alias:
+    payloads.refuse_misspelt(fields, ("key", "value", "ttl", "ttl_seconds"))
+    key, value = payloads.field(fields, "key"), payloads.field(fields, "value")
+    ttl, alias = [rules.ttl(fields.get(name), name, "null") for name in ("ttl", "ttl_seconds")]
+    if ttl and alias and ttl != alias:
         raise InvalidArgument("ttl and ttl_seconds are names of one field, and their values differ: send one of them")
-    return rules.setting(plugin, name, content, alias if ttl is None else ttl)
+    return Set(_PLUGINS, (plugin, rules.key(key, "null")), rules.value(value), Encoding.JSON, ttl or alias)
 
 
-def _read(data: bytes) -> dict[str, Any]:
-    """The fields of a request without a value. Reading a far too large one would take a third of a second per MB."""
-    if len(data) > limits.PLUGIN_REQUEST_BYTES:
+def _read(data: bytes, *known: str) -> dict[str, Any]:
+    """The fields of a request without a value. One that is far too large is not read, to delay no other request."""
+    if len(data) > (most := limits.PLUGIN_REQUEST_BYTES):
         payloads.check_json(data)
-        raise InvalidArgument(
-            f"the payload has {len(data)} bytes; this operation takes at most {limits.PLUGIN_REQUEST_BYTES}"
-        )
-    return payloads.read(data)
+        raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {most}")
+    fields = payloads.read(data)
+    payloads.refuse_misspelt(fields, known)
+    return fields

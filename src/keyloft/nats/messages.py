@@ -1,6 +1,7 @@
-"""The one module that uses private parts of nats-py: a client that survives every message, and fast publishing.
+"""Reads the messages that NATS delivers, and publishes replies: the one module that uses private parts of nats-py.
 
-`check_nats_py` makes sure that the installed version still has them.
+`_Parser.parse` reads them from the socket. `check_nats_py` makes sure that the installed nats-py has all parts that are
+used here.
 """
 
 import asyncio
@@ -37,55 +38,53 @@ except ImportError as error:
     raise _incompatible(str(error)) from error
 
 
-_METHODS: Final = (
-    (Nats, "_process_msg", ("sid", "subject", "reply", "data", "headers")),
-    (Nats, "_read_loop", ()),
-    (Nats, "_send_ping", ("future",)),
-    (Nats, "_send_command", ("cmd",)),
-    (Nats, "_flush_pending", ()),
-    (Nats, "force_reconnect", ()),
-    (Parser, "parse", ("data",)),
-    (Parser, "reset", ()),
-)
-_ATTRIBUTES: Final[Mapping[type, Mapping[str, type]]] = {
-    Nats: {"_ps": Parser, "_subs": dict, "_pongs": list, "stats": dict},
-    Parser: {"buf": bytearray, "state": int},
-    Subscription: {"_id": int},
+_ABSENT: Final = "absent"
+_CLIENT_METHODS: Final = {
+    "_process_msg": "async (sid, subject, reply, data, headers)",
+    "_read_loop": "async ()",
+    "_send_ping": "async (future=None)",
+    "_send_command": "async (cmd, priority=False)",
+    "_flush_pending": "async (force_flush=False)",
+    "force_reconnect": "async ()",
 }
+_PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
+    (Nats, _CLIENT_METHODS),
+    (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "is_connected": "bool", "max_payload": "int"}),
+    (Parser, {"parse": "async (data=b'')", "reset": "()", "nc": "Client", "buf": "bytearray", "state": "int"}),
+    (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
+    (Nats, {"_handlers": _ABSENT, "handle": _ABSENT}),
+    (Parser, {"_enough": _ABSENT}),
+)
+"""What this module uses of nats-py: methods with their parameters, attributes with their types, and names that it adds
+to nats-py's classes, which must not have them. A test compares this table with the code below."""
 
 
 def check_nats_py() -> None:
-    """Make sure that nats-py has every private part that this module uses, in the shape that it expects.
+    """Make sure that nats-py has every part that this module uses, in the shape that it expects.
 
     Raises:
         IncompatibleLibrary: It does not; the message names what has changed, and the versions that work.
     """
-    changed = [
-        f"{owner.__name__}.{name}() {problem}"
-        for owner, name, parameters in _METHODS
-        if (problem := _method_problem(getattr(owner, name, None), parameters))
-    ]
-    if not changed:
+    try:
         client = Nats()
-        changed = [
-            f"{type(found).__name__}.{name} is not a {kind.__name__} any more"
-            for found in (client, Parser(client), Subscription(client))
-            for name, kind in _ATTRIBUTES[type(found)].items()
-            if not isinstance(getattr(found, name, None), kind)
-        ]
+        owners = {Nats: client, Parser: Parser(client), Subscription: Subscription(client)}
+    except Exception as error:
+        raise _incompatible(f"Client(), Parser(client) or Subscription(client) fails: {error}") from error
+    changed = [
+        f"{owner.__name__}.{name} is {found}, expected {expected}"
+        for owner, parts in _PARTS
+        for name, expected in parts.items()
+        if (found := _shape(owners[owner], name)) != expected
+    ]
     if changed:
         raise _incompatible("; ".join(changed))
 
 
-def _method_problem(method: Any, parameters: Sequence[str]) -> str | None:
-    if method is None:
-        return "is missing"
-    if not inspect.iscoroutinefunction(method) and method is not Parser.reset:
-        return "is not a coroutine function any more"
-    names = [name for name in inspect.signature(method).parameters if name != "self"]
-    if tuple(names[: len(parameters)]) != tuple(parameters):
-        return f"takes ({', '.join(names)}), expected ({', '.join(parameters)})"
-    return None
+def _shape(owner: object, name: str) -> str:
+    if not inspect.isroutine(part := getattr(owner, name, _ABSENT)):
+        return _ABSENT if part is _ABSENT else type(part).__name__
+    parameters = [one.replace(annotation=one.empty) for one in inspect.signature(part).parameters.values()]
+    return ("async " if inspect.iscoroutinefunction(part) else "") + str(inspect.Signature(parameters))
 
 
 Handled: TypeAlias = Coroutine[Any, Any, None] | list[bytes] | None
@@ -109,13 +108,12 @@ class NatsConnection(Nats):
 
         Without nats-py's queue and task between, a flood is refused as fast as it is read, and takes no memory.
         """
-        if handler is None:
-            self._handlers.pop(subscription._id, None)
-        else:
+        self._handlers.pop(subscription._id, None)
+        if handler is not None:
             self._handlers[subscription._id] = handler
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        if not self.stats["in_msgs"] % limits.UNREAD_CHECK_EVERY and (sub := self._subs.get(sid)) is not None:
+        if (sub := self._subs.get(sid)) is not None:
             # Stop reading while too much is unread, to bound memory; if this lasts, NATS reports a slow consumer.
             while sub.pending_msgs > limits.UNREAD_MESSAGES or sub.pending_bytes > limits.UNREAD_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(limits.UNREAD_PAUSE_SECONDS)
@@ -149,10 +147,8 @@ class _Parser(Parser):
     messages of subscriptions with a handler take a shorter path; those of a flood a very short one."""
 
     nc: NatsConnection
-
-    def reset(self) -> None:
-        super().reset()
-        self._enough = 0  # the buffer is not read before it has this many bytes
+    _enough = 0
+    """Half a message waits in the buffer until that has this many bytes."""
 
     async def parse(self, data: bytes = b"") -> None:
         handlers = self.nc._handlers
@@ -172,7 +168,8 @@ class _Parser(Parser):
             if (found := _MESSAGE(data, at)) is None:
                 end = data.find(b"\r\n", at) + 2
                 if end < 2:
-                    self._keep(data[at:], 0)
+                    self.buf += data[at:]
+                    self._enough = 0
                     return
                 await super().parse(data[at:end])
                 refused.clear()
@@ -185,11 +182,12 @@ class _Parser(Parser):
             begin = found.end()
             end = begin + int(size)
             if end + 2 > len(data):
-                self._keep(data[at:], end + 2 - at)
+                self.buf += data[at:]
+                self._enough = end + 2 - at
                 return
             at = end + 2
-            # Most messages of a flood end here, after 1.3 µs each. At 3 µs nats-server cut the connection off as a slow
-            # consumer, and other senders' requests were lost (tests/plugins/test_service.py floods a service).
+            # Most messages of a flood end here, so every step counts: a connection that reads too slowly is cut off by
+            # nats-server, with other senders' requests (ADR 7; tests/plugins/test_service.py floods a service).
             if refused and (replies := refused.get((sid, subject))) is not None:
                 replies.append(reply)
                 continue
@@ -209,11 +207,6 @@ class _Parser(Parser):
                 await handled
                 refused.clear()
 
-    def _keep(self, begun: bytes, enough: int) -> None:
-        """Keep half a message: the rest of it arrives with the next reads."""
-        self.buf += begun
-        self._enough = enough
-
 
 # Groups: whether it has headers, subject, subscription, reply subject, size of the headers, size of headers and data.
 # The server lets everything into a subject except what separates it from the next word.
@@ -227,9 +220,6 @@ def _log_unreadable(error: Exception) -> None:
     logger.debug("NATS: a message that can't be read was left out: %s", type(error).__name__)
 
 
-_PUB: Final = b"PUB %b %d\r\n%b\r\n"
-
-
 async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -> None:
     """Publish to subjects that arrived from NATS: joined into one command, it takes a fraction of the time.
 
@@ -239,8 +229,8 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
     if not connection.is_connected:
         await _publish_each(connection, messages)
         return
-    largest = connection.max_payload
-    commands = [_PUB % (subject.encode(), len(data), data) for subject, data in messages if len(data) <= largest]
+    pub, largest = b"PUB %b %d\r\n%b\r\n", connection.max_payload
+    commands = [pub % (subject.encode(), len(data), data) for subject, data in messages if len(data) <= largest]
     await connection._send_command(b"".join(commands))
     await connection._flush_pending()
     if len(commands) < len(messages):

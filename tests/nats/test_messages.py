@@ -1,6 +1,8 @@
-"""What is read and published with the help of nats-py's private parts, and the check that they are still there."""
+"""Messages that are read and published with private parts of nats-py, and the check that these are still there."""
 
+import ast
 import asyncio
+import inspect
 import subprocess
 import sys
 import tomllib
@@ -14,13 +16,56 @@ from nats.errors import MaxPayloadError
 from nats.protocol.parser import Parser
 
 import keyloft
-from keyloft.nats import internals
+from keyloft.nats import messages
 from keyloft.nats.connection import connect
-from keyloft.nats.internals import NatsConnection, check_nats_py, publish_all, publish_to_all
+from keyloft.nats.messages import NatsConnection, check_nats_py, publish_all, publish_to_all
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from tests.support.nats import private_server
 
 ROOT = Path(__file__).parents[2]
+
+
+def _assigned_to_self(node: ast.AST) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [
+        target.attr for target in targets if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"
+    ]
+
+
+def _removed(owner: type, name: str, patch: pytest.MonkeyPatch) -> None:
+    """Take a part out of a class of nats-py."""
+    if hasattr(owner, name):
+        patch.delattr(owner, name)
+    else:
+        _attribute(owner, name, patch)
+
+
+def _changed(owner: type, name: str, patch: pytest.MonkeyPatch) -> None:
+    """Give a method of nats-py a further parameter, or an attribute another type."""
+    original: Any = getattr(owner, name, None)
+
+    def changed(self: object, *args: object, other: object = None) -> Any:
+        return original(self, *args)
+
+    if inspect.isfunction(original):
+        patch.setattr(owner, name, changed)
+    elif hasattr(owner, name):
+        patch.setattr(owner, name, None)
+    else:
+        _attribute(owner, name, patch, None)
+
+
+def _attribute(owner: type, name: str, patch: pytest.MonkeyPatch, *value: object) -> None:
+    """Let the objects of a class have an attribute with this value, or without a value lack it."""
+    make: Any = owner.__init__  # type: ignore[misc]
+
+    def make_changed(self: object, *args: Any) -> None:
+        make(self, *args)
+        vars(self).pop(name, None)
+        if value:
+            setattr(self, name, value[0])
+
+    patch.setattr(owner, "__init__", make_changed)
 
 
 class TestCheck:
@@ -29,57 +74,72 @@ class TestCheck:
 
     def test_the_bounds_are_those_of_the_package(self) -> None:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        assert extras["nats"] == [f"nats-py[nkeys]{internals.NATS_PY}"]
+        assert extras["nats"] == [f"nats-py[nkeys]{messages.NATS_PY}"]
+
+    def test_every_part_that_is_used_is_checked_and_no_other(self) -> None:
+        tree = ast.parse(inspect.getsource(messages))
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.bases]
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        defined = {
+            name
+            for made in classes
+            for node in ast.walk(made)
+            for name in (
+                [node.name] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else _assigned_to_self(node)
+            )
+        }
+        client = Client()
+        of_nats_py = {name for owner in (client, Parser(client), Subscription(client)) for name in dir(owner)}
+        checked = {name for _, parts in messages._PARTS for name in parts}
+        documented = {"publish"}  # the one part that nats-py's documents promise
+        assert (used & of_nats_py | defined) - set(dir(object)) - documented == checked
 
     @pytest.mark.parametrize(
-        ("owner", "name"),
+        ("owner", "name", "expected"),
+        [(owner, name, expected) for owner, parts in messages._PARTS for name, expected in parts.items()],
+    )
+    async def test_a_part_that_is_gone_or_changed_is_named(
+        self, owner: type, name: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for change in (_removed, _changed):
+            with monkeypatch.context() as patch:
+                if expected != "absent":
+                    change(owner, name, patch)
+                else:
+                    _attribute(owner, name, patch, {})
+                with pytest.raises(keyloft.IncompatibleLibrary, match=rf"\b{name}\b") as refused:
+                    check_nats_py()
+            assert refused.value.code == "INCOMPATIBLE_LIBRARY"
+            assert messages.NATS_PY in str(refused.value)
+        check_nats_py()
+
+    @pytest.mark.parametrize(
+        ("name", "found", "expected"),
         [
-            (Client, "_process_msg"),
-            (Client, "_read_loop"),
-            (Client, "_send_ping"),
-            (Client, "_send_command"),
-            (Client, "_flush_pending"),
-            (Parser, "parse"),
-            (Parser, "reset"),
+            ("_flush_pending", "async (how)", "async (force_flush=False)"),
+            ("_send_command", "(cmd, priority=False)", "async (cmd, priority=False)"),
         ],
     )
-    async def test_a_method_that_is_gone_or_changed_is_named(
-        self, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+    async def test_both_shapes_of_a_changed_method_are_shown(
+        self, name: str, found: str, expected: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def changed(self: object, other: object) -> None: ...
+        async def flush_pending(self: object, how: object) -> None: ...
+        def send_command(self: object, cmd: bytes, priority: bool = False) -> None: ...
 
-        monkeypatch.setattr(owner, name, changed)
-        if name not in ("_read_loop", "_flush_pending", "reset"):  # of these, no argument is passed
-            with pytest.raises(keyloft.IncompatibleLibrary, match=rf"{owner.__name__}\.{name}\(\) takes \(other\), "):
-                check_nats_py()
-        monkeypatch.delattr(owner, name)
-        with pytest.raises(keyloft.IncompatibleLibrary, match=rf"{owner.__name__}\.{name}\(\) is missing") as refused:
+        monkeypatch.setattr(Client, name, {"_flush_pending": flush_pending, "_send_command": send_command}[name])
+        with pytest.raises(keyloft.IncompatibleLibrary) as refused:
             check_nats_py()
-        assert refused.value.code == "INCOMPATIBLE_LIBRARY"
-        assert internals.NATS_PY in str(refused.value)
+        assert f"Client.{name} is {found}, expected {expected}. Keyloft works with" in str(refused.value)
 
-    @pytest.mark.parametrize(
-        ("owner", "name"),
-        [
-            (Client, "_ps"),
-            (Client, "_subs"),
-            (Client, "_pongs"),
-            (Parser, "buf"),
-            (Parser, "state"),
-            (Subscription, "_id"),
-        ],
-    )
-    async def test_an_attribute_that_is_gone_is_named(
-        self, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        make: Any = owner.__init__  # type: ignore[misc]
+    async def test_a_class_that_is_made_in_another_way_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        make: Any = Parser.__init__
 
-        def make_without(self: object, *args: Any) -> None:
-            make(self, *args)
-            delattr(self, name)
+        def init(self: Parser, *, nc: Client) -> None:
+            make(self, nc)
 
-        monkeypatch.setattr(owner, "__init__", make_without)
-        with pytest.raises(keyloft.IncompatibleLibrary, match=rf"{owner.__name__}\.{name} "):
+        init.__qualname__ = "Parser.__init__"
+        monkeypatch.setattr(Parser, "__init__", init)
+        with pytest.raises(keyloft.IncompatibleLibrary, match=r"Parser\.__init__\(\) takes 1 positional argument"):
             check_nats_py()
 
     async def test_clients_and_services_are_refused_before_they_connect(self, monkeypatch: pytest.MonkeyPatch) -> None:
