@@ -336,7 +336,7 @@ class TestRestore:
         run_sql(str(place / "older.db"), "UPDATE keyloft_version SET version_num = '0001'")
         (place / "newer.db").write_bytes(content)
         run_sql(str(place / "newer.db"), "UPDATE keyloft_version SET version_num = '0009'")
-        run_sql(str(place / "other.db"), "CREATE TABLE theirs (x)")
+        run_sql(str(place / "other.db"), "CREATE TABLE other_program (x)")
         for name, words in (
             ("diary.txt", "not an SQLite database"),
             ("cut.db", "damaged"),
@@ -388,7 +388,7 @@ def _sizes(folder: Path) -> list[int]:
 
 
 def _writes(url: str) -> bool:
-    """Whether somebody is in the middle of writing a lot."""
+    """Whether a process is in the middle of writing a lot."""
     if "://" not in url:
         with suppress(FileNotFoundError):
             return Path(f"{url}-wal").stat().st_size > 2**21
@@ -451,9 +451,9 @@ class TestRestoreOfFiles:
     def test_other_programs_tables_come_along_into_a_fresh_file_and_stay_in_another(
         self, run: Keyloft, url: str, saved: Path, tmp_path: Path
     ) -> None:
-        run_sql(str(saved), "CREATE TABLE theirs (x)")
+        run_sql(str(saved), "CREATE TABLE other_program (x)")
         shown(run("restore", str(saved)))
-        assert run_sql(url, "SELECT * FROM theirs") == []
+        assert run_sql(url, "SELECT * FROM other_program") == []
         other = str(tmp_path / "bot.db")
         run_sql(other, "CREATE TABLE own (x)")
         shown(run("restore", str(saved), "--database", other))

@@ -286,7 +286,7 @@ def test_a_wrong_database_is_reported_with_what_to_do(
 
 
 def test_what_can_not_be_written_is_found() -> None:
-    """Root may write everything: it becomes somebody else first, who may not enter every folder for temporary files."""
+    """Root may write everything: it becomes another user first, who may not enter every folder for temporary files."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         for part, mode in (("open", 0o777), ("closed", 0o555), ("hidden", 0)):
@@ -507,7 +507,7 @@ async def test_a_refused_login_is_found(doctor: Doctor, isolation: Isolation) ->
 
 
 @pytest.mark.parametrize(
-    ("ours", "wider", "seen"),
+    ("narrow", "wider", "seen"),
     [
         ('"db.kv.trivia.get"', '"db.kv.*.get"', "publish to db.kv.keyloft-doctor-nobody.get"),
         ('"rosey.db.kv.trivia.set"', '"rosey.>"', "publish to rosey.db.kv.keyloft-doctor-nobody.set"),
@@ -519,10 +519,10 @@ async def test_a_refused_login_is_found(doctor: Doctor, isolation: Isolation) ->
     ],
 )
 async def test_permissions_that_are_too_wide_are_found(
-    doctor: Doctor, isolation: Isolation, ours: str, wider: str, seen: str | None
+    doctor: Doctor, isolation: Isolation, narrow: str, wider: str, seen: str | None
 ) -> None:
-    assert ours in isolation.text
-    Path("wide.conf").write_text(isolation.text.replace(ours, wider))
+    assert narrow in isolation.text
+    Path("wide.conf").write_text(isolation.text.replace(narrow, wider))
     async with private_server(Path("wide.conf")) as server:
         code, found = await asyncio.to_thread(doctor, "--nats", server.url, "--nats-config", "wide.conf")
     if seen is None:
@@ -563,7 +563,7 @@ async def test_a_port_that_is_taken_is_reported_with_its_setting(doctor: Doctor)
     assert "--nats-port" in found[f"port {own}"][0]["cure"]
 
 
-async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
+async def test_a_keyloft_service_at_its_port_is_fine(doctor: Doctor) -> None:
     answer = Response(b"ok\n")
 
     async def health() -> Response:

@@ -407,7 +407,7 @@ STOPPED = "Stopped. What is stored stays stored; the same command goes on from t
 
 
 async def until(url: str, entries: int) -> None:
-    """Wait for somebody else's commit."""
+    """Wait for the commit of another process."""
     async with asyncio.timeout(LONGEST_SECONDS), keyloft.open(url) as kv:
         async for _ in kv.watch(("n", entries - 1)):
             if await kv.count() == entries:

@@ -206,12 +206,12 @@ def test_no_tables_are_made_in_a_database_of_another_program(
     environment: dict[str, str], run: Keyloft, command: str
 ) -> None:
     url = environment["KEYLOFT_DATABASE_URL"]
-    run_sql(url, "CREATE TABLE theirs (x INTEGER)")
+    run_sql(url, "CREATE TABLE other_program (x INTEGER)")
     code, stdout, stderr = run(*command.split())
     assert (code, stdout) == (1, "")
     assert "NOT_A_DATABASE" in stderr
     tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
-    assert run_sql(url, tables if "://" in url else "SELECT name FROM sqlite_schema") == [("theirs",)]
+    assert run_sql(url, tables if "://" in url else "SELECT name FROM sqlite_schema") == [("other_program",)]
 
 
 def test_a_home_folder_of_an_unknown_user_is_named(run: Keyloft) -> None:

@@ -30,7 +30,7 @@ class HurriedClock(SystemClock):
 
 
 def say(*lines: str) -> None:
-    # One system call, past all buffers: what was said before a SIGKILL has been said.
+    # One system call, past all buffers: what was written before a SIGKILL has arrived.
     os.write(1, "".join(f"{line}\n" for line in lines).encode())
 
 

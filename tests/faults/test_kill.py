@@ -8,7 +8,7 @@ import pytest
 
 import keyloft
 
-from .children import Child, child
+from .children import ChildProcess, child
 from .moves import Chain, Move, after, chains, contents_of, made_in, witness
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ _WRITERS = 8
 _KILLS = 20
 
 
-async def acknowledged_until_killed(process: Child, count: int) -> dict[Move, int]:
+async def acknowledged_until_killed(process: ChildProcess, count: int) -> dict[Move, int]:
     """Kill it once it acknowledged so many moves; returns all that it acknowledged, with their versionstamps."""
     acknowledged = {}
     if count == 0:

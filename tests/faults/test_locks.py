@@ -11,7 +11,7 @@ import keyloft
 from keyloft.semantic import AuditRecord, SemanticStore
 from tests.support.postgres import database_url
 
-from .children import Child, child
+from .children import ChildProcess, child
 from .lock_child import LOCK, PROJECT, STEPS, TTL_SECONDS
 
 _PROCESSES = 4
@@ -49,7 +49,7 @@ def check_holds(trail: list[AuditRecord]) -> tuple[list[int], int]:
     return fences, expired
 
 
-async def fences_of(process: Child, count: int) -> list[int]:
+async def fences_of(process: ChildProcess, count: int) -> list[int]:
     """So many holds of a process; fewer, if it ends."""
     fences: list[int] = []
     while len(fences) < count and (line := await process.line()):

@@ -20,7 +20,7 @@ from keyloft.clock import SystemClock
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.tuples.store import Store
 
-from .disk import Create, Disk, Image, Remove, Sync, Truncate, Write
+from .disk import Create, Disk, DiskWrite, Image, Remove, Sync, Truncate
 from .moves import Chain, Contents, Move, after, chains, contents_of, made_in, make
 from .vfs import NotingVFS
 
@@ -30,7 +30,7 @@ _NAME = "power.db"
 _EVERYONE = chains(3)
 
 
-class Run:
+class RecordedRun:
     """A store on a noting disk: its moves by versionstamp, and after how many requests each was acknowledged."""
 
     def __init__(self, folder: Path, *, durability: str = "full", deaf_to_sync: bool = False) -> None:
@@ -123,7 +123,7 @@ async def left_of(image: Image, folder: Path) -> tuple[int, Contents]:
     return newest, contents
 
 
-def some(count: int, run: Run, rng: random.Random) -> list[int]:
+def some(count: int, run: RecordedRun, rng: random.Random) -> list[int]:
     """Moments to cut the power; always among them: before the first request, and after the last."""
     last = len(run.vfs.requests)
     return [0, last, *rng.sample(range(1, last), min(count, last - 1))]
@@ -134,9 +134,11 @@ def _frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES", 12)
 
 
-async def lives(folder: Path, rng: random.Random, *, durability: str = "full", deaf_to_sync: bool = False) -> Run:
+async def lives(
+    folder: Path, rng: random.Random, *, durability: str = "full", deaf_to_sync: bool = False
+) -> RecordedRun:
     """Three lives of a store, with groups of all sizes."""
-    run = Run(folder, durability=durability, deaf_to_sync=deaf_to_sync)
+    run = RecordedRun(folder, durability=durability, deaf_to_sync=deaf_to_sync)
     for longest in (3, 80, 25):
         await run.live(partial(rng.randint, 0, longest))
     return run
@@ -218,7 +220,7 @@ async def test_a_disk_that_is_deaf_to_sync_would_be_noticed_by_these_tests(tmp_p
 async def test_failed_sync_refuses_the_write_and_a_power_cut_still_loses_nothing_acknowledged(
     tmp_path: Path, rng: random.Random
 ) -> None:
-    run = Run(tmp_path / "before")
+    run = RecordedRun(tmp_path / "before")
     await run.live(lambda: 3)
     run.vfs.failing_syncs = lambda: rng.random() < 0.2
     await run.live(lambda: 40)
@@ -246,7 +248,7 @@ async def test_power_cut_in_a_checkpoint_of_32_mebibytes_loses_nothing(tmp_path:
         return [
             at
             for at, request in enumerate(vfs.requests)
-            if isinstance(request, Write | Sync) and request.file == main and at > acknowledged[0]
+            if isinstance(request, DiskWrite | Sync) and request.file == main and at > acknowledged[0]
         ]
 
     # The first quiet moment brings a checkpoint, which ends with a sync of the file.

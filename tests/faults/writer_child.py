@@ -17,7 +17,7 @@ from tests.faults.moves import Chain, Move, chains, contents_of, made_in, make
 
 
 def say(line: str) -> None:
-    # One system call per line, past all buffers: what was said before a SIGKILL has been said.
+    # One system call per line, past all buffers: what was written before a SIGKILL has arrived.
     os.write(1, line.encode() + b"\n")
 
 

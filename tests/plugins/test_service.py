@@ -682,7 +682,7 @@ class TestUntrustedSenders:
             for number in range(30):
                 data = b'{"key":"%d","value":"\r\nMSG db.kv.x.set 1 5\r\n"}' % number
                 stream += b"MSG db.kv.trivia.set %d %b %d\r\n%b\r\n" % (sid, inbox.encode(), len(data), data)
-                stream += (b"PING\r\n", b"+OK\r\n", b"MSG nobody 999 1\r\n.\r\n")[number % 3]
+                stream += (b"PING\r\n", b"+OK\r\n", b"MSG nowhere 999 1\r\n.\r\n")[number % 3]
                 head = b"NATS/1.0\r\n\r\n"
                 data = b'{"key":"%d"}' % number
                 sizes = (len(head), len(head) + len(data))

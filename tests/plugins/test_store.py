@@ -110,7 +110,7 @@ class TestValues:
         assert row == ("trivia", "user", '{"näme":"Ada","n":1}', 1, 26, 26, 1, 1)
 
 
-class TestExpiry:
+class TestPluginExpiry:
     async def test_an_entry_ends_to_the_millisecond(self, db: BotDatabase, clock: ManualClock) -> None:
         await db.kv_set("test", "k", 1, ttl_seconds=1)
         clock.advance(0.999)
@@ -238,7 +238,7 @@ class TestOpening:
             await db.create_tables()
         await db.close()
 
-    async def test_a_row_made_by_hand_is_as_good_as_ours(
+    async def test_a_row_made_by_hand_is_read_like_any_other(
         self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         db = BotDatabase(tmp_path / "bot.db", clock=clock)

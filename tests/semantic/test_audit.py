@@ -116,7 +116,7 @@ class TestRecords:
         assert await trail(store, PROJECT) == []
 
 
-class TestReading:
+class TestReadingTheTrail:
     async def test_a_hundred_puts_in_a_row_are_all_there(self, kv: Store, store: SemanticStore) -> None:
         await put(store, OTHER)
         for number in range(100):
@@ -301,7 +301,7 @@ class History:
                 await self._batch(store, number)
 
     async def _batch(self, store: SemanticStore, number: int) -> None:
-        """What becomes of each key is said by two bits: nothing, a put, a brief one, or a delete."""
+        """What becomes of each key is chosen by two bits: nothing, a put, a brief one, or a delete."""
         asked = [(key, number >> 2 * index & 3) for index, key in enumerate(self.keys)]
         await store.batch(
             [

@@ -333,7 +333,7 @@ class TestLosing:
         assert task.cancelling() == 0
 
     async def test_the_body_s_own_error_is_not_hidden_by_the_loss(self, store: SemanticStore) -> None:
-        async def fail_when_told() -> None:
+        async def fail_when_cancelled() -> None:
             try:
                 await take_away_and_wait(store)
             except asyncio.CancelledError:
@@ -341,10 +341,10 @@ class TestLosing:
 
         with pytest.raises(ZeroDivisionError):
             async with store.lock(KEY, writer="w"):
-                await fail_when_told()
+                await fail_when_cancelled()
         await asyncio.sleep(0)  # nothing of the cancellation is left
 
-    async def test_release_of_a_lost_lock_tells(self, store: SemanticStore) -> None:
+    async def test_releasing_a_lost_lock_raises(self, store: SemanticStore) -> None:
         lock = store.lock(KEY, writer="w")
         await lock.acquire()
         await take_away(store)

@@ -200,12 +200,12 @@ async def test_before_its_start_it_has_neither_address_nor_end() -> None:
         await server.reload()
 
 
-async def test_its_log_is_ours_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
+async def test_its_log_goes_to_our_logger_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="keyloft.nats_server")
     async with NatsServer():
         pass
-    ours = [record for record in caplog.records if record.name == "keyloft.nats_server"]
-    assert {record.levelno for record in ours} == {logging.DEBUG}
+    lines = [record for record in caplog.records if record.name == "keyloft.nats_server"]
+    assert {record.levelno for record in lines} == {logging.DEBUG}
     assert "Listening for client connections" in caplog.text
     assert "Server Exiting" in caplog.text
 
