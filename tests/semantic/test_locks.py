@@ -187,7 +187,7 @@ class TestAcquiring:
         assert await actions(store) == ["put", "delete"] * 24
         assert store.signals.counts["conflict", "lock"] == 0
 
-    async def test_a_holder_may_write_to_its_own_lock(self, store: SemanticStore) -> None:
+    async def test_a_holder_may_write_to_its_own_lock(self, store: SemanticStore, clock: ManualClock) -> None:
         async with store.lock(KEY, writer="w", ttl=1) as lock:
             renewed = await store.put(
                 KEY,
@@ -198,10 +198,11 @@ class TestAcquiring:
                 fence=lock.fence,
             )
             assert renewed.fence == lock.fence
-            lives_until = lock._until
+            clock.advance(0.1)
 
             async def is_renewed() -> bool:
-                return lock._until > lives_until
+                entry = await store.get(KEY)
+                return entry is not None and entry.expires_at != renewed.expires_at
 
             await until(is_renewed)
             entry = await store.get(KEY)

@@ -1,13 +1,24 @@
 """Log lines, counters and alerts of the store, none of which shows a value."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import keyloft
 from keyloft import ManualClock, Store, Unreachable
-from keyloft.semantic import Alert, FailedWrite, Intent, Semantics, SemanticStore, Signals, StaleFence, VersionConflict
+from keyloft.semantic import (
+    Alert,
+    FailedWrite,
+    Intent,
+    Semantics,
+    SemanticStore,
+    Signals,
+    StaleFence,
+    VersionConflict,
+    monitoring,
+)
 from tests.semantic.trouble import PROJECT, behind_network, until
 
 KEY = f"{PROJECT}/docs/cursor"
@@ -284,9 +295,14 @@ async def test_a_callback_that_fails_harms_nothing(caplog: pytest.LogCaptureFixt
     assert signals.alerts == {}
 
 
-async def test_a_store_calls_the_callback_that_it_was_given() -> None:
+async def test_a_store_calls_the_callback_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     alerts: list[Alert] = []
+    seconds = AlertClock()
+    monkeypatch.setattr(monitoring, "time", SimpleNamespace(monotonic=seconds))
     async with keyloft.open() as kv, SemanticStore(kv, on_alert=alerts.append) as store:
         assert store.signals.alerts == {}
-        store.signals._set("storage_outage", True, "away")
-    assert alerts == [Alert("storage_outage", True, "away")]
+        store.signals.failure()
+        seconds.now += 301
+        store.signals.check_alerts()
+        store.signals.answered()
+    assert [(alert.name, alert.is_raised) for alert in alerts] == [("storage_outage", True), ("storage_outage", False)]
