@@ -170,7 +170,7 @@ class TestBackup:
                     case [kind, number, last, _]:
                         made[Chain(kind, int(number))] = int(last)
 
-        async with child("writer_child", url, str(WRITERS)) as writer:
+        async with child("writer", url, str(WRITERS)) as writer:
             listening = asyncio.create_task(listen())
             async with asyncio.timeout(LONGEST_SECONDS):
                 while sum(made.values()) < 500:

@@ -205,7 +205,7 @@ async def test_missing_permission_is_named_and_nothing_is_changed(
     before = await made(folder / "app.db")
     (folder / "app.db").chmod(0o666)
     path = lock(folder / "app.db")
-    async with child("other_user_child", path) as other_user:
+    async with child("other_user", path) as other_user:
         line = await other_user.line()
         assert await other_user.ended() == (0, "")
     kind, code, message = json.loads(line)
@@ -221,7 +221,7 @@ async def test_missing_permission_is_named_and_nothing_is_changed(
 
 async def visited(database: str) -> list[str] | None:
     """The error of a user without special rights who opens a database: its class, code and message."""
-    async with child("other_user_child", database) as other_user:
+    async with child("other_user", database) as other_user:
         outcome: list[str] | None = json.loads(await other_user.line())
         assert await other_user.ended() == (0, "")
     return outcome
@@ -253,7 +253,7 @@ async def test_user_with_the_permissions_can_write_what_another_user_made(shared
     path = shared_folder / "shared.db"
     await made(path)
     path.chmod(0o666)
-    async with child("other_user_child", path) as other_user:
+    async with child("other_user", path) as other_user:
         assert json.loads(await other_user.line()) is None
         assert await other_user.ended() == (0, "")
     async with keyloft.open(path) as kv:

@@ -111,7 +111,7 @@ async def test_stubborn_rival_makes_writes_fail_as_busy_and_lets_them_through_af
 async def killed_store(path: Path) -> dict[Chain, int]:
     """Leave a store whose process was killed, with its log beside it; returns the last moves it acknowledged."""
     last = dict.fromkeys(chains(2), 0)
-    async with child("writer_child", path, "2") as process:
+    async with child("writer", path, "2") as process:
         acknowledged = 0
         async for line in process.lines():
             if not line.startswith("open"):

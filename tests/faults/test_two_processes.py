@@ -27,7 +27,7 @@ async def answer(peer: ChildProcess) -> Any:
 
 @pytest.fixture
 async def peer() -> AsyncIterator[ChildProcess]:
-    async with child("peer_child", "peer") as process:
+    async with child("peer", "peer") as process:
         assert await answer(process) == {"ready": "peer"}
         yield process
 
@@ -38,7 +38,7 @@ async def ask(peer: ChildProcess, line: str) -> Any:
 
 
 async def test_two_processes_open_a_fresh_file_at_once_and_write_it_without_loss(tmp_path: Path) -> None:
-    async with child("peer_child", "a") as a, child("peer_child", "b") as b:
+    async with child("peer", "a") as a, child("peer", "b") as b:
         await asyncio.gather(answer(a), answer(b))
         contested = 0
         for number in range(_ROUNDS):
@@ -117,7 +117,7 @@ async def test_a_rival_killed_in_the_middle_of_its_writes_does_not_stop_this_pro
     async with keyloft.open(path) as kv:
         for attempt in range(4):
             last: dict[Chain, int] = dict.fromkeys(chains(2), 0)
-            async with child("writer_child", path, "2") as rival:
+            async with child("writer", path, "2") as rival:
                 acknowledged = 0
                 async for line in rival.lines():
                     if line.startswith("open"):

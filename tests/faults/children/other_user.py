@@ -1,6 +1,6 @@
 """Opens databases as a user without special rights, and prints how that went.
 
-    python -m tests.faults.other_user_child DATABASE...
+    python -m tests.faults.children.other_user DATABASE...
 
 A line of JSON per path or URL: the class, code and message of the error, or null if a write succeeded (with ?mode=ro:
 a read).

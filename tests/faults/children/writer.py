@@ -1,6 +1,6 @@
 """Makes moves at full speed and reports each one that was acknowledged, until it is killed.
 
-    python -m tests.faults.writer_child FILE WRITERS [checkpointing]
+    python -m tests.faults.children.writer FILE WRITERS [checkpointing]
 
 With «checkpointing» it also checkpoints without a pause, so that a kill is likely to hit a checkpoint.
 Says «opening», then «open», then a line for each acknowledged move: kind, writer, number, versionstamp.

@@ -12,8 +12,8 @@ import keyloft
 from keyloft.engines.postgres.engine import PostgresEngine
 from tests.support.postgres_proxy import NOTIFICATION, pooler, proxy
 
-from .children import ChildProcess, child
-from .peer_child import Stamps, add, increment, store_own
+from ..children import ChildProcess, child
+from ..children.peer import Stamps, add, increment, store_own
 
 _COUNT = 25
 
@@ -86,7 +86,7 @@ async def test_two_processes_open_a_fresh_database_at_once_and_write_it_without_
         assert line, await peer.ended()
         return json.loads(line)
 
-    async with child("peer_child", "a") as a, child("peer_child", "b") as b:
+    async with child("peer", "a") as a, child("peer", "b") as b:
         await asyncio.gather(answer(a), answer(b))
         for peer in (a, b):
             peer.tell(f"race {postgres_url} {_COUNT}")
