@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import keyloft
@@ -33,6 +33,7 @@ from keyloft.plugins import BotDatabase
 from keyloft.semantic import Semantics, SemanticStore
 from tests.cli.commands import LONGEST_SECONDS, Keyloft, at_a_terminal, run_command
 from tests.support.everything import run_sql
+from tests.support.examples import examples
 from tools.postgres import fresh_database
 
 THEME = "tenant/acme/project/web/config/theme"
@@ -96,7 +97,7 @@ async def exported(url: str | Path) -> bytes:
     return out.getvalue()
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(rows=st.lists(any_row, min_size=1, max_size=12, unique_by=lambda row: (row[0], row[1].key)))
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
 def test_export_import_export_is_the_same_byte_by_byte(

@@ -8,12 +8,13 @@ from typing import Any
 
 import apsw
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import keyloft
 from keyloft import ManualClock
 from keyloft.plugins import BotDatabase
+from tests.support.examples import examples
 from tests.support.postgres import database_url
 
 
@@ -279,7 +280,7 @@ class TestOpening:
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=8)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(names, max_size=30, unique=True), prefix=names | st.just(""))
 async def test_a_list_has_the_keys_that_startswith_finds(keys: list[str], prefix: str) -> None:
     db = BotDatabase("sqlite:///:memory:")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from msgspec import Struct
@@ -25,6 +24,7 @@ from keyloft.semantic import (
     StaleFence,
     VersionConflict,
 )
+from tests.support.examples import examples
 from tools.postgres import query
 
 from .entries import CURSOR, PROJECT, WRITER, living, locked, trail
@@ -395,12 +395,10 @@ def test_postgresql_model(semantic_database: str) -> None:
     class SemanticOnPostgres(SemanticPostgresMachine):
         database = semantic_database
 
-    run_state_machine_as_test(
-        SemanticOnPostgres, settings=settings(max_examples=6, stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(SemanticOnPostgres, settings=examples(4, stateful_step_count=30))
 
 
 TestMemoryModel = SemanticMachine.TestCase
-TestMemoryModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestMemoryModel.settings = examples(20, stateful_step_count=40)
 TestSqliteModel = SemanticSqliteMachine.TestCase
-TestSqliteModel.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestSqliteModel.settings = examples(10, stateful_step_count=40)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -16,6 +15,7 @@ import keyloft
 from keyloft import U64, Entry, ManualClock, NotACounter, Store, Watching
 from keyloft.core import keys
 from keyloft.core.keys import TupleKey, encode
+from tests.support.examples import examples
 from tools.postgres import query
 
 pytestmark = pytest.mark.slow
@@ -342,14 +342,12 @@ def test_postgresql_model(postgres_url: str) -> None:
     class StoreOnPostgres(PostgresMachine):
         database = postgres_url
 
-    run_state_machine_as_test(
-        StoreOnPostgres, settings=settings(max_examples=30, stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(StoreOnPostgres, settings=examples(8, stateful_step_count=30))
 
 
 TestMemoryModel = StoreMachine.TestCase
-TestMemoryModel.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestMemoryModel.settings = examples(60, stateful_step_count=30)
 TestSqliteModel = SqliteMachine.TestCase
-TestSqliteModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestSqliteModel.settings = examples(25, stateful_step_count=30)
 TestSqliteInMemoryModel = SqliteInMemoryMachine.TestCase
-TestSqliteInMemoryModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSqliteInMemoryModel.settings = examples(20, stateful_step_count=30)
