@@ -1,6 +1,7 @@
 """A spelling of a database URL means the same to engines, migrations, commands and doctor, and hides its password."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from keyloft.cli.doctor import database as doctor
 from keyloft.core.urls import DatabaseUrl, without_login
 from keyloft.engines import inspect_database, open_engine, open_maintenance
 from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.postgres.maintenance import PostgresMaintenance
 from keyloft.engines.sqlite.engine import SqliteEngine
 
 SECRET = "hunter2"
@@ -207,8 +209,11 @@ async def test_the_engine_opens_it(spelling: tuple[Any, Any], here: Path) -> Non
             assert SECRET not in repr(raised.value)
 
 
-async def test_the_operators_interface_opens_it(spelling: tuple[Any, Any], here: Path) -> None:
+async def test_the_operators_interface_opens_it(
+    spelling: tuple[Any, Any], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, meaning = spelling
+    monkeypatch.setattr(PostgresMaintenance, "open", partial(PostgresMaintenance.open, patience=0.1))
     if isinstance(meaning, File):
         await (await open_engine(here / meaning.name)).aclose()
         await (await open_maintenance(url)).aclose()

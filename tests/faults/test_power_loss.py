@@ -19,6 +19,7 @@ import keyloft
 from keyloft.clock import SystemClock
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.tuples.store import Store
+from tests.support.examples import TIMES
 
 from .disk import Create, Disk, DiskWrite, Image, Remove, Sync, Truncate
 from .moves import Chain, Contents, Move, after, chains, contents_of, made_in, make
@@ -126,7 +127,7 @@ async def left_of(image: Image, folder: Path) -> tuple[int, Contents]:
 def some(count: int, run: RecordedRun, rng: random.Random) -> list[int]:
     """Moments to cut the power; always among them: before the first request, and after the last."""
     last = len(run.vfs.requests)
-    return [0, last, *rng.sample(range(1, last), min(count, last - 1))]
+    return [0, last, *rng.sample(range(1, last), min(count * TIMES, last - 1))]
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ async def test_power_cut_loses_nothing_acknowledged_and_tears_nothing(
     assert run.count(Sync, _NAME) > 15, "the cuts are to meet checkpoints"
     assert run.count(Remove, f"{_NAME}-wal") == 3, "the cuts are to meet closings"
     assert run.count(Truncate, _NAME) > 0
-    for cut, disk in run.disks(some(200, run, rng)):
+    for cut, disk in run.disks(some(80, run, rng)):
         match loss:
             case "all-unsynced":
                 image = disk.synced()
@@ -225,7 +226,7 @@ async def test_failed_sync_refuses_the_write_and_a_power_cut_still_loses_nothing
     run.vfs.failing_syncs = lambda: rng.random() < 0.2
     await run.live(lambda: 40)
     assert run.refused > 20
-    for cut, disk in run.disks(some(100, run, rng)):
+    for cut, disk in run.disks(some(50, run, rng)):
         for image in (disk.synced(), disk.torn(rng, 512, garbled=False)):
             newest, contents = await left_of(image, tmp_path / "after")
             assert newest >= run.acknowledged_by(cut), f"acknowledged writes are gone after a cut at {cut}"
