@@ -35,7 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Said(msgspec.Struct):
+class QuoteCommand(msgspec.Struct):
     """What a user typed after the command."""
 
     user: str
@@ -54,18 +54,18 @@ class Quotes:
 
     async def _carry_out(self, message: Msg) -> str:
         try:
-            said = msgspec.json.decode(message.data, type=Said)
+            command = msgspec.json.decode(message.data, type=QuoteCommand)
             match message.subject.rpartition(".")[2]:
                 case "add":
-                    return await self.add(said.user, said.text)
+                    return await self.add(command.user, command.text)
                 case "get":
-                    return await self.get(int(said.text))
+                    return await self.get(int(command.text))
                 case "random":
                     return await self.random()
                 case "search":
-                    return await self.search(said.text)
+                    return await self.search(command.text)
                 case "delete":
-                    return await self.delete(int(said.text))
+                    return await self.delete(int(command.text))
         except keyloft.KeyloftError as error:
             return f"Sorry: {error}"
         except ValueError:

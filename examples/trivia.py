@@ -44,7 +44,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Said(msgspec.Struct):
+class TriviaCommand(msgspec.Struct):
     """What a player typed after the command."""
 
     user: str
@@ -68,14 +68,14 @@ class Trivia:
 
     async def reply(self, message: Msg) -> str:
         try:
-            said = msgspec.json.decode(message.data, type=Said)
+            command = msgspec.json.decode(message.data, type=TriviaCommand)
             match message.subject.rpartition(".")[2]:
                 case "start":
                     return await self.start()
                 case "ask":
                     return await self.ask()
                 case "answer":
-                    return await self.answer(said.user, said.text)
+                    return await self.answer(command.user, command.text)
                 case "scores":
                     return await self.scores()
         except keyloft.KeyloftError as error:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import settings
 
 from keyloft import ManualClock
+from tests.support.examples import examples
 
 pytest_plugins = ["pytester", "tests.support.processes", "tests.support.nats", "tests.support.postgres"]
 
 # A busy machine is no reason to fail: how fast something is belongs in the benchmarks.
-settings.register_profile("keyloft", deadline=None)
+settings.register_profile("keyloft", examples(100, deadline=None))
 settings.load_profile("keyloft")
 
 # Far above what any callback of Keyloft takes, far below what a user would forgive, and out of a noisy machine's reach.

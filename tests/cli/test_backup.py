@@ -44,9 +44,9 @@ def place(tmp_path: Path) -> Path:
 
 
 def shown(outcome: tuple[int, str, str]) -> Any:
-    code, said, told = outcome
-    assert (code, told) == (0, "")
-    return json.loads(said)
+    code, stdout, stderr = outcome
+    assert (code, stderr) == (0, "")
+    return json.loads(stdout)
 
 
 def names(folder: Path) -> list[str]:
@@ -81,9 +81,9 @@ def until(is_so: Callable[[], Any]) -> None:
 def midway(attempt: Callable[[], tuple[int, str]], prepare: Callable[[], object]) -> tuple[int, str]:
     """What came of a command that was ended in its middle; on a busy machine it may be done before that."""
     for _ in range(5):
-        code, told = attempt()
+        code, stderr = attempt()
         if code:
-            return code, told
+            return code, stderr
         prepare()
     pytest.fail("it was never caught in the middle")
 
@@ -94,9 +94,9 @@ class TestBackup:
     ) -> None:
         filled(url)
         file = place / "nightly.db"
-        told = shown(run("backup", str(file)))
+        report = shown(run("backup", str(file)))
         before = stored(url)
-        assert told == {
+        assert report == {
             "file": str(file),
             "rows": len(before) - 1,
             "bytes": file.stat().st_size,
@@ -107,14 +107,14 @@ class TestBackup:
         assert run("check", "--database", str(file))[:2] == (0, "[]\n")
         assert names(place) == ["nightly.db"]
 
-    def test_a_file_that_exists_is_replaced_only_if_that_is_said(self, run: Keyloft, url: str, place: Path) -> None:
+    def test_a_file_that_exists_is_replaced_only_with_force(self, run: Keyloft, url: str, place: Path) -> None:
         filled(url)
         file = place / "nightly.db"
         file.write_text("dear to me")
-        code, said, told = run("backup", str(file))
-        assert (code, said) == (2, "")
-        assert "exists already" in told
-        assert "--force" in told
+        code, stdout, stderr = run("backup", str(file))
+        assert (code, stdout) == (2, "")
+        assert "exists already" in stderr
+        assert "--force" in stderr
         assert file.read_text() == "dear to me"
         shown(run("backup", str(file), "--force"))
         assert stored(file) == stored(url)
@@ -140,7 +140,9 @@ class TestBackup:
         finally:
             os.umask(before)
 
-    def test_what_can_not_be_saved_is_told_and_nothing_is_made(self, run: Keyloft, url: str, place: Path) -> None:
+    def test_a_backup_that_can_not_be_made_names_its_reason_and_makes_no_file(
+        self, run: Keyloft, url: str, place: Path
+    ) -> None:
         filled(url)
         for arguments, code, words in (
             ((str(place / "no" / "folder.db"),), 1, "folder.db can't be written: No such file"),
@@ -168,7 +170,7 @@ class TestBackup:
                     case [kind, number, last, _]:
                         made[Chain(kind, int(number))] = int(last)
 
-        async with child("writer_child", url, str(WRITERS)) as writer:
+        async with child("writer", url, str(WRITERS)) as writer:
             listening = asyncio.create_task(listen())
             async with asyncio.timeout(LONGEST_SECONDS):
                 while sum(made.values()) < 500:
@@ -178,7 +180,7 @@ class TestBackup:
             meanwhile = sum(made.values()) - sum(acknowledged.values())
             writer.kill()
             await listening
-        assert meanwhile > 50, "nobody wrote while the backup was made"
+        assert meanwhile > 50, "nothing was written while the backup was made"
         async with keyloft.open(file) as kv:
             contents, stamps = await contents_of(kv)
         saved = made_in(contents, chains(WRITERS))
@@ -192,9 +194,9 @@ class TestBackup:
         file = tmp_path / "damaged.db"
         filled(str(file))
         run_sql(str(file), "DROP INDEX idx_plugin_kv_prefix")
-        code, said, told = run("backup", str(place / "nightly.db"), "--database", str(file))
-        assert (code, said) == (1, "")
-        assert f"{file} is damaged: idx_plugin_kv_prefix is missing" in told
+        code, stdout, stderr = run("backup", str(place / "nightly.db"), "--database", str(file))
+        assert (code, stdout) == (1, "")
+        assert f"{file} is damaged: idx_plugin_kv_prefix is missing" in stderr
         assert names(place) == []
 
     @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
@@ -208,16 +210,18 @@ class TestBackup:
             with started(environment, "backup", str(place / "nightly.db"), "--force") as backup:
                 until(lambda: _sizes(place) or backup.poll() is not None)
                 backup.send_signal(end)
-                _, told = backup.communicate(timeout=LONGEST_SECONDS)
-            return backup.returncode, told
+                _, stderr = backup.communicate(timeout=LONGEST_SECONDS)
+            return backup.returncode, stderr
 
-        code, told = midway(ended, lambda: (place / "nightly.db").write_text("the one of yesterday"))
+        code, stderr = midway(ended, lambda: (place / "nightly.db").write_text("the one of yesterday"))
         assert (place / "nightly.db").read_text() == "the one of yesterday"
         if end is signal.SIGINT:
-            assert (code, told) == (130, "")
+            assert (code, stderr) == (130, "")
             assert names(place) == ["nightly.db"]
 
-    def test_a_full_disk_is_told_and_nothing_is_left(self, environment: dict[str, str], url: str, place: Path) -> None:
+    def test_a_full_disk_is_reported_and_no_file_is_left(
+        self, environment: dict[str, str], url: str, place: Path
+    ) -> None:
         asyncio.run(fill_up(url))
 
         def limit() -> None:
@@ -238,10 +242,10 @@ class TestBackup:
     def test_a_bar_shows_how_far_it_has_come(self, environment: dict[str, str], url: str, place: Path) -> None:
         filled(url)
         rows = len(stored(url)) - 1
-        code, said = at_a_terminal({**environment, "COLUMNS": "200"}, "backup", str(place / "nightly.db"))
+        code, screen = at_a_terminal({**environment, "COLUMNS": "200"}, "backup", str(place / "nightly.db"))
         assert code == 0
-        assert "saving" in said
-        assert f"holds {rows} rows in " in said
+        assert "saving" in screen
+        assert f"holds {rows} rows in " in screen
 
 
 @pytest.fixture
@@ -261,28 +265,28 @@ def saved(url: str, place: Path, run: Keyloft) -> Path:
 class TestRestore:
     def test_into_an_empty_database_all_comes_back(self, run: Keyloft, url: str, saved: Path) -> None:
         wanted = stored(saved)
-        told = shown(run("restore", str(saved)))
-        assert told["verified"] is True
-        assert (told["rows"], told["version"]) == (len(wanted) - 1, wanted[0])
+        report = shown(run("restore", str(saved)))
+        assert report["verified"] is True
+        assert (report["rows"], report["version"]) == (len(wanted) - 1, wanted[0])
         assert stored(url) == wanted
         assert names(saved.parent) == [saved.name]
 
-    def test_what_is_there_is_lost_only_if_that_is_said_twice(self, run: Keyloft, url: str, saved: Path) -> None:
+    def test_stored_entries_are_replaced_only_with_replace_and_yes(self, run: Keyloft, url: str, saved: Path) -> None:
         run("set", "mine", "1")
         before = stored(url)
-        code, said, told = run("restore", str(saved))
-        assert (code, said) == (2, "")
-        assert "holds 1 row," in told
-        assert "--replace" in told
+        code, stdout, stderr = run("restore", str(saved))
+        assert (code, stdout) == (2, "")
+        assert "holds 1 row," in stderr
+        assert "--replace" in stderr
         assert run("restore", str(saved), "--yes")[0] == 2
-        code, said, told = run("restore", str(saved), "--replace")
-        assert (code, said) == (2, "")
-        assert "--yes" in told
+        code, stdout, stderr = run("restore", str(saved), "--replace")
+        assert (code, stdout) == (2, "")
+        assert "--yes" in stderr
         assert stored(url) == before
         assert shown(run("restore", str(saved), "--replace", "--yes"))["verified"] is True
         assert stored(url) == stored(saved)
 
-    def test_the_clock_never_goes_back(self, run: Keyloft, url: str, saved: Path) -> None:
+    def test_the_version_counter_never_goes_back(self, run: Keyloft, url: str, saved: Path) -> None:
         for _ in range(30):
             run("set", "mine", "1")
         assert shown(run("restore", str(saved), "--replace", "--yes"))["version"] == 31
@@ -293,9 +297,9 @@ class TestRestore:
         self, run: Keyloft, environment: dict[str, str], url: str, saved: Path, answer: str
     ) -> None:
         run("set", "mine", "1")
-        code, said = at_a_terminal(environment, "restore", str(saved), "--replace", answer=answer)
-        assert "Replace the 1 row in " in said
-        assert f"by the {len(stored(saved)) - 1} of the backup?" in said
+        code, screen = at_a_terminal(environment, "restore", str(saved), "--replace", answer=answer)
+        assert "Replace the 1 row in " in screen
+        assert f"by the {len(stored(saved)) - 1} of the backup?" in screen
         assert code == (0 if answer == "y\n" else 1)
         assert len(stored(url)) == (len(stored(saved)) if answer == "y\n" else 2)
 
@@ -318,7 +322,7 @@ class TestRestore:
             assert not (await kv.get(("new",))).exists
             assert await kv.set(("k",), "and on") > version + 1
 
-    def test_what_is_no_good_backup_is_refused_and_nothing_is_changed(
+    def test_a_damaged_or_foreign_backup_is_refused_and_nothing_is_changed(
         self, run: Keyloft, url: str, saved: Path, place: Path
     ) -> None:
         content = saved.read_bytes()
@@ -332,7 +336,7 @@ class TestRestore:
         run_sql(str(place / "older.db"), "UPDATE keyloft_version SET version_num = '0001'")
         (place / "newer.db").write_bytes(content)
         run_sql(str(place / "newer.db"), "UPDATE keyloft_version SET version_num = '0009'")
-        run_sql(str(place / "other.db"), "CREATE TABLE theirs (x)")
+        run_sql(str(place / "other.db"), "CREATE TABLE other_program (x)")
         for name, words in (
             ("diary.txt", "not an SQLite database"),
             ("cut.db", "damaged"),
@@ -342,10 +346,10 @@ class TestRestore:
             ("other.db", "no database of Keyloft"),
             ("absent.db", "there is no file"),
         ):
-            code, said, told = run("restore", str(place / name))
-            assert (code, said) == (1, ""), name
-            assert words in told
-            assert "Traceback" not in told
+            code, stdout, stderr = run("restore", str(place / name))
+            assert (code, stdout) == (1, ""), name
+            assert words in stderr
+            assert "Traceback" not in stderr
             if "://" in url:
                 assert stored(url) == [0]
             else:
@@ -384,7 +388,7 @@ def _sizes(folder: Path) -> list[int]:
 
 
 def _writes(url: str) -> bool:
-    """Whether somebody is in the middle of writing a lot."""
+    """Whether a process is in the middle of writing a lot."""
     if "://" not in url:
         with suppress(FileNotFoundError):
             return Path(f"{url}-wal").stat().st_size > 2**21
@@ -395,7 +399,7 @@ def _writes(url: str) -> bool:
     return bool(run_sql(url, activity))
 
 
-async def test_what_somebody_wrote_since_the_look_is_not_replaced(url: str, tmp_path: Path) -> None:
+async def test_a_write_made_since_the_version_was_read_is_not_replaced(url: str, tmp_path: Path) -> None:
     async with keyloft.open(tmp_path / "source.db") as kv:
         await kv.set(("k",), 1)
     async with keyloft.open(url) as kv:
@@ -447,9 +451,9 @@ class TestRestoreOfFiles:
     def test_other_programs_tables_come_along_into_a_fresh_file_and_stay_in_another(
         self, run: Keyloft, url: str, saved: Path, tmp_path: Path
     ) -> None:
-        run_sql(str(saved), "CREATE TABLE theirs (x)")
+        run_sql(str(saved), "CREATE TABLE other_program (x)")
         shown(run("restore", str(saved)))
-        assert run_sql(url, "SELECT * FROM theirs") == []
+        assert run_sql(url, "SELECT * FROM other_program") == []
         other = str(tmp_path / "bot.db")
         run_sql(other, "CREATE TABLE own (x)")
         shown(run("restore", str(saved), "--database", other))
@@ -468,9 +472,9 @@ class TestRestoreOfFiles:
 
     def test_a_log_without_its_file_is_in_the_way(self, run: Keyloft, url: str, saved: Path) -> None:
         Path(f"{url}-wal").write_bytes(b"of another file")
-        code, said, told = run("restore", str(saved))
-        assert (code, said) == (1, "")
-        assert "move it away" in told
+        code, stdout, stderr = run("restore", str(saved))
+        assert (code, stdout) == (1, "")
+        assert "move it away" in stderr
         assert not Path(url).exists()
 
     def test_the_backup_is_not_restored_into_itself(self, run: Keyloft, saved: Path) -> None:
@@ -493,14 +497,14 @@ class TestRestoreOfFiles:
         run("delete", "--prefix", "large", "--yes")
         run("set", "k", "1")
         before = stored(url)
-        told = shown(run("compact"))
-        assert told["before"]["database_bytes"] > LARGE
-        assert told["after"]["database_bytes"] < 200_000
-        assert told["after"]["wal_bytes"] == 0
-        assert Path(url).stat().st_size == told["after"]["database_bytes"]
+        report = shown(run("compact"))
+        assert report["before"]["database_bytes"] > LARGE
+        assert report["after"]["database_bytes"] < 200_000
+        assert report["after"]["wal_bytes"] == 0
+        assert Path(url).stat().st_size == report["after"]["database_bytes"]
         assert stored(url) == before
 
-    def test_who_holds_the_file_keeps_it_from_being_compacted(
+    def test_a_file_locked_by_another_process_is_not_compacted(
         self, run: Keyloft, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         filled(url)
@@ -508,13 +512,13 @@ class TestRestoreOfFiles:
         for hold in ("BEGIN IMMEDIATE", "BEGIN; SELECT * FROM keyloft_version_counter"):
             other = apsw.Connection(url)
             other.execute(hold).fetchall()
-            code, said, told = run("compact")
+            code, stdout, stderr = run("compact")
             other.close()
-            assert (code, said) == (1, "")
-            assert told.startswith("keyloft: BUSY: ")
+            assert (code, stdout) == (1, "")
+            assert stderr.startswith("keyloft: BUSY: ")
         assert run("compact")[0] == 0
 
-    def test_waiting_for_others_ends_with_ctrl_c(self, environment: dict[str, str], url: str) -> None:
+    def test_ctrl_c_ends_the_wait_for_a_lock(self, environment: dict[str, str], url: str) -> None:
         filled(url)
         other = apsw.Connection(url)
         other.execute("BEGIN IMMEDIATE").fetchall()
@@ -539,7 +543,7 @@ def _has_open(process: int, file: Path) -> bool:
     return False
 
 
-async def test_who_holds_a_table_keeps_it_from_being_compacted(postgres_url: str) -> None:
+async def test_a_table_locked_by_another_session_is_not_compacted(postgres_url: str) -> None:
     async with keyloft.open(postgres_url):
         pass
     other = await asyncpg.connect(postgres_url)
@@ -556,15 +560,15 @@ async def test_who_holds_a_table_keeps_it_from_being_compacted(postgres_url: str
 def test_compacting_loses_nothing_on_either_database(run: Keyloft, url: str) -> None:
     filled(url)
     before = stored(url)
-    told = shown(run("compact"))
+    report = shown(run("compact"))
     # PostgreSQL keeps the room for new rows, and adds what it learns about them.
-    assert told["after"]["database_bytes"] <= told["before"]["database_bytes"] or url.startswith("postgres")
+    assert report["after"]["database_bytes"] <= report["before"]["database_bytes"] or url.startswith("postgres")
     assert stored(url) == before
 
 
 @pytest.mark.parametrize("command", ["stats", "backup", "restore", "check", "compact", "migrate"])
 def test_help_has_an_example(run: Keyloft, command: str) -> None:
-    code, said, _ = run(command, "--help")
+    code, stdout, _ = run(command, "--help")
     assert code == 0
-    assert f"Example: keyloft {command}" in said
-    assert "--json" in said
+    assert f"Example: keyloft {command}" in stdout
+    assert "--json" in stdout

@@ -36,17 +36,17 @@ def url(environment: dict[str, str]) -> str:
 
 
 def problems(outcome: tuple[int, str, str]) -> list[dict[str, Any]]:
-    code, said, told = outcome
-    found: list[dict[str, Any]] = json.loads(said)
-    assert code == (1 if found else 0), told
-    assert "Traceback" not in told
+    code, stdout, stderr = outcome
+    found: list[dict[str, Any]] = json.loads(stdout)
+    assert code == (1 if found else 0), stderr
+    assert "Traceback" not in stderr
     return found
 
 
 def test_nothing_is_wrong_with_what_keyloft_stored(run: Keyloft, url: str) -> None:
-    code, said, told = run("check")
-    assert (code, said) == (0, "[]\n")
-    assert told.endswith(f": nothing is wrong with its {len(stored(url)) - 1} rows\n")
+    code, stdout, stderr = run("check")
+    assert (code, stdout) == (0, "[]\n")
+    assert stderr.endswith(f": nothing is wrong with its {len(stored(url)) - 1} rows\n")
 
 
 def test_nothing_is_wrong_after_a_life_with_locks_expiries_and_dead_letters(
@@ -133,7 +133,7 @@ INDEX = b"i" + POINTER[1:]
         ("DELETE FROM keyloft_version_counter", "database", "damage", None),
     ],
 )
-def test_what_is_wrong_is_found_and_no_value_is_told(
+def test_what_is_wrong_is_found_and_no_value_is_shown(
     run: Keyloft, url: str, sql: str, where: str, code: str, key: str | None
 ) -> None:
     run_sql(url, sql)
@@ -151,12 +151,12 @@ def test_a_pointer_that_has_expired_may_outlive_its_record(run: Keyloft, url: st
     assert problems(run("check")) == []
 
 
-def test_an_older_or_newer_schema_is_told(run: Keyloft, url: str) -> None:
-    for revision, told in (("0001", "keyloft migrate"), ("0009", "upgrade keyloft")):
+def test_an_older_or_newer_schema_is_reported(run: Keyloft, url: str) -> None:
+    for revision, advice in (("0001", "keyloft migrate"), ("0009", "upgrade keyloft")):
         run_sql(url, f"UPDATE keyloft_version SET version_num = '{revision}'")
         [found] = problems(run("check"))
         assert found["code"] == "schema"
-        assert told in found["what"]
+        assert advice in found["what"]
 
 
 def test_all_are_counted_and_some_are_shown(run: Keyloft, url: str, environment: dict[str, str]) -> None:
@@ -165,9 +165,9 @@ def test_all_are_counted_and_some_are_shown(run: Keyloft, url: str, environment:
     outcome = run("check", "--limit", "2")
     assert [found["where"] for found in problems(outcome)] == ["tuples bad%1B/=0", "tuples bad%1B/=1"]
     assert ": 5 problems, of which 2 are shown, in " in outcome[2]
-    code, said = at_a_terminal({**environment, "NO_COLOR": "1"}, "check", "--limit", "1")
+    code, screen = at_a_terminal({**environment, "NO_COLOR": "1"}, "check", "--limit", "1")
     assert code == 1
-    assert "tuples bad%1B/=0: a stored value of 1 bytes is not JSON" in said
+    assert "tuples bad%1B/=0: a stored value of 1 bytes is not JSON" in screen
     assert run("check", "--limit", "-1")[0] == 2
 
 
@@ -190,7 +190,7 @@ class TestDamagedFiles:
         return path
 
     @pytest.mark.parametrize("seed", range(6))
-    def test_garbage_in_pages_is_told_without_a_traceback(self, file: Path, run: Keyloft, seed: int) -> None:
+    def test_garbage_in_pages_is_reported_without_a_traceback(self, file: Path, run: Keyloft, seed: int) -> None:
         rng = random.Random(seed)
         content = bytearray(file.read_bytes())
         for page in rng.sample(range(1, len(content) // 4096), 1 + seed * 3):
@@ -211,7 +211,7 @@ class TestDamagedFiles:
         assert "not in the order of its keys" in found["what"]
 
     @pytest.mark.parametrize("size", [2, 99, 2000, 4096 * 3, 4096 * 50])
-    def test_a_truncated_file_is_told(self, file: Path, run: Keyloft, size: int) -> None:
+    def test_a_truncated_file_is_reported(self, file: Path, run: Keyloft, size: int) -> None:
         file.write_bytes(file.read_bytes()[:size])
         assert problems(run("check"))[0]["code"] == "damage"
 
@@ -221,20 +221,20 @@ class TestDamagedFiles:
         assert "database" in problems(run("check", "--database", str(tmp_path / "diary.txt")))[0]["what"]
         assert (tmp_path / "diary.txt").read_bytes() == content
 
-    def test_text_that_is_none_is_told(self, file: Path, run: Keyloft) -> None:
+    def test_text_that_is_not_utf_8_is_reported(self, file: Path, run: Keyloft) -> None:
         run_sql(str(file), plugin_row("fine", "k", "1"))
         run_sql(str(file), "UPDATE plugin_kv_storage SET plugin_name = CAST(x'ff' AS TEXT)")
         [found] = problems(run("check"))
         assert (found["where"], found["code"]) == ("plugins", "damage")
         assert "not UTF-8" in found["what"]
-        code, _, told = run("stats")
+        code, _, stderr = run("stats")
         assert code == 1
-        assert "not UTF-8" in told
+        assert "not UTF-8" in stderr
 
     def test_a_missing_file_is_no_finding(self, tmp_path: Path, run: Keyloft) -> None:
-        code, said, told = run("check", "--database", str(tmp_path / "nowhere.db"))
-        assert (code, said) == (1, "")
-        assert "there is no file" in told
+        code, stdout, stderr = run("check", "--database", str(tmp_path / "nowhere.db"))
+        assert (code, stdout) == (1, "")
+        assert "there is no file" in stderr
         assert list(tmp_path.iterdir()) == []
 
 
@@ -244,7 +244,7 @@ beginnings = st.sampled_from([b"", b"acme/web/", b"acme/web/flags/a", b"acme/web
 
 
 @given(st.lists(st.tuples(kinds, beginnings, st.binary(max_size=12), st.binary(max_size=20)), max_size=20))
-def test_whatever_rows_there_are_the_checker_gets_through(rows: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
+def test_the_row_checker_raises_nothing_whatever_the_rows_hold(rows: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
     checker = RowChecker(0)
     for kind, beginning, ending, value in sorted(rows):
         key = kind + beginning + ending

@@ -70,9 +70,9 @@ def test_the_version_is_shown(run: Keyloft) -> None:
     "arguments", [(), ("fly",), ("plugin",), ("plugin", "get", "trivia"), ("serve", "--prot", "1")]
 )
 def test_a_wrong_call_ends_with_code_2(run: Keyloft, arguments: tuple[str, ...]) -> None:
-    code, said, told = run(*arguments)
-    assert (code, said) == (2, "")
-    assert "Usage: keyloft" in told
+    code, stdout, stderr = run(*arguments)
+    assert (code, stdout) == (2, "")
+    assert "Usage: keyloft" in stderr
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def test_a_wrong_call_ends_with_code_2(run: Keyloft, arguments: tuple[str, ...])
     ],
 )
 def test_what_was_mistyped_is_suggested(run: Keyloft, arguments: tuple[str, ...], meant: str) -> None:
-    code, said, told = run(*arguments)
-    assert (code, said) == (2, "")
-    assert told.rstrip().endswith(f"Did you mean {meant}?")
+    code, stdout, stderr = run(*arguments)
+    assert (code, stdout) == (2, "")
+    assert stderr.rstrip().endswith(f"Did you mean {meant}?")
 
 
 def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
     from keyloft.server.config import SETTINGS
 
-    code, said, _ = run("serve", "--help")
-    words = " ".join(said.split())
+    code, stdout, _ = run("serve", "--help")
+    words = " ".join(stdout.split())
     assert code == 0
     for setting in SETTINGS.values():
         assert f"{setting.flag} " in words
@@ -157,10 +157,10 @@ class TestPlugin:
         assert plugin("set", "values", "key", given) == (0, f"{stored}\n", "")
         assert plugin("get", "values", "key") == (0, f"{stored}\n", "")
 
-    def test_what_begins_like_json_and_is_none_is_refused(self, plugin: Keyloft) -> None:
-        code, said, told = plugin("set", "values", "broken", '{"a": secret}')
-        assert (code, said) == (2, "")
-        assert told == "keyloft: VALUE is not JSON: Expecting value at line 1, column 7. --text stores it as text\n"
+    def test_a_value_that_begins_like_json_but_is_not_json_is_refused(self, plugin: Keyloft) -> None:
+        code, stdout, stderr = plugin("set", "values", "broken", '{"a": secret}')
+        assert (code, stdout) == (2, "")
+        assert stderr == "keyloft: VALUE is not JSON: Expecting value at line 1, column 7. --text stores it as text\n"
         assert plugin("get", "values", "broken")[0] == 1
         assert plugin("set", "values", "broken", '{"a": secret}', "--text")[0] == 0
 
@@ -191,28 +191,28 @@ class TestPlugin:
             assert time.monotonic() < deadline
 
     @pytest.mark.parametrize(
-        ("arguments", "told"),
+        ("arguments", "message"),
         [
             (("get", "Trivia", "k"), "INVALID_PLUGIN_NAME: "),
             (("get", "trivia", ""), "INVALID_KEY: key must be a non-empty string"),
             (("set", "trivia", "k", "1", "--ttl", "0"), "VALIDATION_ERROR: ttl must be"),
             (("set", "trivia", "k", "x" * 70_000), "VALUE_TOO_LARGE: "),
             (("list", "trivia", "--limit", "0"), "VALIDATION_ERROR: limit"),
-            (("get", "trivia", "k", "--subjects", "nobody.there"), "NO_SERVICE: no service answers nobody.there"),
+            (("get", "trivia", "k", "--subjects", "nowhere.there"), "NO_SERVICE: no service answers nowhere.there"),
         ],
     )
-    def test_an_error_is_told_with_its_code(self, plugin: Keyloft, arguments: tuple[str, ...], told: str) -> None:
-        code, said, complaint = plugin(*arguments)
-        assert (code, said) == (1, "")
-        assert complaint.startswith(f"keyloft: {told}")
+    def test_an_error_is_printed_with_its_code(self, plugin: Keyloft, arguments: tuple[str, ...], message: str) -> None:
+        code, stdout, stderr = plugin(*arguments)
+        assert (code, stdout) == (1, "")
+        assert stderr.startswith(f"keyloft: {message}")
 
     def test_all_of_a_plugin_is_purged_and_nothing_of_others(self, plugin: Keyloft) -> None:
         for key in ("a", "b"):
             plugin("set", "purged", key, "1")
         plugin("set", "purged-2", "a", "1")
-        code, said, told = plugin("purge", "purged")
-        assert (code, said) == (2, "")
-        assert "Remove 2 keys, all that purged stores?" in told
+        code, stdout, stderr = plugin("purge", "purged")
+        assert (code, stdout) == (2, "")
+        assert "Remove 2 keys, all that purged stores?" in stderr
         assert plugin("purge", "purged", "--yes") == (0, "2\n", "")
         assert plugin("purge", "purged") == (0, "0\n", "")
         assert plugin("list", "purged-2") == (0, '["a"]\n', "")
@@ -221,16 +221,16 @@ class TestPlugin:
         file = tmp_path / "old.json"
         file.write_text(json.dumps({f"user:{number}": {"score": number} for number in range(500)}))
         plugin("set", "imported", "user:7", '"newer"')
-        code, said, told = plugin("import-json", "imported", str(file))
-        assert (code, said) == (0, "499\n")
-        assert "1 of 500 keys were there already" in told
+        code, stdout, stderr = plugin("import-json", "imported", str(file))
+        assert (code, stdout) == (0, "499\n")
+        assert "1 of 500 keys were there already" in stderr
         assert plugin("import-json", "imported", str(file))[1] == "0\n"
         assert plugin("get", "imported", "user:7")[1] == '"newer"\n'
         assert plugin("import-json", "imported", str(file), "--replace")[1] == "500\n"
         assert plugin("get", "imported", "user:7")[1] == '{"score":7}\n'
 
     @pytest.mark.parametrize(
-        ("content", "told"),
+        ("content", "message"),
         [
             (b"[1]", "must be a JSON object"),
             (b"{", "not JSON"),
@@ -240,24 +240,24 @@ class TestPlugin:
         ],
     )
     def test_a_file_that_can_not_be_imported_stores_nothing(
-        self, plugin: Keyloft, tmp_path: Path, content: bytes, told: str
+        self, plugin: Keyloft, tmp_path: Path, content: bytes, message: str
     ) -> None:
         (tmp_path / "old.json").write_bytes(content)
-        code, said, complaint = plugin("import-json", "refused", str(tmp_path / "old.json"))
-        assert (code in (1, 2), said) == (True, "")
-        assert told in complaint
+        code, stdout, stderr = plugin("import-json", "refused", str(tmp_path / "old.json"))
+        assert (code in (1, 2), stdout) == (True, "")
+        assert message in stderr
         assert plugin("list", "refused") == (0, "[]\n", "")
         assert plugin("import-json", "refused", str(tmp_path / "absent.json"))[0] == 2
 
-    def test_a_missing_nats_is_told_at_once(self, run: Keyloft) -> None:
+    def test_a_missing_nats_server_is_reported_at_once(self, run: Keyloft) -> None:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             address = f"nats://me:secret@127.0.0.1:{unused.getsockname()[1]}"
-            code, _, told = run("plugin", "get", "trivia", "k", "--nats", address)
+            code, _, stderr = run("plugin", "get", "trivia", "k", "--nats", address)
         assert code == 1
-        assert told.startswith("keyloft: UNANSWERED: no NATS server answers at nats://127.0.0.1:")
-        assert "keyloft serve" in told
-        assert "secret" not in told
+        assert stderr.startswith("keyloft: UNANSWERED: no NATS server answers at nats://127.0.0.1:")
+        assert "keyloft serve" in stderr
+        assert "secret" not in stderr
 
     def test_wrong_settings_end_with_code_2(self, plugin: Keyloft) -> None:
         assert plugin("get", "trivia", "k", "--nats-creds", "nowhere")[0] == 2
@@ -278,19 +278,21 @@ class TestPlugin:
 
 class TestNatsConfig:
     def test_it_is_printed_with_what_to_do_next(self, run: Keyloft) -> None:
-        code, said, told = run("nats-config", "--plugin", "trivia", "--plugin", "quote-db", "--listen", "0.0.0.0:5222")
+        code, stdout, stderr = run(
+            "nats-config", "--plugin", "trivia", "--plugin", "quote-db", "--listen", "0.0.0.0:5222"
+        )
         assert code == 0
-        assert 'user: "trivia"' in said
-        assert '"rosey.db.kv.quote-db.set"' in said
-        assert 'listen: "0.0.0.0:5222"' in said
-        assert "nats-server -c FILE" in told
-        assert "keyloft serve --nats nats://0.0.0.0:5222" in told
+        assert 'user: "trivia"' in stdout
+        assert '"rosey.db.kv.quote-db.set"' in stdout
+        assert 'listen: "0.0.0.0:5222"' in stdout
+        assert "nats-server -c FILE" in stderr
+        assert "keyloft serve --nats nats://0.0.0.0:5222" in stderr
 
     def test_it_is_written_for_its_owner_alone(self, run: Keyloft, tmp_path: Path) -> None:
         file = tmp_path / "nats.conf"
-        code, said, told = run("nats-config", "--plugin", "trivia", "--output", str(file))
-        assert (code, said) == (0, "")
-        assert f"{file} is written" in told
+        code, stdout, stderr = run("nats-config", "--plugin", "trivia", "--output", str(file))
+        assert (code, stdout) == (0, "")
+        assert f"{file} is written" in stderr
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
     def test_a_plugin_is_added_and_the_others_keep_their_passwords(self, run: Keyloft, tmp_path: Path) -> None:
@@ -301,9 +303,9 @@ class TestNatsConfig:
 
         run("nats-config", "--plugin", "trivia", "--plugin", "old", "--output", str(file))
         before = passwords()
-        code, _, told = run("nats-config", "--plugin", "trivia", "--plugin", "new", "--output", str(file))
+        code, _, stderr = run("nats-config", "--plugin", "trivia", "--plugin", "new", "--output", str(file))
         assert code == 2
-        assert "exists already" in told
+        assert "exists already" in stderr
         assert passwords() == before
         assert run("nats-config", "--plugin", "trivia", "--plugin", "new", "--output", str(file), "--replace")[0] == 0
         after = passwords()
@@ -313,7 +315,7 @@ class TestNatsConfig:
         }
 
     @pytest.mark.parametrize(
-        ("flags", "told"),
+        ("flags", "message"),
         [
             (("--plugin", "Trivia"), "plugin_name must contain only"),
             (("--plugin", "a", "--plugin", "a"), "plugin named twice: a"),
@@ -322,10 +324,10 @@ class TestNatsConfig:
             (("--plugin", "a", "--prefixes", "x.>"), "--prefixes: a prefix is"),
         ],
     )
-    def test_a_wrong_call_is_explained(self, run: Keyloft, flags: tuple[str, ...], told: str) -> None:
-        code, said, complaint = run("nats-config", *flags)
-        assert (code, said) == (2, "")
-        assert told in complaint
+    def test_a_wrong_call_is_explained(self, run: Keyloft, flags: tuple[str, ...], message: str) -> None:
+        code, stdout, stderr = run("nats-config", *flags)
+        assert (code, stdout) == (2, "")
+        assert message in stderr
 
 
 class TestMigrate:
@@ -333,9 +335,9 @@ class TestMigrate:
         database = tmp_path / "app.db"
         up = run("migrate", "--database", str(database))
         assert up == (0, "", f"{database} has the schema of this version\n")
-        unsaid = run("migrate", "--to", "-1", "--database", str(database))
-        assert unsaid[0] == 2
-        assert "--yes answers beforehand" in unsaid[2]
+        unconfirmed = run("migrate", "--to", "-1", "--database", str(database))
+        assert unconfirmed[0] == 2
+        assert "--yes answers beforehand" in unconfirmed[2]
         down = run("migrate", "--to", "-1", "--yes", "--database", str(database))
         assert (down[0], down[2]) == (0, f"{database} went back (-1)\n")
         run("migrate", "--database", str(database))
@@ -403,7 +405,7 @@ def test_output_is_json_that_others_can_read(plugin: Keyloft) -> None:
     ("command", "code"),
     [("set a 1 >&-", 0), ("set a - <&-", 0), ("import - <&-", 0), ("get nothing 2>&-", 1), ("stats >&- 2>&- <&-", 0)],
 )
-def test_what_is_closed_is_not_missed(tmp_path: Path, command: str, code: int) -> None:
+def test_a_closed_standard_stream_is_no_error(tmp_path: Path, command: str, code: int) -> None:
     environment = {**SURROUNDINGS, "KEYLOFT_DATABASE_URL": str(tmp_path / "app.db")}
     program = f"{shlex.quote(sys.executable)} -W error -m keyloft"
     shell = f"{program} set b 1 > /dev/null && {program} {command}"

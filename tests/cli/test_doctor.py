@@ -60,10 +60,10 @@ def doctor(surroundings: Path) -> Doctor:
     """Examines in this process: the exit code, and what was found by name."""
 
     def doctor(*arguments: str) -> tuple[int, Found]:
-        code, said, told = run_command(os.environ, "doctor", "--json", *arguments)
-        assert told == ""
+        code, stdout, stderr = run_command(os.environ, "doctor", "--json", *arguments)
+        assert stderr == ""
         found: Found = {}
-        for finding in json.loads(said):
+        for finding in json.loads(stdout):
             assert list(finding) == ["severity", "code", "what", "where", "cure"]
             assert finding["what"]
             assert finding["cure"] or finding["severity"] in ("ok", "skipped")
@@ -94,9 +94,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_healthy_file_has_no_problem_and_stays_as_it_is(surroundings: Path) -> None:
     file = made(surroundings / "app.db")
     before = contents(surroundings)
-    code, said, told = run_command(os.environ, "doctor", "--database", str(file))
-    assert (code, told) == (0, "")
-    lines = said.splitlines()
+    code, stdout, stderr = run_command(os.environ, "doctor", "--database", str(file))
+    assert (code, stderr) == (0, "")
+    lines = stdout.splitlines()
     assert f"ok: keyloft: Keyloft {keyloft.__version__}" in lines
     assert f"ok: database: {file} opens and answers (SQLite {apsw.sqlite_lib_version()})" in lines
     assert f"ok: schema: schema {REVISION}, that of this version" in lines
@@ -105,10 +105,10 @@ def test_a_healthy_file_has_no_problem_and_stays_as_it_is(surroundings: Path) ->
 
 
 def test_postgresql_is_examined_and_stays_as_it_is(postgres_url: str, doctor: Doctor) -> None:
-    code, said, told = run_command({**os.environ, "KEYLOFT_DATABASE_URL": postgres_url}, "doctor")
-    assert (code, told) == (0, "")
-    assert "opens and answers (PostgreSQL " in said
-    assert "warning: schema: there are no tables of Keyloft in it yet" in said
+    code, stdout, stderr = run_command({**os.environ, "KEYLOFT_DATABASE_URL": postgres_url}, "doctor")
+    assert (code, stderr) == (0, "")
+    assert "opens and answers (PostgreSQL " in stdout
+    assert "warning: schema: there are no tables of Keyloft in it yet" in stdout
     assert query(postgres_url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
 
     async def make() -> None:
@@ -146,9 +146,9 @@ def test_an_interruption_ends_it_in_silence(tmp_path: Path) -> None:
         silent.settimeout(LONGEST_SECONDS)
         connection, _ = silent.accept()
         waiting.send_signal(signal.SIGINT)
-        _, told = waiting.communicate(timeout=LONGEST_SECONDS)
+        _, stderr = waiting.communicate(timeout=LONGEST_SECONDS)
         connection.close()
-    assert (waiting.returncode, told) == (130, b"")
+    assert (waiting.returncode, stderr) == (130, b"")
 
 
 @pytest.mark.parametrize("arguments", [("--plugin", "Trivia"), ("--nats-config", "nowhere"), ("--htpp", "off")])
@@ -224,7 +224,7 @@ def test_a_file_that_is_not_there_is_not_made(doctor: Doctor, surroundings: Path
 
 
 def test_what_a_killed_process_left_stays_as_it_is(doctor: Doctor, surroundings: Path) -> None:
-    """The file and its log: the index of the log is nobody's data, and whoever reads the log may renew it."""
+    """The file and its log: the index of the log holds no data, and every reader of the log may renew it."""
 
     async def leave() -> None:
         async with keyloft.open(surroundings / "app.db") as kv:
@@ -268,10 +268,10 @@ def test_a_file_in_use_is_examined(doctor: Doctor, surroundings: Path) -> None:
         ("sqlite:app.db", "slashes", "sqlite:///FILE"),
         ("sqlite://app.db", "three slashes", "sqlite:///FILE"),
         ("mysql://me:secret@host/app", "no engine for mysql", "--database"),
-        ("~nobody-here/app.db", "nobody-here", ""),
+        ("~no-such-user/app.db", "no-such-user", ""),
     ],
 )
-def test_a_wrong_database_is_told_with_what_to_do(
+def test_a_wrong_database_is_reported_with_what_to_do(
     doctor: Doctor, surroundings: Path, database: str, seen: str, advice: str
 ) -> None:
     (surroundings / "file").write_text("no database, and of some length " * 100)
@@ -286,7 +286,7 @@ def test_a_wrong_database_is_told_with_what_to_do(
 
 
 def test_what_can_not_be_written_is_found() -> None:
-    """Root may write everything: it becomes somebody else first, who may not enter every folder for temporary files."""
+    """Root may write everything: it becomes another user first, who may not enter every folder for temporary files."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         for part, mode in (("open", 0o777), ("closed", 0o555), ("hidden", 0)):
@@ -397,9 +397,9 @@ def test_missing_rights_are_found(postgres_url: str, doctor: Doctor) -> None:
         query(postgres_url, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
         code, found = doctor("--database", as_role)
         assert code == 1
-        told = "\n".join(finding["cure"] for finding in found["rights"])
-        assert "GRANT SELECT, UPDATE ON keyloft_version_counter" in told
-        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON plugin_kv_storage" in told
+        cures = "\n".join(finding["cure"] for finding in found["rights"])
+        assert "GRANT SELECT, UPDATE ON keyloft_version_counter" in cures
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON plugin_kv_storage" in cures
     finally:
         query(postgres_url, f"DROP OWNED BY {role}")
         query(postgres_url, f"DROP ROLE {role}")
@@ -437,7 +437,7 @@ async def test_an_open_server_is_a_warning_and_nothing_is_written(doctor: Doctor
         assert (code, found["service"][0]["severity"], found["isolation"][0]["severity"]) == (0, "ok", "warning")
         assert "any client can read and write every plugin's data" in found["isolation"][0]["what"]
         assert "keyloft nats-config" in found["isolation"][0]["cure"]
-        # A login that the server does not ask for protects nobody.
+        # A login that the server does not ask for protects no data.
         login = ("--nats-user", "trivia", "--nats-password", "secret")
         assert (await asyncio.to_thread(doctor, "--nats", server.url, *login))[1]["isolation"] == found["isolation"]
         assert await (await db.engine()).read(Latest()) == [0]
@@ -507,7 +507,7 @@ async def test_a_refused_login_is_found(doctor: Doctor, isolation: Isolation) ->
 
 
 @pytest.mark.parametrize(
-    ("ours", "wider", "seen"),
+    ("narrow", "wider", "seen"),
     [
         ('"db.kv.trivia.get"', '"db.kv.*.get"', "publish to db.kv.keyloft-doctor-nobody.get"),
         ('"rosey.db.kv.trivia.set"', '"rosey.>"', "publish to rosey.db.kv.keyloft-doctor-nobody.set"),
@@ -519,10 +519,10 @@ async def test_a_refused_login_is_found(doctor: Doctor, isolation: Isolation) ->
     ],
 )
 async def test_permissions_that_are_too_wide_are_found(
-    doctor: Doctor, isolation: Isolation, ours: str, wider: str, seen: str | None
+    doctor: Doctor, isolation: Isolation, narrow: str, wider: str, seen: str | None
 ) -> None:
-    assert ours in isolation.text
-    Path("wide.conf").write_text(isolation.text.replace(ours, wider))
+    assert narrow in isolation.text
+    Path("wide.conf").write_text(isolation.text.replace(narrow, wider))
     async with private_server(Path("wide.conf")) as server:
         code, found = await asyncio.to_thread(doctor, "--nats", server.url, "--nats-config", "wide.conf")
     if seen is None:
@@ -547,7 +547,7 @@ async def test_messages_that_are_too_small_for_values_are_found(doctor: Doctor, 
 # Ports
 
 
-async def test_a_port_that_is_taken_is_told_with_the_setting(doctor: Doctor) -> None:
+async def test_a_port_that_is_taken_is_reported_with_its_setting(doctor: Doctor) -> None:
     pages = HttpServer({})
     host, port = await pages.start("127.0.0.1", 0)
     try:
@@ -563,7 +563,7 @@ async def test_a_port_that_is_taken_is_told_with_the_setting(doctor: Doctor) -> 
     assert "--nats-port" in found[f"port {own}"][0]["cure"]
 
 
-async def test_a_service_of_ours_at_its_port_is_fine(doctor: Doctor) -> None:
+async def test_a_keyloft_service_at_its_port_is_fine(doctor: Doctor) -> None:
     answer = Response(b"ok\n")
 
     async def health() -> Response:

@@ -15,13 +15,13 @@ FLAG = f"{PROJECT}/flags/new-ui"
 
 
 def shown(outcome: tuple[int, str, str]) -> Any:
-    code, said, told = outcome
-    assert (code, told) == (0, "")
-    lines = [json.loads(line) for line in said.splitlines()]
+    code, stdout, stderr = outcome
+    assert (code, stderr) == (0, "")
+    lines = [json.loads(line) for line in stdout.splitlines()]
     return lines[0] if len(lines) == 1 else lines
 
 
-def test_an_entry_is_put_and_read_with_all_it_says_of_itself(run: Keyloft) -> None:
+def test_an_entry_is_put_and_read_with_its_semantics(run: Keyloft) -> None:
     put = shown(
         run(
             *("semantic", "put", FLAG, "-5", "--purpose", "feature_flag", "--writer", "console:rollout"),
@@ -34,9 +34,9 @@ def test_an_entry_is_put_and_read_with_all_it_says_of_itself(run: Keyloft) -> No
     listed = shown(run("semantic", "list", PROJECT))
     assert "value" not in listed
     assert shown(run("semantic", "list", PROJECT, "--values")) == put
-    code, said, told = run("semantic", "put", FLAG, "1", "--purpose", "feature_flag", "--expected-version", "0")
-    assert (code, said) == (1, "")
-    assert told.startswith("keyloft: VERSION_CONFLICT: ")
+    code, stdout, stderr = run("semantic", "put", FLAG, "1", "--purpose", "feature_flag", "--expected-version", "0")
+    assert (code, stdout) == (1, "")
+    assert stderr.startswith("keyloft: VERSION_CONFLICT: ")
     trail = shown(run("semantic", "audit", FLAG))
     assert [record["action"] for record in trail] == ["put", "conflict"]
     assert shown(run("semantic", "audit", PROJECT, "--reverse", "--limit", "1"))["action"] == "conflict"
@@ -45,9 +45,9 @@ def test_an_entry_is_put_and_read_with_all_it_says_of_itself(run: Keyloft) -> No
 def test_an_entry_is_deleted_and_restored(run: Keyloft) -> None:
     put = shown(run("semantic", "put", FLAG, "true", "--purpose", "feature_flag"))
     wrong = str(put["version"] + 1)
-    code, said, told = run("semantic", "delete", FLAG, "--expected-version", wrong)
-    assert (code, said) == (1, "")
-    assert told.startswith("keyloft: VERSION_CONFLICT: ")
+    code, stdout, stderr = run("semantic", "delete", FLAG, "--expected-version", wrong)
+    assert (code, stdout) == (1, "")
+    assert stderr.startswith("keyloft: VERSION_CONFLICT: ")
     deleted = shown(run("semantic", "delete", FLAG, "--expected-version", str(put["version"]), "--writer", "me:test"))
     assert (deleted["key"], deleted["value"]) == (FLAG, True)
     assert run("semantic", "get", FLAG)[0] == 1
@@ -58,9 +58,9 @@ def test_an_entry_is_deleted_and_restored(run: Keyloft) -> None:
     assert run("semantic", "restore", FLAG)[0] == 1
     actions = [record["action"] for record in shown(run("semantic", "audit", FLAG))]
     assert actions == ["put", "conflict", "delete", "delete", "restore", "conflict"]
-    code, said, told = run("semantic", "restore", f"{PROJECT}/flags/absent")
-    assert (code, said) == (1, "")
-    assert told.startswith("keyloft: NOTHING_TO_RESTORE: ")
+    code, stdout, stderr = run("semantic", "restore", f"{PROJECT}/flags/absent")
+    assert (code, stdout) == (1, "")
+    assert stderr.startswith("keyloft: NOTHING_TO_RESTORE: ")
 
 
 def test_locks_are_shown_with_their_holders(run: Keyloft, environment: dict[str, str]) -> None:
@@ -91,8 +91,8 @@ def test_dead_letters_are_listed_retried_and_dropped(run: Keyloft, environment: 
     [first, second] = shown(run("semantic", "dead-letters", "list", PROJECT))
     assert first["operations"] == [{"action": "put", "key": FLAG, "expectedVersion": 7, "lastWriter": "w"}]
     assert "secret" not in json.dumps(first)
-    code, _, told = run("semantic", "dead-letters", "retry", PROJECT, first["id"])
-    assert (code, told.startswith("keyloft: VERSION_CONFLICT: ")) == (1, True)
+    code, _, stderr = run("semantic", "dead-letters", "retry", PROJECT, first["id"])
+    assert (code, stderr.startswith("keyloft: VERSION_CONFLICT: ")) == (1, True)
     made = run("semantic", "dead-letters", "retry", PROJECT, first["id"], "--expected-version", "*")
     assert shown(made)["value"] == "secret"
     assert run("semantic", "dead-letters", "drop", PROJECT, second["id"])[0] == 2
@@ -117,9 +117,9 @@ def test_dead_letters_are_listed_retried_and_dropped(run: Keyloft, environment: 
 )
 def test_a_wrong_call_is_explained(run: Keyloft, arguments: tuple[str, ...]) -> None:
     run("semantic", "put", FLAG, "1", "--purpose", "config")
-    code, said, told = run("semantic", *arguments)
-    assert (code, said) == (2, "")
-    assert told.startswith("keyloft: ")
+    code, stdout, stderr = run("semantic", *arguments)
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("keyloft: ")
 
 
 def test_an_absent_entry_ends_with_code_1(run: Keyloft) -> None:

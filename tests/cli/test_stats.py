@@ -18,9 +18,9 @@ def url(environment: dict[str, str]) -> str:
 
 
 def shown(outcome: tuple[int, str, str]) -> Any:
-    code, said, told = outcome
-    assert (code, told) == (0, "")
-    return json.loads(said)
+    code, stdout, stderr = outcome
+    assert (code, stderr) == (0, "")
+    return json.loads(stdout)
 
 
 def counts(tally: dict[str, Any]) -> tuple[int, int, int, int]:
@@ -28,30 +28,30 @@ def counts(tally: dict[str, Any]) -> tuple[int, int, int, int]:
 
 
 def test_entries_are_counted_by_interface_plugin_and_project(run: Keyloft, url: str) -> None:
-    told = shown(run("stats"))
-    assert counts(told["interfaces"]["tuples"]) == (4, 0, 1, 1)
-    assert counts(told["interfaces"]["plugins"]) == (3, 0, 1, 0)
-    plugins = {plugin: counts(tally) for plugin, tally in told["plugins"].items()}
+    stats = shown(run("stats"))
+    assert counts(stats["interfaces"]["tuples"]) == (4, 0, 1, 1)
+    assert counts(stats["interfaces"]["plugins"]) == (3, 0, 1, 0)
+    plugins = {plugin: counts(tally) for plugin, tally in stats["plugins"].items()}
     assert plugins == {"quotes": (1, 0, 0, 0), "trivia": (2, 0, 1, 0)}
-    projects = {project: counts(tally) for project, tally in told["projects"].items()}
+    projects = {project: counts(tally) for project, tally in stats["projects"].items()}
     # web: five audit records and an index of one, three requests, one deleted entry; api: a record and a token.
     assert projects == {"acme/api": (1, 2, 1, 0), "acme/web": (2, 10, 0, 0)}
-    assert counts(told["interfaces"]["semantic"]) == (3, 13, 1, 0)  # with the key of the audit's hashes
-    assert counts(told["total"]) == (10, 13, 3, 1)
-    total = told["total"]
+    assert counts(stats["interfaces"]["semantic"]) == (3, 13, 1, 0)  # with the key of the audit's hashes
+    assert counts(stats["total"]) == (10, 13, 3, 1)
+    total = stats["total"]
     assert total["entries"] + total["other_rows"] + total["expired"] == len(stored(url)) - 1
 
 
 def test_bytes_are_those_of_keys_and_values(run: Keyloft, url: str) -> None:
-    told = shown(run("stats", "--json"))
-    assert told["plugins"]["quotes"]["bytes"] == len("quotes") + len("1") + len("null")
-    assert told["total"]["bytes"] == sum(interface["bytes"] for interface in told["interfaces"].values())
-    assert told["database_bytes"] > 10_000
-    assert (told["wal_bytes"] is None) == ("postgresql" in url)
-    assert told["version"] == stored(url)[0]
+    stats = shown(run("stats", "--json"))
+    assert stats["plugins"]["quotes"]["bytes"] == len("quotes") + len("1") + len("null")
+    assert stats["total"]["bytes"] == sum(interface["bytes"] for interface in stats["interfaces"].values())
+    assert stats["database_bytes"] > 10_000
+    assert (stats["wal_bytes"] is None) == ("postgresql" in url)
+    assert stats["version"] == stored(url)[0]
 
 
-def test_what_soon_means_can_be_said(run: Keyloft, url: str) -> None:
+def test_the_option_soon_sets_what_counts_as_soon(run: Keyloft, url: str) -> None:
     assert shown(run("stats", "--soon", "0"))["total"]["expiring_soon"] == 0
     assert shown(run("stats", "--soon", "900"))["total"]["expiring_soon"] == 2
     assert shown(run("stats", "--soon", str(11 * 86_400)))["total"]["expiring_soon"] == 4
@@ -60,23 +60,23 @@ def test_what_soon_means_can_be_said(run: Keyloft, url: str) -> None:
 
 
 def test_the_oldest_expiry_is_that_of_what_is_not_yet_swept(run: Keyloft, url: str) -> None:
-    told = shown(run("stats"))
+    stats = shown(run("stats"))
     assert (
-        told["total"]["oldest_expiry"]
-        == told["interfaces"]["tuples"]["oldest_expiry"]
-        < told["interfaces"]["plugins"]["oldest_expiry"]
+        stats["total"]["oldest_expiry"]
+        == stats["interfaces"]["tuples"]["oldest_expiry"]
+        < stats["interfaces"]["plugins"]["oldest_expiry"]
     )
     run_sql(url, "DELETE FROM keyloft_tuples WHERE expires_at IS NOT NULL")
     assert shown(run("stats"))["interfaces"]["tuples"]["oldest_expiry"] is None
 
 
 def test_a_terminal_shows_tables_and_no_values(environment: dict[str, str], url: str) -> None:
-    code, said = at_a_terminal({**environment, "COLUMNS": "160", "NO_COLOR": "1"}, "stats")
+    code, screen = at_a_terminal({**environment, "COLUMNS": "160", "NO_COLOR": "1"}, "stats")
     assert code == 0
     for word in ("trivia", "acme/web", "trail and others", "on disk", f"schema {REVISION}"):
-        assert word in said
-    assert "Alice" not in said
-    assert "\u2501" not in said, "a bar without a total says nothing"
+        assert word in screen
+    assert "Alice" not in screen
+    assert "\u2501" not in screen, "a bar without a total says nothing"
     last = at_a_terminal(environment, "stats", "--json")[1].splitlines()[-1]
     assert json.loads(last[last.index("{") :])["total"]["entries"] == 10  # behind what took the bar away
 
@@ -84,5 +84,5 @@ def test_a_terminal_shows_tables_and_no_values(environment: dict[str, str], url:
 def test_an_empty_database_has_nothing(run: Keyloft) -> None:
     run("set", "k", "1")
     run("delete", "k")
-    told = shown(run("stats"))
-    assert (counts(told["total"]), told["total"]["oldest_expiry"], told["plugins"]) == ((0, 0, 0, 0), None, {})
+    stats = shown(run("stats"))
+    assert (counts(stats["total"]), stats["total"]["oldest_expiry"], stats["plugins"]) == ((0, 0, 0, 0), None, {})

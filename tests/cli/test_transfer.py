@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import keyloft
@@ -33,6 +33,7 @@ from keyloft.plugins import BotDatabase
 from keyloft.semantic import Semantics, SemanticStore
 from tests.cli.commands import LONGEST_SECONDS, Keyloft, at_a_terminal, run_command
 from tests.support.everything import run_sql
+from tests.support.examples import examples
 from tools.postgres import fresh_database
 
 THEME = "tenant/acme/project/web/config/theme"
@@ -96,7 +97,7 @@ async def exported(url: str | Path) -> bytes:
     return out.getvalue()
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(rows=st.lists(any_row, min_size=1, max_size=12, unique_by=lambda row: (row[0], row[1].key)))
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
 def test_export_import_export_is_the_same_byte_by_byte(
@@ -162,13 +163,13 @@ def other(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_a_database_is_exported_and_imported(url: str, other: str, run: Keyloft, tmp_path: Path) -> None:
     asyncio.run(fill(url))
     file = tmp_path / "all.jsonl"
-    code, said, complaints = run("export", str(file))
-    assert (code, complaints) == (0, "")
-    told = json.loads(said)
-    assert told["entries"] == len(file.read_bytes().splitlines()) - 2 > 10
+    code, stdout, stderr = run("export", str(file))
+    assert (code, stderr) == (0, "")
+    report = json.loads(stdout)
+    assert report["entries"] == len(file.read_bytes().splitlines()) - 2 > 10
     assert run("import", str(file), "--database", other) == (
         0,
-        f'{{"new":{told["entries"]},"same":0,"kept":0,"replaced":0}}\n',
+        f'{{"new":{report["entries"]},"same":0,"kept":0,"replaced":0}}\n',
         "",
     )
     assert run("export", "--database", other)[1].encode() == file.read_bytes()
@@ -191,12 +192,12 @@ def test_sqlite_to_postgresql_to_sqlite_loses_nothing(postgres_url: str, tmp_pat
     first, last = str(tmp_path / "first.db"), str(tmp_path / "last.db")
     asyncio.run(fill(first))
     for source, target in ((first, postgres_url), (postgres_url, last)):
-        code, said, complaint = run_command({}, "copy", source, target)
-        assert (code, complaint) == (0, "")
-        told = json.loads(said)
-        assert told["missing"] == told["different"] == told["other_versions"] == 0
-        assert told["new"] == told["compared"] > 10
-        assert told["source_sha256"] == told["target_sha256"]
+        code, stdout, stderr = run_command({}, "copy", source, target)
+        assert (code, stderr) == (0, "")
+        report = json.loads(stdout)
+        assert report["missing"] == report["different"] == report["other_versions"] == 0
+        assert report["new"] == report["compared"] > 10
+        assert report["source_sha256"] == report["target_sha256"]
 
     async def both() -> tuple[bytes, bytes]:
         return await exported(first), await exported(last)
@@ -209,8 +210,8 @@ def test_only_a_part_is_moved(url: str, other: str, run: Keyloft) -> None:
     asyncio.run(fill(url))
 
     def keys_of(*which: str) -> list[str]:
-        _, said, _ = run("export", *which)
-        return [json.loads(line)["key"] for line in said.split("\n")[1:-2]]
+        _, stdout, _ = run("export", *which)
+        return [json.loads(line)["key"] for line in stdout.split("\n")[1:-2]]
 
     assert keys_of("--prefix", "users") == ["users/alice", "users/é"]
     assert keys_of("--prefix", "") == ["deep", "log/=1/=-2.5/=true", "users/alice", "users/é", "visits"]
@@ -242,11 +243,11 @@ def test_what_is_there_already_is_refused_kept_or_replaced(environment: dict[str
     run("set", "a", "1")
     run("set", "b", "2")
     lines = b'{"key":"b","value":3}\n{"key":"a","value":1}\n{"key":"c","value":[1, 2]}\n'
-    code, said, complaint = run("import", "-", given=lines)
-    assert (code, said) == (1, "")
-    assert "tuples b is stored already" in complaint
-    assert "--keep" in complaint
-    assert "--replace" in complaint
+    code, stdout, stderr = run("import", "-", given=lines)
+    assert (code, stdout) == (1, "")
+    assert "tuples b is stored already" in stderr
+    assert "--keep" in stderr
+    assert "--replace" in stderr
     assert run("count")[1] == "2\n", "a slice is stored as a whole, or not at all"
     assert run("import", "-", "--keep", given=lines)[:2] == (0, '{"new":1,"same":1,"kept":1,"replaced":0}\n')
     assert run("get", "b")[1] == "2\n"
@@ -258,32 +259,32 @@ def test_what_is_there_already_is_refused_kept_or_replaced(environment: dict[str
 
 
 @pytest.mark.parametrize(("how", "left"), [((), '"mine"\n'), (("--keep",), '"mine"\n'), (("--replace",), "2\n")])
-def test_what_is_there_is_found_in_whatever_order_lines_come(
+def test_stored_entries_are_found_whatever_the_order_of_the_lines(
     environment: dict[str, str], run: Keyloft, how: tuple[str, ...], left: str
 ) -> None:
     run("set", "c", '"mine"')
-    code, _, complaint = run("import", "-", *how, given=b'{"key":"c","value":2}\n{"key":"a","value":1}\n')
-    assert (code, "is stored already" in complaint) == ((0, False) if how else (1, True))
+    code, _, stderr = run("import", "-", *how, given=b'{"key":"c","value":2}\n{"key":"a","value":1}\n')
+    assert (code, "is stored already" in stderr) == ((0, False) if how else (1, True))
     assert run("get", "c")[1] == left
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "printed"),
     [
         ((), None),
         (("--keep",), '{"new":1,"same":1,"kept":1,"replaced":0}\n'),
         (("--replace",), '{"new":1,"same":1,"kept":0,"replaced":1}\n'),
     ],
 )
-def test_a_key_that_comes_twice_meets_itself(
-    environment: dict[str, str], run: Keyloft, how: tuple[str, ...], told: str | None
+def test_a_key_that_appears_twice_in_an_import_conflicts_with_itself(
+    environment: dict[str, str], run: Keyloft, how: tuple[str, ...], printed: str | None
 ) -> None:
-    code, said, complaint = run("import", "-", *how, given=b'{"key":"a","value":1}\n' * 2 + b'{"key":"a","value":2}\n')
-    if told is None:
-        assert (code, said) == (1, "")
-        assert "tuples a is stored already" in complaint
+    code, stdout, stderr = run("import", "-", *how, given=b'{"key":"a","value":1}\n' * 2 + b'{"key":"a","value":2}\n')
+    if printed is None:
+        assert (code, stdout) == (1, "")
+        assert "tuples a is stored already" in stderr
         return
-    assert (code, said) == (0, told)
+    assert (code, stdout) == (0, printed)
     assert run("get", "a")[1] == ("1\n" if "--keep" in how else "2\n")
 
 
@@ -303,13 +304,13 @@ def test_times_by_hand_can_be_moved_and_saved(
         )
     file, saved = str(tmp_path / "all.jsonl"), str(tmp_path / "saved.db")
     assert run("export", file)[0] == 0
-    told = {line["key"]: line for line in map(json.loads, Path(file).read_text().splitlines()[2:-1])}
+    exported = {line["key"]: line for line in map(json.loads, Path(file).read_text().splitlines()[2:-1])}
     last = 253_402_300_799_999
     if "://" in url:
-        assert {key: line.get("expires_at") for key, line in told.items()} == {"k0": last, "k2": None, "k4": last}
+        assert {key: line.get("expires_at") for key, line in exported.items()} == {"k0": last, "k2": None, "k4": last}
     else:
-        assert {key: line.get("expires_at") for key, line in told.items()} == {"k0": last, "k2": None}
-    same = {"new": 0, "same": len(told) + 1, "kept": 0, "replaced": 0}
+        assert {key: line.get("expires_at") for key, line in exported.items()} == {"k0": last, "k2": None}
+    same = {"new": 0, "same": len(exported) + 1, "kept": 0, "replaced": 0}
     assert json.loads(run("import", file)[1]) == same, "it meets its own rows"
     assert run("copy", url, other)[0] == 0
     assert run("backup", saved)[0] == 0
@@ -354,11 +355,11 @@ def test_a_line_that_holds_no_entry_is_refused(line: bytes) -> None:
 
 
 def test_a_bad_line_is_named_and_what_comes_before_it_is_stored(url: str, run: Keyloft) -> None:
-    code, said, complaint = run("import", "-", given=b'{"key":"a","value":1}\n\n{"key":"b","value":secret}\n')
-    assert (code, said) == (1, "")
-    assert complaint.startswith("keyloft: TRANSFER_FAILED: line 3: ")
-    assert "The entry before it is stored, and stays. " in complaint
-    assert "secret" not in complaint
+    code, stdout, stderr = run("import", "-", given=b'{"key":"a","value":1}\n\n{"key":"b","value":secret}\n')
+    assert (code, stdout) == (1, "")
+    assert stderr.startswith("keyloft: TRANSFER_FAILED: line 3: ")
+    assert "The entry before it is stored, and stays. " in stderr
+    assert "secret" not in stderr
     assert run("keys")[1] == "a\n"
     assert "line 1: not an entry" in run("import", "-", given=b'{"keyloft":"export","for')[2]
     later = b'{"keyloft":"export","format":3,"version":1}\n'
@@ -392,14 +393,14 @@ def test_an_import_that_was_stopped_goes_on(
         asyncio.run(until(url, MAINTENANCE_ROWS))
         child.send_signal(stop)
         assert child.wait(LONGEST_SECONDS) == (130 if stop is signal.SIGINT else -stop)
-        complaint = child.stderr.read().decode()
-        assert complaint == ("" if stop is signal.SIGKILL else f"{STOPPED}\n")
+        stderr = child.stderr.read().decode()
+        assert stderr == ("" if stop is signal.SIGKILL else f"{STOPPED}\n")
         with contextlib.suppress(BrokenPipeError):
             child.stdin.close()
     assert run("count")[1] == f"{MAINTENANCE_ROWS}\n"
     done = Loaded(new=2 * MAINTENANCE_ROWS, same=MAINTENANCE_ROWS)
-    told = json.loads(run("import", str(file))[1])
-    assert told == {"new": done.new, "same": done.same, "kept": 0, "replaced": 0}
+    report = json.loads(run("import", str(file))[1])
+    assert report == {"new": done.new, "same": done.same, "kept": 0, "replaced": 0}
     assert run("export")[1].encode() == file.read_bytes()
 
 
@@ -407,7 +408,7 @@ STOPPED = "Stopped. What is stored stays stored; the same command goes on from t
 
 
 async def until(url: str, entries: int) -> None:
-    """Wait for somebody else's commit."""
+    """Wait for the commit of another process."""
     async with asyncio.timeout(LONGEST_SECONDS), keyloft.open(url) as kv:
         async for _ in kv.watch(("n", entries - 1)):
             if await kv.count() == entries:
@@ -448,7 +449,7 @@ def change_a_value(text: bytes) -> bytes:
 
 @pytest.mark.parametrize("through_a_pipe", [False, True])
 @pytest.mark.parametrize(
-    ("damage", "stored", "told"),
+    ("damage", "stored", "message"),
     [
         (cut_last_line, 33, "the file was cut after 33 entries"),
         (cut_in_a_line, 16, "the file was cut inside line 18, after 16 entries"),
@@ -464,7 +465,7 @@ def test_a_file_that_was_cut_is_noticed(
     tmp_path: Path,
     damage: Callable[[bytes], bytes],
     stored: int,
-    told: str,
+    message: str,
     through_a_pipe: bool,
 ) -> None:
     whole, file = many(33), tmp_path / "cut.jsonl"
@@ -472,7 +473,7 @@ def test_a_file_that_was_cut_is_noticed(
     outcome = run("import", "-", given=file.read_bytes()) if through_a_pipe else run("import", str(file))
     assert outcome[:2] == (1, "")
     assert outcome[2].startswith("keyloft: TRANSFER_FAILED: ")
-    assert told in outcome[2]
+    assert message in outcome[2]
     assert (f"The {stored} entries before it are stored, and stay. Get the whole file" in outcome[2]) == (stored > 0)
     assert ("Nothing is stored." in outcome[2]) == (stored == 0)
     assert run("count")[1] == f"{stored}\n"
@@ -485,8 +486,8 @@ def test_a_file_that_was_cut_is_noticed(
 
 def test_an_export_without_its_end_is_cut_also_between_two_of_them(run: Keyloft) -> None:
     assert run("import", "-", given=many(3) + many(5))[0] == 0
-    code, _, told = run("import", "-", given=cut_last_line(many(3)) + many(5))
-    assert (code, "line 5 begins another export" in told) == (1, True)
+    code, _, stderr = run("import", "-", given=cut_last_line(many(3)) + many(5))
+    assert (code, "line 5 begins another export" in stderr) == (1, True)
 
 
 def test_a_file_by_hand_needs_neither_a_first_nor_a_last_line(run: Keyloft) -> None:
@@ -522,8 +523,8 @@ def test_an_export_that_was_cut_goes_on(run: Keyloft, environment: dict[str, str
     partial = tmp_path / "again.jsonl.partial"
     partial.write_bytes(file.read_bytes()[:cut])
     assert run("export", str(again))[0] == 2, "an export that did not end is not overwritten unasked"
-    code, _, complaint = run("export", str(again), "--resume")
-    assert (code, complaint) == (0, "")
+    code, _, stderr = run("export", str(again), "--resume")
+    assert (code, stderr) == (0, "")
     assert not partial.exists()
     assert again.read_bytes() == file.read_bytes(), "the same entries, the same number and the same hash"
     assert run("export", str(again))[0] == 2
@@ -538,13 +539,13 @@ def test_an_export_goes_on_with_the_same_part_only(run: Keyloft, tmp_path: Path)
     file = tmp_path / "some.jsonl"
     run("export", str(file), "--prefix", "v")
     partial = file.rename(tmp_path / "some.jsonl.partial")
-    code, _, complaint = run("export", str(file), "--resume")
-    assert (code, "another part" in complaint) == (2, True)
+    code, _, stderr = run("export", str(file), "--resume")
+    assert (code, "another part" in stderr) == (2, True)
     assert partial.exists()
     assert run("export", str(file), "--resume", "--prefix", "v")[0] == 0
 
 
-async def test_what_expires_on_the_way_is_not_missed(url: str, other: str) -> None:
+async def test_an_entry_that_expires_during_a_copy_is_not_reported_as_missing(url: str, other: str) -> None:
     soon = Record(keys.encode(("soon",)), b"1", 0, 1, SystemClock().now() + 3_600_000, 1, 1)
     async with maintenance_of(url) as a, maintenance_of(other) as b:
         await a.load([(Space.TUPLES, soon)], 1, Existing.REFUSE)
@@ -589,7 +590,7 @@ async def test_large_values_come_a_few_at_a_time(url: str) -> None:
 
 
 async def test_a_copy_that_differs_is_found_out(url: str, other: str, run: Keyloft) -> None:
-    async def told(a: Maintenance, b: Maintenance) -> tuple[int, int, int, str | None, bool]:
+    async def compared(a: Maintenance, b: Maintenance) -> tuple[int, int, int, str | None, bool]:
         async with a.snapshot() as source, b.snapshot() as target:
             found = await compare(source, target, Selection())
         return (
@@ -611,15 +612,15 @@ async def test_a_copy_that_differs_is_found_out(url: str, other: str, run: Keylo
     ):
         await fresh(one)
         await fresh(two)
-        assert await told(a, b) == (5, 0, 0, None, True)
+        assert await compared(a, b) == (5, 0, 0, None, True)
         await two.set(("extra",), 1)
-        assert await told(a, b) == (5, 0, 0, None, True)
+        assert await compared(a, b) == (5, 0, 0, None, True)
         await two.delete(("n", 0))
-        assert await told(a, b) == (5, 1, 0, "tuples n/=0", False)
+        assert await compared(a, b) == (5, 1, 0, "tuples n/=0", False)
         await two.set(("n", 4), 5)
-        assert await told(a, b) == (5, 2 - 1, 1, "tuples n/=0", False)
+        assert await compared(a, b) == (5, 2 - 1, 1, "tuples n/=0", False)
         await two.delete_range(prefix=("n",))
-        assert await told(a, b) == (5, 5, 0, "tuples n/=0", False)
+        assert await compared(a, b) == (5, 5, 0, "tuples n/=0", False)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(run: Keyloft, environment: dict[str, str], tmp_path: Path) -> None:
@@ -638,11 +639,13 @@ def test_a_reader_that_has_seen_enough_is_no_error(run: Keyloft, environment: di
     assert done.stderr == b""
 
 
-def test_mistakes_are_told_and_nothing_is_made(run: Keyloft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_explained_and_no_file_is_made(
+    run: Keyloft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run("set", "a", "1")
     before = sorted(tmp_path.iterdir())
-    for arguments, said in (
+    for arguments, message in (
         (("export", "--database", "nowhere.db"), "there is no file"),
         (("export", "nowhere.jsonl", "--database", "nowhere.db"), "there is no file"),
         (("import", "nowhere.jsonl", "--database", "new.db"), "there is no file nowhere.jsonl"),
@@ -655,13 +658,13 @@ def test_mistakes_are_told_and_nothing_is_made(run: Keyloft, tmp_path: Path, mon
         (("export", "-", "--resume"), "for a file"),
         (("export", "--plugin", "Not A Name"), "plugin"),
     ):
-        code, out, complaint = run(*arguments)
+        code, out, stderr = run(*arguments)
         assert (code in (1, 2), out) == (True, ""), arguments
-        assert said in complaint
+        assert message in stderr
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_somebody_at_a_terminal_sees_how_far_it_is(run: Keyloft, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_terminal_shows_the_progress(run: Keyloft, environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "many.jsonl"
     file.write_bytes(many(2 * MAINTENANCE_ROWS))
     code, shown = at_a_terminal(environment, "import", str(file))
@@ -721,8 +724,8 @@ def test_a_row_by_hand_that_is_no_entry_is_named_and_not_changed_on_the_way(
     assert run("set", "b", "1", "--database", url)[0] == 0
     run_sql(url, f"INSERT INTO {row}")
     for command in (("export", "--database", url), ("copy", url, str(tmp_path / "copy.db"))):
-        code, _, complaint = run(*command)
-        assert (code, complaint.count("\n")) == (1, 1)
-        assert complaint.startswith("keyloft: UNDECODABLE: the row ")
+        code, _, stderr = run(*command)
+        assert (code, stderr.count("\n")) == (1, 1)
+        assert stderr.startswith("keyloft: UNDECODABLE: the row ")
     assert run("stats", "--database", url)[0] == 0
     assert run("check", "--database", url)[0] == 1

@@ -36,7 +36,7 @@ def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ('{"name": "Alice", secret}', "Expecting property name enclosed in double quotes at line 1, column 19"),
         ("[1, 2", "Expecting ',' delimiter at line 1, column 6"),
@@ -46,13 +46,13 @@ def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None
         ("[" * 5000 + "]" * 5000, "it nests too deep"),
     ],
 )
-def test_what_begins_like_json_and_is_none_is_refused(run: Keyloft, value: str, told: str) -> None:
+def test_a_value_that_begins_like_json_but_is_not_json_is_refused(run: Keyloft, value: str, message: str) -> None:
     run("set", "k", "1")
-    code, said, complaint = run("set", "k", "-", given=value.encode())
-    assert (code, said) == (2, "")
-    assert f"VALUE is not JSON: {told}" in complaint
-    assert "--text stores it as text" in complaint
-    assert "secret" not in complaint
+    code, stdout, stderr = run("set", "k", "-", given=value.encode())
+    assert (code, stdout) == (2, "")
+    assert f"VALUE is not JSON: {message}" in stderr
+    assert "--text stores it as text" in stderr
+    assert "secret" not in stderr
     assert run("get", "k")[1] == "1\n"
     assert run("set", "k", "-", "--text", given=value.encode())[0] == 0
     assert json.loads(run("get", "k")[1]) == value
@@ -99,18 +99,18 @@ def test_what_is_not_there_ends_with_code_1(run: Keyloft) -> None:
 )
 def test_a_wrong_call_is_explained(run: Keyloft, arguments: tuple[str, ...]) -> None:
     run("set", "k", "1")
-    code, said, told = run(*arguments)
+    code, stdout, stderr = run(*arguments)
     assert code in (1, 2)
-    assert said == ""
-    assert told.startswith("keyloft: ")
-    assert "Traceback" not in told
+    assert stdout == ""
+    assert stderr.startswith("keyloft: ")
+    assert "Traceback" not in stderr
 
 
 def test_a_file_that_is_not_there_is_not_made(run: Keyloft, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
-    code, _, told = run("list", "--database", str(tmp_path / "nowhere.db"))
+    code, _, stderr = run("list", "--database", str(tmp_path / "nowhere.db"))
     assert code == 1
-    assert "there is no file" in told
+    assert "there is no file" in stderr
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -127,12 +127,12 @@ class TestDeleting:
         assert run("delete", "a", "b", "absent") == (0, "2\n", "")
         assert run("keys") == (0, "c\n", "")
 
-    def test_a_prefix_wants_a_yes_where_nobody_can_be_asked(self, run: Keyloft) -> None:
+    def test_without_a_terminal_deleting_a_prefix_needs_the_option_yes(self, run: Keyloft) -> None:
         for key in ("users/a", "users/b", "other"):
             run("set", key, "1")
-        code, said, told = run("delete", "--prefix", "users")
-        assert (code, said) == (2, "")
-        assert "Remove 2 entries below users?" in told
+        code, stdout, stderr = run("delete", "--prefix", "users")
+        assert (code, stdout) == (2, "")
+        assert "Remove 2 entries below users?" in stderr
         assert run("delete", "--prefix", "users", "--yes") == (0, "2\n", "")
         assert run("keys") == (0, "other\n", "")
 
@@ -161,7 +161,7 @@ class TestTerminal:
         assert at_a_terminal(environment, "keys", "no")[1] == "there are no keys below no\r\n"
 
 
-def test_who_has_seen_enough_ends_a_list_in_silence(run: Keyloft, environment: dict[str, str]) -> None:
+def test_a_list_whose_reader_stops_ends_in_silence(run: Keyloft, environment: dict[str, str]) -> None:
     for number in range(3):
         run("set", f"k{number}", json.dumps("x" * 100_000))
     listing = subprocess.Popen(
@@ -194,27 +194,27 @@ def test_changes_are_shown_until_it_is_interrupted(run: Keyloft, environment: di
         assert json.loads(watching.stdout.readline()) == {"key": "users/alice", "value": None}
     finally:
         watching.send_signal(signal.SIGINT)
-        _, told = watching.communicate(timeout=LONGEST_SECONDS)
-    assert (watching.returncode, told) == (130, "")
+        _, stderr = watching.communicate(timeout=LONGEST_SECONDS)
+    assert (watching.returncode, stderr) == (130, "")
 
 
 @pytest.mark.parametrize(
     "command",
     ["get a", "list", "keys", "count", "watch", "delete a", "touch a --never", "semantic list tenant/acme/project/web"],
 )
-def test_no_tables_are_made_in_a_database_that_is_not_ours(
+def test_no_tables_are_made_in_a_database_of_another_program(
     environment: dict[str, str], run: Keyloft, command: str
 ) -> None:
     url = environment["KEYLOFT_DATABASE_URL"]
-    run_sql(url, "CREATE TABLE theirs (x INTEGER)")
-    code, said, complaint = run(*command.split())
-    assert (code, said) == (1, "")
-    assert "NOT_A_DATABASE" in complaint
+    run_sql(url, "CREATE TABLE other_program (x INTEGER)")
+    code, stdout, stderr = run(*command.split())
+    assert (code, stdout) == (1, "")
+    assert "NOT_A_DATABASE" in stderr
     tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
-    assert run_sql(url, tables if "://" in url else "SELECT name FROM sqlite_schema") == [("theirs",)]
+    assert run_sql(url, tables if "://" in url else "SELECT name FROM sqlite_schema") == [("other_program",)]
 
 
 def test_a_home_folder_of_an_unknown_user_is_named(run: Keyloft) -> None:
-    code, said, told = run("count", "--database", "~nobody-here/app.db")
-    assert (code, said) == (1, "")
-    assert "~nobody-here/app.db can't be opened: there is no such user" in told
+    code, stdout, stderr = run("count", "--database", "~no-such-user/app.db")
+    assert (code, stdout) == (1, "")
+    assert "~no-such-user/app.db can't be opened: there is no such user" in stderr

@@ -32,7 +32,7 @@ class Memory(Struct, frozen=True):
     engine: type
 
 
-class Server(Struct, frozen=True):
+class UnansweredServer(Struct, frozen=True):
     """A PostgreSQL server that does not answer."""
 
     shown: str
@@ -72,14 +72,16 @@ SPELLINGS: dict[Any, Any] = {
     "./me:pass@x.db": File("me:pass@x.db"),
     "sqlite:///x.db?mode=ro": File(read_only=True),
     "SQLITE:///{here}/x.db?mode=ro": File(read_only=True),
-    "postgresql://127.0.0.1:1/app": Server("postgresql://127.0.0.1:1/app"),
-    "postgres://me@127.0.0.1:1/app": Server("postgresql://127.0.0.1:1/app"),
-    f"postgresql://me:{SECRET}@127.0.0.1:1/app": Server("postgresql://127.0.0.1:1/app"),
-    f"PostgreSQL+AsyncPG://me:{SECRET}@127.0.0.1:1/app": Server("postgresql://127.0.0.1:1/app"),
-    f"postgresql://me:{SECRET}@127.0.0.1:1,127.0.0.1:2/app": Server("postgresql://127.0.0.1:1,127.0.0.1:2/app"),
-    f"postgresql://me:{SECRET}@/app?host={{here}}": Server("postgresql:///app?host={here}"),
-    f"postgresql://me@127.0.0.1:1/app?password={SECRET}": Server("postgresql://127.0.0.1:1/app?password=…"),
-    f"postgresql:///app?host=127.0.0.1,127.0.0.1&port=1,2&user=me&password={SECRET}": Server(
+    "postgresql://127.0.0.1:1/app": UnansweredServer("postgresql://127.0.0.1:1/app"),
+    "postgres://me@127.0.0.1:1/app": UnansweredServer("postgresql://127.0.0.1:1/app"),
+    f"postgresql://me:{SECRET}@127.0.0.1:1/app": UnansweredServer("postgresql://127.0.0.1:1/app"),
+    f"PostgreSQL+AsyncPG://me:{SECRET}@127.0.0.1:1/app": UnansweredServer("postgresql://127.0.0.1:1/app"),
+    f"postgresql://me:{SECRET}@127.0.0.1:1,127.0.0.1:2/app": UnansweredServer(
+        "postgresql://127.0.0.1:1,127.0.0.1:2/app"
+    ),
+    f"postgresql://me:{SECRET}@/app?host={{here}}": UnansweredServer("postgresql:///app?host={here}"),
+    f"postgresql://me@127.0.0.1:1/app?password={SECRET}": UnansweredServer("postgresql://127.0.0.1:1/app?password=…"),
+    f"postgresql:///app?host=127.0.0.1,127.0.0.1&port=1,2&user=me&password={SECRET}": UnansweredServer(
         "postgresql:///app?host=127.0.0.1,127.0.0.1&port=1,2&user=me&password=…"
     ),
     "": Refused(InvalidArgument, "path or a URL; leave it out"),
@@ -147,8 +149,8 @@ def spelling(request: pytest.FixtureRequest, here: Path) -> tuple[Any, Any]:
     meaning = SPELLINGS[url]
     if isinstance(url, str):
         url = url.replace("{here}", str(here))
-    if isinstance(meaning, Server):
-        meaning = Server(meaning.shown.replace("{here}", str(here)))
+    if isinstance(meaning, UnansweredServer):
+        meaning = UnansweredServer(meaning.shown.replace("{here}", str(here)))
     return url, meaning
 
 
@@ -176,7 +178,7 @@ def test_parsed(spelling: tuple[Any, Any], here: Path) -> None:
             parsed = DatabaseUrl.parse(url)
             assert parsed.engine == ("memory" if engine is MemoryEngine else "sqlite")
             assert parsed.is_in_memory
-        case Server(shown):
+        case UnansweredServer(shown):
             parsed = DatabaseUrl.parse(url)
             assert (parsed.engine, parsed.shown, parsed.file) == ("postgres", shown, None)
             assert parsed.postgres is not None
@@ -212,7 +214,7 @@ async def test_the_operators_interface_opens_it(spelling: tuple[Any, Any], here:
         await (await open_maintenance(url)).aclose()
     else:
         with pytest.raises(_error(meaning)) as raised:
-            await open_maintenance(url)
+            await open_maintenance(url, patience=0.1)
         assert SECRET not in repr(raised.value)
 
 
@@ -223,7 +225,7 @@ def test_migrations_take_it(spelling: tuple[Any, Any], here: Path) -> None:
         assert (here / meaning.name).exists()
     else:
         # Alembic's command line shows a CannotOpen of the migrations without a traceback.
-        with pytest.raises(DatabaseError) as raised:
+        with pytest.raises((DatabaseError, InvalidArgument)) as raised:
             migrations.upgrade(url)
         assert SECRET not in repr(raised.value)
 

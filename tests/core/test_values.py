@@ -153,7 +153,7 @@ class Colour(enum.StrEnum):
     RED = "red"
 
 
-class Size(enum.IntEnum):
+class Magnitude(enum.IntEnum):
     LARGE = 3
 
 
@@ -163,7 +163,7 @@ class Size(enum.IntEnum):
         Text("x"),
         Ratio(0.5),
         Colour.RED,
-        Size.LARGE,
+        Magnitude.LARGE,
         {Text("k"): Text("v")},
         collections.OrderedDict(a=1),
         {"n": U64(5)},

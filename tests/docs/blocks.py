@@ -120,7 +120,7 @@ class Databases(Protocol):
     def end(self) -> None: ...
 
 
-class World:
+class DocumentRun:
     """What the blocks of one document run in."""
 
     def __init__(self, folder: Path, databases_for: Callable[[list[Block]], Databases | None]) -> None:
@@ -312,7 +312,7 @@ def _ended(process: subprocess.Popen[Any]) -> int:
         return process.wait()
 
 
-# The prompt: the other end of `World._type`
+# The prompt: the other end of `DocumentRun._type`
 
 
 async def _converse() -> None:

@@ -11,7 +11,7 @@ from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.plugins import BotDatabase
 from keyloft.plugins.meters import Meters
 from keyloft.server.metrics import Metrics
-from tests.docs.blocks import LANGUAGES, ROOT, Block, World, blocks_of, prose_of
+from tests.docs.blocks import LANGUAGES, ROOT, Block, DocumentRun, blocks_of, prose_of
 from tests.docs.postgres import DocumentPostgres
 from tools import reference
 
@@ -43,13 +43,13 @@ def first_column(text: str) -> list[str]:
 
 
 @pytest.fixture
-def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[DocumentRun]:
     def databases_for(blocks: list[Block]) -> DocumentPostgres | None:
         if not DocumentPostgres.is_meant_by(blocks):
             return None
         return DocumentPostgres(request.getfixturevalue("postgres_server"), blocks)
 
-    world = World(tmp_path, databases_for)
+    world = DocumentRun(tmp_path, databases_for)
     yield world
     world.end()
 
@@ -64,7 +64,7 @@ def test_every_block_says_how_it_is_checked(document: Path) -> None:
 
 @each([document for document in DOCUMENTS if blocks_of(document.read_text())])
 @pytest.mark.slow
-def test_every_block_runs(document: Path, world: World) -> None:
+def test_every_block_runs(document: Path, world: DocumentRun) -> None:
     world.run(blocks_of(document.read_text()))
 
 
@@ -86,7 +86,7 @@ def test_every_block_runs(document: Path, world: World) -> None:
     ],
     ids=lambda block: block.partition("\n")[0].strip("`"),
 )
-def test_a_block_that_is_wrong_fails(block: str, world: World) -> None:
+def test_a_block_that_is_wrong_fails(block: str, world: DocumentRun) -> None:
     with pytest.raises((AssertionError, ValueError, SyntaxError)):
         world.run(blocks_of(block))
 
@@ -110,12 +110,12 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-# What is also said by the code
+# What the code says as well
 
 
 def test_what_is_taken_from_the_code_is_up_to_date() -> None:
     for path, text in reference.documents().items():
-        assert path.read_text() == text, f"{path.name} is out of date: scripts/reference writes it anew"
+        assert path.read_text() == text, f"{path.name} is out of date: scripts/reference writes it again"
 
 
 def test_the_protocol_lists_the_codes_that_a_service_answers_with() -> None:
@@ -124,9 +124,11 @@ def test_the_protocol_lists_the_codes_that_a_service_answers_with() -> None:
 
 def test_the_guide_lists_the_codes_that_a_client_meets() -> None:
     named = first_column(section(GUIDE, "Errors"))
-    of_the_bus = {kind.code for kind in (errors.Unanswered, errors.NoService, errors.NotPermitted, errors.TimedOut)}
+    of_the_connection = {
+        kind.code for kind in (errors.Unanswered, errors.NoService, errors.NotPermitted, errors.TimedOut)
+    }
     before_sending = {errors.InvalidKey.code, errors.InvalidValue.code}
-    assert set(named) == {*PLUGIN_CODES, *of_the_bus, *before_sending}
+    assert set(named) == {*PLUGIN_CODES, *of_the_connection, *before_sending}
     for code, kind in re.findall(r"^\| `([A-Z_]+)` \| `(\w+)` \|", section(GUIDE, "Errors"), re.MULTILINE):
         assert getattr(errors, kind).code == code
 

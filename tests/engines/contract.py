@@ -99,7 +99,7 @@ class EngineContract:
         )
         assert (b.key, nothing, [record.key for record in found], count, a.key) == (b"b", None, [b"a", b"b"], 2, b"a")
 
-    async def test_many_gets_are_answered_each_in_its_place(self, engine: Engine, clock: ManualClock) -> None:
+    async def test_many_gets_are_answered_in_their_order(self, engine: Engine, clock: ManualClock) -> None:
         await write(engine, *[put(b"%03d" % number, b"%d" % number) for number in range(0, 100, 2)])
         await write(engine, *[put(b"%03d" % number, expire_in=1000) for number in range(0, 100, 10)])
         await write(engine, put(b"006", b"another space", space=B), Set(P, ("p", "006"), b"6", Encoding.JSON))
@@ -225,7 +225,7 @@ class EngineContract:
 
     # All or nothing
 
-    async def test_a_batch_that_fails_leaves_nothing_and_harms_nobody(self, engine: Engine) -> None:
+    async def test_a_batch_that_fails_leaves_nothing_and_other_batches_are_made(self, engine: Engine) -> None:
         await write(engine, put(b"text"), put(b"kept"))
         bad = Batch((put(b"half"), Delete(A, b"kept"), Sum(A, b"text", 1)), ())
         before, failure, after = await asyncio.gather(
@@ -266,7 +266,7 @@ class EngineContract:
         await write(engine, Sum(A, b"n", 1))
         assert (await stored(engine, b"n")).expires_at == due
 
-    async def test_an_expired_counter_begins_anew_without_expiry(self, engine: Engine, clock: ManualClock) -> None:
+    async def test_an_expired_counter_restarts_without_expiry(self, engine: Engine, clock: ManualClock) -> None:
         await write(engine, Set(A, b"n", pack_counter(7), Encoding.U64, 1000))
         clock.advance(1)
         await write(engine, Sum(A, b"n", 1))
@@ -300,7 +300,7 @@ class EngineContract:
         assert (await write(engine, Delete(A, b"k"), Touch(A, b"k", None))).found == (False, False)
         assert await get(engine, b"k") is None
 
-    async def test_whoever_asks_sees_the_expired_record(self, engine: Engine, clock: ManualClock) -> None:
+    async def test_a_get_can_include_the_expired_record(self, engine: Engine, clock: ManualClock) -> None:
         first = await write(engine, put(b"k", b"[7]", expire_in=1000))
         clock.advance(1)
         [record] = await engine.read(Get(A, b"k", include_expired=True))
@@ -620,7 +620,7 @@ class EngineContract:
             changes = await next_of(watch) if isinstance(seen, BaseException) else seen
             assert values_of(changes) == {b"k": b"%d" % number}
 
-    async def test_a_change_during_the_first_look_is_not_lost(self, engine: Engine) -> None:
+    async def test_a_change_during_the_first_read_is_not_lost(self, engine: Engine) -> None:
         """The first read may show a commit before this process reports it to the watch."""
         for tries in range(40):
             await write(engine, put(b"old"))

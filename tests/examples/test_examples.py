@@ -232,7 +232,7 @@ async def test_what_makes_no_sense_is_answered_and_does_no_harm(chat: Chat) -> N
         for data in (b"", b"{", b"[]", b'{"text": "x"}', b'{"user": 1}', b"\xff", b'{"user": "\xff"}'):
             for command in ("answer", "add", "help"):
                 assert await chat.send(plugin, command, data) == usage
-    for text in ("", "x", "9" * 5000, "nobody said", ": nothing", "nothing:"):
+    for text in ("", "x", "9" * 5000, "no one said", ": nothing", "nothing:"):
         for command in ("add", "get", "delete"):
             assert await chat.say("bob", "quotes", command, text) == usage
     assert (await chat.say("bob", "quotes", "add", f"{'x' * 300}: y")).startswith("Sorry: key must be ≤255 characters")
@@ -249,7 +249,7 @@ async def test_a_name_that_no_key_can_hold_does_not_stop_the_game(chat: Chat) ->
     assert await chat.say("alice", "trivia", "scores") == "1 alice"
 
 
-async def test_the_lines_of_the_readme_can_be_said(chat: Chat) -> None:
+async def test_the_chat_commands_of_the_readme_work(chat: Chat) -> None:
     lines = re.findall(r"^\.venvs/server/bin/python (examples/say\.py .*)$", (EXAMPLES / "README.md").read_text(), re.M)
     assert {shlex.split(line)[2] for line in lines} == set(PLUGINS)
     await asyncio.gather(*[chat.say("bob", plugin, "help") for plugin in PLUGINS])  # by now they listen

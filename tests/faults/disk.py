@@ -25,7 +25,7 @@ class Remove(NamedTuple):
     with_folder: bool
 
 
-class Write(NamedTuple):
+class DiskWrite(NamedTuple):
     file: int
     offset: int
     data: bytes
@@ -49,14 +49,14 @@ class Lose(NamedTuple):
     file: int
 
 
-Request: TypeAlias = Create | Remove | Write | Truncate | Sync | Lose
+Request: TypeAlias = Create | Remove | DiskWrite | Truncate | Sync | Lose
 Image: TypeAlias = dict[str, bytes]
 
 
 @dataclass
 class _File:
     safe: bytearray = field(default_factory=bytearray)
-    unsafe: list[Write | Truncate] = field(default_factory=list)
+    unsafe: list[DiskWrite | Truncate] = field(default_factory=list)
 
 
 _LeftOf: TypeAlias = Callable[[_File], bytes]
@@ -88,7 +88,7 @@ class Disk:
                 self._unsafe_names.append((name, None))
                 if with_folder:
                     self._settle_names()
-            case Write(file) | Truncate(file):
+            case DiskWrite(file) | Truncate(file):
                 self._files[file].unsafe.append(request)
             case Lose(file):
                 self._files[file].unsafe.clear()
@@ -160,19 +160,19 @@ def _torn(file: _File, rng: random.Random, sector: int, *, garbled: bool) -> byt
     return bytes(content[: rng.choice(sizes)])
 
 
-def _pieces(unsafe: Write | Truncate, sector: int, end: int) -> Iterator[Write]:
+def _pieces(unsafe: DiskWrite | Truncate, sector: int, end: int) -> Iterator[DiskWrite]:
     """A write, or the zeros that a truncation leaves, cut at the borders of sectors."""
     if isinstance(unsafe, Truncate):
-        unsafe = Write(unsafe.file, unsafe.size, bytes(max(0, end - unsafe.size)))
+        unsafe = DiskWrite(unsafe.file, unsafe.size, bytes(max(0, end - unsafe.size)))
     at = 0
     while at < len(unsafe.data):
         offset = unsafe.offset + at
         length = sector - offset % sector
-        yield Write(unsafe.file, offset, unsafe.data[at : at + length])
+        yield DiskWrite(unsafe.file, offset, unsafe.data[at : at + length])
         at += length
 
 
-def _apply(content: bytearray, unsafe: Write | Truncate) -> None:
+def _apply(content: bytearray, unsafe: DiskWrite | Truncate) -> None:
     if isinstance(unsafe, Truncate):
         del content[unsafe.size :]
         content.extend(bytes(unsafe.size - len(content)))

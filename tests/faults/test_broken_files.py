@@ -126,12 +126,12 @@ async def test_database_of_a_newer_keyloft_is_refused_and_left_as_it_is(revision
 async def test_database_of_another_program_is_shared_and_not_harmed(tmp_path: Path) -> None:
     path = tmp_path / "bot.db"
     connection = apsw.Connection(str(path))
-    connection.execute("CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1), (2)").fetchall()
+    connection.execute("CREATE TABLE other_program (x); INSERT INTO other_program VALUES (1), (2)").fetchall()
     connection.close()
     async with keyloft.open(path) as kv:
-        await kv.set(("ours",), 1)
+        await kv.set(("k",), 1)
         connection = apsw.Connection(str(path))
-        assert connection.execute("SELECT x FROM theirs").fetchall() == [(1,), (2,)]
+        assert connection.execute("SELECT x FROM other_program").fetchall() == [(1,), (2,)]
         connection.close()
 
 
@@ -148,12 +148,12 @@ def _open_to_all(folder: Path) -> bool:
 
 
 @pytest.fixture
-def lobby() -> Iterator[Path]:
+def shared_folder() -> Iterator[Path]:
     """A folder that every user can reach, which pytest's own are not, nor is every TMPDIR."""
     bases = [base for base in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm") if _open_to_all(Path(base))]
     if not bases:
         pytest.skip("no folder for temporary files here is open to other users")
-    folder = Path(tempfile.mkdtemp(prefix="keyloft-lobby-", dir=bases[0]))
+    folder = Path(tempfile.mkdtemp(prefix="keyloft-shared-", dir=bases[0]))
     folder.chmod(0o777)
     yield folder
     for inner in folder.glob("*/"):
@@ -197,17 +197,17 @@ def _closed_folder(path: Path) -> Path:
     ],
 )
 async def test_missing_permission_is_named_and_nothing_is_changed(
-    lock: Callable[[Path], Path], kinds: set[str], reason: str, lobby: Path
+    lock: Callable[[Path], Path], kinds: set[str], reason: str, shared_folder: Path
 ) -> None:
-    folder = lobby / "data"
+    folder = shared_folder / "data"
     folder.mkdir()
     folder.chmod(0o777)
     before = await made(folder / "app.db")
     (folder / "app.db").chmod(0o666)
     path = lock(folder / "app.db")
-    async with child("visitor_child", path) as visitor:
-        line = await visitor.line()
-        assert await visitor.ended() == (0, "")
+    async with child("other_user", path) as other_user:
+        line = await other_user.line()
+        assert await other_user.ended() == (0, "")
     kind, code, message = json.loads(line)
     assert kind in kinds, message
     assert code in ("READ_ONLY", "CANNOT_OPEN")
@@ -221,15 +221,17 @@ async def test_missing_permission_is_named_and_nothing_is_changed(
 
 async def visited(database: str) -> list[str] | None:
     """The error of a user without special rights who opens a database: its class, code and message."""
-    async with child("visitor_child", database) as visitor:
-        outcome: list[str] | None = json.loads(await visitor.line())
-        assert await visitor.ended() == (0, "")
+    async with child("other_user", database) as other_user:
+        outcome: list[str] | None = json.loads(await other_user.line())
+        assert await other_user.ended() == (0, "")
     return outcome
 
 
-async def test_a_folder_that_can_not_be_written_is_named_when_its_database_is_opened_for_reading(lobby: Path) -> None:
+async def test_a_folder_that_can_not_be_written_is_named_when_its_database_is_opened_for_reading(
+    shared_folder: Path,
+) -> None:
     """SQLite needs a file beside one with a write-ahead log; a backup has none, and can be read anywhere."""
-    folder = lobby / "data"
+    folder = shared_folder / "data"
     folder.mkdir()
     await made(folder / "app.db")
     maintenance = await open_maintenance(folder / "app.db")
@@ -247,12 +249,12 @@ async def test_a_folder_that_can_not_be_written_is_named_when_its_database_is_op
     assert sorted(file.name for file in folder.iterdir()) == ["app.db", "backup.db"]
 
 
-async def test_user_with_the_permissions_can_write_what_another_user_made(lobby: Path) -> None:
-    path = lobby / "shared.db"
+async def test_user_with_the_permissions_can_write_what_another_user_made(shared_folder: Path) -> None:
+    path = shared_folder / "shared.db"
     await made(path)
     path.chmod(0o666)
-    async with child("visitor_child", path) as visitor:
-        assert json.loads(await visitor.line()) is None
-        assert await visitor.ended() == (0, "")
+    async with child("other_user", path) as other_user:
+        assert json.loads(await other_user.line()) is None
+        assert await other_user.ended() == (0, "")
     async with keyloft.open(path) as kv:
-        assert (await kv.get(("visited",))).value is True
+        assert (await kv.get(("used",))).value is True

@@ -158,7 +158,7 @@ async def test_process_that_forgets_to_close_ends_promptly_and_loses_nothing_ack
     for attempt in range(3):
         path = tmp_path / f"{attempt}.db"
         began = time.monotonic()
-        async with child("forgetful_child", path, how) as process:
+        async with child("forgetful", path, how) as process:
             acknowledged = {int(line) async for line in process.lines()}
             assert await process.ended() == (0, "")
         assert time.monotonic() - began < 10

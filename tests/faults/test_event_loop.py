@@ -102,7 +102,7 @@ async def signalled() -> list[BaseException]:
 async def test_an_interrupted_event_loop_leaves_no_caller_waiting(
     durability: Durability, tmp_path: Path, signalled: list[BaseException]
 ) -> None:
-    class Interrupted(ManualClock):
+    class InterruptedClock(ManualClock):
         interruptions = 0
 
         def now(self) -> int:
@@ -111,7 +111,7 @@ async def test_an_interrupted_event_loop_leaves_no_caller_waiting(
                 raise Signalled
             return super().now()
 
-    clock = Interrupted()
+    clock = InterruptedClock()
     kv = await keyloft.open(tmp_path / "app.db", clock=clock, durability=durability, sweep_every=None)
     await kv.set(("k",), 0)
     clock.interruptions = 1

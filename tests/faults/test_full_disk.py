@@ -102,7 +102,7 @@ async def test_opening_on_a_full_disk_says_so_and_succeeds_once_there_is_space(l
 
 async def test_limit_on_the_size_of_files_is_a_full_disk_too(tmp_path: Path) -> None:
     path = tmp_path / "limited.db"
-    async with child("limited_child", path, str(700_000)) as process:
+    async with child("limited", path, str(700_000)) as process:
         line = await process.line()
         assert await process.ended() == (0, "")
     outcome = json.loads(line)
@@ -119,7 +119,7 @@ async def test_limit_on_the_size_of_files_is_a_full_disk_too(tmp_path: Path) -> 
 async def test_opening_under_a_limit_on_the_size_of_files_is_a_full_disk_too(tmp_path: Path) -> None:
     for limit in (0, 1_000, 10_000, 34_000):
         path = tmp_path / f"{limit}.db"
-        async with child("limited_child", path, str(limit)) as process:
+        async with child("limited", path, str(limit)) as process:
             line = await process.line()
             assert await process.ended() == (0, ""), limit
         outcome = json.loads(line)

@@ -8,7 +8,7 @@ import pytest
 
 import keyloft
 
-from .children import Child, child
+from .children import ChildProcess, child
 from .moves import Chain, Move, after, chains, contents_of, made_in, witness
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ _WRITERS = 8
 _KILLS = 20
 
 
-async def acknowledged_until_killed(process: Child, count: int) -> dict[Move, int]:
+async def acknowledged_until_killed(process: ChildProcess, count: int) -> dict[Move, int]:
     """Kill it once it acknowledged so many moves; returns all that it acknowledged, with their versionstamps."""
     acknowledged = {}
     if count == 0:
@@ -43,7 +43,7 @@ async def test_twenty_kills_lose_nothing_acknowledged_and_leave_nothing_in_part(
     for attempt in range(_KILLS):
         count = rng.choice([0, rng.randrange(1, 50), rng.randrange(50, 3000)])
         also = ["checkpointing"] if attempt % 2 else []
-        async with child("writer_child", path, str(_WRITERS), *also) as process:
+        async with child("writer", path, str(_WRITERS), *also) as process:
             assert await process.line() == "opening"
             acknowledged = await acknowledged_until_killed(process, count)
             code, errors = await process.ended()
@@ -79,7 +79,7 @@ async def test_twenty_kills_lose_nothing_acknowledged_and_leave_nothing_in_part(
 async def test_sigterm_without_a_handler_loses_nothing_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "terminated.db"
     last = dict.fromkeys(chains(2), 0)
-    async with child("writer_child", path, "2") as process:
+    async with child("writer", path, "2") as process:
         acknowledged = 0
         async for line in process.lines():
             if line.startswith("open"):

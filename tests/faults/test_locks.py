@@ -11,8 +11,8 @@ import keyloft
 from keyloft.semantic import AuditRecord, SemanticStore
 from tests.support.postgres import database_url
 
-from .children import Child, child
-from .lock_child import LOCK, PROJECT, STEPS, TTL_SECONDS
+from .children import ChildProcess, child
+from .children.lock import LOCK, PROJECT, STEPS, TTL_SECONDS
 
 _PROCESSES = 4
 _WORKERS = 5
@@ -49,7 +49,7 @@ def check_holds(trail: list[AuditRecord]) -> tuple[list[int], int]:
     return fences, expired
 
 
-async def fences_of(process: Child, count: int) -> list[int]:
+async def fences_of(process: ChildProcess, count: int) -> list[int]:
     """So many holds of a process; fewer, if it ends."""
     fences: list[int] = []
     while len(fences) < count and (line := await process.line()):
@@ -61,7 +61,7 @@ async def test_twenty_workers_and_their_deaths_never_make_two_holders(url: str, 
     fences_seen: list[int] = []
     async with AsyncExitStack() as stack, asyncio.timeout(25):
         processes = [
-            await stack.enter_async_context(child("lock_child", url, f"p{number}", str(_WORKERS)))
+            await stack.enter_async_context(child("lock", url, f"p{number}", str(_WORKERS)))
             for number in range(_PROCESSES)
         ]
         for process in processes:
@@ -90,7 +90,7 @@ async def test_twenty_workers_and_their_deaths_never_make_two_holders(url: str, 
 
 async def test_a_holder_that_slept_too_long_is_refused_and_cancelled(url: str) -> None:
     async with (
-        child("lock_child", url, "late", "late") as late,
+        child("lock", url, "late", "late") as late,
         keyloft.open(url) as kv,
         SemanticStore(kv, audit_key="k", sweep_every=None) as store,
     ):

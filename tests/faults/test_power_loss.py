@@ -20,8 +20,9 @@ from keyloft.clock import SystemClock
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.tuples.store import Store
+from tests.support.examples import TIMES
 
-from .disk import Create, Disk, Image, Remove, Sync, Truncate, Write
+from .disk import Create, Disk, DiskWrite, Image, Remove, Sync, Truncate
 from .moves import Chain, Contents, Move, after, chains, contents_of, made_in, make
 from .vfs import NotingVFS
 
@@ -31,7 +32,7 @@ _NAME = "power.db"
 _EVERYONE = chains(3)
 
 
-class Run:
+class RecordedRun:
     """A store on a noting disk: its moves by versionstamp, and after how many requests each was acknowledged."""
 
     def __init__(self, folder: Path, *, durability: str = "full", deaf_to_sync: bool = False) -> None:
@@ -128,10 +129,10 @@ async def left_of(image: Image, folder: Path) -> tuple[int, Contents]:
     return newest, contents
 
 
-def some(count: int, run: Run, rng: random.Random) -> list[int]:
+def some(count: int, run: RecordedRun, rng: random.Random) -> list[int]:
     """Moments to cut the power; always among them: before the first request, and after the last."""
     last = len(run.vfs.requests)
-    return [0, last, *rng.sample(range(1, last), min(count, last - 1))]
+    return [0, last, *rng.sample(range(1, last), min(count * TIMES, last - 1))]
 
 
 @pytest.fixture
@@ -139,9 +140,11 @@ def _frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES", 12)
 
 
-async def lives(folder: Path, rng: random.Random, *, durability: str = "full", deaf_to_sync: bool = False) -> Run:
+async def lives(
+    folder: Path, rng: random.Random, *, durability: str = "full", deaf_to_sync: bool = False
+) -> RecordedRun:
     """Three lives of a store, with groups of all sizes."""
-    run = Run(folder, durability=durability, deaf_to_sync=deaf_to_sync)
+    run = RecordedRun(folder, durability=durability, deaf_to_sync=deaf_to_sync)
     for longest in (3, 80, 25):
         await run.live(partial(rng.randint, 0, longest))
     return run
@@ -156,7 +159,7 @@ async def test_power_cut_loses_nothing_acknowledged_and_tears_nothing(
     assert run.count(Sync, _NAME) > 15, "the cuts are to meet checkpoints"
     assert run.count(Remove, f"{_NAME}-wal") == 3, "the cuts are to meet closings"
     assert run.count(Truncate, _NAME) > 0
-    for cut, disk in run.disks(some(200, run, rng)):
+    for cut, disk in run.disks(some(80, run, rng)):
         match loss:
             case "all-unsynced":
                 image = disk.synced()
@@ -223,12 +226,12 @@ async def test_a_disk_that_is_deaf_to_sync_would_be_noticed_by_these_tests(tmp_p
 async def test_failed_sync_refuses_the_write_and_a_power_cut_still_loses_nothing_acknowledged(
     tmp_path: Path, rng: random.Random
 ) -> None:
-    run = Run(tmp_path / "before")
+    run = RecordedRun(tmp_path / "before")
     await run.live(lambda: 3)
     run.vfs.failing_syncs = lambda: rng.random() < 0.2
     await run.live(lambda: 40)
     assert run.refused > 20
-    for cut, disk in run.disks(some(100, run, rng)):
+    for cut, disk in run.disks(some(50, run, rng)):
         for image in (disk.synced(), disk.torn(rng, 512, garbled=False)):
             newest, contents = await left_of(image, tmp_path / "after")
             assert newest >= run.acknowledged_by(cut), f"acknowledged writes are gone after a cut at {cut}"
@@ -251,7 +254,7 @@ async def test_power_cut_in_a_checkpoint_of_32_mebibytes_loses_nothing(tmp_path:
         return [
             at
             for at, request in enumerate(vfs.requests)
-            if isinstance(request, Write | Sync) and request.file == main and at > acknowledged[0]
+            if isinstance(request, DiskWrite | Sync) and request.file == main and at > acknowledged[0]
         ]
 
     # The first quiet moment brings a checkpoint, which ends with a sync of the file.

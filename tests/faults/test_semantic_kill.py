@@ -11,7 +11,7 @@ from tests.semantic.entries import PROJECT, agreeing_trail, trail
 from tests.support.postgres import database_url
 
 from .children import child
-from .semantic_child import HurriedClock
+from .children.semantic import HurriedClock
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ async def test_the_trail_and_the_store_agree_after_a_kill(database: str, rng: ra
     acknowledged: set[str] = set()
     for _ in range(_KILLS):
         count = len(acknowledged) + rng.randrange(100, 500)
-        async with child("semantic_child", database, str(_WRITERS)) as process:
+        async with child("semantic", database, str(_WRITERS)) as process:
             async for line in process.lines():
                 acknowledged.add(line)
                 if len(acknowledged) == count:

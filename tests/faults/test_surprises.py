@@ -52,7 +52,7 @@ async def test_unexpected_failure_of_the_writer_reaches_its_callers_and_the_writ
         assert await kv.set(("k",), 1) > max(result for result in results if isinstance(result, int))
 
 
-async def test_writer_that_is_told_to_exit_leaves_no_caller_waiting_for_ever(tmp_path: Path) -> None:
+async def test_system_exit_in_the_writer_leaves_no_caller_waiting_for_ever(tmp_path: Path) -> None:
     clock = FailingClock(SystemExit)
     # Not `async with`: where this promise is broken, closing waits for ever, too.
     kv = await keyloft.open(tmp_path / "failing.db", clock=clock, sweep_every=None)
@@ -111,7 +111,7 @@ async def test_stubborn_rival_makes_writes_fail_as_busy_and_lets_them_through_af
 async def killed_store(path: Path) -> dict[Chain, int]:
     """Leave a store whose process was killed, with its log beside it; returns the last moves it acknowledged."""
     last = dict.fromkeys(chains(2), 0)
-    async with child("writer_child", path, "2") as process:
+    async with child("writer", path, "2") as process:
         acknowledged = 0
         async for line in process.lines():
             if not line.startswith("open"):

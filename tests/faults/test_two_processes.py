@@ -10,7 +10,7 @@ import pytest
 
 import keyloft
 
-from .children import Child, child
+from .children import ChildProcess, child
 from .moves import Chain, after, chains, contents_of, made_in
 
 pytestmark = pytest.mark.slow
@@ -19,26 +19,26 @@ _COUNT = 40
 _ROUNDS = 10
 
 
-async def answer(peer: Child) -> Any:
+async def answer(peer: ChildProcess) -> Any:
     line = await peer.line()
     assert line, await peer.ended()
     return json.loads(line)
 
 
 @pytest.fixture
-async def peer() -> AsyncIterator[Child]:
-    async with child("peer_child", "peer") as process:
+async def peer() -> AsyncIterator[ChildProcess]:
+    async with child("peer", "peer") as process:
         assert await answer(process) == {"ready": "peer"}
         yield process
 
 
-async def ask(peer: Child, line: str) -> Any:
+async def ask(peer: ChildProcess, line: str) -> Any:
     peer.tell(line)
     return (await answer(peer))["answer"]
 
 
 async def test_two_processes_open_a_fresh_file_at_once_and_write_it_without_loss(tmp_path: Path) -> None:
-    async with child("peer_child", "a") as a, child("peer_child", "b") as b:
+    async with child("peer", "a") as a, child("peer", "b") as b:
         await asyncio.gather(answer(a), answer(b))
         contested = 0
         for number in range(_ROUNDS):
@@ -69,7 +69,7 @@ async def test_two_processes_open_a_fresh_file_at_once_and_write_it_without_loss
         assert contested > 0, "they are to write at the same time"
 
 
-async def test_watch_on_a_key_sees_what_another_process_sets_and_deletes(tmp_path: Path, peer: Child) -> None:
+async def test_watch_on_a_key_sees_what_another_process_sets_and_deletes(tmp_path: Path, peer: ChildProcess) -> None:
     path = tmp_path / "watched.db"
     async with keyloft.open(path) as kv, asyncio.timeout(20):
         await ask(peer, f"open {path}")
@@ -88,7 +88,7 @@ async def test_watch_on_a_key_sees_what_another_process_sets_and_deletes(tmp_pat
         await ask(peer, "close")
 
 
-async def test_watch_on_a_prefix_sees_what_another_process_sets_and_deletes(tmp_path: Path, peer: Child) -> None:
+async def test_watch_on_a_prefix_sees_what_another_process_sets_and_deletes(tmp_path: Path, peer: ChildProcess) -> None:
     path = tmp_path / "watched.db"
     async with keyloft.open(path) as kv, asyncio.timeout(20):
         await kv.set(("users", "old"), 0)
@@ -117,7 +117,7 @@ async def test_a_rival_killed_in_the_middle_of_its_writes_does_not_stop_this_pro
     async with keyloft.open(path) as kv:
         for attempt in range(4):
             last: dict[Chain, int] = dict.fromkeys(chains(2), 0)
-            async with child("writer_child", path, "2") as rival:
+            async with child("writer", path, "2") as rival:
                 acknowledged = 0
                 async for line in rival.lines():
                     if line.startswith("open"):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import apsw
 
-from .disk import Create, Image, Lose, Remove, Request, Sync, Truncate, Write
+from .disk import Create, DiskWrite, Image, Lose, Remove, Request, Sync, Truncate
 
 _numbers = itertools.count(1000)
 # The unix VFS syncs the folder along with the first sync of a journal or log that it created, and never else.
@@ -65,7 +65,7 @@ class NotingFile(apsw.VFSFile):
     def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802
         with self._vfs.lock:
             super().xWrite(data, offset)
-            self._vfs.requests.append(Write(self._file, offset, bytes(data)))
+            self._vfs.requests.append(DiskWrite(self._file, offset, bytes(data)))
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
         with self._vfs.lock:

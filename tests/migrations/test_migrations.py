@@ -475,11 +475,11 @@ async def test_opening_and_migrating_at_the_same_moment_both_succeed(file: Path)
 @pytest.mark.slow
 def test_the_command_line_migrates_up_and_down(url: str) -> None:
     shown = []
-    for arguments in ("upgrade head", "current", "downgrade -1", "current", "upgrade head", "current"):
+    for arguments in ("upgrade head", "downgrade -1", "current", "upgrade head", "current"):
         done = alembic(url, *arguments.split())
         assert done.returncode == 0, done.stderr
         shown += done.stdout.splitlines()
-    assert shown == ["0007 (head)", "0006", "0007 (head)"]
+    assert shown == ["0006", "0007 (head)"]
     assert tables(url) == TABLES
 
 

@@ -218,7 +218,7 @@ class TestReading:
         async def pause(*_: object) -> None:
             iterate()
 
-        connection._handlers[1] = take
+        connection.handle(Subscription(connection, 1), take)
         connection._process_ping = connection._process_msg = pause  # type: ignore[method-assign, assignment]
         for between in (b"PING\r\n", b"MSG other 2 0\r\n\r\n"):
             sent.clear()
@@ -230,11 +230,12 @@ class TestReading:
     async def test_half_a_message_of_an_ended_subscription_does_not_delay_the_next(self) -> None:
         connection = NatsConnection()
         taken: list[str] = []
-        connection._handlers[1] = lambda subject, reply, data: taken.append(subject)
+        first, second = Subscription(connection, 1), Subscription(connection, 2)
+        connection.handle(first, lambda subject, reply, data: taken.append(subject))
         await connection._ps.parse(b"MSG a 1 5000\r\nabc")
-        del connection._handlers[1]
+        connection.handle(first, None)
         await connection._ps.parse(b"x" * 4997 + b"\r\nMS")
-        connection._handlers[2] = lambda subject, reply, data: taken.append(subject)
+        connection.handle(second, lambda subject, reply, data: taken.append(subject))
         await connection._ps.parse(b"G b 2 2\r\nhi\r\n")
         await connection._ps.parse(b"MSG c 2 2\r\nhi\r\nPI")
         assert taken == ["b", "c"]

@@ -9,7 +9,7 @@ from keyloft.plugins import logs
 from keyloft.plugins.logs import OperationLog
 
 
-class Seconds:
+class LogClock:
     """A clock for the log, set by hand."""
 
     def __init__(self) -> None:
@@ -20,15 +20,15 @@ class Seconds:
 
 
 @pytest.fixture
-def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
-    seconds = Seconds()
+def seconds(monkeypatch: pytest.MonkeyPatch) -> LogClock:
+    seconds = LogClock()
     monkeypatch.setattr(logs, "time", seconds)
     monkeypatch.setattr(log_rate, "time", seconds)
     return seconds
 
 
 @pytest.fixture
-def log(caplog: pytest.LogCaptureFixture, seconds: Seconds) -> OperationLog:
+def log(caplog: pytest.LogCaptureFixture, seconds: LogClock) -> OperationLog:
     caplog.set_level(logging.DEBUG)
     return OperationLog(logging.getLogger("tests.plugins.logs"))
 
@@ -58,7 +58,7 @@ def test_a_slow_operation_is_a_warning(log: OperationLog, caplog: pytest.LogCapt
 
 
 def test_above_a_thousand_a_second_one_in_a_hundred_is_logged(
-    log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: Seconds
+    log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: LogClock
 ) -> None:
     for _ in range(5000):
         log.operation("get", "trivia", "k", 0.001, hit=False)
@@ -76,7 +76,7 @@ def test_above_a_thousand_a_second_one_in_a_hundred_is_logged(
 
 
 def test_a_flood_of_errors_is_no_flood_of_lines(
-    log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: Seconds
+    log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: LogClock
 ) -> None:
     for _ in range(1000):
         log.refusal("set", "trivia", "k", "BUSY", "too many")
@@ -90,7 +90,7 @@ def test_a_flood_of_errors_is_no_flood_of_lines(
 
 
 def test_several_refusals_at_once_count_as_many(
-    log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: Seconds
+    log: OperationLog, caplog: pytest.LogCaptureFixture, seconds: LogClock
 ) -> None:
     log.refusal("set", "trivia", "", "BUSY", "too many", times=15)
     log.refusal("get", "trivia", "", "BUSY", "too many", times=15)

@@ -395,13 +395,13 @@ def test_sqlite_holds_times_as_utc_text_of_one_width() -> None:
     engine = create_engine("sqlite://", poolclass=StaticPool)
     Base.metadata.create_all(engine)
     with Session(engine) as session, session.begin():
-        session.add(entry(key="ours", created_at=datetime(2026, 3, 1, 17, 30, tzinfo=INDIA)))
+        session.add(entry(key="made", created_at=datetime(2026, 3, 1, 17, 30, tzinfo=INDIA)))
         session.flush()
         session.execute(text("INSERT INTO plugin_kv_storage (plugin_name, key, value_json) VALUES ('a', 'b', '1')"))
-        ours, by_hand = session.scalars(text("SELECT created_at FROM plugin_kv_storage ORDER BY key DESC"))
+        made, by_hand = session.scalars(text("SELECT created_at FROM plugin_kv_storage ORDER BY key DESC"))
     engine.dispose()
-    assert ours == "2026-03-01 12:00:00.000000"
-    assert len(by_hand) == len(ours)
+    assert made == "2026-03-01 12:00:00.000000"
+    assert len(by_hand) == len(made)
     assert by_hand.endswith("000")
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import apsw
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import keyloft
 from keyloft import ManualClock
 from keyloft.plugins import BotDatabase
+from tests.support.examples import examples
 from tests.support.postgres import database_url
 
 
@@ -117,7 +118,7 @@ class TestValues:
         assert row == ("trivia", "user", '{"näme":"Ada","n":1}', 1, 26, 26, 1, 1)
 
 
-class TestExpiry:
+class TestPluginExpiry:
     async def test_an_entry_ends_to_the_millisecond(self, db: BotDatabase, clock: ManualClock) -> None:
         await db.kv_set("test", "k", 1, ttl_seconds=1)
         clock.advance(0.999)
@@ -249,7 +250,7 @@ class TestOpening:
             await db.create_tables()
         await db.close()
 
-    async def test_a_row_made_by_hand_is_as_good_as_ours(
+    async def test_a_row_made_by_hand_is_read_like_any_other(
         self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         db = BotDatabase(tmp_path / "bot.db", clock=clock)
@@ -290,7 +291,7 @@ class TestOpening:
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=8)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(names, max_size=30, unique=True), prefix=names | st.just(""))
 async def test_a_list_has_the_keys_that_startswith_finds(keys: list[str], prefix: str) -> None:
     db = BotDatabase("sqlite:///:memory:")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keyloft import InvalidArgument, InvalidJson, KeyloftError, ValueTooLarge
@@ -13,6 +13,7 @@ from keyloft.core.records import Delete, Record, Set, Space
 from keyloft.core.values import Encoding
 from keyloft.nats import payloads
 from keyloft.plugins import rules, wire
+from tests.support.examples import examples
 
 texts = st.text(st.sampled_from('ab"\\{}[]:, \n\x00é\ud800\U0001f600'), max_size=6) | st.sampled_from(
     ["key", "value", "ttl"]
@@ -48,7 +49,7 @@ def outcome(read: Callable[[], Any]) -> Any:
     return (found.key, found.value, found.expire_in) if isinstance(found, Set) else found
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(written())
 @example(b'{"key":"a","value":1,"value":2}')
 @example(b'{"key":"a","value":{"x":1,"x":2}}')
@@ -64,7 +65,7 @@ def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
     assert outcome(lambda: wire.getting("trivia", data).key[1]) == careful
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.binary(max_size=40) | written())
 @pytest.mark.slow
 def test_whatever_arrives_is_read_or_refused(data: bytes) -> None:

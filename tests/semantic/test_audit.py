@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import keyloft
@@ -16,6 +16,7 @@ from keyloft import Busy, InvalidArgument, ManualClock, Store
 from keyloft.core.engine import Engine
 from keyloft.core.records import NO_LIMIT, Get, Scan, Space
 from keyloft.semantic import AuditRecord, NothingToRestore, Semantics, SemanticStore, StaleFence, VersionConflict
+from tests.support.examples import examples
 
 from .entries import (
     CURSOR,
@@ -116,7 +117,7 @@ class TestRecords:
         assert await trail(store, PROJECT) == []
 
 
-class TestReading:
+class TestReadingTheTrail:
     async def test_a_hundred_puts_in_a_row_are_all_there(self, kv: Store, store: SemanticStore) -> None:
         await put(store, OTHER)
         for number in range(100):
@@ -301,7 +302,7 @@ class History:
                 await self._batch(store, number)
 
     async def _batch(self, store: SemanticStore, number: int) -> None:
-        """What becomes of each key is said by two bits: nothing, a put, a brief one, or a delete."""
+        """What becomes of each key is chosen by two bits: nothing, a put, a brief one, or a delete."""
         asked = [(key, number >> 2 * index & 3) for index, key in enumerate(self.keys)]
         await store.batch(
             [
@@ -312,7 +313,7 @@ class History:
         )
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.lists(moves, min_size=1, max_size=25))
 async def test_what_happened_to_a_key_is_what_happened_to_it_in_its_project(
     kv: Store, store: SemanticStore, clock: ManualClock, history: list[tuple[str, int]]

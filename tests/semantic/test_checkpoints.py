@@ -118,7 +118,7 @@ async def test_a_repeated_request_advances_once(store: SemanticStore) -> None:
         await again.advance(1, request_id="run-1")
 
 
-async def test_an_expired_checkpoint_begins_anew(store: SemanticStore, clock: ManualClock) -> None:
+async def test_an_expired_checkpoint_starts_from_the_beginning(store: SemanticStore, clock: ManualClock) -> None:
     semantics = Semantics("checkpoint", ttl_seconds=60)
     checkpoint = store.checkpoint(KEY, writer="w", semantics=semantics)
     await checkpoint.advance(7)

@@ -52,7 +52,7 @@ async def given_up(store: SemanticStore) -> DeadLetter:
     return letter
 
 
-async def test_what_was_given_up_is_kept_with_all_it_meant(
+async def test_a_request_that_was_given_up_is_kept_whole(
     store: SemanticStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     letter = await given_up(store)

@@ -116,13 +116,13 @@ class TestExpectedVersion:
     ) -> None:
         first = await put(store, expected=0)
         async with SemanticStore(kv, sweep_every=None) as other:
-            second = await put(other, value="theirs", expected=first.version)
+            second = await put(other, value="another", expected=first.version)
             with pytest.raises(VersionConflict) as refused:
-                await put(store, value="ours", expected=first.version)
+                await put(store, value="mine", expected=first.version)
             assert refused.value.current == second
             assert [failed.reason for failed in refused.value.conflicts] == ["version"]
             await delete(other)
-        assert (await put(store, value="ours")).version > second.version
+        assert (await put(store, value="mine")).version > second.version
 
     async def test_of_many_at_once_one_wins(self, store: SemanticStore) -> None:
         async def race(number: int) -> int | None:
@@ -175,7 +175,7 @@ class TestDelete:
             await delete(store, expected=0)
 
 
-class TestList:
+class TestSemanticList:
     @pytest.fixture(autouse=True)
     async def _filled(self, store: SemanticStore) -> None:
         paths = ["a", "a-b", "a.b", "a/b", "a/b/c", "a/c", "ab", "b"]
@@ -194,7 +194,7 @@ class TestList:
             ("/z", []),
         ],
     )
-    async def test_it_shows_what_begins_like_this_in_order(
+    async def test_it_shows_the_keys_below_a_prefix_in_order(
         self, store: SemanticStore, path: str, found: list[str]
     ) -> None:
         entries = await store.list(PROJECT + path, values=True)
@@ -277,7 +277,7 @@ class TestBatch:
         assert await actions(store, OTHER) == ["put", "expire", "delete"]
 
 
-class TestExpiry:
+class TestSemanticExpiry:
     async def test_an_entry_is_gone_at_the_due_moment(self, store: SemanticStore, clock: ManualClock) -> None:
         await put(store, semantics=living(60))
         clock.advance(59.999)
@@ -316,7 +316,7 @@ class TestExpiry:
         clock.advance(10**6)
         assert await store.get(KEY) is not None
 
-    async def test_a_sweep_puts_it_aside_with_its_context(
+    async def test_a_sweep_moves_it_where_restore_finds_it_with_its_context(
         self, store: SemanticStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         old = await put(store, semantics=living(60), request_id="r-9", spec_ref="adr/7")
@@ -350,7 +350,7 @@ class TestExpiry:
         assert await keys_below(store, PROJECT) == [KEY]
         assert len(await trail(store, PROJECT)) == 301
 
-    async def test_the_sweep_of_the_tuple_store_leaves_it_to_ours(
+    async def test_the_sweep_of_the_tuple_store_leaves_it_to_the_semantic_store(
         self, kv: Store, store: SemanticStore, clock: ManualClock
     ) -> None:
         await put(store, semantics=living(1))
@@ -413,7 +413,7 @@ class TestExpiry:
         assert await actions(store, OTHER) == ["put", "expire"]
 
 
-class TestRestore:
+class TestSemanticRestore:
     async def test_a_deleted_entry_comes_back_as_a_new_version(self, store: SemanticStore, clock: ManualClock) -> None:
         old = await put(store, value={"token": "a"}, semantics=living(60), spec_ref="adr/7")
         await delete(store)
@@ -422,7 +422,7 @@ class TestRestore:
         assert (back.value, back.semantics, back.spec_ref) == (old.value, old.semantics, old.spec_ref)
         assert back.version > old.version
         assert back.last_writer == "operator:undo"
-        assert back.expires_at == at(clock) + timedelta(seconds=60), "its TTL begins anew"
+        assert back.expires_at == at(clock) + timedelta(seconds=60), "its TTL starts again"
         assert await store.get(KEY) == back
 
     @pytest.mark.parametrize("swept_after", [1, 9, None])

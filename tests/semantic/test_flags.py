@@ -95,7 +95,7 @@ class TestLive:
             "from keyloft.semantic import SemanticStore\n"
             "async def main():\n"
             "    async with keyloft.open(sys.argv[1]) as kv, SemanticStore(kv) as store:\n"
-            "        await store.flags('acme', 'web').set('new-ui', 'theirs', writer='other')\n"
+            "        await store.flags('acme', 'web').set('new-ui', 'another', writer='other')\n"
             "asyncio.run(main())\n"
         )
         async with asyncio.timeout(PATIENCE_SECONDS), store.flags("acme", "web", {"new-ui": 0}).live() as now:
@@ -103,7 +103,7 @@ class TestLive:
             process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, url)
             assert await process.wait() == 0
             await changed
-            assert now["new-ui"] == "theirs"
+            assert now["new-ui"] == "another"
 
     async def test_a_cancelled_entry_leaves_nothing_running(self, store: SemanticStore) -> None:
         for steps in range(1, 4):

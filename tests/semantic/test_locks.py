@@ -187,7 +187,7 @@ class TestAcquiring:
         assert await actions(store) == ["put", "delete"] * 24
         assert store.signals.counts["conflict", "lock"] == 0
 
-    async def test_a_holder_may_write_to_its_own_lock(self, store: SemanticStore) -> None:
+    async def test_a_holder_may_write_to_its_own_lock(self, store: SemanticStore, clock: ManualClock) -> None:
         async with store.lock(KEY, writer="w", ttl=1) as lock:
             renewed = await store.put(
                 KEY,
@@ -198,10 +198,11 @@ class TestAcquiring:
                 fence=lock.fence,
             )
             assert renewed.fence == lock.fence
-            lives_until = lock._until
+            clock.advance(0.1)
 
             async def is_renewed() -> bool:
-                return lock._until > lives_until
+                entry = await store.get(KEY)
+                return entry is not None and entry.expires_at != renewed.expires_at
 
             await until(is_renewed)
             entry = await store.get(KEY)
@@ -333,7 +334,7 @@ class TestLosing:
         assert task.cancelling() == 0
 
     async def test_the_body_s_own_error_is_not_hidden_by_the_loss(self, store: SemanticStore) -> None:
-        async def fail_when_told() -> None:
+        async def fail_when_cancelled() -> None:
             try:
                 await take_away_and_wait(store)
             except asyncio.CancelledError:
@@ -341,10 +342,10 @@ class TestLosing:
 
         with pytest.raises(ZeroDivisionError):
             async with store.lock(KEY, writer="w"):
-                await fail_when_told()
+                await fail_when_cancelled()
         await asyncio.sleep(0)  # nothing of the cancellation is left
 
-    async def test_release_of_a_lost_lock_tells(self, store: SemanticStore) -> None:
+    async def test_releasing_a_lost_lock_raises(self, store: SemanticStore) -> None:
         lock = store.lock(KEY, writer="w")
         await lock.acquire()
         await take_away(store)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from msgspec import Struct
@@ -25,6 +24,7 @@ from keyloft.semantic import (
     StaleFence,
     VersionConflict,
 )
+from tests.support.examples import examples
 from tools.postgres import query
 
 from .entries import CURSOR, PROJECT, WRITER, living, locked, trail
@@ -45,7 +45,7 @@ requests = st.none() | st.sampled_from(["r1", "r2"])
 fences = st.sampled_from([None, None, None, "newest", "any"])
 
 
-class Held(Struct, frozen=True):
+class ExpectedEntry(Struct, frozen=True):
     """An entry, or what is left of one."""
 
     value: Any
@@ -86,7 +86,7 @@ class Wanted(Struct, frozen=True):
         )
 
 
-class Machine(RuleBasedStateMachine):
+class SemanticMachine(RuleBasedStateMachine):
     """Subclasses say which database to open."""
 
     def __init__(self) -> None:
@@ -94,9 +94,9 @@ class Machine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
-        self.entries: dict[str, Held] = {}
+        self.entries: dict[str, ExpectedEntry] = {}
         """What is stored, be it expired."""
-        self.aside: dict[str, tuple[Held, int]] = {}
+        self.restorable: dict[str, tuple[ExpectedEntry, int]] = {}
         self.requests: dict[tuple[str, str], Done] = {}
         self.fences: list[int] = []
         self.recorded: dict[str, list[tuple[str, int | None, int | None]]] = {key: [] for key in KEYS}
@@ -123,7 +123,7 @@ class Machine(RuleBasedStateMachine):
 
     # The model
 
-    def live(self, key: str) -> Held | None:
+    def live(self, key: str) -> ExpectedEntry | None:
         held = self.entries.get(key)
         return held if held and (held.due is None or self.clock.now() < held.due) else None
 
@@ -147,15 +147,15 @@ class Machine(RuleBasedStateMachine):
         self.recorded[key].append(("expire", held.version, None))
         return True
 
-    def restorable_until(self, held: Held) -> int:
+    def restorable_until(self, held: ExpectedEntry) -> int:
         """For so long after it was deleted, which is now, or has expired."""
         gone = self.clock.now() if held.due is None else min(held.due, self.clock.now())
         return gone + 1000 * RETENTION
 
-    def set_aside(self, key: str) -> None:
+    def keep_for_restore(self, key: str) -> None:
         held = self.entries.pop(key)
         if self.clock.now() < self.restorable_until(held):
-            self.aside[key] = (held, self.restorable_until(held))
+            self.restorable[key] = (held, self.restorable_until(held))
 
     def apply(self, wanted: Wanted, outcome: Envelope | None) -> None:
         key, before = wanted.key, self.live(wanted.key)
@@ -165,7 +165,7 @@ class Machine(RuleBasedStateMachine):
             assert (None if outcome is None else outcome.version) == version
             self.recorded[key].append(("delete", version, None))
             if before is not None or expired:
-                self.set_aside(key)
+                self.keep_for_restore(key)
             return
         assert outcome is not None
         renews = before is not None and wanted.semantics.purpose == "lock" and before.fence == wanted.fence is not None
@@ -176,7 +176,7 @@ class Machine(RuleBasedStateMachine):
     def store_as(self, key: str, value: Any, semantics: Semantics, outcome: Envelope, kept: int | None = None) -> None:
         fence = None if semantics.purpose != "lock" else outcome.version if kept is None else kept
         due = None if semantics.ttl_seconds is None else self.clock.now() + 1000 * semantics.ttl_seconds
-        self.entries[key] = held = Held(value, outcome.version, semantics, due, fence)
+        self.entries[key] = held = ExpectedEntry(value, outcome.version, semantics, due, fence)
         if fence is not None:
             self.fences.append(fence)
         assert as_held(outcome) == held
@@ -291,7 +291,7 @@ class Machine(RuleBasedStateMachine):
     @rule(key=keys, request_id=requests)
     def restore(self, key: str, request_id: str | None) -> None:
         done = self.remembered(key, request_id)
-        old, until = self.aside.get(key, (None, 0))
+        old, until = self.restorable.get(key, (None, 0))
         there = self.live(key)
         if (stored := self.entries.get(key)) is not None:
             old, until = stored, self.restorable_until(stored)
@@ -314,7 +314,7 @@ class Machine(RuleBasedStateMachine):
         outcome = self.run(restoring)
         self.grew(outcome.version)
         self.note_expiry(key)
-        self.aside.pop(key, None)
+        self.restorable.pop(key, None)
         self.store_as(key, old.value, old.semantics, outcome)
         self.recorded[key].append(("restore", None, outcome.version))
         self.remember(key, request_id, "restore", outcome)
@@ -329,7 +329,7 @@ class Machine(RuleBasedStateMachine):
     def sweep(self) -> None:
         due = [key for key in self.entries if self.note_expiry(key)]
         for key in due:
-            self.set_aside(key)
+            self.keep_for_restore(key)
         assert self.run(self.store.sweep()) == len(due)
 
     @rule()
@@ -367,17 +367,17 @@ class Machine(RuleBasedStateMachine):
         assert [record for record in everything if record.key == key] == records
 
 
-def as_held(entry: Envelope) -> Held:
+def as_held(entry: Envelope) -> ExpectedEntry:
     due = None if entry.expires_at is None else round(entry.expires_at.timestamp() * 1000)
-    return Held(entry.value, entry.version, entry.semantics, due, entry.fence)
+    return ExpectedEntry(entry.value, entry.version, entry.semantics, due, entry.fence)
 
 
-class SqliteMachine(Machine):
+class SemanticSqliteMachine(SemanticMachine):
     def url(self) -> str:
         return str(self.folder / "app.db")
 
 
-class PostgresMachine(Machine):
+class SemanticPostgresMachine(SemanticMachine):
     """In a database of all tests; what other machines left there is thrown away."""
 
     database: str
@@ -392,13 +392,13 @@ class PostgresMachine(Machine):
 
 
 def test_postgresql_model(semantic_database: str) -> None:
-    class OnPostgres(PostgresMachine):
+    class SemanticOnPostgres(SemanticPostgresMachine):
         database = semantic_database
 
-    run_state_machine_as_test(OnPostgres, settings=settings(max_examples=6, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(SemanticOnPostgres, settings=examples(4, stateful_step_count=30))
 
 
-TestMemoryModel = Machine.TestCase
-TestMemoryModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestSqliteModel = SqliteMachine.TestCase
-TestSqliteModel.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestMemoryModel = SemanticMachine.TestCase
+TestMemoryModel.settings = examples(20, stateful_step_count=40)
+TestSqliteModel = SemanticSqliteMachine.TestCase
+TestSqliteModel.settings = examples(10, stateful_step_count=40)

@@ -1,13 +1,24 @@
 """Log lines, counters and alerts of the store, none of which shows a value."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import keyloft
 from keyloft import ManualClock, Store, Unreachable
-from keyloft.semantic import Alert, FailedWrite, Intent, Semantics, SemanticStore, Signals, StaleFence, VersionConflict
+from keyloft.semantic import (
+    Alert,
+    FailedWrite,
+    Intent,
+    Semantics,
+    SemanticStore,
+    Signals,
+    StaleFence,
+    VersionConflict,
+    monitoring,
+)
 from tests.semantic.trouble import PROJECT, behind_network, until
 
 KEY = f"{PROJECT}/docs/cursor"
@@ -16,7 +27,7 @@ PUT = Intent.put(KEY, 1, expected_version=0, writer="w", semantics=CURSOR)
 SECRET = "a-secret-value"
 
 
-class Seconds:
+class AlertClock:
     """A clock that is set by hand."""
 
     def __init__(self) -> None:
@@ -30,7 +41,7 @@ def fields(record: logging.LogRecord, *names: str) -> list[Any]:
     return [record.__dict__[name] for name in names]
 
 
-TOLD = ("directive", "key", "semantics.purpose", "requestId", "version")
+FIELDS = ("directive", "key", "semantics.purpose", "requestId", "version")
 
 
 class TestLogLines:
@@ -46,9 +57,9 @@ class TestLogLines:
         restored = await store.restore(KEY, writer="service")
         put, delete, restore = caplog.records
         assert {record.levelno for record in caplog.records} == {logging.INFO}
-        assert fields(put, *TOLD) == ["sync", KEY, "cursor", "run-1", entry.version]
-        assert fields(delete, "operation", *TOLD[:3]) == ["semantic_delete", "tidy", KEY, "cursor"]
-        assert fields(restore, *TOLD) == ["service", KEY, "cursor", None, restored.version]
+        assert fields(put, *FIELDS) == ["sync", KEY, "cursor", "run-1", entry.version]
+        assert fields(delete, "operation", *FIELDS[:3]) == ["semantic_delete", "tidy", KEY, "cursor"]
+        assert fields(restore, *FIELDS) == ["service", KEY, "cursor", None, restored.version]
         assert f"[KV] put: key={KEY} directive=sync purpose=cursor requestId=run-1" in put.getMessage()
         assert SECRET not in caplog.text
 
@@ -59,7 +70,7 @@ class TestLogLines:
         with pytest.raises(VersionConflict) as caught:
             await store.put(KEY, SECRET * 2, expected_version=0, writer="agent:late", semantics=CURSOR)
         [line] = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert fields(line, *TOLD) == ["late", KEY, "cursor", None, entry.version]
+        assert fields(line, *FIELDS) == ["late", KEY, "cursor", None, entry.version]
         correlation_id = caught.value.correlation_id
         assert fields(line, "correlationId", "error_code", "reason") == [correlation_id, "VERSION_CONFLICT", "version"]
         assert str(correlation_id) in line.getMessage()
@@ -84,7 +95,7 @@ class TestLogLines:
         assert await store.sweep() == 1
         line = caplog.records[-1]
         assert line.levelno == logging.INFO
-        assert fields(line, *TOLD) == ["b", KEY, "cursor", "r", entry.version]
+        assert fields(line, *FIELDS) == ["b", KEY, "cursor", "r", entry.version]
         assert fields(line, "semantics.producer", "semantics.consumerHints", "semantics.ttlSeconds") == [
             "harvester",
             ["search", "ops"],
@@ -134,9 +145,9 @@ async def test_outcomes_are_counted_by_purpose(store: SemanticStore, clock: Manu
 
 
 class TestConflictRate:
-    def signals(self) -> tuple[Signals, Seconds, list[Alert]]:
+    def signals(self) -> tuple[Signals, AlertClock, list[Alert]]:
         alerts: list[Alert] = []
-        seconds = Seconds()
+        seconds = AlertClock()
         return Signals(alerts.append, seconds=seconds), seconds, alerts
 
     def write(self, signals: Signals, *, conflict: bool) -> None:
@@ -145,7 +156,7 @@ class TestConflictRate:
         else:
             signals.success(PUT, CURSOR, None, 1)
 
-    def run(self, signals: Signals, seconds: Seconds, lasting: float, every: float, conflicts: int) -> None:
+    def run(self, signals: Signals, seconds: AlertClock, lasting: float, every: float, conflicts: int) -> None:
         """Write for so many seconds; so many of ten writes meet a conflict."""
         ends = seconds.now + lasting
         number = 0
@@ -209,7 +220,7 @@ class TestOutage:
         caplog.set_level(logging.INFO, "keyloft.semantic")
         network, through = behind_network(kv)
         alerts: list[Alert] = []
-        seconds = Seconds()
+        seconds = AlertClock()
         signals = Signals(alerts.append, seconds=seconds)
         async with SemanticStore(through, sweep_every=None, signals=signals) as store:
             network.is_down = True
@@ -234,8 +245,8 @@ class TestOutage:
         ]
         assert logged == [(logging.ERROR, "storage_outage", True), (logging.INFO, "storage_outage", False)]
 
-    async def test_an_answer_in_between_begins_anew(self) -> None:
-        seconds = Seconds()
+    async def test_an_answer_in_between_restarts_the_five_minutes(self) -> None:
+        seconds = AlertClock()
         signals = Signals(seconds=seconds)
         for _ in range(3):
             signals.failure()
@@ -248,7 +259,7 @@ class TestOutage:
 
     async def test_the_sweeper_alone_notices_an_outage_and_its_end(self) -> None:
         network, kv = behind_network(await keyloft.open())
-        seconds = Seconds()
+        seconds = AlertClock()
         signals = Signals(seconds=seconds)
         async with kv, SemanticStore(kv, sweep_every=0.01, signals=signals):
             network.is_down = True
@@ -273,7 +284,7 @@ async def test_a_callback_that_fails_harms_nothing(caplog: pytest.LogCaptureFixt
     def fail(alert: Alert) -> None:
         raise ZeroDivisionError
 
-    seconds = Seconds()
+    seconds = AlertClock()
     signals = Signals(fail, seconds=seconds)
     signals.failure()
     seconds.now += 301
@@ -284,9 +295,14 @@ async def test_a_callback_that_fails_harms_nothing(caplog: pytest.LogCaptureFixt
     assert signals.alerts == {}
 
 
-async def test_a_store_calls_back_whom_it_was_given() -> None:
+async def test_a_store_calls_the_callback_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     alerts: list[Alert] = []
+    seconds = AlertClock()
+    monkeypatch.setattr(monitoring, "time", SimpleNamespace(monotonic=seconds))
     async with keyloft.open() as kv, SemanticStore(kv, on_alert=alerts.append) as store:
         assert store.signals.alerts == {}
-        store.signals._set("storage_outage", True, "away")
-    assert alerts == [Alert("storage_outage", True, "away")]
+        store.signals.failure()
+        seconds.now += 301
+        store.signals.check_alerts()
+        store.signals.answered()
+    assert [(alert.name, alert.is_raised) for alert in alerts] == [("storage_outage", True), ("storage_outage", False)]

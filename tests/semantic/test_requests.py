@@ -89,7 +89,7 @@ async def test_of_the_same_request_many_times_at_once_one_is_made(store: Semanti
 
 
 async def test_a_retry_after_a_lost_answer_changes_nothing(store: SemanticStore, ask: Ask) -> None:
-    """Whoever is cancelled never hears whether it was made; whatever became of it, the retry makes it once."""
+    """A cancelled caller never learns whether its request was made; in either case the retry makes it once."""
     before = len(await trail(store, PROJECT))
     for turns in range(6):
         asking = asyncio.ensure_future(ask(store))
@@ -155,7 +155,7 @@ async def test_an_id_counts_for_its_own_key_or_batch_alone(store: SemanticStore)
     assert entry.value == 4
 
 
-async def test_after_a_conflict_the_same_id_may_be_used_anew(store: SemanticStore) -> None:
+async def test_after_a_conflict_the_same_id_may_be_used_again(store: SemanticStore) -> None:
     there = await put(store)
     with pytest.raises(VersionConflict):
         await put(store, value=2, expected=0, request_id="r")
@@ -167,7 +167,7 @@ async def test_after_a_conflict_the_same_id_may_be_used_anew(store: SemanticStor
     assert await actions(store) == ["put", "conflict", "put", "conflict", "put"]
 
 
-async def test_after_a_stale_fence_the_same_id_may_be_used_anew(store: SemanticStore) -> None:
+async def test_after_a_stale_fence_the_same_id_may_be_used_again(store: SemanticStore) -> None:
     lock = await put(store, LOCK, semantics=locked())
     await delete(store, LOCK)
     with pytest.raises(StaleFence):

@@ -151,7 +151,7 @@ async def test_the_purposes_of_the_spec_need_no_registration(purpose: str) -> No
 
 
 @pytest.mark.parametrize("field", ["writer", "request_id", "spec_ref"])
-async def test_a_text_of_a_type_of_its_own_is_refused_and_not_found_out_about_by_the_codec(field: str) -> None:
+async def test_a_subclass_of_str_is_refused_before_it_reaches_the_codec(field: str) -> None:
     async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
         named: dict[str, Any] = {field: Name("agent:act")}
         with pytest.raises(InvalidArgument, match="expected a non-empty str, got Name"):
@@ -210,7 +210,7 @@ async def test_an_audit_key_is_not_empty(audit_key: Any) -> None:
             SemanticStore(kv, sweep_every=None, audit_key=audit_key)
 
 
-async def test_what_is_logged_by_accident_shows_no_value(store: SemanticStore) -> None:
+async def test_the_repr_of_an_object_shows_no_value(store: SemanticStore) -> None:
     operation = putting(KEY, "secret", expected=0)
     assert "secret" not in repr(operation)
     assert "secret" not in repr(await store.batch([operation]))

@@ -83,7 +83,7 @@ async def refused(client: Nats, operation: str, payload: Any, spot: str = "acme.
 
 
 @pytest.mark.usefixtures("service")
-class TestOperations:
+class TestSemanticOperations:
     async def test_an_entry_travels_whole(self, client: Nats) -> None:
         reply = await ask(client, "put", PUT)
         entry = reply["entry"]
@@ -103,7 +103,7 @@ class TestOperations:
         assert await ask(client, "get", {"key": PUT["key"]}) == {"success": True, "entry": None}
         assert await ask(client, "delete", DELETE) == {"success": True, "entry": None}
 
-    async def test_a_conflict_tells_what_is_there(self, client: Nats) -> None:
+    async def test_a_conflict_shows_the_stored_entry(self, client: Nats) -> None:
         entry = (await ask(client, "put", PUT))["entry"]
         reply = await ask(client, "put", {**PUT, "value": 2, "requestId": "another"})
         assert (reply["success"], reply["error_code"], reply["current"]) == (False, "VERSION_CONFLICT", entry)
@@ -171,7 +171,7 @@ class TestOperations:
 
 @ON_MEMORY
 @pytest.mark.usefixtures("service")
-class TestRefusals:
+class TestSemanticRefusals:
     @pytest.mark.parametrize(
         ("operation", "payload", "code", "part"),
         [

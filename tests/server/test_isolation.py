@@ -303,7 +303,7 @@ async def test_the_service_listens_to_requests_in_a_queue_group_and_to_nothing_e
 
 
 @pytest.mark.parametrize(
-    "subject", ["db.kv.a.set", "rosey.db.kv.a.get", "$SRV.PING", "_INBOX_nobody.x", "_INBOX_SERVICE.x", "anything"]
+    "subject", ["db.kv.a.set", "rosey.db.kv.a.get", "$SRV.PING", "_INBOX_nowhere.x", "_INBOX_SERVICE.x", "anything"]
 )
 async def test_the_service_speaks_to_inboxes_of_plugins_and_to_nothing_else(world: World, subject: str) -> None:
     assert await world.service.is_refused_to_publish(subject)
@@ -545,7 +545,7 @@ def test_an_address_that_cannot_be_is_refused(listen: str) -> None:
         isolate(["trivia"], listen=listen)
 
 
-async def test_every_password_that_is_taken_opens_the_door(tmp_path: Path) -> None:
+async def test_every_password_that_is_accepted_logs_in(tmp_path: Path) -> None:
     every = "".join([chr(code) for code in range(33, 127) if chr(code) not in "\"'\\"])
     passwords = {"one": every, "two": "$HOME", "three": "123", "four": "true", "five": "#//{}[];,:=", "six": "%(x)s"}
     isolation = isolate(passwords, passwords=passwords)

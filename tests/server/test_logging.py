@@ -15,7 +15,7 @@ def record(message: str, *args: Any, exc_info: Any = None, **fields: Any) -> log
     return made
 
 
-def test_a_line_of_text_is_as_the_prd_shows_it() -> None:
+def test_a_line_of_text_has_the_documented_form() -> None:
     line = TextLines().format(record("[KV] get: plugin=%s", "trivia"))
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d DEBUG \[keyloft\.plugins\.service\] \[KV\] get: plugin=trivia", line

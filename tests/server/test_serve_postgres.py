@@ -15,7 +15,8 @@ from nats.aio.client import Client as Nats
 
 from keyloft.plugins import DatabaseClient
 from keyloft.semantic import SemanticClient, Semantics, VersionConflict
-from tests.server.test_serve import LONGEST_SECONDS, answers, keyloft, refused, serving
+from tests.cli.commands import SURROUNDINGS, run_command
+from tests.server.test_serve import LONGEST_SECONDS, answers, refused, serving
 from tests.support.nats import private_server
 from tests.support.postgres import PASSWORD, MortalServer
 from tools.postgres import fresh_database, query
@@ -184,7 +185,7 @@ async def test_two_services_share_the_requests_and_lose_nothing(postgres_url: st
 async def test_migrations_by_the_command_line(url: str, tmp_path: Path) -> None:
     ended = []
     for steps in ([], ["--to", "-1"], ["--to", "-1", "--yes"]):
-        code, output, error = await keyloft("migrate", "--database", url, *steps)
+        code, output, error = await asyncio.to_thread(run_command, SURROUNDINGS, "migrate", "--database", url, *steps)
         assert output == ""
         assert PASSWORD not in error
         assert "Traceback" not in error
@@ -198,7 +199,8 @@ async def test_migrations_by_the_command_line(url: str, tmp_path: Path) -> None:
     assert "keyloft migrate --database 'postgresql://" in error
     assert PASSWORD not in error
 
-    assert (await keyloft("migrate", KEYLOFT_DATABASE_URL=url))[0] == 0
+    environment = {**SURROUNDINGS, "KEYLOFT_DATABASE_URL": url}
+    assert (await asyncio.to_thread(run_command, environment, "migrate"))[0] == 0
     async with serving(tmp_path, "--nats-port", "0", "--database", url) as served:
         assert await answers(served.nats) == "nothing"
 

@@ -83,7 +83,7 @@ async def listening(
 
 
 async def _startup(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, Message]:
-    """The first message of a client, after we said that we don't encrypt."""
+    """The first message of a client, after the reply that there is no encryption."""
     while True:
         message = await Message.read(reader, first=True)
         [code] = struct.unpack("!i", message.body[:4])
@@ -140,7 +140,7 @@ class Proxy:
                 await asyncio.gather(*forwarding, return_exceptions=True)
         finally:
             self._open -= ends
-            # Not aborted: what was said last is still delivered.
+            # Not aborted: the last bytes are still delivered.
             to_server.close()
             writer.close()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -16,6 +15,7 @@ import keyloft
 from keyloft import U64, Entry, ManualClock, NotACounter, Store, Watching
 from keyloft.core import keys
 from keyloft.core.keys import TupleKey, encode
+from tests.support.examples import examples
 from tools.postgres import query
 
 pytestmark = pytest.mark.slow
@@ -31,36 +31,36 @@ WATCHED: list[TupleKey] = [("a",), ("b", 1), ("a", "b")]
 expiries = st.none() | st.sampled_from([0.001, 1, 2.5])
 
 
-class Held(NamedTuple):
+class ModelEntry(NamedTuple):
     key: TupleKey
     value: Any
     stamp: int
     due: int | None = None
 
 
-class Model:
+class StoreModel:
     """What a store should hold, by encoded key: a dict would take 1, 1.0 and True for one key."""
 
     def __init__(self) -> None:
         self.now = 0
-        self.entries: dict[bytes, Held] = {}
+        self.entries: dict[bytes, ModelEntry] = {}
 
-    def is_live(self, held: Held) -> bool:
+    def is_live(self, held: ModelEntry) -> bool:
         return held.due is None or self.now < held.due
 
-    def live(self, start: bytes = b"\x00", end: bytes = b"\xff") -> list[Held]:
+    def live(self, start: bytes = b"\x00", end: bytes = b"\xff") -> list[ModelEntry]:
         return [held for at, held in sorted(self.entries.items()) if start <= at < end and self.is_live(held)]
 
-    def below(self, prefix: TupleKey) -> list[Held]:
+    def below(self, prefix: TupleKey) -> list[ModelEntry]:
         return self.live(*keys.below(keys.encode_prefix(prefix)))
 
-    def get(self, key: TupleKey) -> Held | None:
+    def get(self, key: TupleKey) -> ModelEntry | None:
         held = self.entries.get(encode(key))
         return held if held and self.is_live(held) else None
 
     def set(self, key: TupleKey, value: Any, stamp: int, expire_in: float | None) -> None:
         due = None if expire_in is None else self.now + round(expire_in * 1000)
-        self.entries[encode(key)] = Held(key, value, stamp, due)
+        self.entries[encode(key)] = ModelEntry(key, value, stamp, due)
 
     def delete(self, key: TupleKey) -> None:
         if self.get(key):
@@ -75,11 +75,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
-        self.model = Model()
+        self.model = StoreModel()
         self.began = self.clock.now()
         self.kv: Store = self.run(self.opened())
         self.stamp = 0
-        self.watch_anew()
+        self.watch_again()
 
     def url(self) -> str | None:
         return None
@@ -95,12 +95,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.runner.close()
         shutil.rmtree(self.folder)
 
-    def held(self, entry: Entry) -> Held:
+    def held(self, entry: Entry) -> ModelEntry:
         assert entry.versionstamp is not None
         due = None if entry.expires_at is None else round(entry.expires_at.timestamp() * 1000) - self.began
-        return Held(entry.key, entry.value, entry.versionstamp, due)
+        return ModelEntry(entry.key, entry.value, entry.versionstamp, due)
 
-    def watch_anew(self) -> None:
+    def watch_again(self) -> None:
         async def made() -> tuple[Watching, Watching]:
             return self.kv.watch(prefix=("a",)), self.kv.watch(*WATCHED)
 
@@ -166,7 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
         stamp = None if known is None else known.stamp
         batch = self.kv.atomic().check(checked, stamp if right else (stamp or 0) + 1)
         batch.set(key, value).sum(counter, 2).min(counter, 2**40).max(counter, 4).delete(gone)
-        counted = Held(key, value, 0) if encode(counter) == encode(key) else self.model.get(counter)
+        counted = ModelEntry(key, value, 0) if encode(counter) == encode(key) else self.model.get(counter)
         countable = counted is None or type(counted.value) is U64
         try:
             done = self.run(batch.commit())
@@ -183,7 +183,9 @@ class StoreMachine(RuleBasedStateMachine):
         new = self.grew(done.versionstamp)
         self.model.set(key, value, new, None)
         number, due = (counted.value, counted.due) if counted else (0, None)
-        self.model.entries[encode(counter)] = Held(counter, U64(max(min((number + 2) % 2**64, 2**40), 4)), new, due)
+        self.model.entries[encode(counter)] = ModelEntry(
+            counter, U64(max(min((number + 2) % 2**64, 2**40), 4)), new, due
+        )
         self.model.delete(gone)
 
     @rule(seconds=st.sampled_from([0.001, 0.5, 2]))
@@ -202,7 +204,7 @@ class StoreMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.run(self.kv.aclose())
         self.kv = self.run(self.opened())
-        self.watch_anew()
+        self.watch_again()
 
     @rule()
     def watches_catch_up(self) -> None:
@@ -247,8 +249,8 @@ class StoreMachine(RuleBasedStateMachine):
         expected = self.model.below(prefix)
         assert self.run(self.paged(prefix, reverse, limit)) == (expected[::-1] if reverse else expected)
 
-    async def paged(self, prefix: TupleKey, reverse: bool, limit: int) -> list[Held]:
-        found: list[Held] = []
+    async def paged(self, prefix: TupleKey, reverse: bool, limit: int) -> list[ModelEntry]:
+        found: list[ModelEntry] = []
         cursor = None
         while page := await self.kv.list(prefix, reverse=reverse, limit=limit, cursor=cursor):
             found += [self.held(entry) for entry in page]
@@ -306,8 +308,8 @@ class PostgresMachine(StoreMachine):
             query(self.database, "TRUNCATE keyloft_tuples")
         return await super().opened()
 
-    def watch_anew(self) -> None:
-        super().watch_anew()
+    def watch_again(self) -> None:
+        super().watch_again()
         self.steps: dict[Watching, asyncio.Future[list[Entry]]] = {}
         watch: Any = self.below_a._watch
         # What expires before the watch has found out what there is was never there for it.
@@ -337,15 +339,15 @@ def test_postgresql_model(postgres_url: str) -> None:
 
     asyncio.run(make_tables())
 
-    class Machine(PostgresMachine):
+    class StoreOnPostgres(PostgresMachine):
         database = postgres_url
 
-    run_state_machine_as_test(Machine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(StoreOnPostgres, settings=examples(8, stateful_step_count=30))
 
 
 TestMemoryModel = StoreMachine.TestCase
-TestMemoryModel.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestMemoryModel.settings = examples(60, stateful_step_count=30)
 TestSqliteModel = SqliteMachine.TestCase
-TestSqliteModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestSqliteModel.settings = examples(25, stateful_step_count=30)
 TestSqliteInMemoryModel = SqliteInMemoryMachine.TestCase
-TestSqliteInMemoryModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSqliteInMemoryModel.settings = examples(20, stateful_step_count=30)

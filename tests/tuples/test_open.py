@@ -1,4 +1,4 @@
-"""Opening a store: which URL leads where, and what is said when it leads nowhere."""
+"""Opening a store: which URL leads where, and the error if it leads nowhere."""
 
 import asyncio
 import os
@@ -168,7 +168,7 @@ async def test_the_value_limit_can_be_moved() -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite file", "postgresql"])
-def test_a_forked_process_is_told_to_open_its_own(
+def test_a_store_used_in_a_forked_process_says_to_open_another(
     database: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     script = """

@@ -66,7 +66,7 @@ class TestGetAndSet:
         assert entry.exists
         assert entry
 
-    async def test_reading_on_and_on_starves_nobody(self, kv: Store) -> None:
+    async def test_reading_on_and_on_starves_no_other_task(self, kv: Store) -> None:
         setting = asyncio.create_task(kv.set(("flag",), 1))
 
         async def read_on_and_on() -> None:
@@ -271,7 +271,7 @@ class TestList:
             await kv.set(("large", n), value)
         assert [len(entry.value) async for entry in kv.list(("large",))] == [900_000] * 20
 
-    async def test_delete_range_wants_to_be_told_what(self, kv: Store) -> None:
+    async def test_delete_range_without_arguments_is_refused(self, kv: Store) -> None:
         with pytest.raises(InvalidArgument, match="prefix=\\(\\) stands for everything"):
             await kv.delete_range()
         assert await kv.delete_range(prefix=()) == 7
@@ -511,7 +511,7 @@ class TestExpiry:
 
 
 class TestSpaces:
-    async def test_the_empty_prefix_is_blind_to_other_faces(self, kv: Store) -> None:
+    async def test_the_empty_prefix_shows_no_keys_of_other_interfaces(self, kv: Store) -> None:
         foreign = Set(Space.SEMANTIC, b"\x02tenant\x00", b"1", 0, 1)
         await kv.engine.commit(Batch((foreign,)))
         assert await kv.count() == 0
@@ -557,7 +557,7 @@ class TestWatch:
             async for [entry] in kv.watch(("k",)):
                 seen.put_nowait(entry.value)
 
-        asyncio.create_task(follow())  # noqa: RUF006  # nobody but its own watch holds it: that is the point
+        asyncio.create_task(follow())  # noqa: RUF006  # only its own watch holds it: that is the point
         assert await seen.get() is None
         gc.collect()
         await kv.set(("k",), 1)

@@ -52,12 +52,13 @@ async def open_engine(
     return await SqliteEngine.open(file, clock or SystemClock())
 
 
-async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
+async def open_maintenance(url: AnyUrl, *, make: bool = False, patience: float = limits.SERVER_SECONDS) -> Maintenance:
     """Open a database as a whole, for its operator.
 
     Args:
         url: What to open.
         make: Make the database, or its tables, if there are none; otherwise nothing is written before the first change.
+        patience: How many seconds to wait for a server.
 
     Raises:
         InvalidArgument: `url` is not a database URL.
@@ -69,7 +70,7 @@ async def open_maintenance(url: AnyUrl, *, make: bool = False) -> Maintenance:
         from keyloft.engines.postgres.maintenance import PostgresMaintenance
         from keyloft.engines.postgres.server import PostgresServer
 
-        return await PostgresMaintenance.open(PostgresServer(database.postgres), make=make)
+        return await PostgresMaintenance.open(PostgresServer(database.postgres, patience=patience), make=make)
     if database.is_in_memory:
         raise CannotOpen("another process can't read a database in memory: name a file, or a PostgreSQL server")
     from keyloft.engines.sqlite.maintenance import SqliteMaintenance

@@ -101,7 +101,7 @@ def literal(value: Any) -> str:
     return str(value)
 
 
-class World:
+class AnalyzedDatabase:
     """A database, and a connection to it as the engine has it."""
 
     def __init__(self, url: str) -> None:
@@ -112,7 +112,7 @@ class World:
         for statement in CREATE:
             self.execute(statement)
         for layout in LAYOUTS.values():
-            # Nobody analyzes behind our back.
+            # Autovacuum must not analyze meanwhile.
             self.execute(f"ALTER TABLE {layout.table} SET (autovacuum_enabled = off)")
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -178,42 +178,44 @@ def looked_at(plan: Node, table: str) -> int:
         "planned while it was small",
     ],
 )
-def world(request: pytest.FixtureRequest, postgres_server: str) -> Iterator[World]:
+def database(request: pytest.FixtureRequest, postgres_server: str) -> Iterator[AnalyzedDatabase]:
     with fresh_database(postgres_server) as url:
-        world = World(url)
+        database = AnalyzedDatabase(url)
         try:
             if request.param.startswith("planned"):
                 if request.param.endswith("small"):
-                    world.execute(fill(1, 100))
-                    world.execute("ANALYZE")
-                world.prepare_all("force_generic_plan")
-                world.execute(fill(101, ROWS))
+                    database.execute(fill(1, 100))
+                    database.execute("ANALYZE")
+                database.prepare_all("force_generic_plan")
+                database.execute(fill(101, ROWS))
                 if request.param.endswith("empty"):
-                    world.execute(fill(1, 100))
+                    database.execute(fill(1, 100))
             else:
-                world.execute(fill(1, ROWS))
+                database.execute(fill(1, ROWS))
                 if request.param.startswith("analyzed"):
-                    world.execute("ANALYZE")
-                world.prepare_all(f"force_{'generic' if 'generic' in request.param else 'custom'}_plan")
-            yield world
+                    database.execute("ANALYZE")
+                database.prepare_all(f"force_{'generic' if 'generic' in request.param else 'custom'}_plan")
+            yield database
         finally:
-            world.close()
+            database.close()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.table)
-class TestPlans:
-    def test_each_statement_reads_only_the_rows_it_needs(self, world: World, layout: PostgresLayout) -> None:
+class TestPostgresPlans:
+    def test_each_statement_reads_only_the_rows_it_needs(
+        self, database: AnalyzedDatabase, layout: PostgresLayout
+    ) -> None:
         too_many = {}
         for name, statement in statements(layout).items():
-            count = looked_at(world.carried_out(layout, name), layout.table)
+            count = looked_at(database.carried_out(layout, name), layout.table)
             if count > statement.needs:
                 too_many[name] = count
         assert too_many == {}
 
-    def test_scans_walk_the_key_index_in_order(self, world: World, layout: PostgresLayout) -> None:
+    def test_scans_walk_the_key_index_in_order(self, database: AnalyzedDatabase, layout: PostgresLayout) -> None:
         assert len(layout.scans) == 8
         for name in [name for name in statements(layout) if name.startswith("scan") and "narrow" not in name]:
-            plan = world.carried_out(layout, name)
+            plan = database.carried_out(layout, name)
             [scan] = [node for node in nodes(plan) if node.get("Relation Name") == layout.table]
             assert scan["Node Type"] == "Index Scan"
             assert scan["Scan Direction"] == ("Backward" if "back" in name else "Forward")
@@ -221,23 +223,23 @@ class TestPlans:
             assert re.search(r"key\)?(::text)? >=? .* AND .*key\)?(::text)? < ", scan["Index Cond"])
             assert "Sort" not in {node["Node Type"] for node in nodes(plan)}
 
-    def test_what_is_due_is_found_by_its_index(self, world: World, layout: PostgresLayout) -> None:
-        plan = world.carried_out(layout, "expired")
+    def test_what_is_due_is_found_by_its_index(self, database: AnalyzedDatabase, layout: PostgresLayout) -> None:
+        plan = database.carried_out(layout, "expired")
         [scan] = [node for node in nodes(plan) if node.get("Relation Name") == layout.table]
         assert (scan["Node Type"], scan["Index Name"]) == ("Index Scan", due_index(layout))
         assert scan["Actual Rows"] == MANY
         assert "Sort" not in {node["Node Type"] for node in nodes(plan)}
 
-    def test_an_upsert_searches_for_its_key_alone(self, world: World, layout: PostgresLayout) -> None:
+    def test_an_upsert_searches_for_its_key_alone(self, database: AnalyzedDatabase, layout: PostgresLayout) -> None:
         key = "pk_plugin_kv_storage" if layout is PLUGINS else f"{layout.table}_pkey"
         for name in ("set", "put"):
-            [write] = [node for node in nodes(world.carried_out(layout, name)) if "Conflict Resolution" in node]
+            [write] = [node for node in nodes(database.carried_out(layout, name)) if "Conflict Resolution" in node]
             assert write["Conflict Arbiter Indexes"] == [key]
             assert (write["Tuples Inserted"], write["Conflicting Tuples"]) == (0, MANY)
 
 
-def test_the_version_counter_is_one_row(world: World) -> None:
-    assert [tuple(row) for row in world.rows("SELECT id FROM keyloft_version_counter")] == [(1,)]
+def test_the_version_counter_is_one_row(database: AnalyzedDatabase) -> None:
+    assert [tuple(row) for row in database.rows("SELECT id FROM keyloft_version_counter")] == [(1,)]
     for statement in (READ_VERSION.replace("$1", "NULL"), LOCK_VERSION):
-        [shown] = world.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
+        [shown] = database.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
         assert looked_at(json.loads(shown[0])[0]["Plan"], "keyloft_version_counter") == 1

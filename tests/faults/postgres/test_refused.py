@@ -36,7 +36,7 @@ def name_of(url: str) -> str:
 
 
 @contextmanager
-def visitor(url: str) -> Iterator[str]:
+def role_without_rights(url: str) -> Iterator[str]:
     """The URL of a role that may connect and nothing else."""
     query(url, f"CREATE ROLE {_ROLE} LOGIN")
     query(url, "REVOKE ALL ON SCHEMA public FROM public")
@@ -90,7 +90,7 @@ async def test_unknown_database(postgres_url: str) -> None:
 
 
 async def test_role_that_may_not_make_tables(postgres_url: str) -> None:
-    with visitor(postgres_url) as url:
+    with role_without_rights(postgres_url) as url:
         error = await refusal(url)
     assert type(error) is keyloft.CannotOpen
     assert "permission denied for schema public" in str(error)
@@ -102,7 +102,7 @@ async def test_role_that_may_not_make_tables(postgres_url: str) -> None:
 async def test_role_without_rights_on_the_tables(postgres_url: str) -> None:
     async with keyloft.open(postgres_url) as kv:
         await kv.set(("k",), 1)
-    with visitor(postgres_url) as url:
+    with role_without_rights(postgres_url) as url:
         error = await refusal(url)
         assert type(error) is keyloft.CannotOpen
         assert "permission denied for table keyloft_version" in str(error)
@@ -114,7 +114,7 @@ async def test_role_without_rights_on_the_tables(postgres_url: str) -> None:
 async def test_role_that_may_read_but_not_write(postgres_url: str) -> None:
     async with keyloft.open(postgres_url) as kv:
         await kv.set(("k",), 1)
-    with visitor(postgres_url) as url:
+    with role_without_rights(postgres_url) as url:
         query(postgres_url, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {_ROLE}")
         async with keyloft.open(url) as kv, asyncio.timeout(5):
             assert (await kv.get(("k",))).value == 1
@@ -266,7 +266,7 @@ async def test_deadlocks_are_retried(postgres_url: str) -> None:
         rival = await asyncpg.connect(postgres_url)
         deadlocks = 0
         for turn in range(3):
-            # Whoever has waited this long finds the deadlock and gives way: the engine, the rival, the engine.
+            # The session that has waited this long finds the deadlock and gives way: the engine, the rival, the engine.
             await rival.execute(f"SET deadlock_timeout = '{'10ms' if turn % 2 else '10s'}'")
             await rival.execute("BEGIN; LOCK TABLE keyloft_tuples IN SHARE MODE")
             writing = asyncio.create_task(writes_for_a_while(kv, 1))

@@ -1,6 +1,6 @@
 """Writes a store under a limit on the size of files (RLIMIT_FSIZE), lifts the limit, and goes on.
 
-    python -m tests.faults.limited_child FILE BYTES
+    python -m tests.faults.children.limited FILE BYTES
 
 Answers with one line of JSON: what was acknowledged, how writing failed, and what could be read and written then.
 """

@@ -17,7 +17,7 @@ from tests.support.postgres import MortalServer
 from tests.support.postgres_proxy import proxy, silent_port
 from tools.postgres import fresh_database, query
 
-from .moves import Chain, Move, after, chains, contents_of, made_in, make, witness
+from ..moves import Chain, Move, after, chains, contents_of, made_in, make, witness
 
 T = TypeVar("T")
 

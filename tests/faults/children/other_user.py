@@ -1,6 +1,6 @@
 """Opens databases as a user without special rights, and prints how that went.
 
-    python -m tests.faults.visitor_child DATABASE...
+    python -m tests.faults.children.other_user DATABASE...
 
 A line of JSON per path or URL: the class, code and message of the error, or null if a write succeeded (with ?mode=ro:
 a read).
@@ -13,13 +13,13 @@ import sys
 
 import keyloft
 
-_NOBODY = 65534
+_UNPRIVILEGED_ID = 65534
 
 
-async def visit(path: str) -> list[str] | None:
+async def use(path: str) -> list[str] | None:
     try:
         async with keyloft.open(path) as kv:
-            await (kv.get(("visited",)) if path.endswith("?mode=ro") else kv.set(("visited",), True))
+            await (kv.get(("used",)) if path.endswith("?mode=ro") else kv.set(("used",), True))
     except keyloft.KeyloftError as error:
         return [type(error).__name__, error.code, str(error)]
     return None
@@ -28,8 +28,8 @@ async def visit(path: str) -> list[str] | None:
 if __name__ == "__main__":
     if os.getuid() == 0:
         os.setgroups([])
-        os.setgid(_NOBODY)
-        os.setuid(_NOBODY)
+        os.setgid(_UNPRIVILEGED_ID)
+        os.setuid(_UNPRIVILEGED_ID)
     for file in sys.argv[1:]:
-        sys.stdout.write(json.dumps(asyncio.run(visit(file))) + "\n")
+        sys.stdout.write(json.dumps(asyncio.run(use(file))) + "\n")
         sys.stdout.flush()

@@ -1,6 +1,6 @@
 """Writes a store and ends without closing it.
 
-    python -m tests.faults.forgetful_child FILE HOW
+    python -m tests.faults.children.forgetful FILE HOW
 
 HOW is «quiet» (nothing under way), «writing» (writes under way), «reading» (a long read under way) or «watching».
 Answers with a line for each acknowledged write: its number.

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _LONGEST_SECONDS = 60.0
 
 
-class Child:
+class ChildProcess:
     """A process that the test started. Each call here waits for a minute at most."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -47,13 +47,13 @@ class Child:
 
 
 @asynccontextmanager
-async def child(module: str, *arguments: str | Path) -> AsyncIterator[Child]:
+async def child(module: str, *arguments: str | Path) -> AsyncIterator[ChildProcess]:
     """Run a module of this package in an interpreter of its own; it is killed if it outlives the block."""
     command = [sys.executable, "-W", "error", "-m", f"{__package__}.{module}", *map(str, arguments)]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, cwd=_ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        yield Child(process)
+        yield ChildProcess(process)
     finally:
         if process.returncode is None:
             process.kill()

@@ -1,7 +1,7 @@
 """Workers that contend for one lock until they are killed, or one holder that is late.
 
-    python -m tests.faults.lock_child DATABASE NAME WORKERS
-    python -m tests.faults.lock_child DATABASE NAME late
+    python -m tests.faults.children.lock DATABASE NAME WORKERS
+    python -m tests.faults.children.lock DATABASE NAME late
 
 Says «held FENCE» for each hold that wrote something under its lock. The late one says so, waits for a line, writes
 under its old fence, and prints the outcome.

@@ -1,6 +1,6 @@
 """Shares files with another process: carries out one command per line, and answers with a line of JSON.
 
-python -m tests.faults.peer_child NAME
+python -m tests.faults.children.peer NAME
 
 race FILE COUNT         open FILE and write it at full speed; answers with the versionstamps of all writes, by kind
 open FILE               open FILE for what follows

@@ -1,6 +1,6 @@
 """Makes moves at full speed and reports each one that was acknowledged, until it is killed.
 
-    python -m tests.faults.writer_child FILE WRITERS [checkpointing]
+    python -m tests.faults.children.writer FILE WRITERS [checkpointing]
 
 With «checkpointing» it also checkpoints without a pause, so that a kill is likely to hit a checkpoint.
 Says «opening», then «open», then a line for each acknowledged move: kind, writer, number, versionstamp.
@@ -17,7 +17,7 @@ from tests.faults.moves import Chain, Move, chains, contents_of, made_in, make
 
 
 def say(line: str) -> None:
-    # One system call per line, past all buffers: what was said before a SIGKILL has been said.
+    # One system call per line, past all buffers: what was written before a SIGKILL has arrived.
     os.write(1, line.encode() + b"\n")
 
 

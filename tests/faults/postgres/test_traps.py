@@ -103,7 +103,7 @@ async def test_aclose_leaves_no_session_of_a_read_under_way(postgres_url: str) -
     assert left == 0
 
 
-async def test_late_caller_has_the_whole_of_its_patience(postgres_url: str) -> None:
+async def test_late_caller_waits_its_whole_timeout(postgres_url: str) -> None:
     async with proxy(postgres_url) as (network, url), keyloft.open(url, patience=1) as kv:
         await kv.set(("k",), 1)
         network.pause()
@@ -282,10 +282,10 @@ async def test_stores_in_two_schemas_do_not_wake_each_other(postgres_url: str) -
     query(postgres_url, "CREATE SCHEMA other")
     joint = "&" if "?" in postgres_url else "?"
     async with keyloft.open(postgres_url) as kv, keyloft.open(f"{postgres_url}{joint}search_path=other") as other:
-        await kv.set(("k",), "ours")
+        await kv.set(("k",), "mine")
         watch = kv.watch(("k",))
-        assert [entry.value for entry in await anext(watch)] == ["ours"]
-        await other.set(("k",), "theirs")
-        assert (await kv.get(("k",))).value == "ours"
-        await kv.set(("k",), "ours again")
-        assert [entry.value for entry in await anext(watch)] == ["ours again"]
+        assert [entry.value for entry in await anext(watch)] == ["mine"]
+        await other.set(("k",), "another")
+        assert (await kv.get(("k",))).value == "mine"
+        await kv.set(("k",), "mine again")
+        assert [entry.value for entry in await anext(watch)] == ["mine again"]

@@ -12,8 +12,8 @@ import keyloft
 from keyloft.engines.postgres.engine import PostgresEngine
 from tests.support.postgres_proxy import NOTIFICATION, pooler, proxy
 
-from .children import Child, child
-from .peer_child import Stamps, add, increment, store_own
+from ..children import ChildProcess, child
+from ..children.peer import Stamps, add, increment, store_own
 
 _COUNT = 25
 
@@ -44,9 +44,9 @@ async def seen_by(watch: keyloft.Watching, wanted: object) -> list[Any]:
 
 
 def check_order(sides: Sequence[dict[str, Stamps]]) -> None:
-    """Nobody lost an increment, and the order of versionstamps is that of the commits."""
+    """No increment was lost, and the order of versionstamps is that of the commits."""
     stamps = [stamp for side in sides for kind in side.values() for _, stamp in kind]
-    # Nobody else wrote, so in one order of commits no number is left out.
+    # Only these engines wrote, so in one order of commits no number is left out.
     assert sorted(stamps) == list(range(1, 3 * _COUNT * len(sides) + 1))
     checked = sorted(tuple(written) for side in sides for written in side["checked"])
     assert [value for value, _ in checked] == list(range(1, _COUNT * len(sides) + 1)), "an increment was lost"
@@ -81,12 +81,12 @@ async def test_engines_write_the_same_keys_at_once_without_loss_and_in_one_order
 
 
 async def test_two_processes_open_a_fresh_database_at_once_and_write_it_without_loss(postgres_url: str) -> None:
-    async def answer(peer: Child) -> Any:
+    async def answer(peer: ChildProcess) -> Any:
         line = await peer.line()
         assert line, await peer.ended()
         return json.loads(line)
 
-    async with child("peer_child", "a") as a, child("peer_child", "b") as b:
+    async with child("peer", "a") as a, child("peer", "b") as b:
         await asyncio.gather(answer(a), answer(b))
         for peer in (a, b):
             peer.tell(f"race {postgres_url} {_COUNT}")

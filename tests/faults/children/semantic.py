@@ -1,6 +1,6 @@
 """Writes to the semantic store at full speed and reports what was acknowledged, until it is killed.
 
-    python -m tests.faults.semantic_child DATABASE WRITERS
+    python -m tests.faults.children.semantic DATABASE WRITERS
 
 Says a line for each acknowledged write: what, which key, and what its audit record must show: the version that a put or
 restore made, the version that a delete removed, the correlation id of a conflict.
@@ -30,7 +30,7 @@ class HurriedClock(SystemClock):
 
 
 def say(*lines: str) -> None:
-    # One system call, past all buffers: what was said before a SIGKILL has been said.
+    # One system call, past all buffers: what was written before a SIGKILL has arrived.
     os.write(1, "".join(f"{line}\n" for line in lines).encode())
 
 
