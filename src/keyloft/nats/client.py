@@ -14,7 +14,16 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.values import decode_json
-from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
+from keyloft.errors import (
+    Closed,
+    InvalidArgument,
+    KeyloftError,
+    NoService,
+    NotPermitted,
+    TimedOut,
+    Unanswered,
+    Undecodable,
+)
 from keyloft.nats.connection import Login, connect, servers, shown
 
 _PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
@@ -54,11 +63,18 @@ class ServiceClient(AsyncClosing):
         self._user = "this login"
         self._inbox = ""
         self._owns_connection = False
+        self._is_closed = False
         self._waiting: dict[asyncio.Future[NotPermitted], str] = {}
         """The requests without a reply, each with its subject."""
 
     def __repr__(self) -> str:
-        state = "closed" if self.nats.is_closed else "connected" if self.nats.is_connected else "not connected"
+        state = (
+            "closed"
+            if self._is_closed or self.nats.is_closed
+            else "connected"
+            if self.nats.is_connected
+            else "not connected"
+        )
         return f"<{type(self).__name__} of {self._owner} at {servers(self.nats)}, {state}>"
 
     async def _connect(
@@ -92,7 +108,8 @@ class ServiceClient(AsyncClosing):
         return self
 
     async def aclose(self) -> None:
-        """End the connection, if `connect` made it. A second call does nothing."""
+        """Refuse further requests, and end the connection if `connect` made it. A second call does nothing."""
+        self._is_closed = True
         if self._owns_connection and not self.nats.is_closed:
             await self.nats.close()
 
@@ -106,7 +123,10 @@ class ServiceClient(AsyncClosing):
             NoService: No service is running on this NATS.
             NotPermitted: NATS does not let this user send this request, or receive its reply.
             TimedOut: No reply arrived in time.
+            Closed: This client is closed.
         """
+        if self._is_closed:
+            raise Closed("this client is closed: make a new one")
         data = _to_json(fields)
         refused: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
         self._waiting[refused] = subject
