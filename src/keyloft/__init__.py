@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 
 from keyloft import errors, limits
 from keyloft.clock import Clock, ManualClock
-from keyloft.core.urls import DatabaseUrl
+from keyloft.core.urls import DatabaseUrl, shown_url
 from keyloft.core.values import U64
 from keyloft.engines import open_engine
 from keyloft.errors import *  # noqa: F403 (all errors are public)
@@ -92,16 +92,20 @@ def open(
         every = None if database.read_only else sweep_every
         return Store(engine, max_value_bytes=max_value_bytes, sweep_every=every)
 
-    return Opening(open_store)
+    return Opening(open_store, shown_url(url))
 
 
 class Opening:
     """A store that is not open yet: await it, or enter it with `async with`."""
 
-    def __init__(self, open_store: Callable[[], Coroutine[object, None, Store]]) -> None:
+    def __init__(self, open_store: Callable[[], Coroutine[object, None, Store]], shown: str) -> None:
         self._open_store = open_store
+        self._shown = shown
         self._store: Store | None = None
         self._in_use = False
+
+    def __repr__(self) -> str:
+        return f"<Opening of {self._shown}, {'entered' if self._in_use else 'not open yet'}>"
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(

@@ -60,7 +60,7 @@ class Lock:
             state = "lost"
         elif self._entry is not None:
             state = f"held under fence {self._entry.fence}"
-        return f"<Lock {self.key} of {self._intent.writer}, {state}>"
+        return f"<Lock {self.key} of {self._intent.writer} in {self._committer.shown}, {state}>"
 
     @property
     def key(self) -> str:

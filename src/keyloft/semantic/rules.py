@@ -6,7 +6,6 @@ from typing import Final, TypeAlias
 
 from keyloft import limits
 from keyloft.core import values
-from keyloft.core.records import NO_LIMIT
 from keyloft.errors import InvalidArgument, InvalidValue, ValueTooLarge
 
 PURPOSES: Final = ("checkpoint", "feature_flag", "lock", "cursor", "config", "index_version")
@@ -77,13 +76,6 @@ def check_purpose(purpose: object) -> str:
             f"of at most {limits.PURPOSE_CHARACTERS} characters"
         )
     return purpose
-
-
-def check_limit(limit: int | None) -> int:
-    """How many items a list may have."""
-    if limit is not None and (type(limit) is not int or limit < 1):
-        raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
-    return NO_LIMIT if limit is None else limit
 
 
 def milliseconds(argument: str, seconds: float) -> int:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine, Watch
-from keyloft.core.lazy import LazyList
+from keyloft.core.lazy import LazyList, check_limit
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Change, Get, Scan
 from keyloft.errors import Closed, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, Undecodable, VersionConflict
@@ -144,7 +144,7 @@ class SemanticStore(AsyncClosing, Writes):
         """
         engine = self._committer.open_engine()
         start, end = keys.parse_prefix(prefix).entries
-        scan = Scan(SPACE, start, end, rules.check_limit(limit))
+        scan = Scan(SPACE, start, end, check_limit(limit))
         if after is not None and (last := keys.parse(after).entry) >= start:
             scan = replace(scan, start=last, end=max(end, last), after=True)
         return EnvelopeList(engine, scan, self._page_size, values=values)
@@ -176,7 +176,7 @@ class SemanticStore(AsyncClosing, Writes):
             reverse: The last one first.
         """
         engine = self._committer.open_engine()
-        most = rules.check_limit(limit)
+        most = check_limit(limit)
         if after is not None and (type(after) is not int or not 0 <= after < 2**63 - 1):
             raise InvalidArgument("after: the sequence of an audit record, which is an int")
         within = keys.parse_prefix(about)
@@ -220,8 +220,8 @@ class SemanticStore(AsyncClosing, Writes):
         if intent.semantics is not None and intent.semantics.purpose not in self._purposes:
             raise InvalidArgument(
                 f"semantics.purpose: {intent.semantics.purpose!r} is none of "
-                f"{', '.join(sorted(self._purposes))}; SemanticStore(kv, purposes=[…]), "
-                "or `keyloft serve --purposes …`, registers another one"
+                f"{', '.join(sorted(self._purposes))}; register another one with SemanticStore(kv, purposes=[…]), "
+                "or with --purposes"
             )
 
     async def update(
@@ -421,6 +421,7 @@ class EnvelopeList(LazyList[Envelope]):
     what = "entries"
 
     def __init__(self, engine: Engine, scan: Scan, page_size: PageSize, *, values: bool) -> None:
+        super().__init__(engine)
         self._engine = engine
         self._scan = scan
         self._page_size = page_size

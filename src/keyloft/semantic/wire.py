@@ -14,6 +14,7 @@ from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from keyloft import limits
+from keyloft.core.lazy import check_limit
 from keyloft.core.values import encode_json
 from keyloft.errors import InvalidArgument, InvalidKey, KeyloftError, StaleFence, ValueTooLarge, VersionConflict
 from keyloft.nats import errors as wire_errors
@@ -84,12 +85,10 @@ def _list_request(project: Project, fields: Mapping[str, Any]) -> ListRequest:
         raise InvalidArgument("prefix: it is of the path within the project; the project is part of the subject alone")
     if values is not None and type(values) is not bool:
         raise InvalidArgument("values: it must be true or false")
-    if limit is not None and (type(limit) is not int or not 1 <= limit <= limits.MOST_LISTED_KEYS):
-        raise InvalidArgument(f"limit: it must be a whole number from 1 to {limits.MOST_LISTED_KEYS}")
     return ListRequest(
         prefix=project.prefix + (prefix or ""),
         values=bool(values),
-        limit=limits.LISTED_KEYS if limit is None else limit,
+        limit=check_limit(limit, limits.LISTED_KEYS, limits.MOST_LISTED_KEYS),
         after=None if after is None else key_within(project, after),
     )
 
