@@ -29,9 +29,10 @@ from keyloft.cli import (
     tuples,
 )
 from keyloft.cli.doctor import command as doctor
-from keyloft.cli.options import Commands, call, parameters
-from keyloft.cli.terminal import say
-from keyloft.server.error_output import report
+from keyloft.cli.options import Commands, as_typed, call, parameters
+from keyloft.cli.terminal import CommandFailed, say
+from keyloft.errors import InvalidInput
+from keyloft.server.error_output import print_error, report
 
 _NEGATIVE: Final = re.compile(r"^-[0-9.].*", re.DOTALL)
 
@@ -89,13 +90,18 @@ def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
             # The reader has closed the pipe, which is no error: Python would report it at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
+        except CommandFailed as error:
+            print_error(as_typed(str(error), declared))
+            code = 1
         except Exception as error:
+            if isinstance(error, InvalidInput):
+                error.args = (as_typed(str(error), declared),)
             code = report(error)
         raise typer.Exit(code)
 
-    signature = inspect.Signature(list(parameters(work)))
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    declared = list(parameters(work))
+    run.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in declared}
     return run
 
 

@@ -8,7 +8,8 @@ has the options --start, --end, --json, --config and --database.
 """
 
 import inspect
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping
+import re
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import typer
@@ -122,6 +123,20 @@ def parameters(command: Callable[..., Any]) -> Iterator[inspect.Parameter]:
             yield from _flags(command.names)  # type: ignore[attr-defined]
         else:
             yield parameter
+
+
+def as_typed(message: str, declared: Iterable[inspect.Parameter]) -> str:
+    """A message in which an argument that it names first has its name on the command line: --limit, VALUE."""
+    names = {}
+    for parameter in declared:
+        [info] = parameter.annotation.__metadata__
+        option = next(iter(getattr(info, "param_decls", None) or ()), f"--{parameter.name.replace('_', '-')}")
+        names[parameter.name] = option if isinstance(info, typer.models.OptionInfo) else info.metavar
+    # As in `semantics.ttl_seconds: …`, which is --ttl; `keyloft plugin` begins with the code of the error.
+    if found := re.match(r"([A-Z_]+: )?(?:semantics\.)?(([a-z]+)\w*)(?=[:\[])", message):
+        typed = names.get(found[2]) or names.get(found[3]) or found[2]
+        return f"{found[1] or ''}{typed}{message[found.end() :]}"
+    return message
 
 
 def call(command: Callable[..., T], given: Mapping[str, Any]) -> T:

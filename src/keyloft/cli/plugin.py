@@ -34,7 +34,7 @@ class PluginService(Settings, frozen=True, kw_only=True):
 
     names = NATS_SETTINGS
     subjects: Annotated[str, option("PREFIX", "The subjects of the service.")] = "db.kv"
-    timeout: Annotated[float, option("SECONDS", "How long to wait for an answer.")] = limits.PLUGIN_COMMAND_SECONDS
+    timeout: Annotated[float, option("SECONDS", "How long to wait for an answer.")] = limits.PATIENCE_SECONDS
 
     def ask(self, plugin: str, request: Callable[["DatabaseClient"], Awaitable[T]]) -> T:
         """Connect as a client of a plugin's storage, and make requests with it; an error ends the command."""
@@ -174,10 +174,7 @@ async def some_at_once(
 
 
 def _read_object(file: str) -> dict[str, Any]:
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"{file} can't be read: {error.strerror}") from None
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     try:
         content = payloads.read(data)
     except (InvalidArgument, InvalidJson) as error:

@@ -35,7 +35,7 @@ def _show(name: str, report: admin.StatsReport) -> None:
     say(f"{name}: {report.engine}, schema {report.schema}, version {report.version}")
     say(f"{size_on_disk(report)} on disk")
     soon = f"expire within {report.soon_seconds:g} s"
-    columns = ["entries", "keys and values", "trail and others", soon, "expired", "oldest expiry"]
+    columns = ["entries", "keys and values", "other rows", soon, "expired", "oldest expiry"]
     interfaces = {**report.interfaces, "all": report.total}
     for kind, tallies in (("interface", interfaces), ("plugin", report.plugins), ("project", report.projects)):
         if tallies:

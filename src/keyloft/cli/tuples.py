@@ -188,7 +188,7 @@ def touch(
     Example: keyloft touch sessions/s1 --expire-in 1800
     """
     if (expire_in is None) != never:
-        raise InvalidArgument("say --expire-in SECONDS, or --never")
+        raise InvalidArgument("pass --expire-in SECONDS, or --never")
     wanted = key_text.read(key)
     if not database.with_store(lambda kv: kv.touch(wanted, expire_in=expire_in)):
         fail(f"there is no key {key}")
