@@ -14,20 +14,8 @@ import typer
 import typer.core
 
 import keyloft
-from keyloft.cli import (
-    backup,
-    check,
-    compact,
-    dead_letters,
-    migrate,
-    nats_config,
-    plugin,
-    semantic,
-    serve,
-    stats,
-    transfer,
-    tuples,
-)
+from keyloft.cli import backup, check, compact, migrate, nats_config, plugin, semantic, serve, stats, transfer, tuples
+from keyloft.cli.dead_letters import COMMANDS as DEAD_LETTERS
 from keyloft.cli.doctor import command as doctor
 from keyloft.cli.options import Commands, as_typed, call, parameters
 from keyloft.cli.terminal import CommandFailed, say
@@ -108,8 +96,7 @@ def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
 def _group(commands: Commands, **options: Any) -> typer.Typer:
     group = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, **options)
     for command in commands:
-        name = command.__name__.rstrip("_").replace("_", "-")
-        group.command(name, cls=Command)(_as_command(command))
+        group.command(command.__name__.rstrip("_").replace("_", "-"), cls=Command)(_as_command(command))
     return group
 
 
@@ -120,7 +107,7 @@ app = _group(
 )
 app.add_typer(_group(plugin.COMMANDS, help="Read and write what a plugin stores, over NATS."), name="plugin")
 workflows = _group(semantic.COMMANDS, help="Read and change the state of workflows.")
-given_up = _group(dead_letters.COMMANDS, help="Writes that were given up: list, retry or drop them.")
+given_up = _group(DEAD_LETTERS, help="Writes that were given up: list, retry or drop them.")
 workflows.add_typer(given_up, name="dead-letters")
 app.add_typer(workflows, name="semantic")
 

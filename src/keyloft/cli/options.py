@@ -15,12 +15,10 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 import typer
 from msgspec import Struct
 
-from keyloft.cli.terminal import is_for_people, say, show_laid_out, table, to_json
+from keyloft.cli.terminal import Columns, is_for_people, say, show_laid_out, table, to_json
 from keyloft.server.config import SETTINGS, Config, Flags, load
 
 T = TypeVar("T")
-Columns: TypeAlias = Mapping[str, Callable[[T], object]]
-"""The columns of a table: the title of each, and what it shows of a thing."""
 Commands: TypeAlias = tuple[Callable[..., int | None], ...]
 """Functions with the names of their commands, as in `nats_config` or `import_`. They return an exit code; None is 0."""
 
@@ -127,15 +125,14 @@ def parameters(command: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 
 def as_typed(message: str, declared: Iterable[inspect.Parameter]) -> str:
     """A message in which an argument that it names first has its name on the command line: --limit, VALUE."""
-    names = {}
-    for parameter in declared:
-        [info] = parameter.annotation.__metadata__
-        option = next(iter(getattr(info, "param_decls", None) or ()), f"--{parameter.name.replace('_', '-')}")
-        names[parameter.name] = option if isinstance(info, typer.models.OptionInfo) else info.metavar
     # As in `semantics.ttl_seconds: …`, which is --ttl; `keyloft plugin` begins with the code of the error.
-    if found := re.match(r"([A-Z_]+: )?(?:semantics\.)?(([a-z]+)\w*)(?=[:\[])", message):
-        typed = names.get(found[2]) or names.get(found[3]) or found[2]
-        return f"{found[1] or ''}{typed}{message[found.end() :]}"
+    found = re.match(r"([A-Z_]+: )?(?:semantics\.)?(([a-z]+)\w*)(?=[:\[])", message)
+    for parameter in declared:
+        if found and parameter.name in found.groups():
+            [info] = parameter.annotation.__metadata__
+            names = info.param_decls or (f"--{parameter.name.replace('_', '-')}",)
+            name = info.metavar if isinstance(info, typer.models.ArgumentInfo) else names[0]
+            return f"{found[1] or ''}{name}{message[found.end() :]}"
     return message
 
 

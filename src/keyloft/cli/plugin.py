@@ -128,8 +128,7 @@ def purge(plugin: Plugin, *, yes: Yes = False, out: Output, service: PluginServi
     keys = service.ask(plugin, lambda client: client.kv.list())
     if keys and not yes:
         confirm(f"Remove {counted(len(keys), 'key')}, all that {plugin} stores?")
-    removed = service.ask(plugin, lambda client: some_at_once(client.kv.delete, keys)) if keys else []
-    out.show(sum(removed))
+    out.show(sum(service.ask(plugin, lambda client: some_at_once(client.kv.delete, keys))) if keys else 0)
 
 
 def import_json(

@@ -11,21 +11,8 @@ from msgspec.structs import asdict
 
 from keyloft import Store
 from keyloft.cli.database import NamedDatabase
-from keyloft.cli.options import (
-    AsText,
-    Columns,
-    Commands,
-    Limit,
-    Options,
-    Order,
-    Output,
-    Ttl,
-    Value,
-    argument,
-    flag,
-    option,
-)
-from keyloft.cli.terminal import fail, given_value, to_json
+from keyloft.cli.options import AsText, Commands, Limit, Options, Order, Output, Ttl, Value, argument, flag, option
+from keyloft.cli.terminal import Columns, fail, given_value, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import AuditRecord, Envelope, Semantics, SemanticStore
 
@@ -49,8 +36,7 @@ class Write(Options, frozen=True, kw_only=True):
     def arguments(self) -> dict[str, Any]:
         """As the methods of `SemanticStore` take them."""
         user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"
-        operator = f"operator:{user}@{socket.gethostname()}"[:128]
-        return {**asdict(self), "writer": self.writer or operator}
+        return {**asdict(self), "writer": self.writer or f"operator:{user}@{socket.gethostname()}"[:128]}
 
 
 class SemanticDatabase(NamedDatabase, frozen=True, kw_only=True):

@@ -23,8 +23,7 @@ def stats(
 
     Example: keyloft stats --soon 86400
     """
-    url = database.url()
-    report = with_progress(lambda progress: admin.stats(url, soon=soon, progress=progress))
+    report = with_progress(admin.stats, database.url(), soon=soon)
     if out.is_for_people:
         _show(database.shown, report)
     else:

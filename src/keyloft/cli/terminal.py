@@ -6,9 +6,9 @@ At a terminal a result is laid out for people; in a pipe, or with --json, it is 
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 import typer
@@ -16,6 +16,10 @@ import typer
 from keyloft import limits
 from keyloft.core.values import decode_json, encode_json
 from keyloft.errors import InvalidArgument, Undecodable
+
+T = TypeVar("T")
+Columns: TypeAlias = Mapping[str, Callable[[T], object]]
+"""The columns of a table: the title of each, and what it shows of a thing."""
 
 
 class CommandFailed(Exception):

@@ -80,26 +80,22 @@ class Store(AsyncClosing):
                 error.add_note(f"this is the value for {key!r}; nothing was written")
                 raise
             sets.append(Set(_TUPLES, encoded, data, encoding, due))
-        done = await write(self.engine, *sets)
-        return done.version
+        return (await write(self.engine, *sets)).version
 
     async def delete(self, key: KeyLike) -> bool:
         """Remove an entry; returns whether there was one."""
-        done = await write(self.engine, Delete(_TUPLES, keys.encode(key)))
-        return done.found[0]
+        return (await write(self.engine, Delete(_TUPLES, keys.encode(key)))).found[0]
 
     async def delete_many(self, keys: Iterable[KeyLike]) -> int:
         """Remove several entries, all or none; returns how many there were."""
-        done = await write(self.engine, *[Delete(_TUPLES, encoded) for encoded in _encode_each(keys)])
-        return sum(done.found)
+        return sum((await write(self.engine, *[Delete(_TUPLES, key) for key in _encode_each(keys)])).found)
 
     async def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> bool:
         """Give an entry another expiry, or with None no expiry; its value and versionstamp stay.
 
         Returns whether there was an entry.
         """
-        done = await write(self.engine, Touch(_TUPLES, keys.encode(key), milliseconds(expire_in)))
-        return done.found[0]
+        return (await write(self.engine, Touch(_TUPLES, keys.encode(key), milliseconds(expire_in)))).found[0]
 
     def list(
         self,
@@ -159,8 +155,7 @@ class Store(AsyncClosing):
         selector = Selector.of(prefix, start, end)
         removed = 0
         async for page in Pages(self.engine, selector.scan(keys_only=True)):
-            done = await write(self.engine, *[Delete(_TUPLES, key) for key in page.keys])
-            removed += sum(done.found)
+            removed += sum((await write(self.engine, *[Delete(_TUPLES, key) for key in page.keys])).found)
         return removed
 
     def atomic(self) -> Atomic:
