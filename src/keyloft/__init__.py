@@ -16,11 +16,10 @@ from typing import Any, Literal, NoReturn
 
 from keyloft import errors, limits
 from keyloft.clock import Clock, ManualClock
-from keyloft.core.urls import DatabaseUrl
+from keyloft.core.urls import DatabaseUrl, shown_url
 from keyloft.core.values import U64
 from keyloft.engines import open_engine
 from keyloft.errors import *  # noqa: F403 (all errors are public)
-from keyloft.errors import InvalidArgument
 from keyloft.tuples.atomic import Atomic, CommitResult
 from keyloft.tuples.entries import Entry
 from keyloft.tuples.listing import EntryList, Listing
@@ -43,7 +42,7 @@ __all__ = [
     "Watching",
     "open",
 ]
-__all__ += errors.__all__
+__all__ += [name for name, kind in vars(errors).items() if isinstance(kind, type) and hasattr(kind, "code")]
 
 
 _PACKAGES = ("admin", "plugins", "semantic")
@@ -89,19 +88,22 @@ def open(
         _check_options(max_value_bytes, sweep_every, patience)
         database = DatabaseUrl.parse(url)
         engine = await open_engine(database, clock, durability=durability, patience=patience)
-        every = None if database.read_only else sweep_every
-        return Store(engine, max_value_bytes=max_value_bytes, sweep_every=every)
+        return Store(engine, max_value_bytes=max_value_bytes, sweep_every=None if database.read_only else sweep_every)
 
-    return Opening(open_store)
+    return Opening(open_store, shown_url(url))
 
 
 class Opening:
     """A store that is not open yet: await it, or enter it with `async with`."""
 
-    def __init__(self, open_store: Callable[[], Coroutine[object, None, Store]]) -> None:
+    def __init__(self, open_store: Callable[[], Coroutine[object, None, Store]], shown: str) -> None:
         self._open_store = open_store
+        self._shown = shown
         self._store: Store | None = None
         self._in_use = False
+
+    def __repr__(self) -> str:
+        return f"<Opening of {self._shown}, {'entered' if self._in_use else 'not open yet'}>"
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -114,7 +116,7 @@ class Opening:
 
     async def __aenter__(self) -> Store:
         if self._in_use:
-            raise InvalidArgument("keyloft.open(…) was entered already: call it again for a second store")
+            raise errors.InvalidArgument("keyloft.open(…) was entered already: call it again for a second store")
         self._in_use = True
         try:
             self._store = await self._open_store()
@@ -132,8 +134,8 @@ class Opening:
 
 def _check_options(max_value_bytes: int, sweep_every: float | None, patience: float) -> None:
     if type(max_value_bytes) is not int or not 1 <= max_value_bytes <= limits.LARGEST_VALUE_BYTES:
-        raise InvalidArgument(f"max_value_bytes: expected an int from 1 to {limits.LARGEST_VALUE_BYTES:,}")
+        raise errors.InvalidArgument(f"max_value_bytes: expected an int from 1 to {limits.LARGEST_VALUE_BYTES:,}")
     if sweep_every is not None and not (type(sweep_every) in (int, float) and sweep_every > 0):
-        raise InvalidArgument("sweep_every: expected a number of seconds above 0, or None")
+        raise errors.InvalidArgument("sweep_every: expected a number of seconds above 0, or None")
     if not (type(patience) in (int, float) and 0 < patience < math.inf):
-        raise InvalidArgument("patience: expected a number of seconds above 0")
+        raise errors.InvalidArgument("patience: expected a number of seconds above 0")

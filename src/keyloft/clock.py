@@ -1,12 +1,12 @@
 """Wall time in milliseconds since 1970: the system's clock, and a manual one for tests."""
 
 import asyncio
-import heapq
-import itertools
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
+
+from msgspec import Struct
 
 from keyloft import limits
 
@@ -52,33 +52,31 @@ class ManualClock:
 
     def __init__(self, now: int = 1_700_000_000_000) -> None:
         self._now = now
-        self._order = itertools.count()
-        self._timers: list[tuple[int, int, _ManualTimer]] = []
+        self._timers: list[_ManualTimer] = []
 
     def now(self) -> int:
         return self._now
 
     def advance(self, seconds: float | timedelta) -> None:
         """Move the time forward and make the calls that became due."""
-        elapsed = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
-        self._now += round(elapsed * 1000)
-        while self._timers and self._timers[0][0] <= self._now:
-            _, _, timer = heapq.heappop(self._timers)
-            if timer.callback is not None:
+        self._now += round(1000 * (seconds.total_seconds() if isinstance(seconds, timedelta) else seconds))
+        due = [timer for timer in self._timers if timer.moment <= self._now]
+        self._timers = [timer for timer in self._timers if timer.moment > self._now]
+        for timer in sorted(due, key=lambda timer: timer.moment):
+            if not timer.is_cancelled:
                 timer.callback()
 
     def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
-        timer = _ManualTimer(callback)
-        if moment <= self._now:
-            callback()
-        else:
-            heapq.heappush(self._timers, (moment, next(self._order), timer))
+        timer = _ManualTimer(moment, callback)
+        self._timers.append(timer)
+        self.advance(0)
         return timer
 
 
-class _ManualTimer:
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback: Callable[[], None] | None = callback
+class _ManualTimer(Struct):
+    moment: int
+    callback: Callable[[], None]
+    is_cancelled: bool = False
 
     def cancel(self) -> None:
-        self.callback = None
+        self.is_cancelled = True

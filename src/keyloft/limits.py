@@ -463,9 +463,6 @@ FINDINGS: Final = 100
 SHOWN_KEY_CHARACTERS: Final = 300
 """A longer key is cut in the messages of an import."""
 
-PLUGIN_COMMAND_SECONDS: Final = 5.0
-"""How long `keyloft plugin` waits for an answer, unless asked for another time."""
-
 PLUGIN_REQUESTS_AT_ONCE: Final = 200
 """How many requests `keyloft plugin purge` and `import-json` have under way; a service takes a thousand per plugin."""
 

@@ -160,7 +160,7 @@ class TestPlugin:
     def test_a_value_that_begins_like_json_but_is_not_json_is_refused(self, plugin: Keyloft) -> None:
         code, stdout, stderr = plugin("set", "values", "broken", '{"a": secret}')
         assert (code, stdout) == (2, "")
-        assert stderr == "keyloft: VALUE is not JSON: Expecting value at line 1, column 7. --text stores it as text\n"
+        assert stderr == "keyloft: VALUE is not JSON: Expecting value (line 1, column 7). --text stores it as text\n"
         assert plugin("get", "values", "broken")[0] == 1
         assert plugin("set", "values", "broken", '{"a": secret}', "--text")[0] == 0
 
@@ -197,7 +197,7 @@ class TestPlugin:
             (("get", "trivia", ""), "INVALID_KEY: key must be a non-empty string"),
             (("set", "trivia", "k", "1", "--ttl", "0"), "VALIDATION_ERROR: ttl must be"),
             (("set", "trivia", "k", "x" * 70_000), "VALUE_TOO_LARGE: "),
-            (("list", "trivia", "--limit", "0"), "VALIDATION_ERROR: limit"),
+            (("list", "trivia", "--limit", "0"), "VALIDATION_ERROR: --limit: expected a whole number"),
             (("get", "trivia", "k", "--subjects", "nowhere.there"), "NO_SERVICE: no service answers nowhere.there"),
         ],
     )
@@ -262,6 +262,7 @@ class TestPlugin:
     def test_wrong_settings_end_with_code_2(self, plugin: Keyloft) -> None:
         assert plugin("get", "trivia", "k", "--nats-creds", "nowhere")[0] == 2
         assert plugin("get", "trivia", "k", "--timeout", "-1")[0] == 2
+        assert "VALIDATION_ERROR: --limit: expected a whole number" in plugin("list", "trivia", "--limit", "0")[2]
 
     def test_a_reader_that_has_seen_enough_is_no_error(self, nats: str) -> None:
         reading, writing = os.pipe()
@@ -337,7 +338,7 @@ class TestMigrate:
         assert up == (0, "", f"{database} has the schema of this version\n")
         unconfirmed = run("migrate", "--to", "-1", "--database", str(database))
         assert unconfirmed[0] == 2
-        assert "--yes answers beforehand" in unconfirmed[2]
+        assert "pass --yes" in unconfirmed[2]
         down = run("migrate", "--to", "-1", "--yes", "--database", str(database))
         assert (down[0], down[2]) == (0, f"{database} went back (-1)\n")
         run("migrate", "--database", str(database))

@@ -1,6 +1,7 @@
 """`keyloft stats`: what it counts, on a file and on PostgreSQL."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -73,12 +74,20 @@ def test_the_oldest_expiry_is_that_of_what_is_not_yet_swept(run: Keyloft, url: s
 def test_a_terminal_shows_tables_and_no_values(environment: dict[str, str], url: str) -> None:
     code, screen = at_a_terminal({**environment, "COLUMNS": "160", "NO_COLOR": "1"}, "stats")
     assert code == 0
-    for word in ("trivia", "acme/web", "trail and others", "on disk", f"schema {REVISION}"):
+    for word in ("trivia", "acme/web", "other rows", "on disk", f"schema {REVISION}"):
         assert word in screen
     assert "Alice" not in screen
     assert "\u2501" not in screen, "a bar without a total says nothing"
     last = at_a_terminal(environment, "stats", "--json")[1].splitlines()[-1]
     assert json.loads(last[last.index("{") :])["total"]["entries"] == 10  # behind what took the bar away
+
+
+def test_a_narrow_terminal_breaks_no_day(environment: dict[str, str], url: str) -> None:
+    said = at_a_terminal({**environment, "COLUMNS": "80", "NO_COLOR": "1"}, "stats")[1]
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said)
+    assert re.search(r" \d{4}-\d\d-\d\d ?\s*$", said, re.MULTILINE)
+    assert max(len(line.rstrip()) for line in said.splitlines() if "interface" in line or "─" in line) <= 80
+    assert not re.search(r"\d{4}-\d?\d?-?\d?\s", said)
 
 
 def test_an_empty_database_has_nothing(run: Keyloft) -> None:

@@ -38,10 +38,10 @@ def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ('{"name": "Alice", secret}', "Expecting property name enclosed in double quotes at line 1, column 19"),
-        ("[1, 2", "Expecting ',' delimiter at line 1, column 6"),
-        ('"secret', "Unterminated string starting at at line 1, column 1"),
-        ('\n {"a":\n secret}', "Expecting value at line 3, column 2"),
+        ('{"name": "Alice", secret}', "Expecting property name enclosed in double quotes (line 1, column 19)"),
+        ("[1, 2", "Expecting ',' delimiter (line 1, column 6)"),
+        ('"secret', "Unterminated string starting at (line 1, column 1)"),
+        ('\n {"a":\n secret}', "Expecting value (line 3, column 2)"),
         ('{"secret": NaN}', "it contains NaN"),
         ("[" * 5000 + "]" * 5000, "it nests too deep"),
     ],
@@ -104,6 +104,39 @@ def test_a_wrong_call_is_explained(run: Keyloft, arguments: tuple[str, ...]) -> 
     assert stdout == ""
     assert stderr.startswith("keyloft: ")
     assert "Traceback" not in stderr
+
+
+PUT = ("semantic", "put", "tenant/acme/project/web/k", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("list", "--limit", "0"), "--limit: expected a whole number of at least 1"),
+        (("semantic", "list", "tenant/acme/project/web", "--limit", "0"), "--limit: expected a whole number"),
+        (("list", "a", "--start", "b"), "--start: outside the prefix"),
+        (("set", "k", "1", "--expire-in", "0"), "--expire-in: expected more than 0"),
+        (("semantic", "put", "tenant/acme", "1", "--purpose", "config"), "KEY: a key is tenant/"),
+        ((*PUT, "--purpose", "x"), "--purpose: 'x' is none of checkpoint, "),
+        ((*PUT, "--purpose", "x"), " with --purposes"),
+        ((*PUT, "--purpose", "config", "--ttl", "0"), "--ttl: a whole number of seconds"),
+        ((*PUT, "--purpose", "config", "--consumer", ""), "--consumer: it must be a text"),
+        (("set", "k", '"abc'), "VALUE is not JSON: Unterminated string starting at (line 1, column 1)."),
+        (("set", "k", "1", "--database", "memory://app"), "write :memory: for a store in memory"),
+    ],
+)
+def test_an_error_names_what_was_typed(run: Keyloft, arguments: tuple[str, ...], told: str) -> None:
+    run("set", "a/b", "1")
+    code, _, said = run(*arguments)
+    assert code == 2
+    assert told in said
+
+
+@pytest.mark.parametrize(
+    "arguments", [("set", "k", "gone", "--file"), ("import", "gone"), ("plugin", "import-json", "trivia", "gone")]
+)
+def test_a_missing_file_is_told_in_the_same_words(run: Keyloft, arguments: tuple[str, ...]) -> None:
+    assert run(*arguments) == (2, "", "keyloft: there is no file gone\n")
 
 
 def test_a_file_that_is_not_there_is_not_made(run: Keyloft, tmp_path: Path) -> None:

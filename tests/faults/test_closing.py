@@ -60,8 +60,8 @@ _USES: dict[str, Callable[[keyloft.Store], Awaitable[object]]] = {
     "set_many": lambda kv: kv.set_many([(("k",), 1)]),
     "delete": lambda kv: kv.delete(("k",)),
     "touch": lambda kv: kv.touch(("k",), expire_in=1),
-    "list": lambda kv: anext(kv.list(prefix=())),
-    "keys": lambda kv: anext(kv.keys(prefix=())),
+    "list": lambda kv: kv.list(prefix=()),
+    "keys": lambda kv: kv.keys(prefix=()),
     "count": lambda kv: kv.count(()),
     "delete_range": lambda kv: kv.delete_range(()),
     "sweep": lambda kv: kv.sweep(),
@@ -90,7 +90,7 @@ async def test_list_begun_before_close_is_refused_after_it(tmp_path: Path) -> No
     async with keyloft.open(tmp_path / "closed.db") as kv:
         await kv.set_many({("k", number): number for number in range(500)})
         listing = kv.list(prefix=())
-        await anext(listing)
+        await anext(aiter(listing))
     with pytest.raises(keyloft.Closed):
         async for _ in listing:
             pass

@@ -175,7 +175,7 @@ class TestNoAnswer:
                             break
                         except keyloft.Unanswered:
                             await asyncio.sleep(0.05)
-            with pytest.raises(keyloft.Unanswered, match="not connected"):
+            with pytest.raises(keyloft.Closed, match="this client is closed"):
                 await client.kv.get("k")
             await service.stop()
             await connection.close()

@@ -36,16 +36,17 @@ async def test_a_store_says_where_it_is_and_whether_it_is_closed() -> None:
         assert repr(store) == f"<SemanticStore on {kv!r}, closed>"
 
 
-async def test_a_lock_says_whose_it_is_and_whether_it_is_held(store: SemanticStore) -> None:
+async def test_a_lock_says_whose_it_is_and_whether_it_is_held(store: SemanticStore, kv: Store) -> None:
     lock = store.lock(LOCK, writer="w:sync")
-    assert repr(lock) == f"<Lock {LOCK} of w:sync, not held>"
+    where = f"{kv.engine.location}, open"
+    assert repr(lock) == f"<Lock {LOCK} of w:sync in {where}, not held>"
     async with lock:
-        assert repr(lock) == f"<Lock {LOCK} of w:sync, held under fence {lock.fence}>"
-    assert repr(lock) == f"<Lock {LOCK} of w:sync, not held>"
+        assert repr(lock) == f"<Lock {LOCK} of w:sync in {where}, held under fence {lock.fence}>"
+    assert repr(lock) == f"<Lock {LOCK} of w:sync in {where}, not held>"
     await lock.acquire()
     await store.delete(LOCK, expected_version="*", writer="operator")
     await lock.lost.wait()
-    assert repr(lock) == f"<Lock {LOCK} of w:sync, lost>"
+    assert repr(lock) == f"<Lock {LOCK} of w:sync in {where}, lost>"
 
 
 async def test_a_watch_and_live_flags_close_with_aclose(store: SemanticStore) -> None:

@@ -1,13 +1,17 @@
-"""Entries as other libraries take them: dataclasses, json, FastAPI; and what Store and Listing show of themselves."""
+"""Entries as other libraries take them: json, pydantic, FastAPI; and what Store and Listing show of themselves."""
 
-import dataclasses
+import copy
 import json
+import math
+import pickle
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 
 import keyloft
 from keyloft import U64, Entry
@@ -16,51 +20,63 @@ EXPIRY = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 ENTRY = Entry(("users", 1), {"name": "Alice"}, 7, EXPIRY)
 
 
-def test_dataclasses_take_an_entry() -> None:
-    assert dataclasses.asdict(ENTRY) == {
-        "key": ("users", 1),
-        "value": {"name": "Alice"},
-        "versionstamp": 7,
-        "expires_at": EXPIRY,
-    }
-    assert dataclasses.replace(ENTRY, value=1) == Entry(("users", 1), 1, 7, EXPIRY)
+KINDS = [
+    (ENTRY, ["users", 1], {"name": "Alice"}),
+    (Entry(("n",), U64(5), 1), ["n"], 5),
+    (Entry(("b",), b"\x00\xff", 1), ["b"], {"bytes": "AP8="}),
+    (Entry((b"\xff", 1.5, True, math.inf), None, 1), [{"bytes": "/w=="}, 1.5, True, {"float": "inf"}], None),
+    (Entry(("absent",)), ["absent"], None),
+]
+"""An entry of each kind, with its key and its value in JSON."""
 
 
-@pytest.mark.parametrize(
-    ("entry", "shown"),
-    [
-        (
-            ENTRY,
-            {"key": ["users", 1], "value": {"name": "Alice"}, "versionstamp": 7, "expires_at": "2030-01-02T03:04:05Z"},
-        ),
-        (Entry(("n",), U64(5), 1), {"key": ["n"], "value": 5, "versionstamp": 1, "expires_at": None}),
-        (Entry(("b",), b"\x00", 1), {"key": ["b"], "value": "AA==", "versionstamp": 1, "expires_at": None}),
-        (Entry(("absent",)), {"key": ["absent"], "value": None, "versionstamp": None, "expires_at": None}),
-    ],
-)
-def test_json_takes_an_entry_as_a_dict(entry: Entry, shown: object) -> None:
-    assert json.loads(json.dumps(entry.asdict())) == shown
+def shown(entry: Entry, key: object, value: object) -> dict[str, object]:
+    expires_at = "2030-01-02T03:04:05Z" if entry.expires_at else None
+    return {"key": key, "value": value, "versionstamp": entry.versionstamp, "expires_at": expires_at}
 
 
-async def test_fastapi_answers_with_entries() -> None:
-    app = FastAPI()
-    app.get("/one")(lambda: ENTRY)
+@pytest.mark.parametrize(("entry", "key", "value"), KINDS)
+async def test_every_entry_has_one_form_in_json(entry: Entry, key: object, value: object) -> None:
+    expected = shown(entry, key, value)
+    assert json.loads(json.dumps(entry.asdict(), allow_nan=False)) == expected
+    assert json.loads(json.dumps([entry], default=Entry.asdict, allow_nan=False)) == [expected]
+    assert msgspec.json.decode(msgspec.json.encode(entry.asdict())) == expected
+    assert json.loads(TypeAdapter(Entry).dump_json(entry)) == expected
+    assert json.loads(TypeAdapter(list[Entry]).dump_json([entry])) == [expected]
+
+
+@pytest.mark.parametrize("separate", [True, False])
+async def test_fastapi_answers_with_entries_of_every_kind(separate: bool) -> None:
+    app = FastAPI(separate_input_output_schemas=separate)
+    app.get("/bare", response_model=None)(lambda at: KINDS[int(at)][0])
+    app.get("/bare-list")(lambda: [entry for entry, _, _ in KINDS])
 
     @app.get("/typed")
-    def typed() -> list[Entry]:
-        return [ENTRY]
+    def typed(at: int) -> Entry:
+        return KINDS[at][0]
 
+    @app.get("/typed-list", response_model=list[Entry])
+    def typed_list() -> list[Entry]:
+        return [entry for entry, _, _ in KINDS]
+
+    expected = [shown(*kind) for kind in KINDS]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-        one, many = (await client.get("/one")).json(), (await client.get("/typed")).json()
-    assert [one["key"], one["value"], one["versionstamp"]] == [["users", 1], {"name": "Alice"}, 7]
-    assert datetime.fromisoformat(one["expires_at"]) == EXPIRY
-    assert [many[0]["key"], many[0]["value"]] == [["users", 1], {"name": "Alice"}]
+        for path in ("/bare", "/typed"):
+            assert [(await client.get(path, params={"at": at})).json() for at in range(len(KINDS))] == expected
+        for path in ("/bare-list", "/typed-list"):
+            assert (await client.get(path)).json() == expected
+        schema = (await client.get("/openapi.json")).json()["components"]["schemas"]["Entry"]
+    assert list(schema["properties"]) == ["key", "value", "versionstamp", "expires_at"]
+
+
+def test_an_entry_can_be_copied_pickled_and_changed() -> None:
+    assert copy.deepcopy(ENTRY) == pickle.loads(pickle.dumps(ENTRY)) == ENTRY
+    assert msgspec.structs.replace(ENTRY, value=1) == Entry(("users", 1), 1, 7, EXPIRY)
 
 
 async def test_a_store_shows_where_it_points_and_whether_it_is_closed(tmp_path: Path) -> None:
     kv = await keyloft.open(tmp_path / "app.db")
     assert repr(kv) == f"<Store on {tmp_path / 'app.db'}, open>"
-    assert repr(kv.keys()).startswith(f"<Listing of keys in {tmp_path / 'app.db'}: await it")
     await kv.aclose()
     assert repr(kv) == f"<Store on {tmp_path / 'app.db'}, closed>"
     async with keyloft.open() as memory:

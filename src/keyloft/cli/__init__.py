@@ -36,5 +36,4 @@ def _open_closed_streams() -> None:
     """Replace a stream that the caller has closed, as with `>&-`, by one that reads and writes nothing."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, os.fdopen(nothing, mode, encoding="utf-8", closefd=False))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8", closefd=False))

@@ -14,24 +14,13 @@ import typer
 import typer.core
 
 import keyloft
-from keyloft.cli import (
-    backup,
-    check,
-    compact,
-    dead_letters,
-    migrate,
-    nats_config,
-    plugin,
-    semantic,
-    serve,
-    stats,
-    transfer,
-    tuples,
-)
+from keyloft.cli import backup, check, compact, migrate, nats_config, plugin, semantic, serve, stats, transfer, tuples
+from keyloft.cli.dead_letters import COMMANDS as DEAD_LETTERS
 from keyloft.cli.doctor import command as doctor
-from keyloft.cli.options import Commands, call, parameters
-from keyloft.cli.terminal import say
-from keyloft.server.error_output import report
+from keyloft.cli.options import Commands, as_typed, call, parameters
+from keyloft.cli.terminal import CommandFailed, say
+from keyloft.errors import InvalidInput
+from keyloft.server.error_output import print_error, report
 
 _NEGATIVE: Final = re.compile(r"^-[0-9.].*", re.DOTALL)
 
@@ -89,21 +78,25 @@ def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
             # The reader has closed the pipe, which is no error: Python would report it at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
+        except CommandFailed as error:
+            print_error(as_typed(str(error), declared))
+            code = 1
         except Exception as error:
+            if isinstance(error, InvalidInput):
+                error.args = (as_typed(str(error), declared),)
             code = report(error)
         raise typer.Exit(code)
 
-    signature = inspect.Signature(list(parameters(work)))
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    declared = list(parameters(work))
+    run.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in declared}
     return run
 
 
 def _group(commands: Commands, **options: Any) -> typer.Typer:
     group = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, **options)
     for command in commands:
-        name = command.__name__.rstrip("_").replace("_", "-")
-        group.command(name, cls=Command)(_as_command(command))
+        group.command(command.__name__.rstrip("_").replace("_", "-"), cls=Command)(_as_command(command))
     return group
 
 
@@ -114,7 +107,7 @@ app = _group(
 )
 app.add_typer(_group(plugin.COMMANDS, help="Read and write what a plugin stores, over NATS."), name="plugin")
 workflows = _group(semantic.COMMANDS, help="Read and change the state of workflows.")
-given_up = _group(dead_letters.COMMANDS, help="Writes that were given up: list, retry or drop them.")
+given_up = _group(DEAD_LETTERS, help="Writes that were given up: list, retry or drop them.")
 workflows.add_typer(given_up, name="dead-letters")
 app.add_typer(workflows, name="semantic")
 

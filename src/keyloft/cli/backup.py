@@ -24,8 +24,7 @@ def backup(
 
     Example: keyloft backup nightly.db
     """
-    url = database.url()
-    report = with_progress(lambda progress: admin.backup(url, file, overwrite=force, progress=progress))
+    report = with_progress(admin.backup, database.url(), file, overwrite=force)
     held = f"{counted(report.rows, 'row')} in {sized(report.bytes)}"
     out.show_report(report, f"{report.file} holds {held}, up to version {report.version}")
 
@@ -48,17 +47,14 @@ def restore(
     """
     url = database.url(make=True)
 
-    def restored(*, replacing: bool) -> admin.RestoreReport:
-        return with_progress(lambda progress: admin.restore(file, url, replace=replacing, progress=progress))
-
     try:
-        report = restored(replacing=replace and yes)
+        report = with_progress(admin.restore, file, url, replace=replace and yes)
     except NotEmpty as error:
         if not replace:
             raise
         rows = counted(error.rows, "row")
         confirm(f"Replace the {rows} in {error.database} by the {error.backup_rows:,} of the backup?")
-        report = restored(replacing=True)
+        report = with_progress(admin.restore, file, url, replace=True)
     if not report.verified:
         remark("Others wrote into the database meanwhile: it can't be compared with the backup any more.")
     verified = ", the same as in the backup" if report.verified else " of the backup, and what others wrote since"

@@ -23,8 +23,7 @@ def check(
 
     Example: keyloft check --database nightly.db
     """
-    url = database.url()
-    report = with_progress(lambda progress: admin.check(url, limit=limit, progress=progress))
+    report = with_progress(admin.check, database.url(), limit=limit)
     if out.is_for_people:
         show_findings(report.findings)
     else:

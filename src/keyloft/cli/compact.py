@@ -18,8 +18,7 @@ def compact(*, out: Output, database: NamedDatabase) -> None:
 
     Example: keyloft compact --database app.db
     """
-    url = database.url()
-    report = with_progress(lambda progress: admin.compact(url, progress=progress))
+    report = with_progress(admin.compact, database.url())
     sentence = f"{database.shown} took {size_on_disk(report.before)}, and takes {size_on_disk(report.after)}"
     out.show_report({"database": database.shown, **msgspec.to_builtins(report)}, sentence)
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
-from keyloft.cli.options import Columns, Commands, Output, Yes, argument, option
+from keyloft.cli.options import Commands, Output, Yes, argument, option
 from keyloft.cli.semantic import Project, SemanticDatabase, expected, path, shown
-from keyloft.cli.terminal import confirm, fail, remark, say
+from keyloft.cli.terminal import Columns, confirm, fail, remark, say
 from keyloft.semantic import DeadLetter, Envelope, SemanticStore
 
 LetterId: TypeAlias = Annotated[str, argument("ID", "As `dead-letters list` shows it.")]

@@ -81,8 +81,6 @@ def read_logins(file: str, option: str) -> dict[str, str]:
 
     try:
         return isolation.logins_in(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgument(f"{option}: {file} can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InvalidArgument(f"{option}: {file} is not a text in UTF-8") from None
 

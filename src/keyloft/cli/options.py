@@ -8,18 +8,17 @@ has the options --start, --end, --json, --config and --database.
 """
 
 import inspect
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping
+import re
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import typer
 from msgspec import Struct
 
-from keyloft.cli.terminal import is_for_people, say, show_laid_out, table, to_json
+from keyloft.cli.terminal import Columns, is_for_people, say, show_laid_out, table, to_json
 from keyloft.server.config import SETTINGS, Config, Flags, load
 
 T = TypeVar("T")
-Columns: TypeAlias = Mapping[str, Callable[[T], object]]
-"""The columns of a table: the title of each, and what it shows of a thing."""
 Commands: TypeAlias = tuple[Callable[..., int | None], ...]
 """Functions with the names of their commands, as in `nats_config` or `import_`. They return an exit code; None is 0."""
 
@@ -122,6 +121,19 @@ def parameters(command: Callable[..., Any]) -> Iterator[inspect.Parameter]:
             yield from _flags(command.names)  # type: ignore[attr-defined]
         else:
             yield parameter
+
+
+def as_typed(message: str, declared: Iterable[inspect.Parameter]) -> str:
+    """A message in which an argument that it names first has its name on the command line: --limit, VALUE."""
+    # As in `semantics.ttl_seconds: …`, which is --ttl; `keyloft plugin` begins with the code of the error.
+    found = re.match(r"([A-Z_]+: )?(?:semantics\.)?(([a-z]+)\w*)(?=[:\[])", message)
+    for parameter in declared:
+        if found and parameter.name in found.groups():
+            [info] = parameter.annotation.__metadata__
+            names = info.param_decls or (f"--{parameter.name.replace('_', '-')}",)
+            name = info.metavar if isinstance(info, typer.models.ArgumentInfo) else names[0]
+            return f"{found[1] or ''}{name}{message[found.end() :]}"
+    return message
 
 
 def call(command: Callable[..., T], given: Mapping[str, Any]) -> T:

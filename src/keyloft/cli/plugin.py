@@ -34,7 +34,7 @@ class PluginService(Settings, frozen=True, kw_only=True):
 
     names = NATS_SETTINGS
     subjects: Annotated[str, option("PREFIX", "The subjects of the service.")] = "db.kv"
-    timeout: Annotated[float, option("SECONDS", "How long to wait for an answer.")] = limits.PLUGIN_COMMAND_SECONDS
+    timeout: Annotated[float, option("SECONDS", "How long to wait for an answer.")] = limits.PATIENCE_SECONDS
 
     def ask(self, plugin: str, request: Callable[["DatabaseClient"], Awaitable[T]]) -> T:
         """Connect as a client of a plugin's storage, and make requests with it; an error ends the command."""
@@ -128,8 +128,7 @@ def purge(plugin: Plugin, *, yes: Yes = False, out: Output, service: PluginServi
     keys = service.ask(plugin, lambda client: client.kv.list())
     if keys and not yes:
         confirm(f"Remove {counted(len(keys), 'key')}, all that {plugin} stores?")
-    removed = service.ask(plugin, lambda client: some_at_once(client.kv.delete, keys)) if keys else []
-    out.show(sum(removed))
+    out.show(sum(service.ask(plugin, lambda client: some_at_once(client.kv.delete, keys))) if keys else 0)
 
 
 def import_json(
@@ -174,10 +173,7 @@ async def some_at_once(
 
 
 def _read_object(file: str) -> dict[str, Any]:
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"{file} can't be read: {error.strerror}") from None
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     try:
         content = payloads.read(data)
     except (InvalidArgument, InvalidJson) as error:

@@ -12,10 +12,10 @@ from keyloft.cli.terminal import is_for_people
 T = TypeVar("T")
 
 
-def with_progress(work: Callable[[Progress | None], Coroutine[Any, Any, T]], is_shown: bool = True) -> T:
+def with_progress(work: Callable[..., Coroutine[Any, Any, T]], *given: Any, is_shown: bool = True, **options: Any) -> T:
     """Run a function of `keyloft.admin`, and show at a terminal how far it is."""
     with _shown() if is_shown and is_for_people(sys.stderr) else nullcontext() as progress:
-        return run_quietly(work(progress))
+        return run_quietly(work(*given, **options, progress=progress))
 
 
 @contextmanager

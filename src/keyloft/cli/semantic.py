@@ -11,21 +11,8 @@ from msgspec.structs import asdict
 
 from keyloft import Store, limits
 from keyloft.cli.database import NamedDatabase
-from keyloft.cli.options import (
-    AsText,
-    Columns,
-    Commands,
-    Limit,
-    Options,
-    Order,
-    Output,
-    Ttl,
-    Value,
-    argument,
-    flag,
-    option,
-)
-from keyloft.cli.terminal import fail, given_value, to_json
+from keyloft.cli.options import AsText, Commands, Limit, Options, Order, Output, Ttl, Value, argument, flag, option
+from keyloft.cli.terminal import Columns, fail, given_value, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import AuditRecord, Envelope, Semantics, SemanticStore
 

@@ -23,8 +23,7 @@ def stats(
 
     Example: keyloft stats --soon 86400
     """
-    url = database.url()
-    report = with_progress(lambda progress: admin.stats(url, soon=soon, progress=progress))
+    report = with_progress(admin.stats, database.url(), soon=soon)
     if out.is_for_people:
         _show(database.shown, report)
     else:
@@ -35,7 +34,7 @@ def _show(name: str, report: admin.StatsReport) -> None:
     say(f"{name}: {report.engine}, schema {report.schema}, version {report.version}")
     say(f"{size_on_disk(report)} on disk")
     soon = f"expire within {report.soon_seconds:g} s"
-    columns = ["entries", "keys and values", "trail and others", soon, "expired", "oldest expiry"]
+    columns = ["entries", "keys and values", "other rows", soon, "expired", "oldest expiry"]
     interfaces = {**report.interfaces, "all": report.total}
     for kind, tallies in (("interface", interfaces), ("plugin", report.plugins), ("project", report.projects)):
         if tallies:

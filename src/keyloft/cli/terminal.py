@@ -6,9 +6,9 @@ At a terminal a result is laid out for people; in a pipe, or with --json, it is 
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 import typer
@@ -16,7 +16,14 @@ import typer
 from keyloft import limits
 from keyloft.core.values import decode_json, encode_json
 from keyloft.errors import InvalidArgument, Undecodable
-from keyloft.server.error_output import print_error
+
+T = TypeVar("T")
+Columns: TypeAlias = Mapping[str, Callable[[T], object]]
+"""The columns of a table: the title of each, and what it shows of a thing."""
+
+
+class CommandFailed(Exception):
+    """Ends a command with its message and exit code 1."""
 
 
 def say(text: str) -> None:
@@ -31,8 +38,7 @@ def remark(text: str) -> None:
 
 def fail(text: str) -> NoReturn:
     """End a command with a message and exit code 1."""
-    print_error(text)
-    raise typer.Exit(1)
+    raise CommandFailed(text)
 
 
 def confirm(question: str) -> None:
@@ -42,7 +48,7 @@ def confirm(question: str) -> None:
         InvalidArgument: There is no terminal to ask at.
     """
     if not sys.stdin.isatty():
-        raise InvalidArgument(f"{question} There is no terminal to ask at: --yes answers beforehand")
+        raise InvalidArgument(f"{question} There is no terminal to ask at: pass --yes")
     if not typer.confirm(question, err=True):
         remark("Nothing was changed.")
         raise typer.Exit(1)
@@ -77,7 +83,7 @@ def _json_fault(text: str) -> str:
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
-        return f"{error.msg} at line {error.lineno}, column {error.colno}"
+        return f"{error.msg} (line {error.lineno}, column {error.colno})"
     except RecursionError:
         return "it nests too deep"
     return "it contains NaN, Infinity or a lone surrogate"
@@ -118,10 +124,15 @@ def table(names: Iterable[str], rows: Sequence[Iterable[object]], nothing: str =
         return
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    shown = Table(*names, box=box.SIMPLE, header_style="bold")
+    # On a narrow terminal a cell takes several lines; a day is never broken.
+    widths = [
+        max([10 for cell in column if isinstance(cell, datetime)], default=None) for column in zip(*rows, strict=True)
+    ]
+    headers = [Column(name, min_width=width) for name, width in zip(names, widths, strict=True)]
+    shown = Table(*headers, box=box.SIMPLE, header_style="bold", pad_edge=False)
     for row in rows:
         shown.add_row(*[Text(_cell(content), overflow="fold") for content in row])
     Console(highlight=False).print(shown)

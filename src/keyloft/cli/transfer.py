@@ -38,8 +38,7 @@ class Incoming(Part, frozen=True, kw_only=True):
         """As the functions of `keyloft.admin` take them."""
         if self.keep and self.replace:
             raise InvalidArgument("--keep and --replace exclude each other")
-        existing = "keep" if self.keep else "replace" if self.replace else "refuse"
-        return {**super().arguments(), "existing": existing}
+        return {**super().arguments(), "existing": "keep" if self.keep else "replace" if self.replace else "refuse"}
 
 
 def export(
@@ -64,8 +63,7 @@ def export(
     chosen = {**part.arguments(), "resume": resume, "overwrite": force}
     with _explain_stop("Nothing was changed." if file == "-" else f"--resume continues {file}.partial."):
         # Lines and a bar at the same terminal would overwrite each other.
-        is_shown = file != "-" or not is_for_people()
-        report = with_progress(lambda progress: admin.export(url, target, **chosen, progress=progress), is_shown)
+        report = with_progress(admin.export, url, target, **chosen, is_shown=file != "-" or not is_for_people())
     if file != "-":
         out.show_report(report, f"{file} holds {_entries(report.entries)}, up to version {report.version}")
     elif is_for_people(sys.stderr):
@@ -91,7 +89,7 @@ def import_(
     source = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer) if file == "-" else file
     chosen = incoming.arguments()
     with _explain_stop():
-        report = with_progress(lambda progress: admin.import_(source, url, **chosen, progress=progress))
+        report = with_progress(admin.import_, source, url, **chosen)
     out.show_report(report, f"{_stored(report)} in {database.shown}")
 
 
@@ -116,7 +114,7 @@ def copy(
 
     try:
         with _explain_stop():
-            show(with_progress(lambda progress: admin.copy(source, target, **chosen, progress=progress)))
+            show(with_progress(admin.copy, source, target, **chosen))
     except TransferFailed as error:
         if isinstance(error.result, admin.CopyReport):
             show(error.result)

@@ -1,6 +1,5 @@
 """The commands of the tuple store: `get`, `list`, `keys`, `count`, `watch`, `set`, `delete`, `touch`."""
 
-import base64
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -13,7 +12,7 @@ from keyloft.cli.options import AsText, Commands, Options, Order, Output, Value,
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
 from keyloft.core import key_text
 from keyloft.core.keys import TupleKey
-from keyloft.core.values import U64
+from keyloft.core.values import U64, to_builtin
 from keyloft.errors import InvalidArgument
 
 Key: TypeAlias = Annotated[
@@ -58,7 +57,7 @@ def get(
     elif entry:
         out.show(_shown(found))
     else:
-        out.show(_shown_value(found.value) if isinstance(found.value, bytes) else found.value)
+        out.show(to_builtin(found.value))
 
 
 def list_(prefix: Prefix = "", *, section: Section, order: Order, out: Output, database: NamedDatabase) -> None:
@@ -189,7 +188,7 @@ def touch(
     Example: keyloft touch sessions/s1 --expire-in 1800
     """
     if (expire_in is None) != never:
-        raise InvalidArgument("say --expire-in SECONDS, or --never")
+        raise InvalidArgument("pass --expire-in SECONDS, or --never")
     wanted = key_text.read(key)
     if not database.with_store(lambda kv: kv.touch(wanted, expire_in=expire_in)):
         fail(f"there is no key {key}")
@@ -207,11 +206,9 @@ def _shown(entry: Entry) -> dict[str, Any]:
 
 def _shown_value(value: Any) -> dict[str, Any]:
     """A value under the name of its kind."""
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, U64):
         return {"u64": int(value)}
-    return {"value": value}
+    return to_builtin(value) if isinstance(value, bytes) else {"value": value}
 
 
 def _line_of_json(entry: Entry) -> str:

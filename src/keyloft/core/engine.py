@@ -69,6 +69,11 @@ class Engine(Reader, Protocol):
         """Finish or refuse the calls under way, end the watches, close the database."""
 
 
+def shown(engine: Engine) -> str:
+    """Where its data is, and whether it is closed, for `repr`."""
+    return f"{engine.location}, {'closed' if engine.is_closed else 'open'}"
+
+
 async def write(engine: Engine, *mutations: records.Mutation) -> records.Committed:
     """Commit mutations without checks."""
     done = await engine.commit(records.Batch(mutations))

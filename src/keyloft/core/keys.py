@@ -141,18 +141,11 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
     if type(last) is int and last >= 0:
         end = len(many[0]) - 1 - (last.bit_length() + 7) // 8
         # In a sorted list, all have what the first and the last have in common. The code of a number gives its length.
-        if (
-            many[-1].startswith(many[0][:end])
-            and len(many[-1]) > end
-            and all(
-                [
-                    _ZERO <= encoded[end] <= _ZERO + 8 and len(encoded) == end + 1 + encoded[end] - _ZERO
-                    for encoded in many
-                ]
-            )
-        ):
-            numbers = [int.from_bytes(encoded[end + 1 :], "big") for encoded in many]
-            return list(zip(*map(repeat, parts), numbers, strict=False))
+        if many[-1].startswith(many[0][:end]) and len(many[-1]) > end:
+            size = end + 1 - _ZERO
+            if all([_ZERO <= encoded[end] <= _ZERO + 8 and len(encoded) == size + encoded[end] for encoded in many]):
+                numbers = [int.from_bytes(encoded[end + 1 :], "big") for encoded in many]
+                return list(zip(*map(repeat, parts), numbers, strict=False))
     if many[0][-1:] == b"\x00":
         head = many[0][: -len(last.encode()) - 1] if type(last) is str else LAST
         # If each has one 00, at its end, each ends with one text.

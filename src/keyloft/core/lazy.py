@@ -1,24 +1,32 @@
-"""Lists that are read when they are awaited or iterated: the base of every list that an interface returns."""
+"""Lists that are read when they are awaited or iterated: the base of every list that an interface returns.
+
+Each `await` and each `async for` reads a list from its beginning.
+"""
 
 from collections.abc import AsyncIterator, Generator
 from typing import Any, Generic, TypeVar
 
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
+from keyloft.core.engine import Engine, shown
 from keyloft.core.records import NO_LIMIT
 from keyloft.errors import InvalidArgument
 
 T = TypeVar("T")
 
 
-def check_limit(limit: int | None) -> int:
-    """How many items a list may have.
+def check_limit(limit: object, default: int = NO_LIMIT, most: int = NO_LIMIT) -> int:
+    """How many items a list may have; `default` if that is None.
 
     Raises:
-        InvalidArgument: Not one, or not a number.
+        InvalidArgument: Less than one, more than `most`, or not a whole number.
     """
-    if limit is not None and (type(limit) is not int or limit < 1):
-        raise InvalidArgument("limit: expected an int of at least 1; leave it out for no limit")
-    return NO_LIMIT if limit is None else limit
+    if limit is None:
+        return default
+    if type(limit) is not int or not 1 <= limit <= most:
+        rule = "of at least 1; leave it out for no limit" if most == NO_LIMIT else f"from 1 to {most}"
+        raise InvalidArgument(f"limit: expected a whole number {rule}")
+    return limit
 
 
 class LazyList(Generic[T]):
@@ -26,8 +34,13 @@ class LazyList(Generic[T]):
 
     what: str
 
+    def __init__(self, source: Engine | AsyncClosing) -> None:
+        """`source` is what the list reads from, for `repr`."""
+        self._source = source
+
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.what}: await it, or iterate it with async for>"
+        where = repr(self._source) if isinstance(self._source, AsyncClosing) else shown(self._source)
+        return f"<{type(self).__name__} of {self.what} in {where}: await it, or iterate it with async for>"
 
     def __bool__(self) -> bool:
         raise TypeError(f"this list of {self.what} has not been read yet: await it, or iterate it with async for")
@@ -45,7 +58,8 @@ class LazyList(Generic[T]):
 class PagedList(LazyList[T]):
     """A list that is read page by page, in the order of its keys. Subclasses read a page."""
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, source: AsyncClosing, limit: int | None) -> None:
+        super().__init__(source)
         self._limit = limit
         self._most = check_limit(limit)
 

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
 
-from keyloft.errors import CannotOpen, InvalidArgument
+from keyloft.errors import CannotOpen, InvalidArgument, KeyloftError
 
 AnyUrl: TypeAlias = "str | os.PathLike[str] | DatabaseUrl | None"
 
@@ -107,6 +107,14 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         return f"PostgresAddress({self.name!r})"
 
 
+def shown_url(url: AnyUrl) -> str:
+    """A path or URL as it may be printed, also one that can't be parsed."""
+    try:
+        return DatabaseUrl.parse(url).shown
+    except KeyloftError:
+        return "a URL that can't be read"  # it may hold a password anywhere
+
+
 def without_login(address: str) -> str:
     """An address of NATS as it may be printed: without user, password and token."""
     scheme, slashes, rest = address.rpartition("://")
@@ -128,6 +136,8 @@ def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:
             return _parse_sqlite(before, rest)
         case "postgresql" | "postgres":
             return _parse_postgres(rest)
+        case "memory" if rest:
+            raise InvalidArgument("memory://… has no name; write :memory: for a store in memory")
         case "memory":
             return DatabaseUrl(engine="memory", shown="memory://")
     raise CannotOpen(f"no engine for {scheme}://…; {_USE}")

@@ -5,6 +5,7 @@ strings, NaN into null and `{1: …}` into `{"1": …}`; so each value is decode
 are the one exception: they are stored as lists, and read back as lists.
 """
 
+import base64
 import contextlib
 import json
 import math
@@ -145,6 +146,15 @@ def decode_json_many(many: Iterable[bytes]) -> list[Any]:
         return list(map(_from_json, many))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return [decode_json(data) for data in many]
+
+
+def to_builtin(value: Any) -> Any:
+    """A value, or a part of a key, in JSON: bytes as {"bytes": "<base64>"}, a U64 as an int, inf as {"float":"inf"}."""
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    return int(value) if isinstance(value, U64) else value
 
 
 def pack_counter(number: int) -> bytes:

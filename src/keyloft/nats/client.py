@@ -9,10 +9,10 @@ from urllib.parse import unquote, urlsplit
 from nats import errors as nats_errors
 from nats.aio.client import Client as Nats
 
-from keyloft import limits
+from keyloft import errors, limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.values import decode_json
-from keyloft.errors import InvalidArgument, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered, Undecodable
+from keyloft.errors import InvalidArgument, KeyloftError, NotPermitted, Unanswered
 from keyloft.nats.connection import Login, connect, servers, shown, unless
 from keyloft.nats.errors import refused
 from keyloft.nats.payloads import to_json
@@ -42,11 +42,18 @@ class ServiceClient(AsyncClosing):
         self._user = "this login"
         self._inbox = ""
         self._owns_connection = False
+        self._is_closed = False
         self._waiting: dict[asyncio.Future[NotPermitted], str] = {}
         """The requests without a reply, each with its subject."""
 
     def __repr__(self) -> str:
-        state = "closed" if self.nats.is_closed else "connected" if self.nats.is_connected else "not connected"
+        state = (
+            "closed"
+            if self._is_closed or self.nats.is_closed
+            else "connected"
+            if self.nats.is_connected
+            else "not connected"
+        )
         return f"<{type(self).__name__} of {self._owner} at {servers(self.nats)}, {state}>"
 
     async def _connect(
@@ -76,7 +83,8 @@ class ServiceClient(AsyncClosing):
         return self
 
     async def aclose(self) -> None:
-        """End the connection, if `connect` made it. A second call does nothing."""
+        """Refuse further requests, and end the connection if `connect` made it. A second call does nothing."""
+        self._is_closed = True
         if self._owns_connection and not self.nats.is_closed:
             await self.nats.close()
 
@@ -90,18 +98,21 @@ class ServiceClient(AsyncClosing):
             NoService: No service is running on this NATS.
             NotPermitted: NATS does not let this user send this request, or receive its reply.
             TimedOut: No reply arrived in time.
+            Closed: This client is closed.
         """
+        if self._is_closed:
+            raise errors.Closed("this client is closed: make a new one")
         not_permitted: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
         self._waiting[not_permitted] = subject
         try:
             reply = await unless(not_permitted, self.nats.request(subject, to_json(fields), timeout=self._timeout))
             return self._read(reply.data)
         except nats_errors.NoRespondersError:
-            raise NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one") from None
+            raise errors.NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one") from None
         except nats_errors.TimeoutError:
             state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"
             waited = f"no answer to {subject} within {self._timeout:g} s ({state})"
-            raise TimedOut(f"{waited}; it may have been carried out, or not") from None
+            raise errors.TimedOut(f"{waited}; it may have been carried out, or not") from None
         except (
             nats_errors.ConnectionClosedError,
             nats_errors.ConnectionDrainingError,
@@ -114,7 +125,7 @@ class ServiceClient(AsyncClosing):
     def _read(self, data: bytes) -> dict[str, Any]:
         try:
             reply = decode_json(data)
-        except Undecodable as error:
+        except errors.Undecodable as error:
             raise Unanswered("the reply is not JSON: another program answers on this subject") from error
         if not isinstance(reply, dict) or "success" not in reply:
             raise Unanswered("the reply has no field success: another program answers on this subject")

@@ -127,7 +127,7 @@ class Keys(PagedList[str]):
     what = "keys"
 
     def __init__(self, client: DatabaseClient, prefix: str, limit: int | None) -> None:
-        super().__init__(limit)
+        super().__init__(client, limit)
         self._client = client
         self._prefix = prefix
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from keyloft import limits
 from keyloft.core import values
+from keyloft.core.lazy import check_limit
 from keyloft.core.records import PluginKey, Scan, Space
 from keyloft.errors import InvalidArgument, InvalidKey, InvalidPluginName, InvalidValue, ValueTooLarge
 
@@ -86,11 +87,7 @@ def limit(keys: object) -> int:
     Raises:
         InvalidArgument: It is not a whole number in range.
     """
-    if keys is None:
-        return limits.LISTED_KEYS
-    if type(keys) is not int or not 1 <= keys <= limits.MOST_LISTED_KEYS:
-        raise InvalidArgument(f"limit must be a whole number from 1 to {limits.MOST_LISTED_KEYS}{_but_not(keys, int)}")
-    return keys
+    return check_limit(keys, limits.LISTED_KEYS, limits.MOST_LISTED_KEYS)
 
 
 def text(content: object, field: str) -> str:

@@ -14,10 +14,10 @@ from keyloft.core.engine import Engine, write
 from keyloft.core.lazy import PagedList
 from keyloft.core.records import Delete, Get, Page, Record, Set, Space
 from keyloft.core.sweeper import sweep
-from keyloft.core.urls import DatabaseUrl
+from keyloft.core.urls import shown_url
 from keyloft.core.values import Encoding, decode_json
 from keyloft.engines import open_engine
-from keyloft.errors import Closed, KeyloftError, Undecodable
+from keyloft.errors import Closed, Undecodable
 from keyloft.plugins import rules
 
 logger = logging.getLogger(__name__)
@@ -61,11 +61,7 @@ class BotDatabase(AsyncClosing):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "not open yet" if self._engine is None else "open"
-        try:
-            where = DatabaseUrl.parse(self._url).shown
-        except KeyloftError:
-            where = "a URL that can't be read"  # it may hold a password anywhere
-        return f"<BotDatabase at {where}, {state}>"
+        return f"<BotDatabase at {shown_url(self._url)}, {state}>"
 
     async def __aenter__(self) -> Self:
         await self.create_tables()
@@ -157,7 +153,7 @@ class PluginKeys(PagedList[str]):
     def __init__(self, db: BotDatabase, plugin: str, prefix: str, limit: int | None, after: str | None) -> None:
         self._scan = partial(rules.listing, plugin, prefix)
         self._scan(limit, after)  # refuses wrong arguments at once
-        super().__init__(limit)
+        super().__init__(db, limit)
         self._db = db
         self._after = after
 

@@ -147,6 +147,7 @@ class AuditTrail(LazyList[AuditRecord]):
     def __init__(
         self, engine: Engine, project: Project, key: EntryKey | None, *, after: int | None, limit: int, reverse: bool
     ) -> None:
+        super().__init__(engine)
         self._engine = engine
         self._project = project.prefix
         self._log = project.audit_log

@@ -32,6 +32,9 @@ class Checkpoint:
         self._resumed = False
         self._current: Envelope | None = None
 
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self._key} of {self._writer} in {self._store!r}>"
+
     async def resume(self, default: Any = None) -> Any:
         """The position that any worker has reached; the default where there is none yet."""
         self._current = await self._store.get(self._key)

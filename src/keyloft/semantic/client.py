@@ -118,7 +118,7 @@ class RemoteEnvelopes(PagedList[Envelope]):
     what = "entries"
 
     def __init__(self, client: SemanticClient, prefix: str, values: bool, limit: int | None) -> None:
-        super().__init__(limit)
+        super().__init__(client, limit)
         self._client = client
         self._prefix = prefix
         self._values = values

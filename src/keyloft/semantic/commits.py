@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from keyloft import limits
-from keyloft.core.engine import Engine
+from keyloft.core.engine import Engine, shown
 from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Expired, Get, Now, Purge, Record, Set
 from keyloft.core.values import Encoding
 from keyloft.errors import Closed, DatabaseError, InvalidArgument, NothingToRestore, Undecodable
@@ -56,6 +56,11 @@ class Committer:
         """Wait for the jobs in the background."""
         if self._background:
             await asyncio.wait(self._background)
+
+    @property
+    def shown(self) -> str:
+        """Where the data is, and whether that is closed, for `repr`."""
+        return shown(self._engine)
 
     def open_engine(self) -> Engine:
         """The database.

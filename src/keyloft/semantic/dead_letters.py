@@ -135,6 +135,7 @@ class DeadLetterList(LazyList[DeadLetter]):
     what = "dead letters"
 
     def __init__(self, engine: Engine, project: Project) -> None:
+        super().__init__(engine)
         self._engine = engine
         self._project = project
 

@@ -35,6 +35,9 @@ class Flags:
         for name in self.defaults:
             self._key(name)
 
+    def __repr__(self) -> str:
+        return f"<Flags at {self._prefix} in {self._store!r}>"
+
     async def get(self, name: str) -> Any:
         """The value of a flag; its default where it is not set.
 
@@ -114,6 +117,11 @@ class LiveFlags(AsyncClosing, Mapping[str, Any]):
         self._following: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._has_begun = False
+
+    def __repr__(self) -> str:
+        following = self._following
+        state = "not entered" if following is None else "ended" if following.done() else "up to date"
+        return f"<LiveFlags of {self._flags!r}, {state}>"
 
     async def __aenter__(self) -> "LiveFlags":
         self._following = asyncio.create_task(self._follow(), name="keyloft live flags")

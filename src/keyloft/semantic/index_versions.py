@@ -25,6 +25,9 @@ class IndexVersion:
         self._key = key
         self._writer = writer
 
+    def __repr__(self) -> str:
+        return f"<IndexVersion {self._key} in {self._store!r}>"
+
     async def current(self) -> Any:
         """The active version, or None."""
         entry = await self._store.get(self._key)

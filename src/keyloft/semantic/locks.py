@@ -59,7 +59,7 @@ class Lock:
     def __repr__(self) -> str:
         held = "not held" if self._entry is None else f"held under fence {self._entry.fence}"
         state = "lost" if self.lost.is_set() else held
-        return f"<Lock {self.key} of {self._intent.writer}, {state}>"
+        return f"<Lock {self.key} of {self._intent.writer} in {self._committer.shown}, {state}>"
 
     @property
     def key(self) -> str:

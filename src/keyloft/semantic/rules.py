@@ -5,7 +5,6 @@ from typing import Final, TypeAlias
 
 from keyloft import limits
 from keyloft.core import values
-from keyloft.core.records import NO_LIMIT
 from keyloft.errors import InvalidArgument, ValueTooLarge
 
 PURPOSES: Final = ("checkpoint", "feature_flag", "lock", "cursor", "config", "index_version")
@@ -111,13 +110,6 @@ def check_number(number: object, argument: str, meaning: str, below: int = 2**63
     """A version that another call returned, under this name."""
     if number is not None and (type(number) is not int or not 0 <= number < below):
         raise wrong(argument, f"{meaning}, a whole number", number, int)
-
-
-def check_limit(limit: int | None) -> int:
-    """How many items a list may have."""
-    if limit is not None and (type(limit) is not int or limit < 1):
-        raise InvalidArgument("limit: a whole number of at least 1; leave it out for no limit")
-    return NO_LIMIT if limit is None else limit
 
 
 def milliseconds(argument: str, seconds: float) -> int:

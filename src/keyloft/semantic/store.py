@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine, Watch
-from keyloft.core.lazy import LazyList
+from keyloft.core.lazy import LazyList, check_limit
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Change, Get, Scan
 from keyloft.core.sweeper import sweep_regularly
@@ -147,7 +147,7 @@ class SemanticStore(AsyncClosing, Writes):
         """
         engine = self._committer.open_engine()
         start, end = keys.parse_prefix(prefix).entries
-        scan = Scan(SPACE, start, end, rules.check_limit(limit))
+        scan = Scan(SPACE, start, end, check_limit(limit))
         if after is not None and (last := keys.parse(after, "after").entry) >= start:
             scan = replace(scan, start=last, end=max(end, last), after=True)
         return EnvelopeList(engine, scan, self._page_size, values=values)
@@ -179,7 +179,7 @@ class SemanticStore(AsyncClosing, Writes):
             reverse: The last one first.
         """
         engine = self._committer.open_engine()
-        most = rules.check_limit(limit)
+        most = check_limit(limit)
         rules.check_number(after, "after", "the sequence of an audit record", 2**63 - 1)
         within = keys.parse_prefix(about, "about")
         key = keys.parse(about, "about") if within.path else None
@@ -415,6 +415,7 @@ class EnvelopeList(LazyList[Envelope]):
     what = "entries"
 
     def __init__(self, engine: Engine, scan: Scan, page_size: PageSize, *, values: bool) -> None:
+        super().__init__(engine)
         self._engine = engine
         self._scan = scan
         self._page_size = page_size

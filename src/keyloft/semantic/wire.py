@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from keyloft import errors, limits
+from keyloft.core.lazy import check_limit
 from keyloft.core.values import encode_json
 from keyloft.nats import errors as wire_errors
 from keyloft.nats import payloads
@@ -104,12 +105,10 @@ def _list_request(project: Project, fields: Mapping[str, Any]) -> ListRequest:
     prefix, values, limit, after = [fields.get(name) for name in _NAMES["list"]]
     if values is not None and type(values) is not bool:
         raise wrong("values", "true or false", values)
-    if limit is not None and (type(limit) is not int or not 1 <= limit <= limits.MOST_LISTED_KEYS):
-        raise wrong("limit", f"a whole number from 1 to {limits.MOST_LISTED_KEYS:,}", limit, int)
     return ListRequest(
         prefix=project.prefix if prefix is None else prefix_within(project, prefix),
         values=bool(values),
-        limit=limits.LISTED_KEYS if limit is None else limit,
+        limit=check_limit(limit, limits.LISTED_KEYS, limits.MOST_LISTED_KEYS),
         after=None if after is None else key_within(project, after, "after"),
     )
 

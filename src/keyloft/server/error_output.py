@@ -20,6 +20,8 @@ def describe(error: Exception) -> str:
             return f"{error.code}: {error}"
         case ModuleNotFoundError():
             return f'{error.name} is not installed: in a clone of Keyloft, pip install ".[all]" installs it'
+        case FileNotFoundError():
+            return f"there is no file {error.filename}"
         case OSError() if error.strerror and error.filename is not None:
             return f"{error.filename}: {error.strerror}"
         case OSError():
@@ -32,4 +34,4 @@ def report(error: Exception) -> int:
     if os.environ.get("KEYLOFT_DEBUG"):
         raise error
     print_error(describe(error))
-    return 2 if isinstance(error, InvalidInput) else 1
+    return 2 if isinstance(error, (InvalidInput, FileNotFoundError)) else 1

@@ -1,10 +1,9 @@
 """Entries: decodes the records that engines store into what callers get."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from operator import length_hint
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct, to_builtins
 
@@ -19,13 +18,15 @@ T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+_IN_JSON = {"key": list[Any], "value": Any, "versionstamp": int | None, "expires_at": str | None}
+
+
+# A Struct is created in an eighth of the time that a frozen dataclass takes (`scripts/bench embedded`, row «list»).
 class Entry(Struct, frozen=True, gc=False):
     """What is stored at a key: its value, version and expiry; or, where nothing is stored, the key alone.
 
-    `dataclasses.asdict`, `dataclasses.replace`, FastAPI and pydantic treat it as a dataclass.
+    FastAPI and pydantic write it as `asdict` returns it; for `json`: `json.dumps(entries, default=Entry.asdict)`.
     """
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     key: TupleKey
     value: Any = None
@@ -41,22 +42,27 @@ class Entry(Struct, frozen=True, gc=False):
         return self.exists
 
     def asdict(self) -> dict[str, Any]:
-        """The fields as `json.dumps` takes them: the expiry in RFC 3339, bytes in base64."""
-        fields: dict[str, Any] = to_builtins(self, enc_hook=int)
-        return fields
+        """The fields as JSON has them: bytes as {"bytes": "<base64>"}, a U64 as an int, the expiry in RFC 3339."""
+        return {
+            "key": [values.to_builtin(part) for part in self.key],
+            "value": values.to_builtin(self.value),
+            "versionstamp": self.versionstamp,
+            "expires_at": to_builtins(self.expires_at),
+        }
 
+    # FastAPI writes this for what is neither a pydantic model nor a dataclass; of a dataclass, it would decode bytes.
+    __dict__ = property(asdict)
 
-@dataclasses.dataclass
-class _DataclassFields:
-    key: TupleKey
-    value: Any = None
-    versionstamp: int | None = None
-    expires_at: datetime | None = None
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, schema_of: Callable[[Any], Any]) -> dict[str, Any]:
+        fields = {name: {"type": "typed-dict-field", "schema": schema_of(kind)} for name, kind in _IN_JSON.items()}
+        shown = {"type": "typed-dict", "fields": fields}
+        writing = {"type": "function-plain", "function": cls.asdict, "return_schema": shown}
+        return {"type": "is-instance", "cls": cls, "serialization": writing, "ref": f"keyloft.Entry:{id(cls)}"}
 
-
-# A Struct is created in an eighth of the time that a frozen dataclass takes (`scripts/bench embedded`, row «list»);
-# these fields are all that `dataclasses` and pydantic look for.
-Entry.__dataclass_fields__ = _DataclassFields.__dataclass_fields__
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, json_schema_of: Callable[[Any], Any]) -> Any:
+        return json_schema_of(schema["serialization"]["return_schema"])
 
 
 def entry_of(key: TupleKey, record: Record | None) -> Entry:

@@ -1,7 +1,7 @@
 """Lists of the tuple store: read page by page, awaited or iterated, continued by a cursor."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from functools import partial
 from operator import length_hint
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ class EntryList(list[T]):
 
 
 class Listing(LazyList[T]):
-    """A list to read: await it, or iterate it with `async for`; `cursor` continues it later."""
+    """A list to read, from its beginning each time: await it, or iterate it with `async for`; `cursor` continues it."""
 
     def __init__(
         self,
@@ -36,17 +36,12 @@ class Listing(LazyList[T]):
         *,
         keys_only: bool = False,
     ) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._selector = selector
-        self._pages = Pages(engine, selector.scan(check_limit(limit), keys_only=keys_only), size)
+        self._begin = partial(Pages, engine, selector.scan(check_limit(limit), keys_only=keys_only), size)
         self._decode_page = decode_page
         self.what = "keys" if keys_only else "entries"
-        self._page = Page()
-        self._items: Iterator[T] = iter(())
-        self._reading = asyncio.Lock()
-
-    def __repr__(self) -> str:
-        return f"<Listing of {self.what} in {self._engine.location}: await it, or iterate it with async for>"
+        self._decoded(Page())
 
     @property
     def cursor(self) -> str | None:
@@ -55,34 +50,21 @@ class Listing(LazyList[T]):
         return self._selector.cursor_after(self._page.keys[read - 1]) if read else self._selector.cursor
 
     def __await__(self) -> Generator[Any, None, EntryList[T]]:
-        return self._read_all().__await__()
+        return self._all().__await__()
 
-    async def _read_all(self) -> EntryList[T]:
-        items = [*self._items]
-        while await self._read_page():
-            items.extend(self._items)
-        return EntryList(items, self.cursor)
+    async def _all(self) -> EntryList[T]:
+        items: list[T] = []
+        self._decoded(page := Page())
+        async for page in self._begin():
+            items.extend(self._decoded(page))
+        return EntryList(items, self._selector.cursor_after(page.keys[-1]) if page else self._selector.cursor)
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        # All state is in the list itself: after a loop that ended early or was cancelled, the next one continues.
-        while True:
-            for item in self._items:
+        self._decoded(Page())
+        async for page in self._begin():
+            for item in self._decoded(page):
                 yield item
-            if not await self._read_page():
-                return
 
-    async def __anext__(self) -> T:
-        while not length_hint(self._items):
-            if not await self._read_page():
-                raise StopAsyncIteration
-        return next(self._items)
-
-    async def _read_page(self) -> bool:
-        """Read the next page, unless another loop over this list has just read it; False at the end of the list."""
-        async with self._reading:
-            if not length_hint(self._items):
-                page = await anext(self._pages, None)
-                if page is None:
-                    return False
-                self._page, self._items = page, self._decode_page(page)
-            return True
+    def _decoded(self, page: Page) -> Iterator[T]:
+        self._page, self._items = page, self._decode_page(page)
+        return self._items

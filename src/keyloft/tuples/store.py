@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from keyloft import limits
 from keyloft.core import keys, values
 from keyloft.core.closing import AsyncClosing
-from keyloft.core.engine import Engine, write
+from keyloft.core.engine import Engine, shown, write
 from keyloft.core.keys import KeyLike, TupleKey
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import Count, Delete, Get, Set, Space, Touch
@@ -42,16 +43,16 @@ class Store(AsyncClosing):
             self._sweeper = asyncio.create_task(sweep_regularly(self.sweep, sweep_every))
 
     def __repr__(self) -> str:
-        return f"<Store on {self.engine.location}, {'closed' if self.engine.is_closed else 'open'}>"
+        return f"<Store on {shown(self.engine)}>"
 
     async def get(self, key: KeyLike) -> Entry:
         """The entry at a key; `exists` is False where there is none."""
         [record] = await self.engine.read(Get(_TUPLES, keys.encode(key)))
         return entry_of(tuple(key), record)
 
-    async def get_many(self, many: Iterable[KeyLike]) -> Entries:
+    async def get_many(self, keys: Iterable[KeyLike]) -> Entries:
         """The entries at several keys, in their order, all as of one moment."""
-        wanted = [*many]
+        wanted = [*keys]
         records = await self.engine.read(*[Get(_TUPLES, encoded) for encoded in _encode_each(wanted)])
         return [entry_of(tuple(key), record) for key, record in zip(wanted, records, strict=True)]
 
@@ -68,7 +69,7 @@ class Store(AsyncClosing):
         expire_in: float | timedelta | None = None,
     ) -> int:
         """Store several values, all or none, under one versionstamp, which is returned."""
-        pairs: Iterable[tuple[KeyLike, object]] = entries.items() if isinstance(entries, Mapping) else entries
+        pairs = entries.items() if isinstance(entries, Mapping) else _pairs(entries)
         due = milliseconds(expire_in)
         sets = []
         for key, value in pairs:
@@ -79,26 +80,22 @@ class Store(AsyncClosing):
                 error.add_note(f"this is the value for {key!r}; nothing was written")
                 raise
             sets.append(Set(_TUPLES, encoded, data, encoding, due))
-        done = await write(self.engine, *sets)
-        return done.version
+        return (await write(self.engine, *sets)).version
 
     async def delete(self, key: KeyLike) -> bool:
         """Remove an entry; returns whether there was one."""
-        done = await write(self.engine, Delete(_TUPLES, keys.encode(key)))
-        return done.found[0]
+        return (await write(self.engine, Delete(_TUPLES, keys.encode(key)))).found[0]
 
-    async def delete_many(self, many: Iterable[KeyLike]) -> int:
+    async def delete_many(self, keys: Iterable[KeyLike]) -> int:
         """Remove several entries, all or none; returns how many there were."""
-        done = await write(self.engine, *[Delete(_TUPLES, encoded) for encoded in _encode_each(many)])
-        return sum(done.found)
+        return sum((await write(self.engine, *[Delete(_TUPLES, key) for key in _encode_each(keys)])).found)
 
     async def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> bool:
         """Give an entry another expiry, or with None no expiry; its value and versionstamp stay.
 
         Returns whether there was an entry.
         """
-        done = await write(self.engine, Touch(_TUPLES, keys.encode(key), milliseconds(expire_in)))
-        return done.found[0]
+        return (await write(self.engine, Touch(_TUPLES, keys.encode(key), milliseconds(expire_in)))).found[0]
 
     def list(
         self,
@@ -158,8 +155,7 @@ class Store(AsyncClosing):
         selector = Selector.of(prefix, start, end)
         removed = 0
         async for page in Pages(self.engine, selector.scan(keys_only=True)):
-            done = await write(self.engine, *[Delete(_TUPLES, key) for key in page.keys])
-            removed += sum(done.found)
+            removed += sum((await write(self.engine, *[Delete(_TUPLES, key) for key in page.keys])).found)
         return removed
 
     def atomic(self) -> Atomic:
@@ -180,8 +176,8 @@ class Store(AsyncClosing):
         if bool(watched) == (prefix is not None):
             raise InvalidArgument("watch takes keys or a prefix: watch(key, …) or watch(prefix=…)")
         if prefix is not None:
-            return Watching(self.engine.watch(Selector.of(prefix, None, None).scan()), whole=False)
-        return Watching(self.engine.watch(*[Get(_TUPLES, keys.encode(key)) for key in watched]), whole=True)
+            return Watching(self.engine, Selector.of(prefix, None, None).scan())
+        return Watching(self.engine, *[Get(_TUPLES, keys.encode(key)) for key in watched])
 
     async def sweep(self) -> int:
         """Remove what has expired from the database; returns how many entries. Readers never see them either way."""
@@ -194,8 +190,16 @@ class Store(AsyncClosing):
         await self.engine.aclose()
 
 
+def _pairs(entries: Iterable[tuple[KeyLike, object]]) -> list[tuple[KeyLike, object]]:
+    with suppress(TypeError, ValueError):
+        pairs = [(key, value) for key, value in entries]
+        if not any(isinstance(key, str) for key, _ in pairs):
+            return pairs
+    raise InvalidArgument("entries: expected a dict, or pairs of a key and a value, as in {key: value, other_key: 1}")
+
+
 def _encode_each(many: Iterable[KeyLike]) -> list[bytes]:
     several = [*many]
     if several and not isinstance(several[0], (tuple, list)):
-        raise InvalidKeyType("expected a list of keys, each a tuple, as in get_many([key, other_key])")
+        raise InvalidKeyType("keys: expected a list of keys, each a tuple, as in get_many([key, other_key])")
     return [keys.encode(key) for key in several]

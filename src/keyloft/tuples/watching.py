@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from keyloft.core import keys
 from keyloft.core.closing import AsyncClosing
-from keyloft.core.engine import Watch
-from keyloft.core.records import Change
+from keyloft.core.engine import Engine, shown
+from keyloft.core.records import Change, Get, Scan
 from keyloft.errors import Undecodable
 from keyloft.tuples.entries import Entry, entry_of
 
@@ -13,10 +13,16 @@ from keyloft.tuples.entries import Entry, entry_of
 class Watching(AsyncClosing):
     """An open watch: iterate it with `async for`; closing it, or the store, ends the iteration."""
 
-    def __init__(self, watch: Watch, *, whole: bool) -> None:
-        self._watch = watch
-        self._whole = whole
+    def __init__(self, engine: Engine, *asks: Get | Scan) -> None:
+        self._engine = engine
+        self._watch = engine.watch(*asks)
+        self._whole = isinstance(asks[0], Get)
         self._left: Sequence[Change] = ()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        what = "keys" if self._whole else "a prefix"
+        return f"<Watching of {what} in {shown(self._engine)}{', ended' if self._is_closed else ''}>"
 
     def __aiter__(self) -> "Watching":
         return self
@@ -37,4 +43,5 @@ class Watching(AsyncClosing):
         return entries
 
     async def aclose(self) -> None:
+        self._is_closed = True
         await self._watch.aclose()

@@ -192,7 +192,8 @@ async def test_a_lost_value_is_reported_for_its_entry_alone(robbed: Path) -> Non
         listing = kv.list(limit=4)
         while len(found) < 4:
             try:
-                found.append((await anext(listing)).key[0])
+                async for entry in (listing := kv.list(limit=4 - len(found), cursor=listing.cursor)):
+                    found.append(entry.key[0])
             except Undecodable:
                 found.append("lost")
         assert found == ["a", "lost", "lost", "d"]

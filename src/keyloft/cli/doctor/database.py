@@ -17,11 +17,9 @@ from keyloft.engines import Inspection, inspect_database
 from keyloft.errors import CannotOpen, DatabaseError, InvalidInput, NotADatabase, Unreachable
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
-_REMOTE: Final = frozenset(
-    (
-        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "davfs"),
-        *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "fuse.davfs", "vboxsf"),
-    )
+_REMOTE: Final = (
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "davfs"),
+    *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "fuse.davfs", "vboxsf"),
 )
 
 
@@ -161,8 +159,7 @@ def clock(inspection: Inspection) -> Finding:
         return ok("clock", "the database and this machine agree on the time")
     direction = "ahead of" if inspection.ahead > 0 else "behind"
     what = f"the database's clock is {skew:,.1f} s {direction} this machine's; expiry goes by the database's"
-    finding = problem if skew > limits.DOCTOR_HARMFUL_SKEW_SECONDS else warning
-    return finding("clock", what, cure="set both by NTP")
+    return (problem if skew > limits.DOCTOR_HARMFUL_SKEW_SECONDS else warning)("clock", what, cure="set both by NTP")
 
 
 async def disk(url: str) -> list[Finding]:

@@ -56,7 +56,7 @@ def packages(config: Config) -> list[Finding]:
             find_binary()
         except NatsServerFailed:
             lack("nats-server", "server", "`keyloft serve` without --nats starts one of its own")
-    return missing or [ok("packages", "all that these settings need are installed")]
+    return missing or [ok("packages", "all packages that these settings need are installed")]
 
 
 def _is_there(package: str) -> bool:

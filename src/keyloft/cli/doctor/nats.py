@@ -162,7 +162,7 @@ async def _connected(addresses: list[str], user: User) -> AsyncIterator[tuple["N
 
 def _reached(where: str, user: User, max_payload: int) -> Finding:
     name = user.name or user.plugin
-    what = f"{where} lets us in as {name}" if name else f"{where} lets us in"
+    what = f"{where} accepts the login{f' of {name}' if name else ''}"
     if max_payload >= _LEAST_PAYLOAD_BYTES:
         return ok("nats", what)
     what += f", but takes messages of {max_payload:,} bytes at most: too little for the largest values"
@@ -208,7 +208,7 @@ async def _service(config: Config, addresses: list[str], user: User) -> list[Fin
         advice = "`keyloft serve`, with the same settings, starts a service"
         return [warning("service", what, cure=advice)]
     except NotPermitted:
-        what = f"this login may not ask {prefix}.{plugin}.get, or not hear the answer"
+        what = f"this login may not publish to {prefix}.{plugin}.get, or may not receive the reply"
         advice = "--plugin names the plugin whose login this is; see its permissions"
         return [problem("service", what, cure=advice)]
     except TimedOut:
