@@ -175,7 +175,7 @@ class TestLists:
 
     @pytest.mark.parametrize("limit", [0, -1, 10_001, True, "10", 1.0])
     async def test_a_limit_out_of_range_is_refused(self, db: BotDatabase, limit: Any) -> None:
-        with pytest.raises(ValueError, match="limit must be"):
+        with pytest.raises(ValueError, match="limit: expected a whole number from 1 to"):
             await db.kv_list("test", limit=limit)
 
 
