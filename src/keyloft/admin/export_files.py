@@ -10,10 +10,10 @@ from typing import IO
 from keyloft import limits
 from keyloft.admin import export_format as lines
 from keyloft.admin.databases import Database
-from keyloft.admin.files import check_name, give_name, make_private
+from keyloft.admin.files import check_name, give_name
 from keyloft.admin.selection import Position, Selection
 from keyloft.clock import SystemClock
-from keyloft.core.files import OWNER_ONLY
+from keyloft.core.files import OWNER_ONLY, create_private
 from keyloft.core.records import Record, Space
 from keyloft.errors import InvalidArgument
 
@@ -106,8 +106,8 @@ def writable(
         )
     if not resume:
         partial.unlink(missing_ok=True)
-    if not partial.exists():
-        make_private(partial)
+    if not partial.exists() and (error := create_private(partial)):
+        raise error
     with partial.open("rb+") as out:
         os.fchmod(out.fileno(), OWNER_ONLY)
         writer = ExportWriter(out)

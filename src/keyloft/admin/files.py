@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from keyloft.core.files import OWNER_ONLY
+from keyloft.core.files import create_private
 from keyloft.errors import CannotOpen, InvalidArgument
 
 # SQLite keeps these beside a file while it is open.
@@ -30,21 +30,14 @@ def complete_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
                 "what has it open, or move it away"
             )
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.unfinished")
-    try:
-        make_private(unfinished)
-    except OSError as error:
-        raise CannotOpen(f"{target} can't be written: {error.strerror}") from None
+    if error := create_private(unfinished):
+        raise CannotOpen(f"{target} can't be written: {error.strerror}")
     try:
         yield unfinished
         give_name(unfinished, target, overwrite=overwrite)
     finally:
         for companion in _COMPANIONS:
             Path(f"{unfinished}{companion}").unlink(missing_ok=True)
-
-
-def make_private(file: Path) -> None:
-    """Make an empty file that its owner alone can read and write."""
-    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER_ONLY))
 
 
 def check_name(target: Path, *, overwrite: bool) -> None:
