@@ -442,6 +442,10 @@ def lose_all_but_the_first_line(text: bytes) -> bytes:
     return text.splitlines(keepends=True)[0]
 
 
+def cut_to_nothing(text: bytes) -> bytes:
+    return b""
+
+
 def change_a_value(text: bytes) -> bytes:
     return text.replace(b"xxx", b"xyz", 1)
 
@@ -456,6 +460,7 @@ def change_a_value(text: bytes) -> bytes:
         (lose_lines_in_the_middle, 28, "the file has 28 entries, and its last line says 33"),
         (lose_the_first_line, 33, "the first line of the export is missing"),
         (lose_all_but_the_first_line, 0, "the file was cut after 0 entries"),
+        (cut_to_nothing, 0, "the file is empty: it was cut, or the export that wrote it failed"),
         (change_a_value, 33, "the file was changed since it was written"),
     ],
 )

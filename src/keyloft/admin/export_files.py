@@ -183,6 +183,8 @@ class ExportReader:
                 entries += entry is not None
             if entry is not None and selection.holds(entry[0], entry[1].key):
                 yield entry
+        if not number:
+            raise InvalidArgument("the file is empty: it was cut, or the export that wrote it failed")
         if hashed is not None:
             raise InvalidArgument(_without_end(entries, f"it ends with line {number}"))
 
