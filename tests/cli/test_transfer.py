@@ -683,6 +683,8 @@ def test_somebody_at_a_terminal_sees_how_far_it_is(run: Keyloft, environment: di
     shown = at_a_terminal(environment, "copy", environment["KEYLOFT_DATABASE_URL"], copied, "--prefix", "nothing")[1]
     assert "0 entries stored in " in shown
     assert "0 entries compared, 0 missing, 0 different" in shown
+    shown = at_a_terminal(environment, "copy", environment["KEYLOFT_DATABASE_URL"], copied)[1]
+    assert f"{2 * MAINTENANCE_ROWS:,} of {2 * MAINTENANCE_ROWS:,}" in shown, "the last number of a stage"
     assert at_a_terminal({**environment, "TERM": "dumb"}, "export", str(tmp_path / "out.jsonl"))[1].startswith("{")
 
 

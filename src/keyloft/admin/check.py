@@ -113,20 +113,21 @@ class _Examination:
             self.add("damage", f"{what}{error}", where)
 
     async def examine(self, maintenance: Maintenance, progress: Progress | None) -> None:
-        with self.noting(_DATABASE):
-            for line in await maintenance.damage(stage(progress, "checking the database")):
+        with stage(progress, "checking the database") as advance, self.noting(_DATABASE):
+            for line in await maintenance.damage():
                 self.add("damage", line, _DATABASE)
-        advance = stage(progress, "checking rows")
+            advance(1, 1)
         async with maintenance.snapshot() as snapshot:
             checker = RowChecker(snapshot.now)
-            for space in Space:
-                with self.noting(space.value, "not all rows can be read: "):
-                    async for rows in snapshot.rows(Range(space)):
-                        for row in rows:
-                            for code, what in _defects(space, row, snapshot, checker):
-                                self.add(code, what, row_name(space, row.key))
-                        self.rows += len(rows)
-                        advance(self.rows, self.rows)
+            with stage(progress, "checking rows") as advance:
+                for space in Space:
+                    with self.noting(space.value, "not all rows can be read: "):
+                        async for rows in snapshot.rows(Range(space)):
+                            for row in rows:
+                                for code, what in _defects(space, row, snapshot, checker):
+                                    self.add(code, what, row_name(space, row.key))
+                            self.rows += len(rows)
+                            advance(self.rows, None)
 
 
 def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker) -> Defects:

@@ -118,10 +118,10 @@ def writable(
 
 
 @contextmanager
-def readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
-    """A stream to read from, and its size; 0 if that is not known."""
+def readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int | None]]:
+    """A stream to read from, and its size; None if that is not known."""
     if not isinstance(source, str | os.PathLike):
-        yield source, 0
+        yield source, None
         return
     file = Path(source)
     if file.is_dir():
@@ -129,7 +129,7 @@ def readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
     if not file.exists():
         raise InvalidArgument(f"there is no file {file}")
     with file.open("rb", buffering=0) as stream:
-        yield stream, os.fstat(stream.fileno()).st_size
+        yield stream, os.fstat(stream.fileno()).st_size or None
 
 
 class ExportReader:
@@ -161,7 +161,7 @@ class ExportReader:
     def _read(self, source: IO[bytes], selection: Selection) -> Iterator[tuple[Space, Record]]:
         now, number, entries, hashed = SystemClock().now(), 0, 0, None
         for number, (line, is_whole) in enumerate(_split(source), 1):
-            self.done_bytes += len(line) + 1
+            self.done_bytes += len(line) + is_whole
             try:
                 mark = lines.read_mark(line)
                 entry = lines.read(line, now) if mark is None and line.strip() else None

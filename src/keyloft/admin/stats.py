@@ -81,7 +81,7 @@ async def stats(
     Args:
         database: A path, `sqlite:///…` or `postgresql://…`.
         soon: What expires within this many seconds counts as expiring soon.
-        progress: Called with the stage, how many rows are counted, and None.
+        progress: Called with the stage, how many rows are counted, and the total, which is None until the end.
 
     Returns:
         The counts. What has expired and is not yet swept is not an entry any more.
@@ -114,15 +114,16 @@ async def stats(
 
 async def _count(snapshot: Snapshot, soon: int, progress: Progress | None) -> dict[Space, dict[Any, Tally]]:
     """By space and owner, a plugin or a project; None for rows without an owner."""
-    advance, now, then, rows = stage(progress, "counting"), snapshot.now, snapshot.now + soon, 0
+    now, then, rows = snapshot.now, snapshot.now + soon, 0
     counted: dict[Space, dict[Any, Tally]] = {space: defaultdict(Tally) for space in Space}
-    for space, owners in counted.items():
-        async for sizes in snapshot.sizes(Range(space)):
-            for row in sizes:
-                owner, key_bytes, counts = _about(space, row)
-                owners[owner]._add(key_bytes + row.value_bytes, row.expires_at, now, then, is_entry=counts)
-            rows += len(sizes)
-            advance(rows, rows)
+    with stage(progress, "counting") as advance:
+        for space, owners in counted.items():
+            async for sizes in snapshot.sizes(Range(space)):
+                for row in sizes:
+                    owner, key_bytes, counts = _about(space, row)
+                    owners[owner]._add(key_bytes + row.value_bytes, row.expires_at, now, then, is_entry=counts)
+                rows += len(sizes)
+                advance(rows, None)
     return counted
 
 

@@ -82,7 +82,7 @@ class SqliteMaintenance:
             lambda transaction: loading.replace_all(transaction, source, progress, expected_version)
         )
 
-    async def damage(self, progress: Progress) -> list[str]:
+    async def damage(self) -> list[str]:
         def check() -> list[str]:
             stored = {name for (name,) in reader.execute("SELECT name FROM sqlite_schema").fetchall()}
             missing = [f"{name} is missing" for name in _CREATED if name not in stored]
