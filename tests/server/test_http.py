@@ -130,14 +130,13 @@ async def test_many_connections_are_cut_off_and_then_it_goes_on(port: int) -> No
 
 
 async def test_stopping_ends_open_connections() -> None:
-    server = HttpServer({"/": endless})
-    await server.aclose()  # it was not started: nothing to do
-    _, port = await server.start("127.0.0.1", 0)
-    asked = asyncio.create_task(send(port, b"GET / HTTP/1.1\r\n\r\n"))
     async with asyncio.timeout(_LONGEST_SECONDS):
-        while not server._connections:
-            await asyncio.sleep(0.01)
-        await server.aclose()
+        async with HttpServer({"/": endless}) as server:
+            await server.aclose()  # it was not started: nothing to do
+            _, port = await server.start("127.0.0.1", 0)
+            asked = asyncio.create_task(send(port, b"GET / HTTP/1.1\r\n\r\n"))
+            while not server._connections:
+                await asyncio.sleep(0.01)
         assert await asked == b""
 
 

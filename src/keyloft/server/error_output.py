@@ -3,6 +3,7 @@
 import os
 import sys
 
+from keyloft.core.extras import EXTRAS, not_installed
 from keyloft.errors import InvalidInput, KeyloftError
 
 
@@ -18,8 +19,8 @@ def describe(error: Exception) -> str:
             return str(error)
         case KeyloftError():
             return f"{error.code}: {error}"
-        case ModuleNotFoundError():
-            return f'{error.name} is not installed: in a clone of Keyloft, pip install ".[all]" installs it'
+        case ModuleNotFoundError() if (package := str(error.name).partition(".")[0]) in EXTRAS:
+            return not_installed(package)
         case OSError() if error.strerror and error.filename is not None:
             return f"{error.filename}: {error.strerror}"
         case OSError():

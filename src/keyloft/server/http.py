@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class Response(Struct, frozen=True):
     content_type: str = "text/plain; charset=utf-8"
 
 
-class HttpServer:
+class HttpServer(AsyncClosing):
     """Serves pages by their paths. Each connection carries one request and then ends.
 
     A request of over 8 KB, a slow client, and the 65th connection at a time are cut off.

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
 from keyloft.core.records import Usage, Used
 from keyloft.errors import KeyloftError
 from keyloft.plugins.meters import OTHER, Meters
@@ -33,7 +34,7 @@ class _Family(NamedTuple):
     """The values of the labels, and a number; of a histogram the buckets and the seconds."""
 
 
-class Metrics:
+class Metrics(AsyncClosing):
     """A service's meters and what is stored, in Prometheus' text format."""
 
     content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
