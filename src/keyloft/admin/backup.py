@@ -115,7 +115,7 @@ async def restore(
     source, url = _path(file), DatabaseUrl.parse(database)
     target = url.file
     if target is not None and _is_same(source, target):
-        raise InvalidArgument(f"{file} is the database itself: name the database to restore it into (--database)")
+        raise InvalidArgument(f"{file} is the database itself: name another database= to restore it into")
     is_new = target is not None and not target.exists()
     async with opened(source) as saved, saved.snapshot() as wanted:
         lost = 0 if is_new else await _rows_in(url)

@@ -78,7 +78,7 @@ async def check(database: Database, *, limit: int = limits.FINDINGS, progress: P
         DatabaseError: The database can't be checked: its server does not answer, or this user may not read it.
     """
     if limit < 0:
-        raise InvalidArgument("limit (--limit) is the number of findings to show, 0 or more")
+        raise InvalidArgument("limit: expected the number of findings to show, 0 or more")
     examination = _Examination(limit)
     with examination.noting(_DATABASE):
         async with opened(database) as maintenance:

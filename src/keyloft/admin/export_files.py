@@ -63,13 +63,13 @@ class ExportWriter:
             if not is_whole or isinstance(mark, lines.End):
                 break
             if not self._has_head and (mark is None or mark.format != lines.FORMAT):
-                raise InvalidArgument(f"{self._out.name} is not an export of this version: overwrite it (--force)")
+                raise InvalidArgument(f"{self._out.name} is not an export of this version: overwrite=True replaces it")
             if mark is None:
                 last = line
                 self.entries += 1
             elif mark.only != only:
                 raise InvalidArgument(
-                    f"{self._out.name} is of another part: give its --prefix, --plugin and --project, or overwrite it"
+                    f"{self._out.name} is of another part: name its prefix=, plugin= and project=, or overwrite=True"
                 )
             self._has_head = True
             self._hash.update(line + b"\n")
@@ -92,7 +92,7 @@ def writable(
     """
     if not isinstance(target, str | os.PathLike):
         if resume or overwrite:
-            raise InvalidArgument("resume and overwrite (--resume, --force) are for a file, not for a stream")
+            raise InvalidArgument("resume=True and overwrite=True are for a file, not for a stream")
         yield ExportWriter(target)
         return
     file = Path(target)
@@ -101,9 +101,7 @@ def writable(
         raise InvalidArgument(f"{file} can't be written: there is no folder {file.parent}")
     partial = file.with_name(f"{file.name}.partial")
     if partial.exists() and not (resume or overwrite):
-        raise InvalidArgument(
-            f"{partial} did not end: resume=True (--resume) continues that export, overwrite=True (--force) replaces it"
-        )
+        raise InvalidArgument(f"{partial} did not end: resume=True continues that export, overwrite=True replaces it")
     if not resume:
         partial.unlink(missing_ok=True)
     if not partial.exists() and (error := create_private(partial)):

@@ -49,7 +49,7 @@ def check_name(target: Path, *, overwrite: bool) -> None:
     if target.is_dir():
         raise InvalidArgument(f"{target} is a folder: name a file in it")
     if not overwrite and os.path.lexists(target):
-        raise InvalidArgument(f"{target} exists already: name another file, or pass overwrite=True (--force)")
+        raise InvalidArgument(f"{target} exists already: name another file, or pass overwrite=True")
 
 
 def give_name(file: Path, target: Path, *, overwrite: bool) -> None:

@@ -91,7 +91,7 @@ async def stats(
         DatabaseError: The database can't be read.
     """
     if not 0 <= soon <= limits.LONGEST_EXPIRY_SECONDS:
-        raise InvalidArgument(f"soon (--soon) is a number of seconds from 0 to {limits.LONGEST_EXPIRY_SECONDS:,}")
+        raise InvalidArgument(f"soon: expected a number of seconds from 0 to {limits.LONGEST_EXPIRY_SECONDS:,}")
     async with opened(database) as maintenance:
         async with maintenance.snapshot() as snapshot:
             counted = await _count(snapshot, int(soon * 1000), progress)

@@ -310,8 +310,8 @@ async def _load(
         loaded.add(await target.load(rows, highest, existing))
     except AlreadyExists as error:
         raise TransferFailed(
-            f"{row_name(error.space, error.key)} is stored already, with another value or expiry: existing="
-            '"keep" (--keep) leaves such entries as they are, existing="replace" (--replace) replaces them',
+            f"{row_name(error.space, error.key)} is stored already, with another value or expiry: "
+            'existing="keep" leaves such entries as they are, existing="replace" replaces them',
             ImportReport(**asdict(loaded)),
         ) from None
 

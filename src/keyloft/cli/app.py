@@ -33,6 +33,9 @@ from keyloft.cli.options import Commands, call, parameters
 from keyloft.cli.terminal import say
 from keyloft.server.error_output import report
 
+_ARGUMENT: Final = re.compile(
+    r'\bexisting="(keep|replace)"|\b(replace|resume)=True|\b(database|prefix|plugin|project)=(?=\W)|^(limit|soon)(?=:)'
+)
 _NEGATIVE: Final = re.compile(r"^-[0-9.].*", re.DOTALL)
 
 
@@ -73,6 +76,11 @@ def _suggestion(mistyped: str = "", known: Iterable[str] = ()) -> Iterator[None]
         raise
 
 
+def _with_options(message: str) -> str:
+    """A message in which the arguments of `keyloft.admin` are called as the options for them."""
+    return _ARGUMENT.sub(lambda found: f"--{found[found.lastindex or 0]}", message.replace("overwrite=True", "--force"))
+
+
 def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
     """A function as Typer takes it: with all its options; it prints what goes wrong, and ends with an exit code."""
 
@@ -90,7 +98,7 @@ def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
         except Exception as error:
-            code = report(error)
+            code = report(error, _with_options)
         raise typer.Exit(code)
 
     signature = inspect.Signature(list(parameters(work)))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 
 from keyloft.core.extras import EXTRAS, not_installed
 from keyloft.errors import InvalidInput, KeyloftError
@@ -28,9 +29,14 @@ def describe(error: Exception) -> str:
     return f"failed unexpectedly: {type(error).__name__}: {error}\nKEYLOFT_DEBUG=1 shows the traceback"
 
 
-def report(error: Exception) -> int:
-    """Print what went wrong, and return the exit code: 2 for a wrong call, 1 for a failure. KEYLOFT_DEBUG raises it."""
+def report(error: Exception, spelled: Callable[[str], str] = str) -> int:
+    """Print what went wrong, and return the exit code: 2 for a wrong call, 1 for a failure. KEYLOFT_DEBUG raises it.
+
+    Args:
+        error: What went wrong.
+        spelled: Changes the names of arguments in the message to those that the user has typed.
+    """
     if os.environ.get("KEYLOFT_DEBUG"):
         raise error
-    print_error(describe(error))
+    print_error(spelled(describe(error)))
     return 2 if isinstance(error, InvalidInput) else 1
