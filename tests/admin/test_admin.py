@@ -119,6 +119,8 @@ async def test_every_stage_ends_with_all_of_it_done(url: str, tmp_path: Path) ->
     size = lines.stat().st_size
     assert (await heard(admin.import_, lines, tmp_path / "one.db"))[1] == {"importing": size}
     assert (await heard(admin.import_, io.BytesIO(lines.read_bytes()), tmp_path / "two.db"))[1] == {"importing": size}
+    nothing = await heard(admin.import_, lines, tmp_path / "two.db", prefix=("nothing",))
+    assert nothing == (admin.ImportReport(), {"importing": size})
     by_hand = tmp_path / "one.jsonl"
     by_hand.write_bytes(b'{"key":"a","value":1}')
     assert (await heard(admin.import_, by_hand, tmp_path / "two.db"))[1] == {"importing": by_hand.stat().st_size}

@@ -138,22 +138,20 @@ class ExportReader:
         self.version = 0
         """The highest version of the database that the export came from, as far as was read."""
         self.done_bytes = 0
-        self.is_done = False
         self.fault: str | None = None
         """What is wrong with the file, if something is."""
 
     def take(self) -> list[tuple[Space, Record]]:
-        """The next entries. After the last one, or a fault, `is_done` is true."""
+        """The next entries; none after the last one, or after a fault."""
         taken, size = [], 0
         try:
             for space, row in self._entries:
                 taken.append((space, row))
                 size += len(row.value)
                 if len(taken) >= limits.MAINTENANCE_ROWS or size >= limits.TRANSFER_SLICE_BYTES:
-                    return taken
+                    break
         except InvalidArgument as error:
             self.fault = str(error)
-        self.is_done = True
         return taken
 
     def _read(self, source: IO[bytes], selection: Selection) -> Iterator[tuple[Space, Record]]:

@@ -59,22 +59,15 @@ def give_name(file: Path, target: Path, *, overwrite: bool) -> None:
         InvalidArgument: Another process has made a file of that name meanwhile, and it is not to be overwritten.
     """
     _sync(file)
-    if overwrite:
-        file.replace(target)
-    else:
-        _rename_to_free(file, target)
-    file.unlink(missing_ok=True)
-    _sync(target.parent)
-
-
-def _rename_to_free(file: Path, target: Path) -> None:
-    """A rename would replace what another process made meanwhile; a link does not."""
     try:
+        # A rename would replace what another process made meanwhile; a link does not.
         os.link(file, target)
     except OSError:
-        # The name is taken by now, or the file system has no links.
-        check_name(target, overwrite=False)
-        file.rename(target)
+        # The name is taken, or the file system has no links.
+        check_name(target, overwrite=overwrite)
+        file.replace(target)
+    file.unlink(missing_ok=True)
+    _sync(target.parent)
 
 
 def _sync(path: Path) -> None:

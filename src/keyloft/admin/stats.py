@@ -1,7 +1,7 @@
 """Counts what a database holds, for whom, and what expires."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -140,13 +140,11 @@ def _about(space: Space, row: Size) -> tuple[Any, int, bool]:
     return None, len(row.key if isinstance(row.key, bytes) else str(row.key)), True
 
 
-def _sum(tallies: Iterable[Tally]) -> Tally:
-    total = Tally()
-    for tally in tallies:
-        for field in ("entries", "bytes", "other_rows", "other_bytes", "expiring_soon", "expired"):
-            setattr(total, field, getattr(total, field) + getattr(tally, field))
-        moments = [moment for moment in (total.oldest_expiry, tally.oldest_expiry) if moment is not None]
-        total.oldest_expiry = min(moments, default=None)
+def _sum(tallies: Collection[Tally]) -> Tally:
+    expiries = [tally.oldest_expiry for tally in tallies if tally.oldest_expiry is not None]
+    total = Tally(oldest_expiry=min(expiries, default=None))
+    for field in ("entries", "bytes", "other_rows", "other_bytes", "expiring_soon", "expired"):
+        setattr(total, field, sum([getattr(tally, field) for tally in tallies]))
     return total
 
 

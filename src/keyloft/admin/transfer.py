@@ -155,18 +155,17 @@ async def import_(
         DatabaseError: The database can't be written.
     """
     selection, conflict = Selection.of(prefix, plugin, project), _existing(existing)
-    with readable(source) as (stream, size):
+    with readable(source) as (stream, size), stage(progress, "importing", size) as advance:
         reader, loaded = ExportReader(stream, selection), Loaded()
         async with opened(database, make=True) as target:
-            with stage(progress, "importing", size) as advance:
-                while not reader.is_done:
-                    # In a thread that may be abandoned: a pipe may be silent for ever, and Ctrl-C ends the wait.
-                    rows = await in_thread(reader.take)
-                    await _load(target, rows, reader.version, conflict, loaded)
-                    advance(reader.done_bytes, None)
-                report = ImportReport(**asdict(loaded))
-                if reader.fault is not None:
-                    raise TransferFailed(f"{reader.fault}. {_after_fault(loaded.all)}", report)
+            # In a thread that may be abandoned: a pipe may be silent for ever, and Ctrl-C ends the wait.
+            while rows := await in_thread(reader.take):
+                await _load(target, rows, reader.version, conflict, loaded)
+                advance(reader.done_bytes, None)
+        advance(reader.done_bytes, None)
+        report = ImportReport(**asdict(loaded))
+        if reader.fault is not None:
+            raise TransferFailed(f"{reader.fault}. {_after_fault(loaded.all)}", report)
     return report
 
 
@@ -282,7 +281,8 @@ async def _slices(
         if len(rows) >= limits.MAINTENANCE_ROWS or size >= limits.TRANSFER_SLICE_BYTES:
             yield rows
             rows, size = [], 0
-    yield rows
+    if rows:
+        yield rows
 
 
 async def _one_by_one(pages: AsyncIterator[Sequence[Record]]) -> AsyncIterator[Record]:
@@ -302,8 +302,6 @@ async def _load(
     target: Maintenance, rows: list[tuple[Space, Record]], version: int, existing: Existing, loaded: Loaded
 ) -> None:
     """Store rows in one commit, and count what they met; `version` is that of the database they come from."""
-    if not rows:
-        return
     try:
         # A file without a first line may still name versions.
         highest = max(version, *[row.version for _, row in rows])

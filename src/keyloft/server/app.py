@@ -55,16 +55,11 @@ def run(config: Config, end_process: Callable[[int], NoReturn]) -> None:
         KeyloftError: The service can't be started, and no later attempt could succeed.
     """
     set_up_logging(config.log_level, config.log_format)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    new_loop = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):
+        from uvloop import new_event_loop as new_loop
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_until_signal(App(config), end_process))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 async def _until_signal(app: "App", end_process: Callable[[int], NoReturn]) -> None:
