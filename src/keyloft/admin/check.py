@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -25,9 +25,6 @@ _CURES: Final = {
     ("key", "value", "time"), "correct or remove the row with SQL: readers of other rows are not affected"
 )
 _DATABASE: Final = "database"
-
-Defects: TypeAlias = Iterator[tuple[str, str]]
-"""The code of each defect of a row, and what is wrong."""
 
 
 class Finding(Struct, frozen=True):
@@ -130,8 +127,8 @@ class _Examination:
                             advance(self.rows, None)
 
 
-def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker) -> Defects:
-    """What is wrong with a row; the rows of a space arrive in the order of their keys."""
+def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker) -> Iterator[tuple[str, str]]:
+    """The code of each defect of a row, and what is wrong; the rows of a space arrive in the order of their keys."""
     if not isinstance(row.version, int):
         yield "version", "its version is not a number"
     elif row.version > snapshot.version:

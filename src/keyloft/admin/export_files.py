@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 from keyloft import limits
 from keyloft.admin import export_format as lines
@@ -16,6 +16,9 @@ from keyloft.clock import SystemClock
 from keyloft.core.files import OWNER_ONLY, create_private
 from keyloft.core.records import Record, Space
 from keyloft.errors import InvalidArgument
+
+Slice: TypeAlias = list[tuple[Space, Record]]
+"""Rows that are stored in one commit."""
 
 
 class ExportWriter:
@@ -141,9 +144,9 @@ class ExportReader:
         self.fault: str | None = None
         """What is wrong with the file, if something is."""
 
-    def take(self) -> list[tuple[Space, Record]]:
+    def take(self) -> Slice:
         """The next entries; none after the last one, or after a fault."""
-        taken, size = [], 0
+        taken, size = Slice(), 0
         try:
             for space, row in self._entries:
                 taken.append((space, row))

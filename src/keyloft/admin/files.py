@@ -5,13 +5,9 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
 
 from keyloft.core.files import create_private
 from keyloft.errors import CannotOpen, InvalidArgument
-
-# SQLite keeps these beside a file while it is open.
-_COMPANIONS: Final = ("", "-journal", "-wal", "-shm")
 
 
 @contextmanager
@@ -36,8 +32,8 @@ def complete_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         yield unfinished
         give_name(unfinished, target, overwrite=overwrite)
     finally:
-        for companion in _COMPANIONS:
-            Path(f"{unfinished}{companion}").unlink(missing_ok=True)
+        for beside in ("", "-journal", "-wal", "-shm"):  # as SQLite has them while the file is open
+            Path(f"{unfinished}{beside}").unlink(missing_ok=True)
 
 
 def check_name(target: Path, *, overwrite: bool) -> None:

@@ -95,13 +95,12 @@ async def stats(
     async with opened(database) as maintenance:
         async with maintenance.snapshot() as snapshot:
             counted = await _count(snapshot, int(soon * 1000), progress)
-            version = snapshot.version
         facts = await maintenance.facts()
     interfaces = {space.value: _sum(owners.values()) for space, owners in counted.items()}
     return StatsReport(
         engine=facts.engine,
         schema=facts.revision,
-        version=version,
+        version=snapshot.version,
         database_bytes=facts.database_bytes,
         wal_bytes=facts.wal_bytes,
         soon_seconds=soon,

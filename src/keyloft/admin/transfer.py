@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Literal, TypeAlias
@@ -12,11 +12,10 @@ from msgspec.structs import asdict
 
 from keyloft import limits
 from keyloft.admin.databases import Database, Progress, opened, stage
-from keyloft.admin.export_files import ExportReader, readable, writable
+from keyloft.admin.export_files import ExportReader, Slice, readable, writable
 from keyloft.admin.export_format import row_name
 from keyloft.admin.selection import Selection, count, movable_rows, rows_of
 from keyloft.admin.threads import in_thread
-from keyloft.core import maintenance
 from keyloft.core.keys import TupleKey
 from keyloft.core.maintenance import Existing, Loaded, Maintenance, Snapshot, content
 from keyloft.core.records import Record, Space
@@ -104,10 +103,8 @@ async def export(
     selection = Selection.of(prefix, plugin, project)
     async with opened(database) as source, source.snapshot() as snapshot:
         total = await count(snapshot, selection) if progress else None
-        with (
-            writable(target, selection.named, resume=resume, overwrite=overwrite) as writer,
-            stage(progress, "exporting", total) as advance,
-        ):
+        export_file = writable(target, selection.named, resume=resume, overwrite=overwrite)
+        with export_file as writer, stage(progress, "exporting", total) as advance:
             writer.begin(snapshot.version, selection.named)
             async for space, rows in rows_of(snapshot, selection, writer.after):
                 # In a thread: the reader of a pipe may be slow, and Ctrl-C ends the wait.
@@ -238,7 +235,7 @@ class Comparison(Struct):
 
 
 async def compare(
-    source: Snapshot, target: Snapshot, selection: Selection, advance: maintenance.Progress = lambda done, of: None
+    source: Snapshot, target: Snapshot, selection: Selection, advance: Callable[[int, None], object] = lambda *_: None
 ) -> Comparison:
     """Read both, key by key. What else the target holds does not matter."""
     found, hashes = Comparison(), (hashlib.sha256(), hashlib.sha256())
@@ -269,18 +266,15 @@ async def compare(
     return found
 
 
-async def _slices(
-    pages: AsyncIterator[tuple[Space, Sequence[Record]]],
-) -> AsyncIterator[list[tuple[Space, Record]]]:
+async def _slices(pages: AsyncIterator[tuple[Space, Sequence[Record]]]) -> AsyncIterator[Slice]:
     """Rows in slices that one commit can hold."""
-    rows: list[tuple[Space, Record]] = []
-    size = 0
+    rows, size = Slice(), 0
     async for space, page in pages:
         rows += [(space, row) for row in page]
         size += sum([len(row.value) for row in page])
         if len(rows) >= limits.MAINTENANCE_ROWS or size >= limits.TRANSFER_SLICE_BYTES:
             yield rows
-            rows, size = [], 0
+            rows, size = Slice(), 0
     if rows:
         yield rows
 
@@ -298,9 +292,7 @@ def _bytes(space: Space, row: Record) -> bytes:
     return head.encode() + key + row.value
 
 
-async def _load(
-    target: Maintenance, rows: list[tuple[Space, Record]], version: int, existing: Existing, loaded: Loaded
-) -> None:
+async def _load(target: Maintenance, rows: Slice, version: int, existing: Existing, loaded: Loaded) -> None:
     """Store rows in one commit, and count what they met; `version` is that of the database they come from."""
     try:
         # A file without a first line may still name versions.

@@ -1,20 +1,17 @@
 """Names that need an extra: their modules are imported at the first use, and a missing extra is named."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
-EXTRAS: Final = {
-    "alembic": "sql",
-    "asyncpg": "postgres",
-    "nats": "nats",
-    "nats-server": "server",
-    "nkeys": "nats",
-    "prometheus_client": "server",
-    "rich": "cli",
-    "sqlalchemy": "sql",
-    "typer": "cli",
+_PACKAGES: Final = {
+    "cli": ("rich", "typer"),
+    "nats": ("nats", "nkeys"),
+    "postgres": ("asyncpg",),
+    "server": ("nats-server", "prometheus_client"),
+    "sql": ("alembic", "sqlalchemy"),
 }
+EXTRAS: Final = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 """By package, as it is imported or called: the extra that installs it."""
 
 
@@ -24,7 +21,7 @@ def not_installed(package: str) -> str:
     return f'{package} is not installed: in a clone of Keyloft, pip install ".[{extra}]" installs it'
 
 
-def loader(package: str, elsewhere: Mapping[str, str]) -> Callable[[str], Any]:
+def loader(package: str, **elsewhere: str) -> Callable[[str], Any]:
     """The `__getattr__` of a package that imports some of its names at their first use.
 
     Args:

@@ -1,14 +1,13 @@
 """Runs the services: opens the database, connects to NATS, serves, and ends in order."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -56,7 +55,7 @@ def run(config: Config, end_process: Callable[[int], NoReturn]) -> None:
     """
     set_up_logging(config.log_level, config.log_format)
     new_loop = asyncio.new_event_loop
-    with contextlib.suppress(ImportError):
+    with suppress(ImportError):
         from uvloop import new_event_loop as new_loop
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_until_signal(App(config), end_process))
@@ -136,7 +135,7 @@ class App:
     def end_nats_server(self) -> None:
         """End the nats-server that the service runs itself, without waiting for it."""
         if self._nats_server is not None:
-            with contextlib.suppress(OSError, NatsServerFailed):
+            with suppress(OSError, NatsServerFailed):
                 os.kill(self._nats_server.pid, signal.SIGTERM)
 
     # Metrics and health
@@ -183,8 +182,7 @@ class App:
 
     async def _try_to_write(self) -> None:
         """Commit a check that fails: it takes the path of every write, and writes nothing."""
-        engine = await self._db.engine()
-        await engine.commit(Batch((), (Check(_PROBE.space, _PROBE.key, -1),)))
+        await (await self._db.engine()).commit(Batch((), (Check(_PROBE.space, _PROBE.key, -1),)))
 
     # The database
 
