@@ -115,22 +115,46 @@ def _remove_unused(all_folders: Path, name: str, newest: Path, processes: Path) 
 def _may_run(folder: Path, name: str, processes: Path) -> bool:
     """Whether a process may be running from an environment; where the system doesn't say, it may.
 
-    A process that was started by the link may run from any environment of this name.
+    A process that was started by the link may run from any environment of this name. In an activated environment the
+    command line is `python` and the program that of the system: only variables, or open files, name the environment.
     """
-    signs = (f"/{folder.name}/".encode(), f"/.venvs/{name}/".encode())
     if not (processes / "self" / "maps").exists():
         return True
-    for process in processes.glob("[0-9]*"):
-        for file in ("cmdline", "maps"):
-            with suppress(OSError):
-                text = (process / file).read_bytes()
-                if any([sign in text for sign in signs]):
+    signs = (folder.name.encode(), f".venvs/{name}/".encode())
+    made_at = 0.0
+    with suppress(FileNotFoundError):
+        made_at = (folder / "pyvenv.cfg").stat().st_mtime
+    return any(_names(process, signs, made_at) for process in processes.glob("[0-9]*"))
+
+
+def _names(process: Path, signs: tuple[bytes, ...], made_at: float) -> bool:
+    """Whether one of these names stands in what the system shows of a process.
+
+    Of other users' processes it shows the command line alone. What can't be read of this user's counts as a yes, unless
+    the process is older than the environment.
+    """
+    try:
+        for file in ("cmdline", "environ", "maps"):
+            text = (process / file).read_bytes()
+            if any([sign in text for sign in signs]):
+                return True
+        for link in (process / "exe", process / "cwd", *(process / "fd").iterdir()):
+            # A process of the kernel has no program, and a file may just have been closed.
+            with suppress(FileNotFoundError):
+                if any([sign in os.fsencode(f"{link.readlink()}/") for sign in signs]):
                     return True
-        for link in ("exe", "cwd"):
-            with suppress(OSError):
-                if signs[0] in f"{(process / link).readlink()}/".encode():
-                    return True
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended
+    except OSError:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            return process.stat().st_uid == os.geteuid() and _started_at(process) >= made_at
     return False
+
+
+def _started_at(process: Path) -> float:
+    ticks = (process / "stat").read_text().rpartition(")")[2].split()[19]
+    since_boot = float((process.parent / "uptime").read_text().split()[0])
+    return time.time() - since_boot + int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

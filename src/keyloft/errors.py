@@ -90,7 +90,7 @@ class NotEmpty(InvalidArgument, code="NOT_EMPTY"):
     def __init__(self, database: str, rows: int, backup_rows: int) -> None:
         super().__init__(
             f"{database} holds {rows:,} row{'' if rows == 1 else 's'}, which would be lost, and is left as it is: "
-            "restore into another database, or pass replace=True (--replace)"
+            "restore into another database, or pass replace=True"
         )
         self.database = database
         self.rows = rows

@@ -6,7 +6,9 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,6 +17,7 @@ from keyloft import InvalidArgument, NotEmpty, TransferFailed, admin
 from tests.support.everything import fill
 from tests.support.postgres import database_url
 
+T = TypeVar("T")
 FUNCTIONS = ["backup", "check", "compact", "copy", "export", "import_", "restore", "stats"]
 
 
@@ -31,13 +34,16 @@ class Heard:
     """Remembers the progress that was reported."""
 
     def __init__(self) -> None:
-        self.stages: list[str] = []
+        self.last: dict[str, tuple[int, int | None]] = {}
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         assert done >= 0
         assert total is None or total >= done
-        if stage not in self.stages:
-            self.stages.append(stage)
+        self.last[stage] = done, total
+
+    @property
+    def stages(self) -> list[str]:
+        return list(self.last)
 
 
 def test_the_public_names_are_these() -> None:
@@ -89,6 +95,42 @@ async def test_a_database_is_saved_checked_and_restored(url: str, tmp_path: Path
     with pytest.raises(InvalidArgument, match="exists already"):
         await admin.backup(url, file)
     assert await admin.backup(url, file, overwrite=True) == saved
+
+
+async def test_every_stage_ends_with_all_of_it_done(url: str, tmp_path: Path) -> None:
+    async def heard(function: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> tuple[T, dict[str, int]]:
+        heard = Heard()
+        report = await function(*arguments, **options, progress=heard)
+        assert all(done == total for done, total in heard.last.values()), heard.last
+        return report, {stage: done for stage, (done, _) in heard.last.items()}
+
+    file, lines = tmp_path / "nightly.db", tmp_path / "all.jsonl"
+    saved, ended = await heard(admin.backup, url, file)
+    pages = file.stat().st_size // 4096 if "://" not in url else saved.rows
+    assert ended == {"saving": pages, "checking": 1}
+    for target in (str(tmp_path / "restored.db"), url):
+        _, ended = await heard(admin.restore, file, target, replace=True)
+        restoring = saved.rows if target == url else file.stat().st_size // 4096
+        assert ended == {"checking": 1, "reading": saved.rows, "restoring": restoring, "comparing": saved.rows}
+    assert (await heard(admin.check, url))[1] == {"checking the database": 1, "checking rows": saved.rows}
+    assert (await heard(admin.stats, url))[1] == {"counting": saved.rows}
+    exported, ended = await heard(admin.export, url, lines)
+    assert ended == {"exporting": exported.entries}
+    size = lines.stat().st_size
+    assert (await heard(admin.import_, lines, tmp_path / "one.db"))[1] == {"importing": size}
+    assert (await heard(admin.import_, io.BytesIO(lines.read_bytes()), tmp_path / "two.db"))[1] == {"importing": size}
+    nothing = await heard(admin.import_, lines, tmp_path / "two.db", prefix=("nothing",))
+    assert nothing == (admin.ImportReport(), {"importing": size})
+    by_hand = tmp_path / "one.jsonl"
+    by_hand.write_bytes(b'{"key":"a","value":1}')
+    assert (await heard(admin.import_, by_hand, tmp_path / "two.db"))[1] == {"importing": by_hand.stat().st_size}
+    copied, ended = await heard(admin.copy, url, tmp_path / "three.db")
+    assert ended == {"copying": exported.entries, "comparing": copied.compared}
+    assert (await heard(admin.compact, url))[1] == {"compacting": 1}
+    # Nothing is stored here.
+    async with keyloft.open(tmp_path / "empty.db"):
+        pass
+    assert (await heard(admin.copy, tmp_path / "empty.db", tmp_path / "four.db"))[1] == {"copying": 0, "comparing": 0}
 
 
 async def test_what_is_stored_is_replaced_only_if_allowed(url: str, tmp_path: Path) -> None:

@@ -120,14 +120,15 @@ class TestBackup:
         assert stored(file) == stored(url)
         assert names(place) == ["nightly.db"]
 
+    @pytest.mark.parametrize("umask", [0, 0o377, 0o777], ids=oct)
     def test_a_file_is_readable_by_its_owner_alone_whatever_the_umask(
-        self, run: Keyloft, url: str, place: Path
+        self, run: Keyloft, url: str, place: Path, umask: int
     ) -> None:
         filled(url)
         if "://" not in url:
             Path(url).chmod(0o644)
-        file, restored = place / "nightly.db", place / "restored.db"
-        before = os.umask(0)
+        file, restored, exported = place / "nightly.db", place / "restored.db", place / "all.jsonl"
+        before = os.umask(umask)
         try:
             shown(run("backup", str(file)))
             assert file.stat().st_mode & 0o777 == 0o600
@@ -137,6 +138,8 @@ class TestBackup:
             file.chmod(0o644)
             shown(run("restore", str(file), "--database", str(restored)))
             assert restored.stat().st_mode & 0o777 == 0o600
+            shown(run("export", str(exported)))
+            assert exported.stat().st_mode & 0o777 == 0o600
         finally:
             os.umask(before)
 

@@ -403,12 +403,20 @@ def test_output_is_json_that_others_can_read(plugin: Keyloft) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code"),
-    [("set a 1 >&-", 0), ("set a - <&-", 0), ("import - <&-", 0), ("get nothing 2>&-", 1), ("stats >&- 2>&- <&-", 0)],
+    ("command", "code", "stderr"),
+    [
+        ("set a 1 >&-", 0, ""),
+        ("set a - <&-", 0, ""),
+        ("import - <&-", 1, "keyloft: TRANSFER_FAILED: the file is empty"),
+        ("get nothing 2>&-", 1, ""),
+        ("stats >&- 2>&- <&-", 0, ""),
+    ],
 )
-def test_a_closed_standard_stream_is_no_error(tmp_path: Path, command: str, code: int) -> None:
+def test_a_closed_standard_stream_is_no_error(tmp_path: Path, command: str, code: int, stderr: str) -> None:
     environment = {**SURROUNDINGS, "KEYLOFT_DATABASE_URL": str(tmp_path / "app.db")}
     program = f"{shlex.quote(sys.executable)} -W error -m keyloft"
     shell = f"{program} set b 1 > /dev/null && {program} {command}"
     done = subprocess.run(["sh", "-c", shell], env=environment, capture_output=True, timeout=LONGEST_SECONDS)
-    assert (done.returncode, done.stderr) == (code, b"")
+    assert (done.returncode, done.stderr.decode().partition(":")[0]) == (code, stderr.partition(":")[0])
+    assert done.stderr.decode().startswith(stderr)
+    assert b"Traceback" not in done.stderr

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -443,6 +443,10 @@ def lose_all_but_the_first_line(text: bytes) -> bytes:
     return text.splitlines(keepends=True)[0]
 
 
+def cut_to_nothing(text: bytes) -> bytes:
+    return b""
+
+
 def change_a_value(text: bytes) -> bytes:
     return text.replace(b"xxx", b"xyz", 1)
 
@@ -457,6 +461,7 @@ def change_a_value(text: bytes) -> bytes:
         (lose_lines_in_the_middle, 28, "the file has 28 entries, and its last line says 33"),
         (lose_the_first_line, 33, "the first line of the export is missing"),
         (lose_all_but_the_first_line, 0, "the file was cut after 0 entries"),
+        (cut_to_nothing, 0, "the file is empty: it was cut, or the export that wrote it failed"),
         (change_a_value, 33, "the file was changed since it was written"),
     ],
 )
@@ -681,6 +686,8 @@ def test_a_terminal_shows_the_progress(run: Keyloft, environment: dict[str, str]
     shown = at_a_terminal(environment, "copy", environment["KEYLOFT_DATABASE_URL"], copied, "--prefix", "nothing")[1]
     assert "0 entries stored in " in shown
     assert "0 entries compared, 0 missing, 0 different" in shown
+    shown = at_a_terminal(environment, "copy", environment["KEYLOFT_DATABASE_URL"], copied)[1]
+    assert f"{2 * MAINTENANCE_ROWS:,} of {2 * MAINTENANCE_ROWS:,}" in shown, "the last number of a stage"
     assert at_a_terminal({**environment, "TERM": "dumb"}, "export", str(tmp_path / "out.jsonl"))[1].startswith("{")
 
 
@@ -729,3 +736,69 @@ def test_a_row_by_hand_that_is_no_entry_is_named_and_not_changed_on_the_way(
         assert stderr.startswith("keyloft: UNDECODABLE: the row ")
     assert run("stats", "--database", url)[0] == 0
     assert run("check", "--database", url)[0] == 1
+
+
+async def test_an_error_names_arguments_as_its_caller_wrote_them(tmp_path: Path) -> None:
+    database, file, saved = (str(tmp_path / name) for name in ("app.db", "all.jsonl", "saved.db"))
+    async with keyloft.open(database) as kv:
+        await kv.set(("a",), 1)
+    async with keyloft.open(tmp_path / "other.db") as kv:
+        await kv.set(("a",), 2)
+    await admin.export(database, file)
+    await admin.backup(database, saved)
+    (tmp_path / "cut.jsonl.partial").write_bytes(Path(file).read_bytes()[:-20])
+    (tmp_path / "odd.jsonl.partial").write_text('{"key":"a","value":1}\n')
+    cut, odd, other = str(tmp_path / "cut.jsonl"), str(tmp_path / "odd.jsonl"), str(tmp_path / "other.db")
+    calls: list[tuple[Awaitable[object], list[str], list[str], list[str]]] = [
+        (admin.export(database, file), ["export", file], ["overwrite=True"], ["--force"]),
+        (admin.backup(database, saved), ["backup", saved], ["overwrite=True"], ["--force"]),
+        (
+            admin.export(database, cut),
+            ["export", cut],
+            ["resume=True continues", "overwrite=True"],
+            ["--resume continues", "--force"],
+        ),
+        (
+            admin.export(database, cut, prefix=("a",), resume=True),
+            ["export", cut, "--prefix", "a", "--resume"],
+            ["prefix=, plugin= and project=", "overwrite=True"],
+            ["--prefix, --plugin and --project", "--force"],
+        ),
+        (
+            admin.export(database, odd, resume=True),
+            ["export", odd, "--resume"],
+            ["overwrite=True replaces it"],
+            ["--force replaces it"],
+        ),
+        (
+            admin.export(database, io.BytesIO(), resume=True),
+            ["export", "-", "--resume"],
+            ["resume=True and overwrite=True"],
+            ["--resume and --force"],
+        ),
+        (admin.restore(saved, other), ["restore", saved, "--database", other], ["replace=True"], ["--replace"]),
+        (admin.restore(saved, saved), ["restore", saved, "--database", saved], ["database="], ["--database"]),
+        (
+            admin.copy(database, other),
+            ["copy", database, other],
+            ['existing="keep"', 'existing="replace"'],
+            ["--keep leaves", "--replace replaces"],
+        ),
+        (
+            admin.check(database, limit=-1),
+            ["check", "--limit", "-1"],
+            ["limit: expected"],
+            ["keyloft: --limit: expected"],
+        ),
+        (admin.stats(database, soon=-1), ["stats", "--soon", "-1"], ["soon: expected"], ["keyloft: --soon: expected"]),
+    ]
+    for call, command, arguments, options in calls:
+        with pytest.raises(keyloft.KeyloftError) as failed:
+            await call
+        code, _, told = run_command({"KEYLOFT_DATABASE_URL": database}, *command)
+        assert code in (1, 2)
+        assert [word for word in arguments if word not in str(failed.value)] == []
+        assert [word for word in options if word not in told] == []
+        assert "--" not in str(failed.value)
+        assert "=True" not in told
+        assert "existing=" not in told

@@ -13,6 +13,8 @@ import pytest
 from tools.environment import COMPLETE, UNUSED_SECONDS, constraints_of, environment
 
 ROOT = Path(__file__).parents[2]
+NAME = f"test{os.getpid()}"
+"""Of its own: an environment is kept while any process of the machine names it."""
 # Makes an environment without packages, which takes a tenth of a second; before, it waits while there is a file `wait`.
 MAKING = """
 import pathlib, subprocess, sys, time
@@ -26,7 +28,7 @@ def make(folder, *_):
     while (root / "wait").exists():
         time.sleep(0.01)
 
-print(environment(root, "test", make=make))
+print(environment(root, sys.argv[2], make=make))
 """
 
 
@@ -38,7 +40,7 @@ def project(tmp_path: Path) -> Path:
 
 def started(project: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", MAKING, project],
+        [sys.executable, "-c", MAKING, project, NAME],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -70,7 +72,7 @@ def not_used_for_long(folder: Path) -> None:
 def test_a_new_environment_is_made_beside_the_one_that_something_runs_from(project: Path) -> None:
     first = made(project)
     assert made(project) == first
-    assert (project / ".venvs" / "test").resolve() == first
+    assert (project / ".venvs" / NAME).resolve() == first
     code = "print('up', flush=True); input(); print('still here')"
     with subprocess.Popen(
         [first / "bin" / "python", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -82,7 +84,7 @@ def test_a_new_environment_is_made_beside_the_one_that_something_runs_from(proje
         (project / "pyproject.toml").write_text("# two\n")
         second = made(project)
         assert second != first
-        assert (project / ".venvs" / "test").resolve() == second
+        assert (project / ".venvs" / NAME).resolve() == second
         running.stdin.write("\n")
         running.stdin.flush()
         assert running.stdout.readline() == "still here\n"
@@ -92,15 +94,65 @@ def test_a_new_environment_is_made_beside_the_one_that_something_runs_from(proje
     assert (first.exists(), second.exists(), third.exists()) == (False, True, True)
 
 
+COMMANDS = {
+    "activated": ". {folder}/bin/activate; exec python -c '{code}'",
+    "on the path": "PATH={folder}/bin:$PATH exec python -c '{code}'",
+    "by the link": "cd {folder}/../..; exec .venvs/{name}/bin/python -c '{code}'",
+    "relative": "cd {folder}/..; exec {folder.name}/bin/python -c '{code}'",
+    "an open file": "exec {python} -c '{code}' 9< {folder}/pyvenv.cfg",
+    "a folder": "cd {folder}/bin; exec {python} -c '{code}'",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, all environments are kept")
+@pytest.mark.parametrize("way", COMMANDS)
+def test_an_environment_is_kept_in_whatever_way_something_uses_it(project: Path, way: str) -> None:
+    first = made(project)
+    code = "print(1, flush=True); input()"
+    command = COMMANDS[way].format(folder=first, name=NAME, code=code, python=sys.executable)
+    with subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdin
+        assert running.stdout
+        assert running.stdout.readline() == "1\n"
+        not_used_for_long(first)
+        (project / "pyproject.toml").write_text("# two\n")
+        made(project)
+        assert first.exists()
+        running.stdin.write("\n")
+    not_used_for_long(first)
+    (project / "pyproject.toml").write_text("# three\n")
+    made(project)
+    assert not first.exists()
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_an_environment_is_kept_where_a_later_process_of_this_user_can_not_be_read(
+    project: Path, is_older: bool
+) -> None:
+    first = made(project)
+    processes = project / "proc"
+    for name in ("self", "42"):
+        (processes / name / "environ").mkdir(parents=True)  # reading it fails, for root, too
+        (processes / name / "maps").touch()
+        (processes / name / "cmdline").touch()
+        ticks = 0 if is_older else 1000 * os.sysconf("SC_CLK_TCK")
+        (processes / name / "stat").write_text(f"42 (a name) S {'0 ' * 18}{ticks} 0")
+    (processes / "uptime").write_text("1000.00 1.00")
+    not_used_for_long(first)
+    (project / "pyproject.toml").write_text("# two\n")
+    environment(project, NAME, make=lambda folder, *_: folder.mkdir(), processes=processes)
+    assert first.exists() is not is_older
+
+
 def test_an_environment_whose_making_was_killed_is_made_again_and_only_once(project: Path) -> None:
     (project / "wait").touch()
     killed = started(project)
     wait_for(project / "making")
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
-    (folder,) = (project / ".venvs").glob("test-*")
+    (folder,) = (project / ".venvs").glob(f"{NAME}-*")
     assert not (folder / COMPLETE).exists()
-    assert not (project / ".venvs" / "test").exists()
+    assert not (project / ".venvs" / NAME).exists()
     (project / "wait").unlink()
     both = [started(project), started(project)]
     endings = [running.communicate(timeout=60) for running in both]
@@ -113,7 +165,7 @@ def test_an_environment_is_kept_where_the_system_does_not_name_its_processes(pro
     first = made(project)
     not_used_for_long(first)
     (project / "pyproject.toml").write_text("# two\n")
-    environment(project, "test", make=lambda folder, *_: folder.mkdir(), processes=project / "no-proc")
+    environment(project, NAME, make=lambda folder, *_: folder.mkdir(), processes=project / "no-proc")
     assert (first / COMPLETE).exists()
 
 

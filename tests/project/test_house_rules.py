@@ -98,6 +98,16 @@ def test_only_one_module_uses_private_parts_of_nats_py() -> None:
     assert used == set()
 
 
+def test_nothing_but_a_command_or_the_entry_of_a_process_ends_the_process() -> None:
+    ends = [
+        f"{name_of(module)}: {found}"
+        for module in MODULES
+        for found in re.findall(r"\bos\._exit|\bsys\.exit|\bSystemExit|\bos\.abort", module.read_text())
+        if not name_of(module).startswith("cli/") and module.name != "__main__.py"
+    ]
+    assert ends == []
+
+
 def test_every_limit_says_what_it_does() -> None:
     """By a string below it."""
     body = ast.parse(inspect.getsource(limits)).body

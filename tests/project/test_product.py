@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib
+import os
 import pickle
 import pkgutil
 import re
@@ -94,6 +95,33 @@ def test_a_missing_extra_is_named() -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     lines = shown.stdout.splitlines()
     assert [re.findall(r"\.\[(\w+)\]", line) for line in lines] == [["nats"], ["nats"], ["nats"], ["sql"]]
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "arguments"),
+    [
+        ("typer", "cli", ["get", "k"]),
+        ("nats", "nats", ["serve"]),
+        ("nats", "nats", ["plugin", "get", "trivia", "score"]),
+        ("alembic", "sql", ["migrate"]),
+        ("asyncpg", "postgres", ["stats", "--database", "postgresql://127.0.0.1:1/app"]),
+    ],
+)
+def test_a_command_names_the_extra_of_a_package_that_is_missing(
+    tmp_path: Path, package: str, extra: str, arguments: list[str]
+) -> None:
+    (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('No module named {package}', name={package!r})")
+    shown = subprocess.run(
+        [sys.executable, "-m", "keyloft", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert (shown.returncode, shown.stdout, len(shown.stderr.splitlines())) == (1, "", 1)
+    assert f'pip install ".[{extra}]"' in shown.stderr
+    assert "in a clone of Keyloft" in shown.stderr
 
 
 def test_every_error_is_public_and_drawn_in_the_tree_below_its_parent() -> None:

@@ -136,13 +136,12 @@ async def test_stopping_ends_open_connections() -> None:
         asked_for.set()
         return await endless()
 
-    server = HttpServer({"/": page})
-    await server.aclose()  # it was not started: nothing to do
-    _, port = await server.start("127.0.0.1", 0)
-    asked = asyncio.create_task(send(port, b"GET / HTTP/1.1\r\n\r\n"))
     async with asyncio.timeout(_LONGEST_SECONDS):
-        await asked_for.wait()
-        await server.aclose()
+        async with HttpServer({"/": page}) as server:
+            await server.aclose()  # it was not started: nothing to do
+            _, port = await server.start("127.0.0.1", 0)
+            asked = asyncio.create_task(send(port, b"GET / HTTP/1.1\r\n\r\n"))
+            await asked_for.wait()
         assert await asked == b""
 
 

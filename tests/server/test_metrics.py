@@ -103,10 +103,10 @@ async def test_a_slow_count_does_not_hold_up_a_scrape(db: BotDatabase, monkeypat
         await asyncio.Event().wait()
 
     monkeypatch.setattr(engine, "read", stalled)
-    metrics = Metrics(Meters(), db, prefix="p")
-    metrics.usage_seconds = 0.01
-    assert b"p_kv_set_total" in await metrics.render()
-    await metrics.aclose()
+    async with Metrics(Meters(), db, prefix="p") as metrics:
+        metrics.usage_seconds = 0.01
+        assert b"p_kv_set_total" in await metrics.render()
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "keyloft usage"] == []
 
 
 async def test_no_more_than_a_thousand_plugins_have_labels(db: BotDatabase) -> None:

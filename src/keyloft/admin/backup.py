@@ -76,7 +76,8 @@ async def backup(
     try:
         async with opened(source) as maintenance:
             with complete_file(target, overwrite=overwrite) as unfinished:
-                await maintenance.backup(str(unfinished), stage(progress, "saving"))
+                with stage(progress, "saving") as advance:
+                    await maintenance.backup(str(unfinished), advance)
                 async with opened(unfinished) as saved:
                     await _check(saved, source.shown, progress)
                     rows, version = await _count(saved)
@@ -114,7 +115,7 @@ async def restore(
     source, url = _path(file), DatabaseUrl.parse(database)
     target = url.file
     if target is not None and _is_same(source, target):
-        raise InvalidArgument(f"{file} is the database itself: name the database to restore it into (--database)")
+        raise InvalidArgument(f"{file} is the database itself: name another database= to restore it into")
     is_new = target is not None and not target.exists()
     async with opened(source) as saved, saved.snapshot() as wanted:
         lost = 0 if is_new else await _rows_in(url)
@@ -125,7 +126,8 @@ async def restore(
         if target is not None and is_new:
             # A copy of the file brings other programs' tables, too.
             with complete_file(target) as unfinished:
-                await saved.backup(str(unfinished), stage(progress, "restoring"))
+                with stage(progress, "restoring") as advance:
+                    await saved.backup(str(unfinished), advance)
                 async with opened(unfinished) as made, made.snapshot() as found:
                     verified, version = await _verify(held, found, progress), found.version
         else:
@@ -141,9 +143,9 @@ async def _replace_rows(
         rows, before = await _count(target)
         if rows and not lost:
             raise Busy(f"another process wrote into {database.shown} meanwhile; nothing was changed")
-        advance = stage(progress, "restoring")
         # Where no row was to be lost, none may have been added since.
-        await target.become(wanted, lambda done, _: advance(done, held.rows), expected_version=None if lost else before)
+        with stage(progress, "restoring", held.rows) as advance:
+            await target.become(wanted, advance, expected_version=None if lost else before)
         alone = wanted.version if before < wanted.version else before + 1
         async with target.snapshot() as found:
             return await _verify(held, found, progress, alone=found.version == alone), found.version
@@ -151,8 +153,10 @@ async def _replace_rows(
 
 async def _check(saved: Maintenance, origin: str, progress: Progress | None) -> None:
     """Refuse a backup that is damaged, and so is what it is a copy of."""
-    if found := await saved.damage(stage(progress, "checking")):
-        raise DatabaseError(f"{origin} is damaged: {found[0]}; `keyloft check --database {origin}` shows all of it")
+    with stage(progress, "checking") as advance:
+        if found := await saved.damage():
+            raise DatabaseError(f"{origin} is damaged: {found[0]}; `keyloft check --database {origin}` shows all of it")
+        advance(1, 1)
 
 
 async def _count(maintenance: Maintenance) -> tuple[int, int]:
@@ -184,15 +188,16 @@ async def _verify(held: Digest, found: Snapshot, progress: Progress | None, *, a
 async def _digest(snapshot: Snapshot, progress: Progress | None, name: str) -> Digest:
     """The digest of a database; `name` is that of the stage."""
     rows, hashed = 0, hashlib.blake2b(digest_size=32)
-    advance, to_bytes = stage(progress, name), msgspec.msgpack.Encoder().encode
-    for part in EVERYTHING:
-        hashed.update(part.space.encode())
-        async for some in snapshot.rows(part):
-            # Row by row: the hash must not depend on where a page ends.
-            for row in some:
-                hashed.update(to_bytes(row))
-            rows += len(some)
-            advance(rows, rows)
+    to_bytes = msgspec.msgpack.Encoder().encode
+    with stage(progress, name) as advance:
+        for part in EVERYTHING:
+            hashed.update(part.space.encode())
+            async for some in snapshot.rows(part):
+                # Row by row: the hash must not depend on where a page ends.
+                for row in some:
+                    hashed.update(to_bytes(row))
+                rows += len(some)
+                advance(rows, None)
     return Digest(rows, hashed.hexdigest())
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -25,9 +25,6 @@ _CURES: Final = {
     ("key", "value", "time"), "correct or remove the row with SQL: readers of other rows are not affected"
 )
 _DATABASE: Final = "database"
-
-Defects: TypeAlias = Iterator[tuple[str, str]]
-"""The code of each defect of a row, and what is wrong."""
 
 
 class Finding(Struct, frozen=True):
@@ -78,7 +75,7 @@ async def check(database: Database, *, limit: int = limits.FINDINGS, progress: P
         DatabaseError: The database can't be checked: its server does not answer, or this user may not read it.
     """
     if limit < 0:
-        raise InvalidArgument("limit (--limit) is the number of findings to show, 0 or more")
+        raise InvalidArgument("limit: expected the number of findings to show, 0 or more")
     examination = _Examination(limit)
     with examination.noting(_DATABASE):
         async with opened(database) as maintenance:
@@ -113,24 +110,25 @@ class _Examination:
             self.add("damage", f"{what}{error}", where)
 
     async def examine(self, maintenance: Maintenance, progress: Progress | None) -> None:
-        with self.noting(_DATABASE):
-            for line in await maintenance.damage(stage(progress, "checking the database")):
+        with stage(progress, "checking the database") as advance, self.noting(_DATABASE):
+            for line in await maintenance.damage():
                 self.add("damage", line, _DATABASE)
-        advance = stage(progress, "checking rows")
+            advance(1, 1)
         async with maintenance.snapshot() as snapshot:
             checker = RowChecker(snapshot.now)
-            for space in Space:
-                with self.noting(space.value, "not all rows can be read: "):
-                    async for rows in snapshot.rows(Range(space)):
-                        for row in rows:
-                            for code, what in _defects(space, row, snapshot, checker):
-                                self.add(code, what, row_name(space, row.key))
-                        self.rows += len(rows)
-                        advance(self.rows, self.rows)
+            with stage(progress, "checking rows") as advance:
+                for space in Space:
+                    with self.noting(space.value, "not all rows can be read: "):
+                        async for rows in snapshot.rows(Range(space)):
+                            for row in rows:
+                                for code, what in _defects(space, row, snapshot, checker):
+                                    self.add(code, what, row_name(space, row.key))
+                            self.rows += len(rows)
+                            advance(self.rows, None)
 
 
-def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker) -> Defects:
-    """What is wrong with a row; the rows of a space arrive in the order of their keys."""
+def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker) -> Iterator[tuple[str, str]]:
+    """The code of each defect of a row, and what is wrong; the rows of a space arrive in the order of their keys."""
     if not isinstance(row.version, int):
         yield "version", "its version is not a number"
     elif row.version > snapshot.version:

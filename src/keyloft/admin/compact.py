@@ -33,7 +33,7 @@ async def compact(database: Database, *, progress: Progress | None = None) -> Co
 
     Args:
         database: A path, `sqlite:///…` or `postgresql://…`.
-        progress: Called once, when the work begins: no engine reports how far it is.
+        progress: Called when the work begins and when it is done: no engine reports how far it is.
 
     Returns:
         The sizes before and after.
@@ -44,8 +44,9 @@ async def compact(database: Database, *, progress: Progress | None = None) -> Co
     """
     async with opened(database) as maintenance:
         before = await maintenance.facts()
-        stage(progress, "compacting")
-        await maintenance.compact()
+        with stage(progress, "compacting") as advance:
+            await maintenance.compact()
+            advance(1, 1)
         return CompactReport(_usage(before), _usage(await maintenance.facts()))
 
 

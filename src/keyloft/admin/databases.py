@@ -1,8 +1,8 @@
 """Opens the databases that a function of this package works on, and reports how far its work is."""
 
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import TypeAlias
 
 from keyloft.core import maintenance
@@ -14,7 +14,10 @@ Database: TypeAlias = str | os.PathLike[str]
 """A path, `sqlite:///…` or `postgresql://…`."""
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
-"""Called with the name of a stage, how much of it is done, and how much there is to do; None if that is not known."""
+"""Called with the name of a stage, how much of it is done, and how much there is to do; None if that is not known.
+
+The last call of a stage has the same number twice.
+"""
 
 
 @asynccontextmanager
@@ -32,12 +35,24 @@ async def opened(database: Database | DatabaseUrl, *, make: bool = False) -> Asy
         yield whole
 
 
-def stage(progress: Progress | None, name: str) -> maintenance.Progress:
-    """Report that a stage begins, then how far it is. An engine that does not know a total reports what is done."""
+@contextmanager
+def stage(progress: Progress | None, name: str, total: int | None = None) -> Iterator[maintenance.Progress]:
+    """Report that a stage begins, how far it is, and its end: by then the total is known, since it is what was done.
 
-    def report(done: int, total: int) -> None:
+    Args:
+        progress: Called with each report.
+        name: Of the stage.
+        total: How much there is to do, if that is known before an engine says it.
+    """
+    done, of = 0, total
+
+    def report(now_done: int, now_of: int | None) -> None:
+        nonlocal done, of
+        done, of = now_done, total if now_of is None else now_of
         if progress is not None:
-            progress(name, done, total if total > done else None)
+            progress(name, done, None if of is None else max(done, of))
 
-    report(0, 0)
-    return report
+    report(0, None)
+    yield report
+    if done != of:
+        report(done, done)

@@ -5,17 +5,20 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 from keyloft import limits
 from keyloft.admin import export_format as lines
 from keyloft.admin.databases import Database
-from keyloft.admin.files import check_name, give_name, make_private
+from keyloft.admin.files import check_name, give_name
 from keyloft.admin.selection import Position, Selection
 from keyloft.clock import SystemClock
-from keyloft.core.files import OWNER_ONLY
+from keyloft.core.files import OWNER_ONLY, create_private
 from keyloft.core.records import Record, Space
 from keyloft.errors import InvalidArgument
+
+Slice: TypeAlias = list[tuple[Space, Record]]
+"""Rows that are stored in one commit."""
 
 
 class ExportWriter:
@@ -63,13 +66,13 @@ class ExportWriter:
             if not is_whole or isinstance(mark, lines.End):
                 break
             if not self._has_head and (mark is None or mark.format != lines.FORMAT):
-                raise InvalidArgument(f"{self._out.name} is not an export of this version: overwrite it (--force)")
+                raise InvalidArgument(f"{self._out.name} is not an export of this version: overwrite=True replaces it")
             if mark is None:
                 last = line
                 self.entries += 1
             elif mark.only != only:
                 raise InvalidArgument(
-                    f"{self._out.name} is of another part: give its --prefix, --plugin and --project, or overwrite it"
+                    f"{self._out.name} is of another part: name its prefix=, plugin= and project=, or overwrite=True"
                 )
             self._has_head = True
             self._hash.update(line + b"\n")
@@ -92,7 +95,7 @@ def writable(
     """
     if not isinstance(target, str | os.PathLike):
         if resume or overwrite:
-            raise InvalidArgument("resume and overwrite (--resume, --force) are for a file, not for a stream")
+            raise InvalidArgument("resume=True and overwrite=True are for a file, not for a stream")
         yield ExportWriter(target)
         return
     file = Path(target)
@@ -101,13 +104,11 @@ def writable(
         raise InvalidArgument(f"{file} can't be written: there is no folder {file.parent}")
     partial = file.with_name(f"{file.name}.partial")
     if partial.exists() and not (resume or overwrite):
-        raise InvalidArgument(
-            f"{partial} did not end: resume=True (--resume) continues that export, overwrite=True (--force) replaces it"
-        )
+        raise InvalidArgument(f"{partial} did not end: resume=True continues that export, overwrite=True replaces it")
     if not resume:
         partial.unlink(missing_ok=True)
-    if not partial.exists():
-        make_private(partial)
+    if not partial.exists() and (error := create_private(partial)):
+        raise error
     with partial.open("rb+") as out:
         os.fchmod(out.fileno(), OWNER_ONLY)
         writer = ExportWriter(out)
@@ -118,10 +119,10 @@ def writable(
 
 
 @contextmanager
-def readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
-    """A stream to read from, and its size; 0 if that is not known."""
+def readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int | None]]:
+    """A stream to read from, and its size; None if that is not known."""
     if not isinstance(source, str | os.PathLike):
-        yield source, 0
+        yield source, None
         return
     file = Path(source)
     if file.is_dir():
@@ -129,7 +130,7 @@ def readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
     if not file.exists():
         raise InvalidArgument(f"there is no file {file}")
     with file.open("rb", buffering=0) as stream:
-        yield stream, os.fstat(stream.fileno()).st_size
+        yield stream, os.fstat(stream.fileno()).st_size or None
 
 
 class ExportReader:
@@ -140,28 +141,26 @@ class ExportReader:
         self.version = 0
         """The highest version of the database that the export came from, as far as was read."""
         self.done_bytes = 0
-        self.is_done = False
         self.fault: str | None = None
         """What is wrong with the file, if something is."""
 
-    def take(self) -> list[tuple[Space, Record]]:
-        """The next entries. After the last one, or a fault, `is_done` is true."""
-        taken, size = [], 0
+    def take(self) -> Slice:
+        """The next entries; none after the last one, or after a fault."""
+        taken, size = Slice(), 0
         try:
             for space, row in self._entries:
                 taken.append((space, row))
                 size += len(row.value)
                 if len(taken) >= limits.MAINTENANCE_ROWS or size >= limits.TRANSFER_SLICE_BYTES:
-                    return taken
+                    break
         except InvalidArgument as error:
             self.fault = str(error)
-        self.is_done = True
         return taken
 
     def _read(self, source: IO[bytes], selection: Selection) -> Iterator[tuple[Space, Record]]:
         now, number, entries, hashed = SystemClock().now(), 0, 0, None
         for number, (line, is_whole) in enumerate(_split(source), 1):
-            self.done_bytes += len(line) + 1
+            self.done_bytes += len(line) + is_whole
             try:
                 mark = lines.read_mark(line)
                 entry = lines.read(line, now) if mark is None and line.strip() else None
@@ -183,6 +182,8 @@ class ExportReader:
                 entries += entry is not None
             if entry is not None and selection.holds(entry[0], entry[1].key):
                 yield entry
+        if not number:
+            raise InvalidArgument("the file is empty: it was cut, or the export that wrote it failed")
         if hashed is not None:
             raise InvalidArgument(_without_end(entries, f"it ends with line {number}"))
 

@@ -5,13 +5,9 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
 
-from keyloft.core.files import OWNER_ONLY
+from keyloft.core.files import create_private
 from keyloft.errors import CannotOpen, InvalidArgument
-
-# SQLite keeps these beside a file while it is open.
-_COMPANIONS: Final = ("", "-journal", "-wal", "-shm")
 
 
 @contextmanager
@@ -30,21 +26,14 @@ def complete_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
                 "what has it open, or move it away"
             )
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.unfinished")
-    try:
-        make_private(unfinished)
-    except OSError as error:
-        raise CannotOpen(f"{target} can't be written: {error.strerror}") from None
+    if error := create_private(unfinished):
+        raise CannotOpen(f"{target} can't be written: {error.strerror}")
     try:
         yield unfinished
         give_name(unfinished, target, overwrite=overwrite)
     finally:
-        for companion in _COMPANIONS:
-            Path(f"{unfinished}{companion}").unlink(missing_ok=True)
-
-
-def make_private(file: Path) -> None:
-    """Make an empty file that its owner alone can read and write."""
-    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER_ONLY))
+        for beside in ("", "-journal", "-wal", "-shm"):  # as SQLite has them while the file is open
+            Path(f"{unfinished}{beside}").unlink(missing_ok=True)
 
 
 def check_name(target: Path, *, overwrite: bool) -> None:
@@ -56,7 +45,7 @@ def check_name(target: Path, *, overwrite: bool) -> None:
     if target.is_dir():
         raise InvalidArgument(f"{target} is a folder: name a file in it")
     if not overwrite and os.path.lexists(target):
-        raise InvalidArgument(f"{target} exists already: name another file, or pass overwrite=True (--force)")
+        raise InvalidArgument(f"{target} exists already: name another file, or pass overwrite=True")
 
 
 def give_name(file: Path, target: Path, *, overwrite: bool) -> None:
@@ -66,22 +55,15 @@ def give_name(file: Path, target: Path, *, overwrite: bool) -> None:
         InvalidArgument: Another process has made a file of that name meanwhile, and it is not to be overwritten.
     """
     _sync(file)
-    if overwrite:
-        file.replace(target)
-    else:
-        _rename_to_free(file, target)
-    file.unlink(missing_ok=True)
-    _sync(target.parent)
-
-
-def _rename_to_free(file: Path, target: Path) -> None:
-    """A rename would replace what another process made meanwhile; a link does not."""
     try:
+        # A rename would replace what another process made meanwhile; a link does not.
         os.link(file, target)
     except OSError:
-        # The name is taken by now, or the file system has no links.
-        check_name(target, overwrite=False)
-        file.rename(target)
+        # The name is taken, or the file system has no links.
+        check_name(target, overwrite=overwrite)
+        file.replace(target)
+    file.unlink(missing_ok=True)
+    _sync(target.parent)
 
 
 def _sync(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Counts what a database holds, for whom, and what expires."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -81,7 +81,7 @@ async def stats(
     Args:
         database: A path, `sqlite:///…` or `postgresql://…`.
         soon: What expires within this many seconds counts as expiring soon.
-        progress: Called with the stage, how many rows are counted, and None.
+        progress: Called with the stage, how many rows are counted, and the total, which is None until the end.
 
     Returns:
         The counts. What has expired and is not yet swept is not an entry any more.
@@ -91,17 +91,16 @@ async def stats(
         DatabaseError: The database can't be read.
     """
     if not 0 <= soon <= limits.LONGEST_EXPIRY_SECONDS:
-        raise InvalidArgument(f"soon (--soon) is a number of seconds from 0 to {limits.LONGEST_EXPIRY_SECONDS:,}")
+        raise InvalidArgument(f"soon: expected a number of seconds from 0 to {limits.LONGEST_EXPIRY_SECONDS:,}")
     async with opened(database) as maintenance:
         async with maintenance.snapshot() as snapshot:
             counted = await _count(snapshot, int(soon * 1000), progress)
-            version = snapshot.version
         facts = await maintenance.facts()
     interfaces = {space.value: _sum(owners.values()) for space, owners in counted.items()}
     return StatsReport(
         engine=facts.engine,
         schema=facts.revision,
-        version=version,
+        version=snapshot.version,
         database_bytes=facts.database_bytes,
         wal_bytes=facts.wal_bytes,
         soon_seconds=soon,
@@ -114,15 +113,16 @@ async def stats(
 
 async def _count(snapshot: Snapshot, soon: int, progress: Progress | None) -> dict[Space, dict[Any, Tally]]:
     """By space and owner, a plugin or a project; None for rows without an owner."""
-    advance, now, then, rows = stage(progress, "counting"), snapshot.now, snapshot.now + soon, 0
+    now, then, rows = snapshot.now, snapshot.now + soon, 0
     counted: dict[Space, dict[Any, Tally]] = {space: defaultdict(Tally) for space in Space}
-    for space, owners in counted.items():
-        async for sizes in snapshot.sizes(Range(space)):
-            for row in sizes:
-                owner, key_bytes, counts = _about(space, row)
-                owners[owner]._add(key_bytes + row.value_bytes, row.expires_at, now, then, is_entry=counts)
-            rows += len(sizes)
-            advance(rows, rows)
+    with stage(progress, "counting") as advance:
+        for space, owners in counted.items():
+            async for sizes in snapshot.sizes(Range(space)):
+                for row in sizes:
+                    owner, key_bytes, counts = _about(space, row)
+                    owners[owner]._add(key_bytes + row.value_bytes, row.expires_at, now, then, is_entry=counts)
+                rows += len(sizes)
+                advance(rows, None)
     return counted
 
 
@@ -139,13 +139,11 @@ def _about(space: Space, row: Size) -> tuple[Any, int, bool]:
     return None, len(row.key if isinstance(row.key, bytes) else str(row.key)), True
 
 
-def _sum(tallies: Iterable[Tally]) -> Tally:
-    total = Tally()
-    for tally in tallies:
-        for field in ("entries", "bytes", "other_rows", "other_bytes", "expiring_soon", "expired"):
-            setattr(total, field, getattr(total, field) + getattr(tally, field))
-        moments = [moment for moment in (total.oldest_expiry, tally.oldest_expiry) if moment is not None]
-        total.oldest_expiry = min(moments, default=None)
+def _sum(tallies: Collection[Tally]) -> Tally:
+    expiries = [tally.oldest_expiry for tally in tallies if tally.oldest_expiry is not None]
+    total = Tally(oldest_expiry=min(expiries, default=None))
+    for field in ("entries", "bytes", "other_rows", "other_bytes", "expiring_soon", "expired"):
+        setattr(total, field, sum([getattr(tally, field) for tally in tallies]))
     return total
 
 

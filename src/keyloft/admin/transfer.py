@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Literal, TypeAlias
@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from keyloft import limits
 from keyloft.admin.databases import Database, Progress, opened, stage
-from keyloft.admin.export_files import ExportReader, readable, writable
+from keyloft.admin.export_files import ExportReader, Slice, readable, writable
 from keyloft.admin.export_format import row_name
 from keyloft.admin.selection import Selection, count, movable_rows, rows_of
 from keyloft.admin.threads import in_thread
@@ -102,13 +102,14 @@ async def export(
     """
     selection = Selection.of(prefix, plugin, project)
     async with opened(database) as source, source.snapshot() as snapshot:
-        advance, total = stage(progress, "exporting"), await count(snapshot, selection) if progress else 0
-        with writable(target, selection.named, resume=resume, overwrite=overwrite) as writer:
+        total = await count(snapshot, selection) if progress else None
+        export_file = writable(target, selection.named, resume=resume, overwrite=overwrite)
+        with export_file as writer, stage(progress, "exporting", total) as advance:
             writer.begin(snapshot.version, selection.named)
             async for space, rows in rows_of(snapshot, selection, writer.after):
                 # In a thread: the reader of a pipe may be slow, and Ctrl-C ends the wait.
                 await in_thread(partial(writer.write, space, rows))
-                advance(writer.entries, total)
+                advance(writer.entries, None)
             await in_thread(lambda: writer.finish(snapshot.version))
     file = str(Path(target)) if isinstance(target, str | os.PathLike) else None
     return ExportReport(file=file, entries=writer.entries, version=snapshot.version, sha256=writer.sha256)
@@ -151,17 +152,17 @@ async def import_(
         DatabaseError: The database can't be written.
     """
     selection, conflict = Selection.of(prefix, plugin, project), _existing(existing)
-    with readable(source) as (stream, size):
+    with readable(source) as (stream, size), stage(progress, "importing", size) as advance:
+        reader, loaded = ExportReader(stream, selection), Loaded()
         async with opened(database, make=True) as target:
-            reader, loaded, advance = ExportReader(stream, selection), Loaded(), stage(progress, "importing")
-            while not reader.is_done:
-                # In a thread that may be abandoned: a pipe may be silent for ever, and Ctrl-C ends the wait.
-                rows = await in_thread(reader.take)
+            # In a thread that may be abandoned: a pipe may be silent for ever, and Ctrl-C ends the wait.
+            while rows := await in_thread(reader.take):
                 await _load(target, rows, reader.version, conflict, loaded)
-                advance(reader.done_bytes, size)
-    report = ImportReport(**asdict(loaded))
-    if reader.fault is not None:
-        raise TransferFailed(f"{reader.fault}. {_after_fault(loaded.all)}", report)
+                advance(reader.done_bytes, None)
+        advance(reader.done_bytes, None)
+        report = ImportReport(**asdict(loaded))
+        if reader.fault is not None:
+            raise TransferFailed(f"{reader.fault}. {_after_fault(loaded.all)}", report)
     return report
 
 
@@ -201,19 +202,14 @@ async def copy(
     """
     selection, conflict = Selection.of(prefix, plugin, project), _existing(existing)
     async with opened(source) as origin, opened(target, make=True) as goal, origin.snapshot() as snapshot:
-        loaded, advance = Loaded(), stage(progress, "copying")
-        total = await count(snapshot, selection) if progress else 0
-        rows: list[tuple[Space, Record]] = []
-        async for space, page in rows_of(snapshot, selection):
-            rows += [(space, row) for row in page]
-            size = sum([len(row.value) for _, row in rows])
-            if len(rows) >= limits.MAINTENANCE_ROWS or size >= limits.TRANSFER_SLICE_BYTES:
+        loaded, total = Loaded(), await count(snapshot, selection) if progress else None
+        with stage(progress, "copying", total) as advance:
+            async for rows in _slices(rows_of(snapshot, selection)):
                 await _load(goal, rows, snapshot.version, conflict, loaded)
-                advance(loaded.all, total)
-                rows = []
-        await _load(goal, rows, snapshot.version, conflict, loaded)
+                advance(loaded.all, None)
         async with goal.snapshot() as arrived:
-            compared = await compare(snapshot, arrived, selection, progress)
+            with stage(progress, "comparing", total) as advance:
+                compared = await compare(snapshot, arrived, selection, advance)
     report = CopyReport(**asdict(loaded), **asdict(compared))
     if report.missing or report.different > report.kept:
         raise TransferFailed(
@@ -239,11 +235,10 @@ class Comparison(Struct):
 
 
 async def compare(
-    source: Snapshot, target: Snapshot, selection: Selection, progress: Progress | None = None
+    source: Snapshot, target: Snapshot, selection: Selection, advance: Callable[[int, None], object] = lambda *_: None
 ) -> Comparison:
     """Read both, key by key. What else the target holds does not matter."""
     found, hashes = Comparison(), (hashlib.sha256(), hashlib.sha256())
-    advance, total = stage(progress, "comparing"), await count(source, selection) if progress else 0
     for part in selection.parts:
         wanted = _one_by_one(movable_rows(source, part))
         stored = _one_by_one(target.rows(part))
@@ -255,7 +250,7 @@ async def compare(
                 continue  # it expired on the way, and was swept
             found.compared += 1
             if not found.compared % limits.ROWS_BETWEEN_PROGRESS:
-                advance(found.compared, total)
+                advance(found.compared, None)
             hashes[0].update(_bytes(part.space, row))
             if current is None or current.key != row.key:
                 found.missing += 1
@@ -266,8 +261,22 @@ async def compare(
                     continue
                 found.different += 1
             found.first_difference = found.first_difference or row_name(part.space, row.key)
+    advance(found.compared, None)
     found.source_sha256, found.target_sha256 = [digest.hexdigest() for digest in hashes]
     return found
+
+
+async def _slices(pages: AsyncIterator[tuple[Space, Sequence[Record]]]) -> AsyncIterator[Slice]:
+    """Rows in slices that one commit can hold."""
+    rows, size = Slice(), 0
+    async for space, page in pages:
+        rows += [(space, row) for row in page]
+        size += sum([len(row.value) for row in page])
+        if len(rows) >= limits.MAINTENANCE_ROWS or size >= limits.TRANSFER_SLICE_BYTES:
+            yield rows
+            rows, size = Slice(), 0
+    if rows:
+        yield rows
 
 
 async def _one_by_one(pages: AsyncIterator[Sequence[Record]]) -> AsyncIterator[Record]:
@@ -283,20 +292,16 @@ def _bytes(space: Space, row: Record) -> bytes:
     return head.encode() + key + row.value
 
 
-async def _load(
-    target: Maintenance, rows: list[tuple[Space, Record]], version: int, existing: Existing, loaded: Loaded
-) -> None:
+async def _load(target: Maintenance, rows: Slice, version: int, existing: Existing, loaded: Loaded) -> None:
     """Store rows in one commit, and count what they met; `version` is that of the database they come from."""
-    if not rows:
-        return
     try:
         # A file without a first line may still name versions.
         highest = max(version, *[row.version for _, row in rows])
         loaded.add(await target.load(rows, highest, existing))
     except AlreadyExists as error:
         raise TransferFailed(
-            f"{row_name(error.space, error.key)} is stored already, with another value or expiry: existing="
-            '"keep" (--keep) leaves such entries as they are, existing="replace" (--replace) replaces them',
+            f"{row_name(error.space, error.key)} is stored already, with another value or expiry: "
+            'existing="keep" leaves such entries as they are, existing="replace" replaces them',
             ImportReport(**asdict(loaded)),
         ) from None
 

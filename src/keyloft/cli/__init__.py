@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from keyloft.server.error_output import describe, print_error
+from keyloft.server.error_output import report
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -24,8 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         from keyloft.cli.app import app
     except ModuleNotFoundError as error:
-        print_error(describe(error))
-        sys.exit(1)
+        sys.exit(report(error))
     except KeyboardInterrupt:
         sys.exit(130)
     app(given, prog_name="keyloft")

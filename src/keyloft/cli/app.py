@@ -22,6 +22,9 @@ from keyloft.cli.terminal import CommandFailed, say
 from keyloft.errors import InvalidInput
 from keyloft.server.error_output import print_error, report
 
+_ARGUMENT: Final = re.compile(
+    r'\bexisting="(keep|replace)"|\b(replace|resume)=True|\b(database|prefix|plugin|project)=(?=\W)'
+)
 _NEGATIVE: Final = re.compile(r"^-[0-9.].*", re.DOTALL)
 
 
@@ -62,6 +65,11 @@ def _suggestion(mistyped: str = "", known: Iterable[str] = ()) -> Iterator[None]
         raise
 
 
+def _with_options(message: str) -> str:
+    """A message in which the arguments of `keyloft.admin` are called as the options for them."""
+    return _ARGUMENT.sub(lambda found: f"--{found[found.lastindex or 0]}", message.replace("overwrite=True", "--force"))
+
+
 def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
     """A function as Typer takes it: with all its options; it prints what goes wrong, and ends with an exit code."""
 
@@ -84,7 +92,7 @@ def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
         except Exception as error:
             if isinstance(error, InvalidInput):
                 error.args = (as_typed(str(error), declared),)
-            code = report(error)
+            code = report(error, _with_options)
         raise typer.Exit(code)
 
     declared = list(parameters(work))

@@ -41,7 +41,8 @@ def _shown() -> Iterator[Progress]:
             if bars.tasks[-1].description != stage:
                 bars.remove_task(task)
                 task = bars.add_task(stage, total=total, count="")
-            known = total if total is not None else bars.tasks[-1].total
+            # A total that is known only at the end is no reason for a bar.
+            known = None if bars.tasks[-1].total is None and total == done else total
             count = (f"{done:,}" if done else "") if known is None else f"{done:,} of {int(known):,}"
             bars.update(task, completed=done, total=known, count=count)
 

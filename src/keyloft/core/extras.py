@@ -1,28 +1,41 @@
 """Names that need an extra: their modules are imported at the first use, and a missing extra is named."""
 
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
+
+_PACKAGES: Final = {
+    "cli": ("rich", "typer"),
+    "nats": ("nats", "nkeys"),
+    "postgres": ("asyncpg",),
+    "server": ("nats-server", "prometheus_client"),
+    "sql": ("alembic", "sqlalchemy"),
+}
+EXTRAS: Final = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
+"""By package, as it is imported or called: the extra that installs it."""
 
 
-def loader(package: str, elsewhere: Mapping[str, tuple[str, str]]) -> Callable[[str], Any]:
+def not_installed(package: str) -> str:
+    """That a package is missing, and the command that installs it."""
+    extra = EXTRAS.get(package, "all")
+    return f'{package} is not installed: in a clone of Keyloft, pip install ".[{extra}]" installs it'
+
+
+def loader(package: str, **elsewhere: str) -> Callable[[str], Any]:
     """The `__getattr__` of a package that imports some of its names at their first use.
 
     Args:
         package: The package's name.
-        elsewhere: By name: the module that has it, and the extra that installs what the module needs.
+        elsewhere: By name: the module that has it.
     """
 
     def load(name: str) -> Any:
         if name not in elsewhere:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, extra = elsewhere[name]
         try:
-            return getattr(importlib.import_module(module), name)
+            return getattr(importlib.import_module(elsewhere[name]), name)
         except ModuleNotFoundError as error:
-            raise ImportError(
-                f"{name} needs the package {error.name}, which is not installed: "
-                f'in a clone of Keyloft, pip install ".[{extra}]" installs it'
-            ) from error
+            missing = str(error.name).partition(".")[0]
+            raise ModuleNotFoundError(f"{name} can't be imported: {not_installed(missing)}", name=missing) from error
 
     return load

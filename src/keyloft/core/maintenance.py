@@ -16,8 +16,8 @@ from keyloft.core.records import Key, Record, Space
 from keyloft.core.schema import NEVER
 from keyloft.errors import AlreadyExists, Busy, Undecodable
 
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with how much is done and how much there is to do; the second number may grow on the way."""
+Progress: TypeAlias = Callable[[int, int | None], None]
+"""Called with how much is done and how much there is to do; the second number may grow on the way, or be unknown."""
 
 
 LAST_MOMENT: Final = 253_402_300_799_999
@@ -144,7 +144,7 @@ class Maintenance(Protocol):
             Busy: The version is another one; nothing was changed.
         """
 
-    async def damage(self, progress: Progress) -> list[str]:
+    async def damage(self) -> list[str]:
         """What the database's own check finds wrong with pages, indexes and tables."""
 
     async def backup(self, target: str, progress: Progress) -> None:

@@ -67,7 +67,7 @@ async def replace_all(
         async for rows in source.rows(part):
             await transaction.put(part.space, rows)
             done += len(rows)
-            progress(done, done)
+            progress(done, None)
     return done, before + 1 if before >= source.version else source.version
 
 

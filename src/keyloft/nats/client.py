@@ -108,7 +108,9 @@ class ServiceClient(AsyncClosing):
             reply = await unless(not_permitted, self.nats.request(subject, to_json(fields), timeout=self._timeout))
             return self._read(reply.data)
         except nats_errors.NoRespondersError:
-            raise errors.NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one") from None
+            raise errors.NoService(
+                f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one"
+            ) from None
         except nats_errors.TimeoutError:
             state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"
             waited = f"no answer to {subject} within {self._timeout:g} s ({state})"

@@ -24,10 +24,8 @@ __all__ = ["BotDatabase", "DatabaseClient", "DatabaseService", "Login", "PluginK
 # nats-py is an extra, and SQLAlchemy takes memory that a service never needs.
 __getattr__ = loader(
     __name__,
-    {
-        "DatabaseClient": ("keyloft.plugins.client", "nats"),
-        "DatabaseService": ("keyloft.plugins.service", "nats"),
-        "Login": ("keyloft.nats.connection", "nats"),
-        "PluginKVStorage": ("keyloft.plugins.models", "sql"),
-    },
+    DatabaseClient="keyloft.plugins.client",
+    DatabaseService="keyloft.plugins.service",
+    Login="keyloft.nats.connection",
+    PluginKVStorage="keyloft.plugins.models",
 )

@@ -63,9 +63,7 @@ __all__ = [
 
 __getattr__ = loader(
     __name__,
-    {
-        "Login": ("keyloft.nats.connection", "nats"),
-        "SemanticClient": ("keyloft.semantic.client", "nats"),
-        "SemanticService": ("keyloft.semantic.service", "nats"),
-    },
+    Login="keyloft.nats.connection",
+    SemanticClient="keyloft.semantic.client",
+    SemanticService="keyloft.semantic.service",
 )

@@ -36,7 +36,7 @@ class Flags:
             self._key(name)
 
     def __repr__(self) -> str:
-        return f"<Flags at {self._prefix} in {self._store!r}>"
+        return f"<Flags of {self._prefix.removesuffix('/flags/')} in {self._store!r}>"
 
     async def get(self, name: str) -> Any:
         """The value of a flag; its default where it is not set.

@@ -8,16 +8,17 @@ import sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
-from keyloft.server import app  # noqa: E402
-from keyloft.server.config import check_service, from_arguments, load  # noqa: E402
 from keyloft.server.error_output import report  # noqa: E402
 
 
 def main() -> int:
     try:
+        from keyloft.server import app  # here, since it needs packages of extras
+        from keyloft.server.config import check_service, from_arguments, load
+
         settings = load(from_arguments(sys.argv[1:]))
         check_service(settings)
-        app.run(settings)
+        app.run(settings, os._exit)
     except KeyboardInterrupt:
         return 130
     except Exception as error:

@@ -1,20 +1,20 @@
 """Runs the services: opens the database, connects to NATS, serves, and ends in order."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, NoReturn
 
 import msgspec
 from nats.aio.client import Client as Nats
 
 from keyloft import errors, limits
+from keyloft.core.extras import not_installed
 from keyloft.core.records import Batch, Check, Get, Space
 from keyloft.core.urls import without_login
 from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError, NatsServerFailed, NotPermitted, Unanswered
@@ -43,27 +43,26 @@ _NOT_OPEN: Final = "the database is not open yet"
 _NOT_SERVED: Final = re.compile(r"permissions violation for subscription to \"([^\"]+)\"", re.IGNORECASE)
 
 
-def run(config: Config) -> None:
+def run(config: Config, end_process: Callable[[int], NoReturn]) -> None:
     """Serve until SIGTERM or SIGINT, then answer the accepted requests and return.
+
+    Args:
+        config: The settings.
+        end_process: Ends the process with an exit code at once, for a second signal.
 
     Raises:
         KeyloftError: The service can't be started, and no later attempt could succeed.
     """
     set_up_logging(config.log_level, config.log_format)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_until_signal(App(config)))
+    new_loop = asyncio.new_event_loop
+    with suppress(ImportError):
+        from uvloop import new_event_loop as new_loop
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_until_signal(App(config), end_process))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-async def _until_signal(app: "App") -> None:
-    """Run the service. The first signal asks it to end; a second one ends it at once."""
+async def _until_signal(app: "App", end_process: Callable[[int], NoReturn]) -> None:
+    """Run the service. The first signal asks it to end; a second one ends it at once: acknowledged writes are kept."""
     serving = asyncio.ensure_future(app.run())
     first_signal: float | None = None
 
@@ -75,7 +74,8 @@ async def _until_signal(app: "App") -> None:
             logger.info("%s: answering the accepted requests, then ending", number.name)
             serving.cancel()
         elif now - first_signal > limits.SAME_SIGNAL_SECONDS:
-            app.abandon(128 + number)
+            app.end_nats_server()
+            end_process(128 + number)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +115,7 @@ class App:
             await self._open_database()
             self._is_open = True
             stack.push_async_callback(self._db.aclose)
-            stack.push_async_callback(self._metrics.aclose)
+            await stack.enter_async_context(self._metrics)
             config = self._config
             store = SemanticStore(
                 Store(await self._db.engine()),
@@ -127,17 +127,16 @@ class App:
                 sweep_every=config.cleanup_every,
                 signals=self._signals,
             )
-            stack.push_async_callback(store.aclose)
+            await stack.enter_async_context(store)
             addresses = await self._find_nats(stack)
             while True:
                 await self._serve(addresses, store)
 
-    def abandon(self, code: int) -> NoReturn:
-        """End at once. All acknowledged writes are on disk."""
+    def end_nats_server(self) -> None:
+        """End the nats-server that the service runs itself, without waiting for it."""
         if self._nats_server is not None:
-            with contextlib.suppress(OSError, NatsServerFailed):
+            with suppress(OSError, NatsServerFailed):
                 os.kill(self._nats_server.pid, signal.SIGTERM)
-        os._exit(code)
 
     # Metrics and health
 
@@ -146,14 +145,14 @@ class App:
         address = self._config.http_address()
         if address is None:
             return None
-        server = HttpServer({"/metrics": self._show_metrics, "/healthz": self._show_health})
+        pages = HttpServer({"/metrics": self._show_metrics, "/healthz": self._show_health})
+        server = await stack.enter_async_context(pages)
         try:
             host, port = await server.start(*address)
         except OSError as error:
             reason = error.strerror or str(error)
             logger.warning("no metrics and health: can't listen on %s: %s", self._config.http, reason)
             return None
-        stack.push_async_callback(server.aclose)
         return shown(host, port)
 
     async def _show_metrics(self) -> Response:
@@ -162,8 +161,7 @@ class App:
         try:
             return Response(await self._metrics.render(), content_type=self._metrics.content_type)
         except ImportError:
-            hint = 'in a clone of Keyloft, pip install ".[server]" installs it'
-            return unavailable(f"metrics need prometheus-client: {hint}")
+            return unavailable(not_installed("prometheus_client"))
 
     async def _show_health(self) -> Response:
         if not self._is_open:
@@ -184,8 +182,7 @@ class App:
 
     async def _try_to_write(self) -> None:
         """Commit a check that fails: it takes the path of every write, and writes nothing."""
-        engine = await self._db.engine()
-        await engine.commit(Batch((), (Check(_PROBE.space, _PROBE.key, -1),)))
+        await (await self._db.engine()).commit(Batch((), (Check(_PROBE.space, _PROBE.key, -1),)))
 
     # The database
 
@@ -213,7 +210,7 @@ class App:
         port = self._config.nats_port
         self._nats_server = server = NatsServer(port=port or None)
         try:
-            await server.start()
+            await stack.enter_async_context(server)
         except NatsServerFailed as error:
             if "address already in use" not in str(error):
                 raise
@@ -221,7 +218,6 @@ class App:
                 f"port {port} is taken. If a Keyloft runs there already, use that one; if it is another NATS server, "
                 f"--nats nats://127.0.0.1:{port} serves there; otherwise choose another port with --nats-port"
             ) from None
-        stack.push_async_callback(server.aclose)
         keeping = asyncio.create_task(_keep_running(server), name="keyloft nats-server keeper")
         stack.push_async_callback(cancel, keeping)
         return [server.url]

@@ -128,12 +128,7 @@ class Config:
 
     def http_address(self) -> tuple[str, int] | None:
         """Where metrics and health are served, or None for nowhere."""
-        if self.http == OFF:
-            return None
-        address = read_address(self.http)
-        if address is None:
-            raise InvalidArgument(f"http must be host:port, as in 127.0.0.1:9464, or {OFF}")
-        return address
+        return None if self.http == OFF else read_address("http", self.http, f"127.0.0.1:9464, or {OFF}")
 
     def login(self) -> "Login":
         """How to log in to the NATS server."""
@@ -234,12 +229,11 @@ def load(flags: Flags, environment: Mapping[str, str] = os.environ, *, only: Ite
     in_file = _from_file(file) if file else {}
     for name in only:
         setting = SETTINGS[name]
-        found = [
+        for source, value, is_text in (
             (setting.flag, flags.get(name), True),
             (setting.environment, environment.get(setting.environment) or None, True),
             (f"{file}: {name}", in_file.get(name), False),
-        ]
-        for source, value, is_text in found:
+        ):
             if value is not None:
                 given[name], sources[name] = setting.read(value, source, is_text=is_text), source
                 break

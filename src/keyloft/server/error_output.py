@@ -2,7 +2,9 @@
 
 import os
 import sys
+from collections.abc import Callable
 
+from keyloft.core.extras import EXTRAS, not_installed
 from keyloft.errors import InvalidInput, KeyloftError
 
 
@@ -18,8 +20,8 @@ def describe(error: Exception) -> str:
             return str(error)
         case KeyloftError():
             return f"{error.code}: {error}"
-        case ModuleNotFoundError():
-            return f'{error.name} is not installed: in a clone of Keyloft, pip install ".[all]" installs it'
+        case ModuleNotFoundError() if (package := str(error.name).partition(".")[0]) in EXTRAS:
+            return not_installed(package)
         case FileNotFoundError():
             return f"there is no file {error.filename}"
         case OSError() if error.strerror and error.filename is not None:
@@ -29,9 +31,14 @@ def describe(error: Exception) -> str:
     return f"failed unexpectedly: {type(error).__name__}: {error}\nKEYLOFT_DEBUG=1 shows the traceback"
 
 
-def report(error: Exception) -> int:
-    """Print what went wrong, and return the exit code: 2 for a wrong call, 1 for a failure. KEYLOFT_DEBUG raises it."""
+def report(error: Exception, spelled: Callable[[str], str] = str) -> int:
+    """Print what went wrong, and return the exit code: 2 for a wrong call, 1 for a failure. KEYLOFT_DEBUG raises it.
+
+    Args:
+        error: What went wrong.
+        spelled: Changes the names of arguments in the message to those that the user has typed.
+    """
     if os.environ.get("KEYLOFT_DEBUG"):
         raise error
-    print_error(describe(error))
+    print_error(spelled(describe(error)))
     return 2 if isinstance(error, (InvalidInput, FileNotFoundError)) else 1

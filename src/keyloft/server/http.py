@@ -10,6 +10,8 @@ from typing import Final
 from msgspec import Struct
 
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
+from keyloft.errors import InvalidArgument
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ class Response(Struct, frozen=True):
     content_type: str = "text/plain; charset=utf-8"
 
 
-class HttpServer:
+class HttpServer(AsyncClosing):
     """Serves pages by their paths. Each connection carries one request and then ends.
 
     A request of over 8 KB, a slow client, and the 65th connection at a time are cut off.
@@ -132,10 +134,16 @@ def _head(answer: Response) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-def read_address(text: str) -> tuple[str, int] | None:
-    """The host and port of an address like 127.0.0.1:80 or [::1]:80; None if it is not one."""
+def read_address(setting: str, text: str, example: str) -> tuple[str, int]:
+    """The host and port of an address like 127.0.0.1:80 or [::1]:80.
+
+    Raises:
+        InvalidArgument: It is none; the message names the setting, and an example.
+    """
     found = _ADDRESS.fullmatch(text)
-    return None if found is None or int(found[3]) > 65_535 else (found[1] or found[2], int(found[3]))
+    if found is None or int(found[3]) > 65_535:
+        raise InvalidArgument(f"{setting} must be host:port, as in {example}")
+    return found[1] or found[2], int(found[3])
 
 
 def shown(host: str, port: int) -> str:

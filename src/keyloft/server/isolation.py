@@ -120,8 +120,7 @@ def isolate(
     if isinstance(prefixes, str) or not prefixes:
         raise InvalidArgument("prefixes: expected a sequence of at least one prefix")
     *spaces, semantic = _prefixes([*prefixes, semantic_prefix])
-    if read_address(listen) is None:
-        raise InvalidArgument("listen must be host:port, as in 127.0.0.1:4222")
+    read_address("listen", listen, "127.0.0.1:4222")
     given = dict(passwords or {})
 
     def user(name: str) -> NatsUser:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from keyloft import limits
+from keyloft.core.closing import AsyncClosing
 from keyloft.core.records import Usage, Used
 from keyloft.errors import KeyloftError
 from keyloft.plugins.meters import OTHER, Meters
@@ -33,7 +34,7 @@ class _Family(NamedTuple):
     """The values of the labels, and a number; of a histogram the buckets and the seconds."""
 
 
-class Metrics:
+class Metrics(AsyncClosing):
     """A service's meters and what is stored, in Prometheus' text format."""
 
     content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -111,11 +112,11 @@ class Metrics:
             yield _Family("gauge", "kv_storage_bytes", "What their values take", ["plugin"], size)
         cleanups = [((), self._meters.cleanups.copied())]
         yield _Family("histogram", "kv_cleanup_duration_seconds", "Duration of a removal of expired keys", (), cleanups)
-        cleaned = [((), self._meters.cleaned)]
-        yield _Family("counter", "kv_cleanup_deleted", "Expired keys that were removed", (), cleaned)
+        yield _Family(
+            "counter", "kv_cleanup_deleted", "Expired keys that were removed", (), [((), self._meters.cleaned)]
+        )
         outcomes = "Writes that succeeded or met conflicts, entries that expired, failures of the database"
-        counts = list(signals.counts.items())
-        yield _Family("counter", "semantic_operations", outcomes, ["outcome", "purpose"], counts)
+        yield _Family("counter", "semantic_operations", outcomes, ["outcome", "purpose"], list(signals.counts.items()))
         alerts = [([name], float(name in signals.alerts)) for name in ALERTS]
         yield _Family("gauge", "semantic_alert", "1 while an alert is raised", ["alert"], alerts)
 

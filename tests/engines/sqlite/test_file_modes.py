@@ -11,7 +11,7 @@ from keyloft import migrations
 from keyloft.engines import open_maintenance
 
 
-@pytest.fixture(params=[0, 0o022, 0o077, 0o377], ids=oct)
+@pytest.fixture(params=[0, 0o022, 0o077, 0o377, 0o777], ids=oct)
 def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
     before = os.umask(request.param)
     yield

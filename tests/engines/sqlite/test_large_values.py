@@ -48,7 +48,7 @@ def large_values(path: Path) -> list[int]:
 async def damage(path: Path) -> list[str]:
     maintenance = await open_maintenance(path)
     try:
-        return await maintenance.damage(lambda done, of: None)
+        return await maintenance.damage()
     finally:
         await maintenance.aclose()
 
@@ -159,7 +159,7 @@ async def test_an_import_stores_values_in_the_right_table(before: int, after: in
     maintenance = await open_maintenance(path)
     for at, size in enumerate([before, after], start=7):
         await maintenance.load([_record(size, at)], at, Existing.REPLACE)
-    assert await maintenance.damage(lambda done, of: None) == []
+    assert await maintenance.damage() == []
     async with maintenance.snapshot() as snapshot:
         parts = keyloft.core.maintenance.Range(Space.TUPLES)
         [[record]] = [found async for found in snapshot.rows(parts)]

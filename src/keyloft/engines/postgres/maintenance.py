@@ -105,7 +105,7 @@ class PostgresMaintenance:
 
         return await self._write(work)
 
-    async def damage(self, progress: Progress) -> list[str]:
+    async def damage(self) -> list[str]:
         """Whether Keyloft's tables and indexes exist and are valid; PostgreSQL checks its pages itself."""
         missing = await self._fetch(
             "SELECT name FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NULL", created_names(tables.CREATE)

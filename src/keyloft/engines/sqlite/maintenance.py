@@ -71,7 +71,7 @@ class SqliteMaintenance:
             lambda transaction: loading.replace_all(transaction, source, progress, expected_version)
         )
 
-    async def damage(self, progress: Progress) -> list[str]:
+    async def damage(self) -> list[str]:
         async with self._reader(cache_mib=limits.SQLITE_CACHE_MIB) as reader:
             stored = {name for (name,) in await self.execute(reader, "SELECT name FROM sqlite_schema")}
             missing = [f"{name} is missing" for name in created_names(CREATE) if name not in stored]
