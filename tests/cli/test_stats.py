@@ -83,11 +83,11 @@ def test_a_terminal_shows_tables_and_no_values(environment: dict[str, str], url:
 
 
 def test_a_narrow_terminal_breaks_no_day(environment: dict[str, str], url: str) -> None:
-    said = at_a_terminal({**environment, "COLUMNS": "80", "NO_COLOR": "1"}, "stats")[1]
-    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said)
-    assert re.search(r" \d{4}-\d\d-\d\d ?\s*$", said, re.MULTILINE)
-    assert max(len(line.rstrip()) for line in said.splitlines() if "interface" in line or "─" in line) <= 80
-    assert not re.search(r"\d{4}-\d?\d?-?\d?\s", said)
+    screen = at_a_terminal({**environment, "COLUMNS": "80", "NO_COLOR": "1"}, "stats")[1]
+    screen = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen)
+    assert re.search(r" \d{4}-\d\d-\d\d ?\s*$", screen, re.MULTILINE)
+    assert max(len(line.rstrip()) for line in screen.splitlines() if "interface" in line or "─" in line) <= 80
+    assert not re.search(r"\d{4}-\d?\d?-?\d?\s", screen)
 
 
 def test_an_empty_database_has_nothing(run: Keyloft) -> None:

@@ -795,10 +795,10 @@ async def test_an_error_names_arguments_as_its_caller_wrote_them(tmp_path: Path)
     for call, command, arguments, options in calls:
         with pytest.raises(keyloft.KeyloftError) as failed:
             await call
-        code, _, told = run_command({"KEYLOFT_DATABASE_URL": database}, *command)
+        code, _, stderr = run_command({"KEYLOFT_DATABASE_URL": database}, *command)
         assert code in (1, 2)
         assert [word for word in arguments if word not in str(failed.value)] == []
-        assert [word for word in options if word not in told] == []
+        assert [word for word in options if word not in stderr] == []
         assert "--" not in str(failed.value)
-        assert "=True" not in told
-        assert "existing=" not in told
+        assert "=True" not in stderr
+        assert "existing=" not in stderr

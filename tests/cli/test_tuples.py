@@ -110,26 +110,26 @@ PUT = ("semantic", "put", "tenant/acme/project/web/k", "1")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("list", "--limit", "0"), "--limit: expected a whole number of at least 1"),
         (("semantic", "list", "tenant/acme/project/web", "--limit", "0"), "--limit: expected a whole number"),
         (("list", "a", "--start", "b"), "--start: outside the prefix"),
         (("set", "k", "1", "--expire-in", "0"), "--expire-in: expected more than 0"),
-        (("semantic", "put", "tenant/acme", "1", "--purpose", "config"), "KEY: a key is tenant/"),
-        ((*PUT, "--purpose", "x"), "--purpose: 'x' is none of checkpoint, "),
-        ((*PUT, "--purpose", "x"), " with --purposes"),
-        ((*PUT, "--purpose", "config", "--ttl", "0"), "--ttl: a whole number of seconds"),
-        ((*PUT, "--purpose", "config", "--consumer", ""), "--consumer: it must be a text"),
+        (("semantic", "put", "tenant/acme", "1", "--purpose", "config"), "KEY: expected tenant/<tenant>/project/"),
+        ((*PUT, "--purpose", "x"), "--purpose: expected one of checkpoint, "),
+        ((*PUT, "--purpose", "x"), "`keyloft serve --purposes …`, registers another one"),
+        ((*PUT, "--purpose", "config", "--ttl", "0"), "--ttl: expected a whole number of seconds"),
+        ((*PUT, "--purpose", "config", "--consumer", ""), "--consumer[0]: expected a non-empty str"),
         (("set", "k", '"abc'), "VALUE is not JSON: Unterminated string starting at (line 1, column 1)."),
         (("set", "k", "1", "--database", "memory://app"), "write :memory: for a store in memory"),
     ],
 )
-def test_an_error_names_what_was_typed(run: Keyloft, arguments: tuple[str, ...], told: str) -> None:
+def test_an_error_names_what_was_typed(run: Keyloft, arguments: tuple[str, ...], message: str) -> None:
     run("set", "a/b", "1")
-    code, _, said = run(*arguments)
+    code, _, stderr = run(*arguments)
     assert code == 2
-    assert told in said
+    assert message in stderr
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from keyloft.semantic import Escalated, SemanticClient, Semantics, SemanticServi
 PROJECT = "tenant/acme/project/web"
 
 
-class World:
+class ListWorld:
     """Stores, services and clients, with five items in each list."""
 
     kv: Store
@@ -25,7 +25,7 @@ class World:
     workflow: SemanticClient
 
 
-LISTS: dict[str, Callable[[World], Any]] = {
+LISTS: dict[str, Callable[[ListWorld], Any]] = {
     "Listing of entries": lambda world: world.kv.list(),
     "Listing of keys": lambda world: world.kv.keys(),
     "EnvelopeList of entries": lambda world: world.semantic.list(PROJECT),
@@ -38,8 +38,8 @@ LISTS: dict[str, Callable[[World], Any]] = {
 
 
 @pytest.fixture
-async def world(tmp_path: Path, nats_url: str) -> AsyncIterator[World]:
-    made = World()
+async def world(tmp_path: Path, nats_url: str) -> AsyncIterator[ListWorld]:
+    made = ListWorld()
     connection = await nats.connect(nats_url)
     async with (
         keyloft.open(tmp_path / "app.db") as made.kv,
@@ -62,7 +62,7 @@ async def world(tmp_path: Path, nats_url: str) -> AsyncIterator[World]:
 
 
 @pytest.mark.parametrize("name", LISTS)
-async def test_each_await_and_each_loop_reads_a_list_from_its_beginning(world: World, name: str) -> None:
+async def test_each_await_and_each_loop_reads_a_list_from_its_beginning(world: ListWorld, name: str) -> None:
     items = LISTS[name](world)
     read = [item async for item in items]
     assert len(read) == 5
@@ -77,7 +77,7 @@ async def test_each_await_and_each_loop_reads_a_list_from_its_beginning(world: W
 
 @pytest.mark.parametrize("name", LISTS)
 async def test_a_list_says_what_it_lists_where_and_whether_that_is_closed(
-    world: World, name: str, tmp_path: Path, nats_url: str
+    world: ListWorld, name: str, tmp_path: Path, nats_url: str
 ) -> None:
     items = LISTS[name](world)
     is_remote = items.__class__.__name__ in ("Keys", "RemoteEnvelopes")
@@ -93,7 +93,7 @@ async def test_a_list_says_what_it_lists_where_and_whether_that_is_closed(
         await items
 
 
-async def test_a_client_on_a_borrowed_connection_closes_without_it(world: World) -> None:
+async def test_a_client_on_a_borrowed_connection_closes_without_it(world: ListWorld) -> None:
     for client in (world.plugin, world.workflow):
         await client.aclose()
         assert repr(client).endswith(", closed>")

@@ -266,7 +266,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("trivia.list", {"limit": 0}, "VALIDATION_ERROR", "limit"),
     ("trivia.list", {"limit": -1}, "VALIDATION_ERROR", "limit"),
     ("trivia.list", {"limit": 10_001}, "VALIDATION_ERROR", "10000"),
-    ("trivia.list", {"limit": "10"}, "VALIDATION_ERROR", "limit must be a whole number from 1 to 10000, not str"),
+    ("trivia.list", {"limit": "10"}, "VALIDATION_ERROR", "limit: expected a whole number from 1 to 10000"),
     ("trivia.list", {"limit": True}, "VALIDATION_ERROR", "limit"),
     ("trivia.list", {"prefix": 5}, "VALIDATION_ERROR", "prefix must be a string, not int"),
     ("trivia.list", {"after": 5}, "VALIDATION_ERROR", "after"),
