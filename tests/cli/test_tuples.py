@@ -135,7 +135,7 @@ def test_an_error_names_what_was_typed(run: Keyloft, arguments: tuple[str, ...],
 @pytest.mark.parametrize(
     "arguments", [("set", "k", "gone", "--file"), ("import", "gone"), ("plugin", "import-json", "trivia", "gone")]
 )
-def test_a_missing_file_is_told_in_the_same_words(run: Keyloft, arguments: tuple[str, ...]) -> None:
+def test_a_missing_file_is_printed_in_the_same_words(run: Keyloft, arguments: tuple[str, ...]) -> None:
     assert run(*arguments) == (2, "", "keyloft: there is no file gone\n")
 
 
