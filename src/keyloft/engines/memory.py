@@ -10,25 +10,9 @@ from typing import Any
 from msgspec.structs import astuple, replace
 
 from keyloft.clock import Clock
+from keyloft.core import records
 from keyloft.core.engine import Watch
-from keyloft.core.records import (
-    Ask,
-    Batch,
-    Committed,
-    Conflict,
-    Count,
-    Expired,
-    Get,
-    Key,
-    Latest,
-    Now,
-    Page,
-    Record,
-    Scan,
-    Space,
-    Usage,
-    Used,
-)
+from keyloft.core.records import Batch, Committed, Conflict, Key, Page, Record, Space
 from keyloft.engines.commit.settle import PutRow, SetExpiry, Write, deciding, settle
 from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.watches import Notifier
@@ -47,7 +31,7 @@ class MemoryEngine:
         self.is_closed = False
         self._iteration = LoopIteration()
 
-    async def read(self, *asks: Ask) -> list[Any]:
+    async def read(self, *asks: records.Ask) -> list[Any]:
         now = await self._now()
         return [self._answer(ask, now) for ask in asks]
 
@@ -68,7 +52,7 @@ class MemoryEngine:
         self._notifier.committed(settled.writes, settled.version)
         return verdict
 
-    def watch(self, *asks: Get | Scan) -> Watch:
+    def watch(self, *asks: records.Get | records.Scan) -> Watch:
         self._check_open()
         return self._notifier.watch(asks, lambda: self._version)
 
@@ -89,34 +73,34 @@ class MemoryEngine:
         if self.is_closed:
             raise Closed
 
-    def _answer(self, ask: Ask, now: int) -> Record | Page | list[Record] | list[Used] | int | None:
-        if isinstance(ask, Latest):
+    def _answer(self, ask: records.Ask, now: int) -> Record | Page | list[Record] | list[records.Used] | int | None:
+        if isinstance(ask, records.Latest):
             return self._version
-        if isinstance(ask, Now):
+        if isinstance(ask, records.Now):
             return now
-        if isinstance(ask, Usage):
+        if isinstance(ask, records.Usage):
             return _usage(self._tables[Space.PLUGINS].records.values(), now)
         table = self._tables[ask.space]
         match ask:
-            case Get():
+            case records.Get():
                 record = table.records.get(ask.key)
                 return record if record is None or ask.include_expired or record.is_alive(now) else None
-            case Scan():
+            case records.Scan():
                 return table.scan(ask, now)
-            case Count():
+            case records.Count():
                 return sum(record.is_alive(now) for record in table.between(ask.start, ask.end))
-            case Expired():
+            case records.Expired():
                 due = (record for record in table.records.values() if not record.is_alive(now))
                 first = nsmallest(ask.limit, due, key=lambda record: record.expires_at or 0)
                 return [replace(record, value=b"") for record in first]
 
 
-def _usage(records: Iterable[Record], now: int) -> list[Used]:
+def _usage(stored: Iterable[Record], now: int) -> list[records.Used]:
     sizes: dict[str, list[int]] = {}
-    for record in records:
+    for record in stored:
         if record.is_alive(now):
             sizes.setdefault(record.key[0], []).append(len(record.value))
-    return [Used(plugin, len(found), sum(found)) for plugin, found in sorted(sizes.items())]
+    return [records.Used(plugin, len(found), sum(found)) for plugin, found in sorted(sizes.items())]
 
 
 class _SortedRecords:
@@ -131,7 +115,7 @@ class _SortedRecords:
         positions = range(first, bisect_left(self._keys, end))
         return (self.records[self._keys[at]] for at in (reversed(positions) if reverse else positions))
 
-    def scan(self, ask: Scan, now: int) -> Page:
+    def scan(self, ask: records.Scan, now: int) -> Page:
         records = self.between(ask.start, ask.end, after=ask.after, reverse=ask.reverse)
         found = list(islice((record for record in records if record.is_alive(now)), ask.limit))
         if not found:
