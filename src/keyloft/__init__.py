@@ -28,22 +28,9 @@ from keyloft.tuples.watching import Watching
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "U64",
-    "Atomic",
-    "Clock",
-    "CommitResult",
-    "Entry",
-    "EntryList",
-    "Listing",
-    "ManualClock",
-    "Opening",
-    "Store",
-    "Watching",
-    "open",
-]
-__all__ += [name for name, kind in vars(errors).items() if isinstance(kind, type) and hasattr(kind, "code")]
-
+__all__ = ["U64", "Atomic", "Clock", "CommitResult", "Entry", "EntryList", "Listing", "ManualClock"]
+__all__ += ["Opening", "Store", "Watching", "open"]
+__all__ += errors.__all__
 
 _PACKAGES = ("admin", "plugins", "semantic")
 

@@ -52,6 +52,16 @@ Messages name arguments, keys, sizes, files, limits and, to locate a problem ins
 import copyreg
 from typing import Any, ClassVar, Final
 
+# Written out, in a form that type checkers follow.
+__all__ = ["InvalidArgument", "InvalidCursor", "InvalidInput", "InvalidJson", "InvalidKey", "KeyloftError"]
+__all__ += ["Closed", "InvalidKeyType", "NotACounter", "Undecodable", "ValueTooLarge", "WrongLoop"]
+__all__ += ["InvalidPluginName", "InvalidSubject", "InvalidValue", "InvalidValueType", "KeyTooLarge", "MissingField"]
+__all__ += ["Escalated", "LockHeld", "LockLost", "NotForward", "NothingToRestore", "StaleFence", "VersionConflict"]
+__all__ += ["IncompatibleLibrary", "NatsServerFailed", "NoService", "NotPermitted", "TimedOut", "Unanswered"]
+__all__ += ["CannotOpen", "DatabaseError", "NotADatabase", "ReadOnly", "SchemaTooNew", "SchemaTooOld"]
+__all__ += ["AlreadyExists", "Busy", "CommitUnknown", "DiskFull", "NotEmpty"]
+__all__ += ["Stalled", "TransferFailed", "Unreachable"]
+
 CLOSED: Final = "this store is closed: open it again"
 
 
