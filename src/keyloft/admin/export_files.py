@@ -171,7 +171,7 @@ class ExportReader:
             if isinstance(mark, lines.Head):
                 if hashed is not None:
                     raise InvalidArgument(_without_end(entries, f"line {number} begins another export"))
-                self.version = max(self.version, mark.version, mark.clock)
+                self.version = max(self.version, mark.version)
                 entries, hashed = 0, hashlib.sha256()
             elif isinstance(mark, lines.End):
                 self.version = max(self.version, mark.version)

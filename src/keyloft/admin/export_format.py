@@ -48,7 +48,7 @@ class Head(Struct, kw_only=True, tag_field="keyloft", tag="export", forbid_unkno
     version: _Version = 0
     """The version of the last commit that the export contains."""
     clock: _Version = 0
-    """What format 1 called the version."""
+    """What format 1 called the version; such files are refused by name."""
     only: dict[str, str] = {}
     """Which part of the database it is; empty for all of it."""
 
@@ -171,7 +171,7 @@ def read_mark(line: bytes) -> Head | End | None:
     """The first or the last line of an export, if it is one.
 
     Raises:
-        InvalidArgument: It is of a later format.
+        InvalidArgument: It is of another format.
     """
     if b'"keyloft"' not in line:
         return None
@@ -179,8 +179,9 @@ def read_mark(line: bytes) -> Head | End | None:
         mark: Head | End = _read_mark(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if isinstance(mark, Head) and mark.format > FORMAT:
-        raise InvalidArgument(f"this file has format {mark.format}, of a later version of Keyloft: upgrade Keyloft")
+    if isinstance(mark, Head) and mark.format != FORMAT:
+        later, earlier = "a later version of Keyloft: upgrade Keyloft", "an earlier version: export the database again"
+        raise InvalidArgument(f"this file has format {mark.format}, of {later if mark.format > FORMAT else earlier}")
     return mark
 
 
