@@ -12,6 +12,7 @@ import apsw
 import pytest
 
 import keyloft
+from keyloft.core.schema import REVISION
 from keyloft.engines import open_maintenance
 
 from .children import child
@@ -115,7 +116,7 @@ def stamp(path: Path, revision: str) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("revision", ["0006", "9999"])
+@pytest.mark.parametrize("revision", [f"{int(REVISION) + 1:04}", "9999"])
 async def test_database_of_a_newer_keyloft_is_refused_and_left_as_it_is(revision: str, tmp_path: Path) -> None:
     path = tmp_path / "newer.db"
     await made(path)
