@@ -192,7 +192,7 @@ async def test_entries_are_copied_compared_and_kept_or_replaced(url: str, tmp_pa
         await admin.copy(url, other)
     assert (await admin.copy(url, other, existing="keep")).kept == 1
     assert (await admin.copy(url, other, existing="replace")).replaced == 1
-    with pytest.raises(InvalidArgument, match='existing is "refuse", "keep" or "replace"'):
+    with pytest.raises(InvalidArgument, match='existing: expected "refuse", "keep" or "replace"'):
         await admin.copy(url, other, existing="whatever")  # type: ignore[arg-type]
 
 

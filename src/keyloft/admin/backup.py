@@ -146,9 +146,9 @@ async def _replace_rows(
         # Where no row was to be lost, none may have been added since.
         with stage(progress, "restoring", held.rows) as advance:
             await target.become(wanted, advance, expected_version=None if lost else before)
-        alone = wanted.version if before < wanted.version else before + 1
+        version_if_alone = wanted.version if before < wanted.version else before + 1
         async with target.snapshot() as found:
-            return await _verify(held, found, progress, alone=found.version == alone), found.version
+            return await _verify(held, found, progress, alone=found.version == version_if_alone), found.version
 
 
 async def _check(saved: Maintenance, origin: str, progress: Progress | None) -> None:

@@ -17,7 +17,7 @@ from keyloft.plugins import rules
 from keyloft.semantic.row_checks import RowChecker
 
 _CURES: Final = {
-    "damage": "restore a backup; export what can be read before",
+    "damage": "export what can still be read, then restore a backup",
     "schema": "migrate the database, or upgrade Keyloft, as the message says",
     "version": "while nothing runs, raise keyloft_version_counter to the highest version there is",
     "orphan": "nothing: it is harmless",

@@ -8,7 +8,6 @@ from typing import TypeAlias
 from keyloft.core import maintenance
 from keyloft.core.urls import DatabaseUrl
 from keyloft.engines import open_maintenance
-from keyloft.errors import CannotOpen
 
 Database: TypeAlias = str | os.PathLike[str]
 """A path, `sqlite:///…` or `postgresql://…`."""
@@ -29,8 +28,6 @@ async def opened(database: Database | DatabaseUrl, *, make: bool = False) -> Asy
         DatabaseError: It can't be opened.
     """
     url = DatabaseUrl.parse(database)
-    if not make and url.file is not None and not url.file.exists():
-        raise CannotOpen(f"there is no file {url.file}")
     async with aclosing(await open_maintenance(url, make=make)) as whole:
         yield whole
 

@@ -64,7 +64,8 @@ async def rows_of(
     for part in selection.parts:
         if after is not None and (part.space is not after[0] or (part.end is not None and part.end <= after[1])):
             continue
-        begin, after = (None if after is None else after[1]), None
+        begin = None if after is None else after[1]
+        after = None  # later parts are read whole
         async for rows in movable_rows(snapshot, part, begin):
             yield part.space, rows
 

@@ -148,4 +148,5 @@ def _sum(tallies: Collection[Tally]) -> Tally:
 
 
 def _owned(owners: dict[Any, Tally]) -> dict[Any, Tally]:
-    return dict(sorted([(owner, tally) for owner, tally in owners.items() if owner is not None]))
+    # By text: a plugin's name that was written by hand may be bytes.
+    return dict(sorted([one for one in owners.items() if one[0] is not None], key=lambda one: str(one[0])))

@@ -23,7 +23,7 @@ from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import AlreadyExists, InvalidArgument, TransferFailed
 
 IfExists: TypeAlias = Literal["refuse", "keep", "replace"]
-"""What happens to an entry whose key another entry is to be stored under."""
+"""What happens to a stored entry when another one is loaded under its key."""
 
 
 class ExportReport(Struct, frozen=True, kw_only=True):
@@ -310,7 +310,7 @@ def _existing(name: str) -> Existing:
     try:
         return Existing(name)
     except ValueError:
-        raise InvalidArgument('existing is "refuse", "keep" or "replace"') from None
+        raise InvalidArgument('existing: expected "refuse", "keep" or "replace"') from None
 
 
 def _after_fault(stored: int) -> str:

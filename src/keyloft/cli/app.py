@@ -66,7 +66,7 @@ def _suggestion(mistyped: str = "", known: Iterable[str] = ()) -> Iterator[None]
 
 
 def _with_options(message: str) -> str:
-    """A message in which the arguments of `keyloft.admin` are called as the options for them."""
+    """A message that names options (--force) instead of arguments of `keyloft.admin`."""
     return _ARGUMENT.sub(lambda found: f"--{found[found.lastindex or 0]}", message.replace("overwrite=True", "--force"))
 
 

@@ -113,7 +113,7 @@ class Output(Options, frozen=True, kw_only=True):
 
 
 def parameters(command: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    """The parameters of a command, with those that its options stand for."""
+    """The parameters of a command; an `Options` parameter is replaced by its fields."""
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if _is_options(parameter):
             yield from parameters(parameter.annotation)
@@ -124,7 +124,7 @@ def parameters(command: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 
 
 def as_typed(message: str, declared: Iterable[inspect.Parameter]) -> str:
-    """A message in which an argument that it names first has its name on the command line: --limit, VALUE."""
+    """A message whose leading argument name is replaced by what the user types: --limit, VALUE."""
     # As in `semantics.ttl_seconds: …`, which is --ttl; `keyloft plugin` begins with the code of the error.
     found = re.match(r"([A-Z_]+: )?(?:semantics\.)?(([a-z]+)\w*)(?=[:\[])", message)
     for parameter in declared:

@@ -22,7 +22,7 @@ Key: TypeAlias = Annotated[str, argument("KEY", "As in tenant/acme/project/web/d
 Prefix: TypeAlias = Annotated[str, argument("PREFIX", "What keys begin with, as in tenant/acme/project/web/docs/.")]
 Project: TypeAlias = Annotated[str, argument("PROJECT", "As in tenant/acme/project/web.")]
 ExpectedVersion: TypeAlias = Annotated[
-    str, option("VERSION", "The version that must be there: 0 for none, * for any or none.")
+    str, option("VERSION", "The version that must be stored: 0 for no entry, * for anything.")
 ]
 
 
@@ -63,7 +63,9 @@ def get(key: Key, *, out: Output, database: SemanticDatabase) -> None:
     Example: keyloft semantic get tenant/acme/project/web/docs/onedrive/delta
     """
     entry = database.with_semantic(lambda store: store.get(key))
-    out.show(shown(entry) if entry else fail(f"there is no entry {key}"))
+    if entry is None:
+        fail(f"there is no entry {key}")
+    out.show(shown(entry))
 
 
 def put(
@@ -101,7 +103,9 @@ def delete(
     """
     wanted = {"expected_version": expected(expected_version), **write.arguments()}
     entry = database.with_semantic(lambda store: store.delete(key, **wanted))
-    out.show(shown(entry) if entry else fail(f"there is no entry {key}"))
+    if entry is None:
+        fail(f"there is no entry {key}")
+    out.show(shown(entry))
 
 
 def restore(key: Key, *, write: Write, out: Output, database: SemanticDatabase) -> None:
@@ -200,7 +204,7 @@ def expected(text: str) -> int | str:
     try:
         return text if text == "*" else int(text)
     except ValueError:
-        raise InvalidArgument("--expected-version: 0, the number of a version, or *") from None
+        raise InvalidArgument("--expected-version: expected 0, the number of a version, or *") from None
 
 
 def path(key: str) -> str:

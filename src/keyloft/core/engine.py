@@ -53,7 +53,7 @@ class Engine(Reader, Protocol):
 
         Raises:
             NotACounter: A Sum, Min or Max met a value that is not a U64.
-            CommitUnknown: The connection was lost meanwhile; the whole batch was written, or nothing of it.
+            CommitUnknown: The connection was lost during the commit; the whole batch was written, or nothing of it.
             DatabaseError: The database failed in any other way; nothing was written.
             Closed: The engine is closed.
         """

@@ -12,7 +12,7 @@ _PACKAGES: Final = {
     "sql": ("alembic", "sqlalchemy"),
 }
 EXTRAS: Final = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
-"""By package, as it is imported or called: the extra that installs it."""
+"""The extra that installs a package, by its import or distribution name."""
 
 
 def not_installed(package: str) -> str:
@@ -26,7 +26,7 @@ def loader(package: str, **elsewhere: str) -> Callable[[str], Any]:
 
     Args:
         package: The package's name.
-        elsewhere: By name: the module that has it.
+        elsewhere: The module of each name.
     """
 
     def load(name: str) -> Any:

@@ -8,10 +8,10 @@ OWNER_ONLY: Final = 0o600
 
 
 def create_private(path: str | os.PathLike[str]) -> OSError | None:
-    """Make an empty file with mode 0600, whatever the umask, unless there is one; SQLite gives -wal and -shm its mode.
+    """Make an empty file with mode 0600, whatever the umask, unless it exists. SQLite gives -wal and -shm its mode.
 
     Returns:
-        Why none was made. A caller who opens the file next may ignore it, and meets it again.
+        The error if no file was made, also because it exists; a caller that opens it next may ignore this.
     """
     try:
         # The real path, because O_EXCL refuses a symbolic link, which SQLite follows.

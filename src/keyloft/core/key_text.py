@@ -40,7 +40,8 @@ def read(text: str) -> TupleKey:
 
 def read_prefix(text: str) -> TupleKey:
     """The prefix that a text stands for: the empty text for everything; a slash at the end is ignored."""
-    return read(text.removesuffix("/")) if text.removesuffix("/") else ()
+    text = text.removesuffix("/")
+    return read(text) if text else ()
 
 
 def written(key: TupleKey) -> str:

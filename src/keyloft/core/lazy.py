@@ -72,5 +72,5 @@ class PagedList(LazyList[T]):
             left = 0 if after is None else left - len(items)
 
     async def _page(self, limit: int, after: str | None) -> tuple[list[T], str | None]:
-        """Up to so many items behind a key, and the key that the next page begins after: None for the last page."""
+        """Up to `limit` items after a key, and the key after which the next page begins; None for the last page."""
         raise NotImplementedError

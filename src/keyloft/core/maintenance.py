@@ -81,7 +81,7 @@ class Snapshot(Protocol):
 
 
 class Existing(StrEnum):
-    """What happens to an entry whose key another entry is to be stored under."""
+    """What happens to a stored entry when another one is loaded under its key."""
 
     REFUSE = "refuse"
     KEEP = "keep"

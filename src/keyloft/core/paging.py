@@ -23,9 +23,9 @@ class PageSize:
 class Pages:
     """The records of a scan of any length, a page at a time; each page is consistent in itself.
 
-    Pages start small and grow; where the values of one page were large, the next holds fewer. A scan of few entries
-    starts with as many as fitted lately. Before the third page and each one after it, other tasks run. A page
-    that failed or was cancelled is read again by the next step.
+    Pages start small and grow; where the values of one page were large, the next holds fewer. A scan with a small limit
+    starts with the page size that fitted earlier scans. Before the third page and each one after it, other tasks run. A
+    page that failed or was cancelled is read again by the next step.
     """
 
     def __init__(self, engine: Reader, scan: Scan, lately: PageSize | None = None) -> None:

@@ -28,7 +28,7 @@ AnyUrl: TypeAlias = "str | os.PathLike[str] | DatabaseUrl | None"
 _USE: Final = "write a path, sqlite:///path, postgresql://user:password@host/database or :memory:"
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9.-]*)(?:\+[a-z0-9_.+-]*)?:(//)?", re.IGNORECASE)
 _KNOWN: Final = ("sqlite", "file", "postgresql", "postgres", "memory")
-# A scheme, a login beside a host, or libpq's name=value; a text that begins like a path is one.
+# A scheme, a login beside a host, or libpq's name=value; what begins with /x, ./, ../ or ~ is a path.
 _LOGIN: Final = re.compile(
     r".*://|(?!/[^/]|\.{1,2}/|~)(?:[^@]*(?::[^@]*@|@[^@]*:)|.*\b(?:password|pwd|dbname|host)\s*=)", re.I | re.S
 )
@@ -98,7 +98,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     name: str
     """Hosts and database, for messages."""
     hosts: tuple[Mapping[str, Any], ...]
-    """Host and port of each, as asyncpg takes them, if there are several; else one without either: the DSN has them."""
+    """Host and port of each of several hosts, as asyncpg takes them; for one host, an empty mapping: the DSN has it."""
     options: Mapping[str, str]
     secrets: tuple[str, ...]
     """The passwords, which a driver's message might quote."""

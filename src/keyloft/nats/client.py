@@ -47,13 +47,9 @@ class ServiceClient(AsyncClosing):
         """The requests without a reply, each with its subject."""
 
     def __repr__(self) -> str:
-        state = (
-            "closed"
-            if self._is_closed or self.nats.is_closed
-            else "connected"
-            if self.nats.is_connected
-            else "not connected"
-        )
+        state = "connected" if self.nats.is_connected else "not connected"
+        if self._is_closed or self.nats.is_closed:
+            state = "closed"
         return f"<{type(self).__name__} of {self._owner} at {servers(self.nats)}, {state}>"
 
     async def _connect(

@@ -65,7 +65,7 @@ async def connect(
         servers: The address of a server, or of several of one cluster.
         name: The name under which nats-server shows the connection.
         login: How to log in.
-        on_error: Called with every error that nats-py reports by the way.
+        on_error: Called with every error that nats-py reports in the background.
         options: Passed on to `nats.connect`.
 
     Raises:
@@ -129,7 +129,7 @@ def shown(addresses: Iterable[str]) -> str:
 
 
 async def unless(hopeless: "asyncio.Future[NotPermitted]", work: Coroutine[Any, Any, T]) -> T:
-    """The result of some work; it is cancelled, and the error raised, as soon as it is known to be hopeless."""
+    """Wait for some work; cancel it, and raise the error, as soon as `hopeless` holds one."""
     working = asyncio.ensure_future(work)
     either: list[asyncio.Future[Any]] = [working, hopeless]
     try:

@@ -142,7 +142,7 @@ class DatabaseService(NatsService):
     async def _finish(self) -> None:
         while self._unanswered:  # noqa: ASYNC110 (an event would have to be set and cleared in the path of each request)
             await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
-        self._refusals_arrived.set()  # also without any
+        self._refusals_arrived.set()  # or `_send_refusals` would wait for the first one
         await self._send_refusals()
         tasks, self._tasks = self._tasks, []
         for task in tasks:

@@ -174,7 +174,10 @@ def _fields(intent: Intent) -> dict[str, Any]:
 
 @contextmanager
 def _as_sent(prefix: str = "") -> Iterator[None]:
-    """Let errors name fields and types as a request has them, not as a Python caller writes them."""
+    """Let errors name fields and types as a request has them, not as a Python caller writes them.
+
+    `writer: expected a str, got int` becomes `lastWriter: expected a string, got a number`.
+    """
     try:
         yield
     except errors.ValueTooLarge as error:
@@ -211,7 +214,7 @@ def _semantics(fields: object) -> Semantics:
         raise wrong("semantics", 'an object, as in {"purpose": "cursor"}', fields)
     _check_names(fields, _SEMANTICS, "semantics.")
     if "purpose" not in fields:
-        payloads.field({}, "semantics.purpose")
+        raise errors.MissingField("Missing required field: semantics.purpose")
     hints = () if fields.get("consumerHints") is None else fields["consumerHints"]
     with _as_sent("semantics."):
         return Semantics(fields["purpose"], fields.get("producer"), hints, fields.get("ttlSeconds"))

@@ -67,7 +67,10 @@ class Groups:
         return [arrived for _, _, arrived in self._current]
 
     def finished(self, verdicts: Sequence[Verdict | None]) -> None:
-        """Give the callers of the current group their verdicts, then start the next one; None puts a batch into it."""
+        """Give the callers of the current group their verdicts, then start the next one.
+
+        A batch whose verdict is None joins the next group.
+        """
         again: list[_Waiting] = []
         for waiting, verdict in zip(self._current, verdicts, strict=True):
             _, future, _ = waiting

@@ -119,7 +119,8 @@ class _State:
         self.pending: dict[Address, _Pending] = {}
 
     def failure(self, check: Check) -> FailedCheck | None:
-        record, _ = self.pending.get(address := (check.space, check.key)) or (self._current.get(address), None)
+        address = (check.space, check.key)
+        record, _ = self.pending.get(address) or (self._current.get(address), None)
         if not check.include_expired:
             record = self._alive(record)
         version = None if record is None else record.version

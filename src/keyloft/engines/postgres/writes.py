@@ -23,7 +23,7 @@ from keyloft.engines.postgres.tables import LAYOUTS, LOCK_VERSION, READ_VERSION,
 from keyloft.errors import Busy, CommitUnknown, DatabaseError, DiskFull, ReadOnly, Unreachable
 
 # Failures of the server as a whole: batch by batch, every one would fail.
-_OF_ALL: Final = (DiskFull, ReadOnly, CommitUnknown)
+_FAILS_WHOLE_GROUP: Final = (DiskFull, ReadOnly, CommitUnknown)
 # Failures of a group that was tried until its time was up.
 _TIMED_OUT: Final = (Unreachable, Busy)
 
@@ -68,7 +68,7 @@ class PostgresWriter:
                 overdue = max(1, overdue)
             verdicts = [*failed(group[:overdue], failure, 0).verdicts, *[None] * (len(group) - overdue)]
             return Outcome(verdicts, self._last_version, self._last_version)
-        if isinstance(failure, _OF_ALL) or len(group) == 1:
+        if isinstance(failure, _FAILS_WHOLE_GROUP) or len(group) == 1:
             return failed(group, failure, self._last_version)
         return await self._commit_each(group, arrived)
 

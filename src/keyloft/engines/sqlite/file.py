@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -62,7 +63,7 @@ class SqliteFile(Struct, frozen=True):
                 self._set_pragmas(connection)
                 if revision is None:
                     self._create_schema(connection)
-                connection.set_busy_handler(None)  # the event loop never waits for a lock; who may wait sets it again
+                connection.set_busy_handler(None)  # the event loop never waits for a lock; `SqliteWriter.commit` does
         except BaseException:
             connection.close()
             raise
@@ -84,8 +85,8 @@ class SqliteFile(Struct, frozen=True):
         Raises:
             DatabaseError: It is not there, not Keyloft's, or of another version.
         """
-        if not Path(self.path).exists():
-            raise CannotOpen(f"there is no file {self.path}")
+        if not os.access(self.path, os.F_OK):
+            raise CannotOpen(f"there is no file {self.path}, or its folder may not be entered")
         with self.explained(), closing(self.open_reader()) as connection:
             revision = self._revision(connection)
         if revision is None:

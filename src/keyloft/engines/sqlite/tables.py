@@ -89,7 +89,7 @@ class SqliteLayout(Layout):
             f"SELECT position, {self.found_whole} FROM asked CROSS JOIN {table} ON {same}"
         )
         """up to SQLITE_GETS_PER_STATEMENT keys; selects each key's position, then what `found_whole` says"""
-        # The unary plus keeps SQLite from the index of keys: the expired entries are few.
+        # The unary plus makes SQLite use the index of expiries: expired entries are few.
         self.count = (
             f"SELECT (SELECT count(*) FROM {table} WHERE {self.within()}) - "
             f"(SELECT count(*) FROM {table} WHERE expires_at <= ?1 AND {self.within(sign='+')})"
