@@ -361,7 +361,9 @@ def test_a_bad_line_is_named_and_what_comes_before_it_is_stored(url: str, run: K
     assert "The entry before it is stored, and stays. " in stderr
     assert "secret" not in stderr
     assert run("keys")[1] == "a\n"
-    assert "line 1: not an entry" in run("import", "-", given=b'{"keyloft":"export","for')[2]
+    assert "the file was cut inside line 1" in run("import", "-", given=b'{"keyloft":"export","for')[2]
+    code, _, stderr = run("import", "-", given=b"\n\n")
+    assert (code, "the file is empty" in stderr) == (1, True)
     later = b'{"keyloft":"export","format":3,"version":1}\n'
     assert "format 3, of a later version" in run("import", "-", given=later)[2]
     earlier = b'{"keyloft":"export","format":1,"clock":1}\n'

@@ -158,16 +158,17 @@ class ExportReader:
         return taken
 
     def _read(self, source: IO[bytes], selection: Selection) -> Iterator[tuple[Space, Record]]:
-        now, number, entries, hashed = SystemClock().now(), 0, 0, None
+        now, number, entries, hashed, is_empty = SystemClock().now(), 0, 0, None, True
         for number, (line, is_whole) in enumerate(_split(source), 1):
             self.done_bytes += len(line) + is_whole
             try:
                 mark = lines.read_mark(line)
                 entry = lines.read(line, now) if mark is None and line.strip() else None
             except InvalidArgument as error:
-                if not is_whole and hashed is not None:
+                if not is_whole and (hashed is not None or line.startswith(b'{"keyloft"')):
                     raise InvalidArgument(f"the file was cut inside line {number}, after {_number(entries)}") from None
                 raise InvalidArgument(f"line {number}: {error}") from None
+            is_empty = is_empty and mark is None and entry is None
             if isinstance(mark, lines.Head):
                 if hashed is not None:
                     raise InvalidArgument(_without_end(entries, f"line {number} begins another export"))
@@ -182,7 +183,7 @@ class ExportReader:
                 entries += entry is not None
             if entry is not None and selection.holds(entry[0], entry[1].key):
                 yield entry
-        if not number:
+        if is_empty:
             raise InvalidArgument("the file is empty: it was cut, or the export that wrote it failed")
         if hashed is not None:
             raise InvalidArgument(_without_end(entries, f"it ends with line {number}"))
@@ -193,10 +194,7 @@ def _number(entries: int) -> str:
 
 
 def _without_end(entries: int, what: str) -> str:
-    return (
-        f"the file was cut after {_number(entries)}: {what}, without the last line of an export, which has their "
-        "number (an export of an early version of Keyloft has none)"
-    )
+    return f"the file was cut after {_number(entries)}: {what}, without the last line of an export, which counts them"
 
 
 def _check_complete(end: lines.End, entries: int, sha256: str | None) -> None:

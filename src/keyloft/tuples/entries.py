@@ -126,7 +126,7 @@ def milliseconds(expire_in: float | timedelta | None) -> int | None:
     if not 0 < seconds <= limits.LONGEST_EXPIRY_SECONDS:
         raise InvalidArgument(
             f"expire_in: expected more than 0 and at most {limits.LONGEST_EXPIRY_SECONDS:,} seconds; "
-            "leave it out for an entry that never expires"
+            "None is for an entry that never expires"
         )
     # Rounded first: 0.1 s is not 100.00000000000001 ms.
     return max(1, -int(-round(seconds * 1000, 6) // 1))
