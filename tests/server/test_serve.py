@@ -253,7 +253,8 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
                 while served.process.poll() is None:
                     served.process.terminate()
                     await asyncio.sleep(0.1)
-            assert await served.ends() == 128 + signal.SIGTERM
+            # A shell shows 143 for both: the service ended itself, or its event loop was closed when the signal came.
+            assert await served.ends() in (128 + signal.SIGTERM, -signal.SIGTERM)
         finally:
             os.kill(server.pid, signal.SIGCONT)
 
