@@ -75,6 +75,7 @@ def test_it_needs_none_of_the_extras() -> None:
     assert (done.stdout, done.stderr) == ("BackupReport\n", "")
 
 
+@pytest.mark.blocks_the_loop  # a backup syncs its file on the event loop, which takes as long as the disk
 async def test_a_database_is_saved_checked_and_restored(url: str, tmp_path: Path) -> None:
     file, target, heard = tmp_path / "nightly.db", tmp_path / "restored.db", Heard()
     saved = await admin.backup(url, file, progress=heard)
