@@ -24,6 +24,7 @@ _MODULES = {
     "nats": "bench.benchmarks.nats",
     "postgres": "bench.benchmarks.postgres",
     "semantic": "bench.benchmarks.semantic",
+    "floods": "bench.benchmarks.floods",
     "move": "bench.benchmarks.move",
     "peers": "bench.benchmarks.peers",
 }

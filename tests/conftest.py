@@ -1,6 +1,7 @@
 """What all tests share: a clock that stands still, and a guard against blocking the event loop."""
 
 import asyncio
+import gc
 import sys
 import time
 from collections.abc import Iterator
@@ -13,10 +14,16 @@ from hypothesis import settings
 from keyloft import ManualClock
 from tests.support.examples import examples
 
-pytest_plugins = ["pytester", "tests.support.processes", "tests.support.nats", "tests.support.postgres"]
+pytest_plugins = [
+    "pytester",
+    "tests.support.temporary_files",
+    "tests.support.processes",
+    "tests.support.nats",
+    "tests.support.postgres",
+]
 
 # A busy machine is no reason to fail: how fast something is belongs in the benchmarks.
-settings.register_profile("keyloft", examples(100, deadline=None))
+settings.register_profile("keyloft", examples(40, deadline=None))
 settings.load_profile("keyloft")
 
 # Far above what any callback of Keyloft takes, far below what a user would forgive, and out of a noisy machine's reach.
@@ -28,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any("postgres" in name for name in (item.nodeid, *getattr(item, "fixturenames", ()))):
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Take all that exists by now out of garbage collection: it stays until the end, and there is much of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

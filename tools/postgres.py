@@ -8,15 +8,18 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg  # type: ignore[import-untyped,unused-ignore]
+
+T = TypeVar("T")
 
 TIMEOUT_SECONDS = 60.0
 # The path of a Unix socket has 103 bytes at most on macOS, and a few more elsewhere.
@@ -51,6 +54,8 @@ def own_server(*, durable: bool = False, within: Path | None = None) -> Iterator
     with own_folder(within) as (folder, programs, options):
         initdb(programs, folder, options, "--auth=trust")
         with Server(programs, folder, options, *([] if durable else ["-F"])) as server:
+            # The first session of a database makes a file that later ones start faster with; copies have it, too.
+            query(_database(server.url, "template1"), "SELECT 1")
             yield server.url
 
 
@@ -140,25 +145,49 @@ class Server:
 
 
 @contextmanager
-def fresh_database(server: str) -> Iterator[str]:
-    """Create an empty database, and drop it at the end, even if clients are still connected."""
+def fresh_database(server: str, *, template: str = "template1") -> Iterator[str]:
+    """Create a database, and drop it at the end, even if clients are still connected.
+
+    Args:
+        server: The URL of any database on the server.
+        template: The name of the database that is copied; the usual one is empty.
+    """
     name = f"keyloft_{uuid4().hex}"
     # Copying files takes less than half the time; servers before version 15 don't have the option.
     strategy = "" if named_server() else " STRATEGY FILE_COPY"
-    query(server, f"CREATE DATABASE {name}{strategy}")
+    query(server, f"CREATE DATABASE {name} TEMPLATE {template}{strategy}")
     try:
-        yield re.sub(r"^(\w+://[^/?]*)(/[^?]*)?", rf"\1/{name}", server)
+        yield _database(server, name)
     finally:
         query(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def query(url: str, sql: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement. It runs on a thread with its own event loop, so coroutines may call it, too."""
+def _database(server: str, name: str) -> str:
+    """The URL of another database on a server."""
+    return re.sub(r"^(\w+://[^/?]*)(/[^?]*)?", rf"\1/{name}", server)
 
-    async def run() -> list[tuple[Any, ...]]:
+
+def name_of(url: str) -> str:
+    """The name of the database that a URL of `fresh_database` leads to."""
+    return urlsplit(url).path.removeprefix("/")
+
+
+def query(url: str, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a statement."""
+    return connected(url, lambda connection: _rows(connection, sql))
+
+
+async def _rows(connection: Any, sql: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in await connection.fetch(sql)]
+
+
+def connected(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
+    """Work with a connection, on a thread with its own event loop, so that coroutines may call it, too."""
+
+    async def run() -> T:
         connection = await asyncpg.connect(url)
         try:
-            return [tuple(row) for row in await connection.fetch(sql)]
+            return await work(connection)
         finally:
             await connection.close()
 

@@ -58,7 +58,9 @@ def semantic_entrant(name: str, source: Path) -> Entrant:
 def _store_entrant(name: str, source: Path, kind: str, operations: frozenset[Operation]) -> Entrant:
     async def enter(setup: StoreSetup) -> StoreProcess:
         task = setup.task
-        use = "reads" if not task.writes else "writes" if task.durable else "relaxed"
+        use = f"beside {task.writers}" if task.writers else "writes" if task.durable else "relaxed"
+        if not task.writes and not task.writers:
+            use = "reads"
         command = (sys.executable, "-m", "bench.arms.keyloft_process", kind, str(setup.folder / "keyloft.db"), use)
         return await entered(setup, *command, environment=_environment(source))
 

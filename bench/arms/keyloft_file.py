@@ -62,7 +62,11 @@ class PerIteration(Keyloft):
         return get if operation == "get" else super().call(operation)
 
 
-async def enter(setup: StoreSetup) -> Keyloft:
+async def _enter_expiring(setup: StoreSetup) -> Keyloft:
+    return await enter(setup, expire_in=3600)
+
+
+async def enter(setup: StoreSetup, expire_in: float | None = None) -> Keyloft:
     """Open and fill a file.
 
     For reads it is closed in between, so that the keys are in the file, not in its write-ahead log. For writes it stays
@@ -71,7 +75,7 @@ async def enter(setup: StoreSetup) -> Keyloft:
     task, path = setup.task, setup.folder / "keyloft.db"
     kv = await keyloft.open(path, durability="full" if task.durable else "relaxed", sweep_every=None)
     for pairs in setup.chunks(100 if task.large else CHUNK):
-        await kv.set_many(pairs)
+        await kv.set_many(pairs, expire_in=expire_in)
     if not task.writes:
         await kv.aclose()
         kv = await keyloft.open(path, sweep_every=None)
@@ -100,6 +104,7 @@ RELAXED = replace(
     ENTRANT, name="Keyloft, durability=relaxed", enter=_enter_relaxed, durable=ENTRANT.relaxed, relaxed=None
 )
 PER_ITERATION = replace(ENTRANT, name="Keyloft, one get per event-loop iteration", enter=_enter_per_iteration)
+EXPIRING = replace(ENTRANT, name="Keyloft, entries that expire in an hour", enter=_enter_expiring)
 IN_MEMORY = replace(ENTRANT, name="Keyloft in memory", enter=_enter_memory, durable="lost (in memory)")
 
 

@@ -1,6 +1,7 @@
 """Keyloft's stores as a process that reads laps of operations: `python -m bench.arms.keyloft_process KIND FILE TASK`.
 
-KIND is `tuples` or `semantic`; TASK is `reads`, `writes` or `relaxed`. It uses public names only, so that it runs on
+KIND is `tuples` or `semantic`; TASK is `reads`, `writes`, `relaxed`, or `beside N`: reads beside so many tasks that
+write. It uses public names only, so that it runs on
 the `keyloft` of another commit, which comes first in PYTHONPATH.
 """
 
@@ -35,6 +36,16 @@ class TupleCalls:
 
     async def get(self, key: _Key) -> Any:
         return (await self._kv.get(tuple(key))).value
+
+    async def get_after_others(self, key: _Key) -> Any:
+        """A get after which other tasks run, as in a server; gets alone would leave the writers no time."""
+        entry = await self._kv.get(tuple(key))
+        await asyncio.sleep(0)
+        return entry.value
+
+    async def write_until(self, over: asyncio.Event, number: int) -> None:
+        while not over.is_set():
+            await self._kv.set(("beside", number), number)
 
     async def get_many(self, keys: Sequence[_Key]) -> Sequence[Any]:
         return [entry.value for entry in await self._kv.get_many([tuple(key) for key in keys])]
@@ -90,6 +101,7 @@ class SemanticCalls:
 
 async def _serve(kind: str, file: str, task: str) -> None:
     durability: Literal["full", "relaxed"] = "relaxed" if task == "relaxed" else "full"
+    writers = int(task.removeprefix("beside ")) if task.startswith("beside") else 0
     make = {"tuples": TupleCalls, "semantic": SemanticCalls}[kind]
 
     async def opened() -> Any:
@@ -106,7 +118,13 @@ async def _serve(kind: str, file: str, task: str) -> None:
                 # So that the keys are in the file, not in its write-ahead log.
                 await store.aclose()
                 store = await opened()
-        done = await timed(getattr(store, lap["operation"]), lap["asks"], lap["workers"])
+        over = asyncio.Event()
+        count = 0 if lap["operation"] == "fill" else writers
+        writing = [asyncio.create_task(store.write_until(over, number)) for number in range(count)]
+        operation = "get_after_others" if writers and lap["operation"] == "get" else lap["operation"]
+        done = await timed(getattr(store, operation), lap["asks"], lap["workers"])
+        over.set()
+        await asyncio.gather(*writing)
         answer = {"took": done.took, "seconds": done.seconds, "answers": done.answers}
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()

@@ -33,6 +33,8 @@ QUICK = CommitScale(2000, 2, 0.03)
 
 _TUPLES = (
     Task("get", "get, one by one", "get"),
+    Task("get-1-writer", "get beside 1 writing task, 4 concurrent", "get", 4, writers=1),
+    Task("get-16-writers", "get beside 16 writing tasks, 4 concurrent", "get", 4, writers=16),
     Task("get_many", "get_many of 10", "get_many"),
     Task("list", "list of 1,000 entries with values", "list"),
     Task("get-large", "get of 64 KiB, one by one", "get", large=True),
@@ -79,6 +81,8 @@ def _race(course: Course, task: Task, entrants: Sequence[Entrant], scale: Commit
     found = course.race([arm(entrant, task, stored, scale.seconds) for entrant in entrants])
     before = entrants[1].name
     verdicts = of_rates(found, HERE, {before: BAR})
+    if task.writers:
+        verdicts += (within(ratio(found[HERE].figures["p99"], found[before].figures["p99"]), 1 / BAR),)
     if CPU in found[HERE].figures:
         verdicts += (within(ratio(found[HERE].figures[CPU], found[before].figures[CPU]), 1 / BAR),)
     return Row(task.title, tuple(found.values()), before, verdicts=verdicts)

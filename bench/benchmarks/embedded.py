@@ -12,6 +12,7 @@ from bench.harness.benchmark import Benchmark
 from bench.harness.contest import IN_FLIGHT, Entrant, Task, arm
 from bench.harness.figures import Reached, Row, Verdict, of_rates
 from bench.harness.race import Course
+from bench.probes import watches
 from bench.probes.memory import remembering
 from bench.probes.sweep import sweeping
 
@@ -26,10 +27,11 @@ class EmbeddedScale(Struct, frozen=True):
     sweep_stored: int
     sweep_expired: int
     sweep_rounds: int
+    watches: int
 
 
-FULL = EmbeddedScale(100_000, 9, 0.15, 1_000_000, 10_000, 5)
-QUICK = EmbeddedScale(10_000, 3, 0.03, 20_000, 2_000, 1)
+FULL = EmbeddedScale(100_000, 9, 0.15, 1_000_000, 10_000, 5, 10_000)
+QUICK = EmbeddedScale(10_000, 3, 0.03, 20_000, 2_000, 1, 500)
 
 
 def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
@@ -38,12 +40,16 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     return Benchmark(
         rows={
             "get": measure.gets,
+            "get-expiring": measure.expiring_gets,
             "get_many": measure.many_gets,
             "set-concurrent": measure.concurrent_sets,
             "set": measure.lone_sets,
             "list": measure.lists,
             "memory": measure.memory,
             "sweep": lambda: sweeping(folder, scale.sweep_stored, scale.sweep_expired, scale.sweep_rounds),
+            "watches": lambda: watches.beside_watches(folder, scale.watches, scale.watches // 10, scale.sweep_rounds),
+            "watch-stall": lambda: watches.stalled_by_another_process(folder, scale.watches, scale.sweep_rounds),
+            "watch-prefix": lambda: watches.large_prefix(folder, scale.sweep_stored, scale.sweep_rounds),
             "resident": lambda: remembering(folder, scale.stored, scale.sweep_rounds),
         },
         notes=[
@@ -81,6 +87,14 @@ class _EmbeddedRows:
         ]
         bars = {sqlalchemy_orm.ENTRANT.name: 100, python_libraries.DISKCACHE.name: 1.4}
         return self._row(Task("get", "get, awaited one by one", "get"), entrants, bars)
+
+    def expiring_gets(self) -> Row:
+        entrants = [keyloft_file.EXPIRING, keyloft_file.ENTRANT]
+        found = self._race(Task("get", "", "get"), *entrants)
+        verdicts = of_rates(found, keyloft_file.EXPIRING.name, {keyloft_file.NAME: 0.87})
+        return Row(
+            "get of entries that expire, one by one", tuple(found.values()), keyloft_file.NAME, verdicts=verdicts
+        )
 
     def many_gets(self) -> Row:
         entrants = [keyloft_file.ENTRANT, python_libraries.AIOSQLITE, python_libraries.AIOSQLITE_ONE_BY_ONE]

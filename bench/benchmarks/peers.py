@@ -86,9 +86,9 @@ BARS: dict[str, dict[str, float]] = {
     "get": {_DENO: 8, deno_and_bun.BUN_WAL.name: 1.2, python_libraries.DISKCACHE.name: 1.4},
     "get_many": {_DENO: 8},
     "list": {_DENO: 8},
-    "set": {_DENO: 0.9},
+    "set": {_DENO: 1.15},
     "set-64": {_DENO: 5},
-    "check-and-set": {_DENO: 1.3},
+    "check-and-set": {_DENO: 1.4},
     "service-get-64": {_ALWAYS: 1.1},
     "service-set-64": {_ALWAYS: 1.1},
 }

@@ -30,6 +30,8 @@ class Task(Struct, frozen=True):
     durable: bool = True
     """Of writes: whether each is on disk before it is acknowledged."""
     large: bool = False
+    writers: int = 0
+    """How many tasks write durably, one set after the other, while the operation is timed."""
 
     @property
     def writes(self) -> bool:

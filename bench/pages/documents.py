@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks/all.md and the measured parts of docs/benchmarks.md and README.md, and draws the charts.
+"""Writes docs/benchmarks/all.md and the measured parts of other documents, and draws the charts.
 
 A measured part stands between `<!-- measured NAME -->` and `<!-- /measured -->`; the rest of such a page is written by
 hand. docs/benchmarks/all.md is written as a whole. All figures are those of bench/results.
@@ -16,13 +16,14 @@ from bench.pages.report import Results
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 CHARTS = "docs/benchmarks"
-PAGES = ("docs/benchmarks.md", "README.md")
+PAGES = ("docs/benchmarks.md", "docs/api/DATABASE_KV_API.md", "README.md")
 ALL_FIGURES = "docs/benchmarks/all.md"
 NOT_YET = "*Not measured yet.*"
 BENCHMARKS = {
     "peers": "Peers",
     "embedded": "Embedded store",
     "nats": "Plugin service over NATS",
+    "floods": "Floods by hostile plugins and tenants",
     "postgres": "PostgreSQL",
     "semantic": "Semantic store",
     "move": "Export, import, copy, backup and restore",
@@ -88,6 +89,7 @@ def parts(found: Mapping[str, Results], drawn: Mapping[str, str], page: str) -> 
     made["peers-writes"] = tables.matrix(peers, WRITES, arms) if peers else NOT_YET
     made["peers-services"] = tables.matrix(peers, SERVED, arms) if peers else NOT_YET
     made["growth"] = _growth(peers) or NOT_YET
+    made["plugin-latency"] = _latency(found["nats"]) if "nats" in found else NOT_YET
     made["short"] = tables.best(peers, SHORT, KNOWN) if peers else NOT_YET
     made["machine-short"] = _machine(found["peers"].machine) if peers else NOT_YET
     for name in ("short", "embedded", "services", "growth", "size", "load-set", "load-get"):
@@ -134,6 +136,18 @@ def all_figures(found: Mapping[str, Results]) -> str:
 def _machine(machine: Mapping[str, str]) -> str:
     shown = [f"{name} {machine[name]}" for name in ("cpu", "memory", "system", "disk", "python") if name in machine]
     return f"Measured on {machine.get('measured', 'an unknown date')}: {', '.join(shown)}."
+
+
+def _latency(results: Results) -> str:
+    """How long the plugin service takes, beside its targets."""
+    verdicts = [one for name in ("latency", "lists") if name in results.rows for one in results.rows[name].verdicts]
+    lines = [
+        [one.name, f"{number(one.bar)} ms", f"{number(one.median)} ms", report.spread(one.rounds)]
+        for one in verdicts
+        if one.unit == "ms"
+    ]
+    figures = tables.table(["", "target, at most", "measured", "lowest … highest"], lines)
+    return f"{figures}\n\n{_machine(results.machine)}"
 
 
 def _kept(rows: Mapping[str, Row]) -> str:

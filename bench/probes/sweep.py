@@ -53,7 +53,7 @@ async def _sweeping(folder: Path, stored: int, expired: int, rounds: int) -> Row
         f"sweep of {expired:,} expired entries among {stored:,}",
         figures=(seconds_alone, seconds_busy, calm, stirred, *longest),
         verdicts=(
-            within(seconds_alone, 0.5),
+            within(seconds_alone, 0.2),
             within(seconds_busy, 0.5),
             within(Figure("p99 with : without a sweep", "x", ratios), 3),
         ),

@@ -18,11 +18,12 @@ from keyloft import errors, limits
 from keyloft.clock import Clock, ManualClock
 from keyloft.core.urls import DatabaseUrl, shown_url
 from keyloft.core.values import U64
-from keyloft.engines import open_engine
+from keyloft.engines import KeptHistory, open_engine
 from keyloft.errors import *  # noqa: F403 (all errors are public)
 from keyloft.tuples.atomic import Atomic, CommitResult
 from keyloft.tuples.entries import Entry
 from keyloft.tuples.listing import EntryList, Listing
+from keyloft.tuples.named import NamedEngine, check_name
 from keyloft.tuples.store import Store
 from keyloft.tuples.watching import Watching
 
@@ -50,9 +51,13 @@ def open(
     url: str | os.PathLike[str] | None = None,
     *,
     durability: Literal["full", "relaxed"] = "full",
+    sync: Literal["auto", "thread"] = "auto",
     max_value_bytes: int = limits.VALUE_BYTES,
     sweep_every: float | None = limits.SWEEP_EVERY,
     patience: float = limits.SERVER_SECONDS,
+    name: str | None = None,
+    history_seconds: float = limits.HISTORY_SECONDS,
+    history_mib: float = limits.HISTORY_MIB,
     clock: Clock | None = None,
 ) -> "Opening":
     """Open a store: `async with keyloft.open("app.db") as kv:`, or `kv = await keyloft.open("app.db")`.
@@ -62,9 +67,16 @@ def open(
             None or `:memory:` for a store in memory. `sqlite:///app.db?mode=ro` opens a file read-only.
         durability: "full": a write that returned survives a power cut. "relaxed": it survives the end of the process,
             and a lone write takes less than half the time, but the last writes before a power cut may be lost.
+        sync: Where writes to an SQLite file wait for the disk. "thread": on a thread. "auto": on the event loop, which
+            spares a hand-over to the thread, while one task alone uses the store and the disk takes under a
+            millisecond. Use "thread" in a program with other work that can't wait for a millisecond.
         max_value_bytes: The largest value that is accepted, in bytes as stored.
         sweep_every: Seconds between two removals of expired entries; None leaves them to `sweep()`.
         patience: Seconds that a call waits for a database server that does not answer before it fails.
+        name: One of several stores in the same database, made by its first write; None is the unnamed one.
+        history_seconds: How long the change log keeps what changed, at least, for `watch(…, since=…)` and slow watches;
+            older changes go with later commits.
+        history_mib: How large the change log may grow, in MiB; the oldest changes go first.
         clock: Another clock, for tests of expiry.
 
     Raises:
@@ -72,9 +84,15 @@ def open(
     """
 
     async def open_store() -> Store:
-        _check_options(max_value_bytes, sweep_every, patience)
+        _check_options(max_value_bytes, sweep_every, patience, clock)
+        history = KeptHistory.of(history_seconds, history_mib)
+        store_name = None if name is None else check_name(name)
         database = DatabaseUrl.parse(url)
-        engine = await open_engine(database, clock, durability=durability, patience=patience)
+        engine = await open_engine(
+            database, clock, durability=durability, sync=sync, patience=patience, history=history
+        )
+        if store_name is not None:
+            engine = NamedEngine(engine, store_name)
         return Store(engine, max_value_bytes=max_value_bytes, sweep_every=None if database.read_only else sweep_every)
 
     return Opening(open_store, shown_url(url))
@@ -119,10 +137,12 @@ class Opening:
             await store.aclose()
 
 
-def _check_options(max_value_bytes: int, sweep_every: float | None, patience: float) -> None:
+def _check_options(max_value_bytes: int, sweep_every: float | None, patience: float, clock: Clock | None) -> None:
     if type(max_value_bytes) is not int or not 1 <= max_value_bytes <= limits.LARGEST_VALUE_BYTES:
         raise errors.InvalidArgument(f"max_value_bytes: expected an int from 1 to {limits.LARGEST_VALUE_BYTES:,}")
     if sweep_every is not None and not (type(sweep_every) in (int, float) and sweep_every > 0):
         raise errors.InvalidArgument("sweep_every: expected a number of seconds above 0, or None")
     if not (type(patience) in (int, float) and 0 < patience < math.inf):
         raise errors.InvalidArgument("patience: expected a number of seconds above 0")
+    if clock is not None and not all(callable(getattr(clock, name, None)) for name in ("now", "call_at")):
+        raise errors.InvalidArgument("clock: expected an object with now() and call_at(), such as ManualClock()")

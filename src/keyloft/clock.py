@@ -1,9 +1,9 @@
 """Wall time in milliseconds since 1970: the system's clock, and a manual one for tests."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from datetime import timedelta
+from time import time_ns
 from typing import Protocol
 
 from msgspec import Struct
@@ -32,7 +32,7 @@ class SystemClock:
     __slots__ = ()
 
     def now(self) -> int:
-        return time.time_ns() // 1_000_000
+        return time_ns() // 1_000_000
 
     def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
         delay = min(max(0.0, (moment - self.now()) / 1000), limits.LONGEST_TIMER_SECONDS)

@@ -16,7 +16,10 @@
     │   │   ├── InvalidValueType         INVALID_VALUE      (also a TypeError)
     │   │   └── ValueTooLarge            VALUE_TOO_LARGE
     │   └── NotForward                   NOT_FORWARD        a checkpoint only moves forward
-    ├── NotACounter (TypeError)          NOT_A_COUNTER      sum, min or max met a value that is not a U64
+    ├── NotACounter (TypeError)          NOT_A_COUNTER      sum, add, min or max met a value that it can't count with
+    ├── CounterOutOfRange (ValueError)   COUNTER_OUT_OF_RANGE  a U64 would leave its range
+    ├── QuotaExceeded                    QUOTA_EXCEEDED     a plugin would store more than it may
+    ├── HistoryGone                      HISTORY_GONE       the change log no longer reaches back so far
     ├── Undecodable                      UNDECODABLE        stored bytes are not a key or value of Keyloft
     ├── Closed                           CLOSED             used after aclose()
     ├── WrongLoop (RuntimeError)         WRONG_LOOP         used from another event loop or thread
@@ -30,6 +33,7 @@
     ├── IncompatibleLibrary              INCOMPATIBLE_LIBRARY  an installed library lacks what Keyloft uses
     ├── TransferFailed                   TRANSFER_FAILED    an import or a copy is incomplete
     ├── NatsServerFailed                 NATS_SERVER_FAILED the nats-server that Keyloft starts does not run
+    ├── AnotherStore                     ANOTHER_STORE      services of the queue group serve another database
     ├── Unanswered (ConnectionError)     UNANSWERED         a request over NATS got no reply
     │   ├── NoService                    NO_SERVICE         no service listens on this subject
     │   ├── NotPermitted                 NOT_PERMITTED      NATS refused the request
@@ -44,6 +48,7 @@
         ├── Unreachable                  UNREACHABLE        its server does not answer; nothing was written, retry
         ├── CommitUnknown                COMMIT_UNKNOWN     the connection was lost during a commit
         ├── Stalled                      STALLED            the database did not answer in time
+        ├── ClockSetBack                 CLOCK_SET_BACK     the last commit lies far in the future of this clock
         └── Busy                         BUSY               retry later
 
 Messages name arguments, keys, sizes, files, limits and, to locate a problem inside a value, field names; never a value.
@@ -59,8 +64,9 @@ __all__ += ["InvalidPluginName", "InvalidSubject", "InvalidValue", "InvalidValue
 __all__ += ["Escalated", "LockHeld", "LockLost", "NotForward", "NothingToRestore", "StaleFence", "VersionConflict"]
 __all__ += ["IncompatibleLibrary", "NatsServerFailed", "NoService", "NotPermitted", "TimedOut", "Unanswered"]
 __all__ += ["CannotOpen", "DatabaseError", "NotADatabase", "ReadOnly", "SchemaTooNew", "SchemaTooOld"]
-__all__ += ["AlreadyExists", "Busy", "CommitUnknown", "DiskFull", "NotEmpty"]
+__all__ += ["AlreadyExists", "AnotherStore", "Busy", "CommitUnknown", "DiskFull", "NotEmpty"]
 __all__ += ["Stalled", "TransferFailed", "Unreachable"]
+__all__ += ["ClockSetBack", "CounterOutOfRange", "HistoryGone", "QuotaExceeded"]
 
 CLOSED: Final = "this store is closed: open it again"
 
@@ -163,14 +169,60 @@ def _unit(size: int) -> str:
 
 
 class NotACounter(KeyloftError, TypeError, code="NOT_A_COUNTER"):
-    """`sum`, `min` or `max` met a stored value that is not a U64; nothing of its batch was written."""
+    """A counter operation met a stored value that it can't count with; nothing of its batch was written."""
 
-    def __init__(self, key: Any) -> None:
+    def __init__(self, key: Any, *, takes_json: bool = False) -> None:
         super().__init__(
-            f"the value at {key!r} is not a U64 counter; nothing of this batch was written: "
+            f"the value at {key!r} is not an integer; nothing of this batch was written"
+            if takes_json
+            else f"the value at {key!r} is not a U64 counter; nothing of this batch was written: "
             "create the counter with set(key, U64(…)), or by the first sum"
         )
         self.key = key
+        self._takes_json = takes_json
+
+    def at(self, key: Any) -> "NotACounter":
+        """The same error, with the key as its caller wrote it."""
+        return NotACounter(key, takes_json=self._takes_json)
+
+
+class CounterOutOfRange(KeyloftError, ValueError, code="COUNTER_OUT_OF_RANGE"):
+    """An addition would take a U64 below 0 or above 2**64 - 1; nothing of its batch was written."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__(
+            f"the U64 counter at {key!r} would leave the range 0 to 2**64 - 1; nothing of this batch was written"
+        )
+        self.key = key
+
+    def at(self, key: Any) -> "CounterOutOfRange":
+        """The same error, with the key as its caller wrote it."""
+        return CounterOutOfRange(key)
+
+
+class QuotaExceeded(KeyloftError, code="QUOTA_EXCEEDED"):
+    """With this write, a plugin would store more than it may; nothing was written."""
+
+    def __init__(self, message: str, actual: int | None = None, limit: int | None = None) -> None:
+        """`actual` and `limit`, of keys or bytes, are None where a service reported both in its message only."""
+        super().__init__(message)
+        self.actual = actual
+        self.limit = limit
+
+
+class HistoryGone(KeyloftError, code="HISTORY_GONE"):
+    """The change log no longer holds, or never held, what was asked for: list the entries, then watch again."""
+
+    def __init__(self, version: int, oldest: int, latest: int) -> None:
+        super().__init__(
+            f"version {version} is above the last one, {latest}: it is of another database, or was never given; list "
+            "the entries, then watch again from now"
+            if version > latest
+            else f"the change log begins with version {oldest}, so what changed after version {version} is no longer "
+            "known; list the entries, then watch again from now"
+        )
+        self.version = version
+        self.latest = latest
 
 
 class Undecodable(KeyloftError, code="UNDECODABLE"):
@@ -273,6 +325,10 @@ class NatsServerFailed(KeyloftError, code="NATS_SERVER_FAILED"):
     """The nats-server that Keyloft starts itself could not be started, or stopped."""
 
 
+class AnotherStore(KeyloftError, code="ANOTHER_STORE"):
+    """Services of the same queue group serve another database; this one does not join them."""
+
+
 class Unanswered(KeyloftError, ConnectionError, code="UNANSWERED"):
     """A request over NATS got no reply."""
 
@@ -323,6 +379,10 @@ class Unreachable(DatabaseError, code="UNREACHABLE"):
 
 class CommitUnknown(DatabaseError, code="COMMIT_UNKNOWN"):
     """The connection was lost during a commit: all of the batch was written, or nothing. Read to find out."""
+
+
+class ClockSetBack(DatabaseError, code="CLOCK_SET_BACK"):
+    """The last commit is more than five minutes ahead of the database's clock; nothing was written."""
 
 
 class Stalled(DatabaseError, code="STALLED"):

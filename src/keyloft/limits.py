@@ -11,6 +11,9 @@ KEY_BYTES: Final = 2048
 KEY_INT_BYTES: Final = 255
 """The longest int in a key: its length is one byte of the encoding."""
 
+STORE_NAME_CHARACTERS: Final = 64
+"""The longest name of a tuple store."""
+
 VALUE_BYTES: Final = 1024 * 1024
 """The largest value of the tuple store, as stored; `keyloft.open(max_value_bytes=…)` changes it."""
 
@@ -22,6 +25,9 @@ VALUE_DEPTH: Final = 128
 
 U64_MAX: Final = 2**64 - 1
 """The largest `U64`; a sum beyond it wraps around to 0."""
+
+LARGEST_INTEGER: Final = 2**63 - 1
+"""The largest integer that a column of a database holds."""
 
 LONGEST_EXPIRY_SECONDS: Final = 1000 * 366 * 86_400
 """The longest `expire_in`: about a thousand years, which a `datetime` can still show."""
@@ -38,8 +44,11 @@ MAINTENANCE_ROWS: Final = 4096
 SWEEP_SLICE: Final = 48
 """How many expired entries one commit of the sweeper removes while others write: they wait for one slice at most."""
 
-SWEEP_SLICE_ALONE: Final = 256
-"""The same while no one else writes; a writer that arrives then waits for one such slice."""
+SWEEP_SLICE_ALONE: Final = 2048
+"""The most while no one else writes; a writer that arrives then waits for one such slice, some 20 ms."""
+
+SWEEP_GROWTH: Final = 4
+"""How many times as many entries the next slice may hold while no one else writes."""
 
 SWEEP_EVERY: Final = 60.0
 """Seconds between two sweeps of an open store, unless `keyloft.open(sweep_every=…)` says otherwise."""
@@ -47,8 +56,29 @@ SWEEP_EVERY: Final = 60.0
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for other processes that hold the database before it fails with BUSY."""
 
-SERVER_SECONDS: Final = 10.0
-"""How long a call waits for a database server that is away or silent; `keyloft.open(patience=…)` changes it."""
+SERVER_SECONDS: Final = 45.0
+"""How long a call waits for a database server that is away or silent; `keyloft.open(patience=…)` changes it.
+
+PgBouncer refuses logins for 15 s after one that failed (`server_login_retry`). Patroni needs up to 40 s to find out
+that a primary is gone and to promote a standby (`ttl` 30 s, `loop_wait` 10 s)."""
+
+OPERATOR_SERVER_SECONDS: Final = 10.0
+"""The same for an operator's command."""
+
+HISTORY_SECONDS: Final = 3600.0
+"""How long the change log keeps a change, unless `keyloft.open(history_seconds=…)` says otherwise."""
+
+HISTORY_MIB: Final = 16.0
+"""How large the change log grows before older changes go, unless `keyloft.open(history_mib=…)` says otherwise."""
+
+VERSION_JUMP: Final = 2**40
+"""A restored or copied database continues at the next multiple of this, which no process that used it before gave."""
+
+LAST_VERSION: Final = 2**53 - 1
+"""Versions stay below 2**53: the numbers of JavaScript, and so of most JSON, are exact up to there."""
+
+CLOCK_AHEAD_SECONDS: Final = 300.0
+"""If the last commit is further ahead of the clock than this, writes are refused: the clock was set back."""
 
 PLUGIN_NAME_CHARACTERS: Final = 100
 """The longest name of a plugin."""
@@ -58,6 +88,10 @@ PLUGIN_KEY_CHARACTERS: Final = 255
 
 PLUGIN_VALUE_BYTES: Final = 64 * 1024
 """The largest value of a plugin, as stored: compact JSON in UTF-8."""
+
+PLUGIN_VALUE_DEPTH: Final = 900
+"""How deep lists and dicts may nest in a value of a plugin, or of the semantic store; the tuple store has VALUE_DEPTH.
+"""
 
 PLUGIN_REQUEST_BYTES: Final = 16 * 1024
 """The largest get, delete or list of a plugin; a set may have this much besides its value."""
@@ -80,15 +114,14 @@ PLUGIN_SCAN_ROWS: Final = 64
 GETS_PER_READ: Final = 64
 """How many gets are read before their replies are sent: at most 4 MiB of values."""
 
-REQUESTS_PER_PLUGIN: Final = 1000
-"""How many requests of one plugin, or of one tenant, a service takes before it answers BUSY: at most 64 MiB of values.
-"""
+OWNER_BYTES: Final = 8 * 1024 * 1024
+"""How many bytes the unanswered requests of one plugin, or of one tenant, may have before the next is answered BUSY."""
 
-REQUESTS: Final = 10_000
-"""How many requests of all plugins, or of all tenants, a service takes before it answers BUSY."""
+INTAKE_BYTES: Final = 64 * 1024 * 1024
+"""The same for all plugins together, and for all tenants; a quarter of it is for replies that are being made."""
 
-ROUTES: Final = 10_000
-"""How many subjects a service remembers the meaning of; beyond that it parses them again."""
+ROUTES: Final = 4096
+"""Of so many subjects a service remembers the meaning, and of so many owners what they have sent lately."""
 
 DEADLINE_SECONDS: Final = 5.0
 """How long a request waits for the database before it is answered with an error."""
@@ -154,7 +187,7 @@ CONFLICT_RATE: Final = 0.10
 """More conflicts than this share of all writes, for CONFLICT_WINDOW_SECONDS, raise an alert."""
 
 CONFLICT_WINDOW_SECONDS: Final = 60.0
-"""How long writes have to conflict that often before an alert is raised."""
+"""How long writes have to conflict that often before an alert is raised; longer where writes are few."""
 
 OUTAGE_SECONDS: Final = 300.0
 """A database that fails for longer than this raises an alert."""
@@ -167,6 +200,20 @@ FIRST_PAGE_ROWS: Final = 64
 PAGE_GROWTH: Final = 16
 """How many times as many entries as a page the next one may hold."""
 
+LONG_INT_DIGITS: Final = 256
+"""From so many digits on, an int of a request is kept as text: its conversion takes a time that grows with the square
+of its digits, 70 ns per digit for 4,000 of them (`scripts/bench nats`, row «readers»)."""
+
+GC_PAUSE_BYTES: Final = 4 * 1024
+"""While a request of this size or more is read, Python collects no garbage: the collector would go through the lists
+and dicts of the request again and again (`scripts/bench nats`, row «readers»)."""
+
+SLICE_ITEMS: Final = 250
+"""After so many keys or entries of a long call, other tasks run: a slice takes 1 to 3 ms."""
+
+GIVE_WAY_SECONDS: Final = 0.0001
+"""How long a thread pauses between two slices of a long call, so that another one wakes up in time to run."""
+
 LONGEST_TIMER_SECONDS: Final = 30.0
 """A timer runs by the monotonic clock, and the wall clock can jump: it is compared again at least this often."""
 
@@ -176,20 +223,36 @@ SQLITE_CACHE_MIB: Final = 16
 """How much of a file an open store keeps in memory to read from: some 100,000 small entries. A get takes 5.7 µs instead
 of 7.3 with SQLite's own 2 MiB (ADR 5)."""
 
-PLUGIN_CACHE_MIB: Final = 10
-"""The same for the plugins' storage, where a request over NATS costs several times as much as the read."""
+PLUGIN_CACHE_MIB: Final = 4
+"""The same for the plugins' storage, where a request over NATS costs several times as much as the read. With 100,000
+keys more made no difference, and a service shall have less than 50 MB."""
 
 ROW_BYTES: Final = 512
 """A value that takes more than this with its key is stored in the large value table (ADR 5)."""
 
 INLINE_OPERATIONS: Final = 64
-"""A group of at most this many checks and mutations is written on the event loop, and committed on a thread (ADR 6)."""
+"""A group of at most this many checks and mutations may be written and committed on the event loop (ADR 6)."""
 
 INLINE_BYTES: Final = 128 * 1024
 """The most bytes that the values of such a group may have in all."""
 
 INLINE_SECONDS: Final = 0.001
 """A group that takes longer on the event loop, because it meets large values, is written again on the thread."""
+
+LONE_CALLER_SECONDS: Final = 0.1
+"""If all calls of this time came from one task, the event loop may wait for its commits (ADR 6)."""
+
+FAST_SYNC_SECONDS: Final = 0.001
+"""It does so only while the last commit took less than this."""
+
+RECENT_SYNC_SECONDS: Final = 1.0
+"""And only if that commit was so recent."""
+
+SLOW_SYNC_SECONDS: Final = 0.01
+"""A commit that takes longer shows a disk that stalls."""
+
+AFTER_SLOW_SYNC_SECONDS: Final = 60.0
+"""For so long after it, the thread does all commits."""
 
 SQLITE_GETS_PER_STATEMENT: Final = 16
 """How many keys one statement looks up: 1.2 µs per key, against 2.1 µs with a statement per key."""
@@ -219,8 +282,12 @@ overwrites the log takes 180 µs, one that makes it grow takes 300 (ADR 5)."""
 CHECKPOINT_PAGES: Final = 32_000
 """After large commits, a write-ahead log of this many pages (128 MiB) is checkpointed at once."""
 
-CHECKPOINT_RETRY_SECONDS: Final = 1.0
-"""How long to wait after a checkpoint that readers, another process or the disk prevented."""
+WAL_BYTES_KEPT: Final = 32 * 1024 * 1024
+"""A write-ahead log that is longer than this when it restarts is cut to this size; shorter ones are overwritten."""
+
+CHECKPOINT_RETRY_PAUSES: Final = (0.01, 1.0)
+"""The first and the longest pause after a second checkpoint that readers, another process or the disk prevented; they
+double. After the first one there is none."""
 
 MAINTENANCE_CHECKPOINT_PAGES: Final = 8_000
 """An import, a copy or a restore checkpoints the write-ahead log at this many pages (32 MiB)."""
@@ -245,6 +312,9 @@ POSTGRES_KEYS_PER_READ: Final = 512
 POSTGRES_SHARED_GETS: Final = 16
 """From this many waiting gets on, two connections share them."""
 
+POSTGRES_HEAD_BYTES: Final = 1024
+"""A commit that needs to know of an entry reads its value, too, if it has at most this many bytes."""
+
 POSTGRES_IDLE_SECONDS: Final = 60.0
 """A connection that was idle for longer is tested before use: firewalls drop idle connections silently."""
 
@@ -263,11 +333,34 @@ POSTGRES_RETRY_SECONDS: Final = 0.01
 POSTGRES_CONNECT_PAUSES: Final = (0.02, 0.5)
 """The first and the longest pause between two attempts to connect; they double."""
 
-POSTGRES_LOCK_SECONDS: Final = 0.5
-"""How long a commit waits for locks of other clients at most, before the server cancels it and others are tried."""
+POSTGRES_LOCK_SECONDS: Final = 5.0
+"""How long a commit waits for the version counter before the server cancels it: a commit of 100,000 keys takes about
+two seconds."""
 
-POSTGRES_LOCKED_SECONDS: Final = 1.0
-"""How long a batch that met a lock is held back before it is tried again: each attempt delays all others."""
+POSTGRES_TABLE_SECONDS: Final = 0.25
+"""How long a commit waits for a table that another client has locked, before commits to other tables pass it."""
+
+POSTGRES_INSERT_SECONDS: Final = 0.1
+"""How long a commit that holds the version counter waits for a row that another client inserted and did not commit."""
+
+POSTGRES_TRANSACTION_SECONDS: Final = 1.0
+"""A commit that holds the version counter may take so long: then the function gives up, and a client that leaves its
+transaction idle is cut off."""
+
+POSTGRES_TRANSACTION_SECONDS_EACH: Final = 0.0001
+"""So much longer for each check and mutation: to decide and write 100,000 of them takes seconds."""
+
+POSTGRES_LOST_RACES: Final = 3
+"""After so many lost races a commit takes its locks before it reads."""
+
+POSTGRES_RACE_PAUSES: Final = (0.001, 0.003)
+"""The pause after a lost race lies between these."""
+
+POSTGRES_LOCKED_PAUSES: Final = (0.02, 0.5)
+"""The first and the longest pause before a batch is tried again that met a locked row; they double."""
+
+POSTGRES_TRY_SECONDS: Final = 60.0
+"""The server refuses a commit that reaches it later than this: TRIM_SPARED_SECONDS must be longer."""
 
 POSTGRES_SETUP_ATTEMPTS: Final = 5
 """How often the tables are created while another process creates them, too."""
@@ -275,10 +368,40 @@ POSTGRES_SETUP_ATTEMPTS: Final = 5
 POSTGRES_LAST_REPORT_SECONDS: Final = 1.0
 """How long closing waits for watches to report the last commits."""
 
-# Tuned: watches and group commit
+# Tuned: the change log, watches and group commit
+
+LOG_PART_BYTES: Final = 64 * 1024
+"""A row of the change log holds about this many bytes; more changes of one group go into further rows."""
+
+LOG_SLICE_BYTES: Final = 16 * 1024
+"""How much of the change log is read at a time: some 500 to 1,000 changes, which take 1 to 2 ms."""
+
+LOG_SLICE_ROWS: Final = 1024
+"""The same in rows, for commits that changed little."""
+
+MEMORY_SLICE_CHANGES: Final = 1000
+"""How many changes of a log in memory are read at a time."""
+
+MEMORY_CHANGE_BYTES: Final = 200
+"""About how much memory one change takes in a log in memory; its key is shared with its entry."""
+
+TRIM_EVERY: Final = 256
+"""A commit that crosses a multiple of this many versions trims the change log."""
+
+TRIM_ROWS: Final = 2 * TRIM_EVERY
+"""How many rows of the change log one commit removes at most."""
+
+TRIM_SPARED_SECONDS: Final = 120.0
+"""On PostgreSQL, changes younger than this stay, however many: a commit whose reply was lost is looked up there."""
 
 GROUP_OPERATIONS: Final = 4096
 """A group takes no further batch once it holds this many checks and mutations."""
+
+LONG_BATCH_OPERATIONS: Final = 1000
+"""A batch of more checks and mutations is committed in parts of SLICE_ITEMS each, within one transaction."""
+
+LOST_GROUP_SECONDS: Final = 1.0
+"""A group that takes longer is checked: an exception in the event loop may have lost it."""
 
 GROUP_BYTES: Final = 16 * 1024 * 1024
 """A group takes no further batch once its values have this many bytes."""
@@ -290,9 +413,17 @@ WATCH_POLL_SECONDS: Final = 0.025
 WATCH_CHECK_SECONDS: Final = 1.0
 """How often it is polled where the database announces them, in case an announcement is lost."""
 
-WATCH_PAUSE_FACTOR: Final = 9.0
-"""How many times as long as a comparison took a watch of a range pauses before the next: it uses a tenth of a core at
-most."""
+WATCH_PENDING_KEYS: Final = 10_000
+"""A watch of a range with more changed keys to report than this forgets them, and reads the change log again."""
+
+WATCH_DUE_KEYS: Final = 1000
+"""About how many expired keys are read at a time for watches."""
+
+WATCHES_WOKEN_AT_ONCE: Final = 64
+"""After waking so many watches, the event loop runs them before it wakes more: each reads what its user waits for."""
+
+WATCH_INLINE_CHANGES: Final = 1000
+"""A group with more changes than this is dispatched to watches from the change log, a slice at a time."""
 
 WATCH_DRAIN_POLL_SECONDS: Final = 0.002
 """How often an engine that closes checks whether its watches have reported everything."""
@@ -318,13 +449,10 @@ CONNECTION_LOG_LINES_PER_SECOND: Final = 10
 """How many errors of a connection to NATS are logged a second."""
 
 UNREAD_PAUSE_SECONDS: Final = 0.001
-"""How long a connection that has stopped reading waits before it looks again."""
+"""How long a connection that has stopped reading waits before it checks again."""
 
 CANCEL_SECONDS: Final = 0.1
 """A task of nats-py that has not ended so long after its cancellation is cancelled again."""
-
-FAILED_TASK_SECONDS: Final = 0.1
-"""The pause before a task of a plugin service goes on after an error."""
 
 LATENCY_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """The upper bounds of a latency histogram's buckets, in seconds; the PRD's targets are among them."""
@@ -335,24 +463,66 @@ LOGGED_OPERATIONS_PER_SECOND: Final = 1000
 LOGGED_SAMPLE: Final = 100
 """Above that, one in so many has."""
 
-UNSENT_PLUGIN_REFUSALS: Final = 10_000
-"""So many refusals of a plugin service may wait to be sent before it reads no further request."""
+REQUEST_BYTES: Final = 192
+"""How much memory a waiting request takes besides its message and its reply subject: it counts towards the bounds."""
 
-REFUSALS_AT_ONCE: Final = 64
-"""After so many refusals (and gets, in a flood) a plugin service pauses. Without the pause, the flood's next requests
-would be accepted at once, and each of them takes as long as several BUSY."""
+LITTLE_UNANSWERED_BYTES: Final = 64 * 1024
+"""An owner with no more unanswered than this may use the reserve that a service keeps for such owners."""
+
+SMALL_REQUEST_BYTES: Final = 1024
+"""Requests of up to this size are read so fast that the time of a turn is checked after every eighth alone."""
+
+FURTHER_OWNER_BYTES: Final = 4 * 1024
+"""The same for the first request of an owner beyond ROUTES: names cost their sender nothing, and each takes memory."""
+
+VALUE_REPLY_BYTES: Final = 64 * 1024 + 512
+"""How much is reserved for a reply with one value; for a shorter reply, nothing."""
+
+PAGE_REPLY_BYTES: Final = 4 * 1024 * 1024
+"""How much is reserved for a list: what is read for it, and its reply."""
+
+OWNER_REPLY_BYTES: Final = 4 * 1024 * 1024
+"""With so many bytes of replies that are being made or sent, the next requests of their owner wait."""
+
+OWNER_REQUESTS_UNDER_WAY: Final = 256
+"""So many requests of one owner are carried out at a time: another owner's write waits for no more than these."""
+
+OWNER_BYTES_UNDER_WAY: Final = 1024 * 1024
+"""The same in bytes: a commit of 8 MiB takes half a second on a slow disk, and others' writes wait for it."""
+
+TURN_SECONDS: Final = 0.001
+"""How long the requests of one owner are read before the next owner has its turn."""
+
+TURNS_SECONDS: Final = 0.004
+"""After so many seconds of turns, other tasks run: messages are read from the socket, replies are sent."""
+
+READING_BYTES: Final = 32 * 1024
+"""If so much arrives in one iteration of the event loop, reading goes on before owners have further turns,"""
+
+READING_SECONDS: Final = 0.02
+"""for so long, or twice as long as the last turns took: nats-server cuts a service off that reads too slowly."""
+
+CLOSING_SECONDS: Final = 30.0
+"""A service that ends waits so long until its requests are done; what a stuck database still holds is then left behind.
+"""
+
+LONGEST_DEBT_SECONDS: Final = 0.1
+"""An owner whose turn took longer than it should misses turns, but for no more than this."""
 
 FLOOD_PAUSE_SECONDS: Final = 0.001
-"""How long these pauses are."""
+"""How long a service whose connection has too much to send waits before it checks again."""
 
 UNSENT_BYTES: Final = 512 * 1024
-"""A plugin service sends no further refusals while its connection has more bytes to send than this."""
+"""A service sends no further replies while its connection has more bytes to send than this."""
 
 SLOW_CLEANUP_SECONDS: Final = 1.0
 """A removal of expired entries that takes longer is logged as a warning."""
 
 HEALTH_SECONDS: Final = 2.0
-"""How long a health check waits for the database; also how long a starting service waits for another one's answer."""
+"""How long a health check waits for the database."""
+
+MEMBERS_SECONDS: Final = 1.0
+"""How long a starting service gathers the answers of other services; if there are none, NATS says so at once."""
 
 RECONNECT_SECONDS: Final = 1.0
 """The pause before `keyloft serve` tries again to connect to NATS, to serve, or to start its nats-server."""
@@ -375,11 +545,39 @@ HTTP_ANSWER_SECONDS: Final = 30.0
 HTTP_CONNECTIONS: Final = 64
 """How many connections these pages have at a time; a further one is cut off."""
 
-USAGE_EVERY_SECONDS: Final = 60.0
-"""Counting the plugins' keys reads the whole table, so metrics show a result for so long."""
+USAGE_ROWS: Final = 1000
+"""So many rows of plugins are counted in one read: 1.6 ms with a million of them on SQLite, 10 ms on PostgreSQL."""
 
-USAGE_SECONDS: Final = 5.0
-"""If counting them takes longer, metrics show the previous result."""
+USAGE_FEWEST_ROWS: Final = 125
+"""So many if they take longer than USAGE_SLICE_SECONDS."""
+
+USAGE_SLICE_SECONDS: Final = 0.004
+"""After a read that took longer, the next one counts half as many rows."""
+
+USAGE_EVERY_SECONDS: Final = 60.0
+"""A round of counting all plugins' keys begins so long after the one before, or when that has ended."""
+
+USAGE_PAUSES: Final = (3, 19)
+"""After each slice of a round, counting pauses for so many times as long as the slice took, at least and at most: a
+round of a million keys on SQLite takes 2 s of reading, spread over 40 s."""
+
+USAGE_FRESH_SECONDS: Final = 1.0
+"""A write over its plugin's quota is refused by a count no older than this; else the plugin is counted again."""
+
+USAGE_RECOUNT_PAUSE: Final = 20
+"""A count may also be so many times as old as it took: a full plugin with many keys is not counted all the time."""
+
+USAGE_WANTED_SECONDS: Final = 300.0
+"""So long after the last scrape, or the last write under a quota, counting ends."""
+
+USAGE_RETRY_SECONDS: Final = 5.0
+"""After a failure, counting begins again after so many seconds."""
+
+USAGE_PATIENCE_SECONDS: Final = 0.1
+"""How long a scrape waits for the first round."""
+
+USAGE_PLUGINS: Final = 10_000
+"""Of so many plugins a service remembers what each stores; the others are added up."""
 
 NATS_READY_SECONDS: Final = 10.0
 """How long a nats-server that Keyloft starts may take until it listens."""
@@ -439,7 +637,10 @@ CONFLICT_WINDOW_PARTS: Final = 3
 """In each of so many parts of the window the conflict rate must be too high, so that one burst raises no alert."""
 
 CONFLICT_FEWEST_WRITES: Final = 10
-"""With fewer writes in the window, the conflict rate raises no alert."""
+"""The window of the conflict rate must have so many writes; it is doubled until it has."""
+
+CONFLICT_WINDOW_DOUBLINGS: Final = 6
+"""So often, to a bit over an hour: a workflow with one write in six minutes still raises the alert."""
 
 # Tuned: migrations
 
@@ -464,7 +665,10 @@ SHOWN_KEY_CHARACTERS: Final = 300
 """A longer key is cut in the messages of an import."""
 
 PLUGIN_REQUESTS_AT_ONCE: Final = 200
-"""How many requests `keyloft plugin purge` and `import-json` have under way; a service takes a thousand per plugin."""
+"""How many requests `keyloft plugin purge` and `import-json` have under way."""
+
+COLOURED_DEPTH: Final = 100
+"""A value that nests deeper is shown at a terminal without colours: Rich recurses, several calls for a level."""
 
 DOCTOR_CHECK_SECONDS: Final = 8.0
 """How long one check of `keyloft doctor` may take."""

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,12 +14,13 @@ from typing import Any, TypeVar
 import pytest
 
 import keyloft
-from keyloft import InvalidArgument, NotEmpty, TransferFailed, admin
-from tests.support.everything import fill
+from keyloft import InvalidArgument, NotEmpty, TransferFailed, admin, limits
+from tests.support.everything import fill, run_sql
 from tests.support.postgres import database_url
 
 T = TypeVar("T")
 FUNCTIONS = ["backup", "check", "compact", "copy", "export", "import_", "restore", "stats"]
+OTHERS = ["ChangeLogFacts", "DiskUsage", "Finding", "KeyChange", "Progress", "Tally", "changes"]
 
 
 @pytest.fixture(params=["sqlite file", "postgresql"])
@@ -48,7 +50,7 @@ class Heard:
 
 def test_the_public_names_are_these() -> None:
     reports = [f"{name.strip('_').title()}Report" for name in FUNCTIONS]
-    assert sorted(admin.__all__) == sorted([*FUNCTIONS, *reports, "DiskUsage", "Finding", "Progress", "Tally"])
+    assert sorted(admin.__all__) == sorted([*FUNCTIONS, *reports, *OTHERS])
     assert all(hasattr(admin, name) for name in admin.__all__)
 
 
@@ -75,7 +77,6 @@ def test_it_needs_none_of_the_extras() -> None:
     assert (done.stdout, done.stderr) == ("BackupReport\n", "")
 
 
-@pytest.mark.blocks_the_loop  # a backup syncs its file on the event loop, which takes as long as the disk
 async def test_a_database_is_saved_checked_and_restored(url: str, tmp_path: Path) -> None:
     file, target, heard = tmp_path / "nightly.db", tmp_path / "restored.db", Heard()
     saved = await admin.backup(url, file, progress=heard)
@@ -83,11 +84,12 @@ async def test_a_database_is_saved_checked_and_restored(url: str, tmp_path: Path
     checked = await admin.check(file, progress=heard)
     assert checked == admin.CheckReport(rows=saved.rows, problems=0, findings=())
     restored = await admin.restore(file, target, progress=heard)
-    assert (restored.rows, restored.version, restored.verified) == (saved.rows, saved.version, True)
+    assert (restored.rows, restored.version, restored.verified) == (saved.rows, limits.VERSION_JUMP, True)
     assert heard.stages == [
         "saving",
         "checking",
         "checking the database",
+        "checking the change log",
         "checking rows",
         "reading",
         "restoring",
@@ -96,6 +98,44 @@ async def test_a_database_is_saved_checked_and_restored(url: str, tmp_path: Path
     with pytest.raises(InvalidArgument, match="exists already"):
         await admin.backup(url, file)
     assert await admin.backup(url, file, overwrite=True) == saved
+
+
+async def test_the_event_loop_never_waits_until_a_file_is_on_disk(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced_by: list[threading.Thread] = []
+    sync = os.fsync
+
+    def watched_sync(handle: int) -> None:
+        synced_by.append(threading.current_thread())
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", watched_sync)
+    for written in (
+        admin.backup(url, tmp_path / "nightly.db"),
+        admin.restore(tmp_path / "nightly.db", tmp_path / "restored.db"),
+        admin.export(url, tmp_path / "all.jsonl"),
+    ):
+        synced_by.clear()
+        await written
+        assert synced_by
+        assert threading.current_thread() not in synced_by
+
+
+async def test_an_argument_of_a_wrong_type_is_named(tmp_path: Path) -> None:
+    file, given = tmp_path / "app.db", tmp_path / "all.jsonl"
+    async with keyloft.open(file) as kv:
+        await kv.set(("a",), 1)
+    await admin.export(file, given)
+    wrong: Any = 5
+    for call, argument in (
+        (admin.export(file, wrong), "target"),
+        (admin.import_(wrong, file), "source"),
+        (admin.import_(given, file, progress=wrong), "progress"),
+        (admin.check(file, progress=wrong), "progress"),
+    ):
+        with pytest.raises(InvalidArgument, match=rf"^{argument}: expected .*, got int$"):
+            await call
 
 
 async def test_every_stage_ends_with_all_of_it_done(url: str, tmp_path: Path) -> None:
@@ -113,7 +153,9 @@ async def test_every_stage_ends_with_all_of_it_done(url: str, tmp_path: Path) ->
         _, ended = await heard(admin.restore, file, target, replace=True)
         restoring = saved.rows if target == url else file.stat().st_size // 4096
         assert ended == {"checking": 1, "reading": saved.rows, "restoring": restoring, "comparing": saved.rows}
-    assert (await heard(admin.check, url))[1] == {"checking the database": 1, "checking rows": saved.rows}
+    _, ended = await heard(admin.check, url)
+    assert ended.pop("checking the change log") > 0
+    assert ended == {"checking the database": 1, "checking rows": saved.rows}
     assert (await heard(admin.stats, url))[1] == {"counting": saved.rows}
     exported, ended = await heard(admin.export, url, lines)
     assert ended == {"exporting": exported.entries}
@@ -200,9 +242,10 @@ async def test_entries_are_copied_compared_and_kept_or_replaced(url: str, tmp_pa
 async def test_what_is_stored_is_counted(url: str) -> None:
     heard = Heard()
     report = await admin.stats(url, progress=heard)
-    assert report.total.entries == sum(tally.entries for tally in report.interfaces.values()) == 10
+    assert report.total.entries == sum(tally.entries for tally in report.interfaces.values()) == 11
     assert set(report.interfaces) == {"tuples", "semantic", "plugins"}
     assert (set(report.plugins), set(report.projects)) == ({"quotes", "trivia"}, {"acme/api", "acme/web"})
+    assert {name: tally.entries for name, tally in report.stores.items()} == {"shop": 1}
     assert heard.stages == ["counting"]
     with pytest.raises(InvalidArgument, match="soon"):
         await admin.stats(url, soon=-1)
@@ -224,3 +267,23 @@ async def test_findings_say_what_is_wrong_where_and_what_to_do(tmp_path: Path) -
     assert (finding.severity, finding.code, finding.where) == ("problem", "damage", "database")
     assert finding.what
     assert finding.cure
+
+
+async def test_stats_holds_nothing_between_two_slices(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others can checkpoint the write-ahead log, and remove rows for good, while a large database is counted."""
+    monkeypatch.setattr(limits, "MAINTENANCE_ROWS", 2)
+    held: list[Any] = []
+
+    def look(stage: str, done: int, total: int | None) -> None:
+        if url.startswith("postgresql"):
+            held.append(run_sql(url, "SELECT state FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"))
+        else:
+            run_sql(url, "UPDATE keyloft_store SET store_id = store_id")
+            [(is_busy, _, _)] = run_sql(url, "PRAGMA wal_checkpoint(TRUNCATE)")
+            held.append([is_busy] * is_busy)
+
+    whole = await admin.stats(url)
+    sliced = await admin.stats(url, progress=look)
+    assert sliced.total == whole.total
+    assert len(held) > 5
+    assert not any(held)

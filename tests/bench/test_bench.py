@@ -238,7 +238,7 @@ def test_a_page_keeps_what_is_written_by_hand() -> None:
 def test_the_pages_show_what_the_results_say(tmp_path: Path) -> None:
     """All parts that the pages name are made, with results and without."""
     for page in documents.PAGES:
-        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / page).write_text((documents.ROOT / page).read_text())
     lines: list[str] = []
     documents.write(lines.append, tmp_path, tmp_path / "none")
@@ -257,7 +257,7 @@ def test_the_pages_show_what_the_results_say(tmp_path: Path) -> None:
 
 def test_the_pages_are_rendered_from_the_committed_results(tmp_path: Path) -> None:
     for page in documents.PAGES:
-        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / page).write_text((documents.ROOT / page).read_text())
     documents.write(lambda line: None, tmp_path)
     for page in (*documents.PAGES, documents.ALL_FIGURES):

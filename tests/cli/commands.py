@@ -12,11 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+import pytest
+
 from keyloft.cli import main
 
 LONGEST_SECONDS = 30.0
 SURROUNDINGS = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 """The environment of a command that is run as a process, without settings."""
+ON_A_FILE = pytest.mark.parametrize("environment", ["sqlite file"], indirect=True)
+"""For what is the same on every database: how a command is called, and what a terminal shows."""
 Outcome = tuple[int, str, str]
 Keyloft = Callable[..., Outcome]
 

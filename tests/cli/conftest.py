@@ -12,7 +12,7 @@ from tests.support.postgres import database_url
 @pytest.fixture(params=["sqlite file", "postgresql"])
 def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """The environment variables of a command, which name an empty database."""
-    url = database_url(request.param, request, tmp_path)
+    url = database_url(request.param, request, tmp_path, tables=False)
     assert url is not None
     return {**SURROUNDINGS, "KEYLOFT_DATABASE_URL": url}
 

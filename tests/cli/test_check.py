@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyloft
-from keyloft import ManualClock
+from keyloft import ManualClock, limits
 from keyloft.admin.export_format import row_name
 from keyloft.clock import SystemClock
 from keyloft.core import keys
-from keyloft.core.records import Record, Space
-from keyloft.engines import open_engine
+from keyloft.core.records import ChangeKind, LoggedChange, Record, Space
+from keyloft.engines import change_log, open_engine
 from keyloft.semantic import Semantics, SemanticStore
 from keyloft.semantic.row_checks import RowChecker
 from keyloft.tuples.store import Store
@@ -111,6 +111,10 @@ INDEX = b"i" + POINTER[1:]
     [
         (row("tuples", b"\x02no end"), "tuples", "key", r"\x02no end"),
         (row("tuples", b"\x16\x00\x01"), "tuples", "key", r"\x16\x00\x01"),  # a long form of a short number
+        (row("tuples", b"\xffsho"), "tuples", "key", r"\xffsho"),
+        (row("tuples", b"\xffsho\x00"), "tuples", "key", r"\xffsho\x00"),
+        (row("tuples", keys.store_prefix("s/o") + USER), "tuples", "key", r"\xffs/o\x00\x02users\x00\x02eve\x00"),
+        (row("tuples", keys.store_prefix("shop") + USER, b"{"), "tuples", "value", "users/eve of store shop"),
         (row("tuples", USER, b"{secret"), "tuples", "value", "users/eve"),
         (row("tuples", USER, b"secret", encoding=2), "tuples", "value", "users/eve"),
         (row("tuples", USER, b"secret", encoding=9), "tuples", "value", "users/eve"),
@@ -130,7 +134,6 @@ INDEX = b"i" + POINTER[1:]
         (row("semantic", INDEX, b"secret", 1), "semantic", "value", quote(INDEX)),
         (row("semantic", b"f/acme/web/" + bytes(8), b"locks/x", 1), "semantic", "orphan", "f/acme/web/" + "%00" * 8),
         ("DROP INDEX idx_plugin_kv_prefix", "database", "damage", None),
-        ("DELETE FROM keyloft_version_counter", "database", "damage", None),
     ],
 )
 def test_what_is_wrong_is_found_and_no_value_is_shown(
@@ -146,13 +149,60 @@ def test_what_is_wrong_is_found_and_no_value_is_shown(
     assert ": 1 problem, in " in outcome[2]
 
 
+def test_a_lost_change_log_is_found(run: Keyloft, url: str) -> None:
+    """On SQLite it is the version counter, without which nothing can be written."""
+    run_sql(url, "DELETE FROM keyloft_changes")
+    [found] = problems(run("check"))
+    assert found["code"] == ("log" if "postgresql" in url else "damage")
+    assert "has no row" in found["what"]
+
+
+NEWEST = "version = (SELECT max(version) FROM keyloft_changes)"
+
+
+@pytest.mark.parametrize(
+    ("sql", "what"),
+    [
+        ("DELETE FROM keyloft_changes WHERE version = 4", "but the row before it ends with 3"),
+        ("UPDATE keyloft_changes SET at = 5 WHERE version = 4", "older than the row before it"),
+        ("UPDATE keyloft_changes SET size = 1 WHERE version = 4", "size is below that of the row before"),
+        (f"UPDATE keyloft_changes SET base = version WHERE {NEWEST}", "which is not below its own"),
+        ("UPDATE keyloft_changes SET part = 1 WHERE version = 1", "begins in the middle of a version"),
+        ("UPDATE keyloft_changes SET part = 2 WHERE version = 4", "does not continue the row before it, part 0 of"),
+        ("UPDATE keyloft_changes SET changes = {cut} WHERE version = 4", "changes don't match their checksum"),
+        ("UPDATE keyloft_changes SET changes = {other} WHERE version = 4", "lists a change of another version"),
+    ],
+)
+def test_a_defect_of_the_change_log_is_found_and_cured(
+    run: Keyloft, url: str, sql: str, what: str, tmp_path: Path
+) -> None:
+    blobs = {"cut": b"\x91", "other": change_log.pack([LoggedChange(9, Space.TUPLES, USER, ChangeKind.PUT, 0)], 3)[0]}
+    run_sql(url, sql.format(**{name: f"x'{data.hex()}'" for name, data in blobs.items()}))
+    found = problems(run("check"))
+    assert found
+    assert {(one["code"], one["where"]) for one in found} == {("log", "change log")}
+    assert any(what in one["what"] for one in found)
+    assert run("backup", str(tmp_path / "cure.db"))[0] == 0
+    assert run("restore", str(tmp_path / "cure.db"), "--replace", "--yes")[0] == 0
+    assert problems(run("check")) == []
+
+
+def test_the_cure_for_a_version_that_was_never_given_works(run: Keyloft, url: str, tmp_path: Path) -> None:
+    run_sql(url, row("tuples", USER, version=3 * limits.VERSION_JUMP))
+    [found] = problems(run("check"))
+    assert (found["code"], found["where"]) == ("version", "tuples users/eve")
+    assert run("backup", str(tmp_path / "cure.db"))[0] == 0
+    assert run("restore", str(tmp_path / "cure.db"), "--replace", "--yes")[0] == 0
+    assert problems(run("check")) == []
+
+
 def test_a_pointer_that_has_expired_may_outlive_its_record(run: Keyloft, url: str) -> None:
     run_sql(url, row("semantic", POINTER, b"", 1, due="5"))
     assert problems(run("check")) == []
 
 
 def test_an_older_or_newer_schema_is_reported(run: Keyloft, url: str) -> None:
-    for revision, advice in (("0001", "keyloft migrate"), ("0009", "upgrade keyloft")):
+    for revision, advice in (("0001", "keyloft migrate"), ("0011", "upgrade keyloft")):
         run_sql(url, f"UPDATE keyloft_version SET version_num = '{revision}'")
         [found] = problems(run("check"))
         assert found["code"] == "schema"

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 import keyloft
-from keyloft.cli.app import app
+from keyloft.admin import export_format
+from keyloft.cli.app import all_commands
 from tests.cli.commands import LONGEST_SECONDS, SURROUNDINGS, Keyloft, run_command
 from tests.server.test_serve import Serving
 
@@ -114,7 +114,7 @@ def commands(of: Any, *names: str) -> Iterator[tuple[str, ...]]:
         yield names
 
 
-COMMANDS = list(commands(typer.main.get_command(app)))
+COMMANDS = list(commands(all_commands))
 WITHOUT_RESULT = {("serve",), ("nats-config",)}
 """One runs, the other writes a configuration of NATS."""
 
@@ -164,6 +164,19 @@ class TestPlugin:
         assert plugin("get", "values", "broken")[0] == 1
         assert plugin("set", "values", "broken", '{"a": secret}', "--text")[0] == 0
 
+    def test_a_name_twice_in_an_object_is_refused(self, plugin: Keyloft) -> None:
+        for twice in ('{"a": 1, "a": 2}', '[{"b": {"a": 1, "\\u0061": 2}}]'):
+            code, stdout, stderr = plugin("set", "values", "twice", twice)
+            assert (code, stdout) == (2, "")
+            assert stderr.startswith("keyloft: VALUE: expected each name once in an object, got one twice.")
+        assert plugin("get", "values", "twice")[0] == 1
+        assert plugin("set", "values", "twice", '[{"a": "\\"a\\\\"}, {"a": "\\u0022"}]')[0] == 0
+
+    def test_a_ttl_with_a_unit_is_refused_with_the_rule(self, plugin: Keyloft) -> None:
+        code, _, stderr = plugin("set", "values", "k", "1", "--ttl", "30m")
+        assert code == 2
+        assert "'--ttl': expected a whole number of seconds, as in 1800" in stderr
+
     def test_text_stays_text_if_asked_for(self, plugin: Keyloft) -> None:
         assert plugin("set", "--text", "values", "number", "100") == (0, '"100"\n', "")
 
@@ -195,7 +208,7 @@ class TestPlugin:
         [
             (("get", "Trivia", "k"), "INVALID_PLUGIN_NAME: "),
             (("get", "trivia", ""), "INVALID_KEY: key must be a non-empty string"),
-            (("set", "trivia", "k", "1", "--ttl", "0"), "VALIDATION_ERROR: ttl must be"),
+            (("set", "trivia", "k", "1", "--ttl", "0"), "VALIDATION_ERROR: --ttl must be a whole number of seconds"),
             (("set", "trivia", "k", "x" * 70_000), "VALUE_TOO_LARGE: "),
             (("list", "trivia", "--limit", "0"), "VALIDATION_ERROR: --limit: expected a whole number"),
             (("get", "trivia", "k", "--subjects", "nowhere.there"), "NO_SERVICE: no service answers nowhere.there"),
@@ -233,7 +246,8 @@ class TestPlugin:
         ("content", "message"),
         [
             (b"[1]", "must be a JSON object"),
-            (b"{", "not JSON"),
+            (b"{", "Invalid JSON: it ends too early\n"),
+            (export_format.head(1, {}) + b"{}\n", "; what `keyloft export` writes is for `keyloft import`\n"),
             (b'{"a": 1, "a": 2}', "twice"),
             (b'{"": 1}', "key must be a non-empty string"),
             (b'{"fine": 1, "large": "' + b"x" * 70_000 + b'"}', "64KB limit"),
@@ -287,7 +301,7 @@ class TestNatsConfig:
         assert '"rosey.db.kv.quote-db.set"' in stdout
         assert 'listen: "0.0.0.0:5222"' in stdout
         assert "nats-server -c FILE" in stderr
-        assert "keyloft serve --nats nats://0.0.0.0:5222" in stderr
+        assert "keyloft serve --nats nats://THIS-HOST:5222" in stderr
 
     def test_it_is_written_for_its_owner_alone(self, run: Keyloft, tmp_path: Path) -> None:
         file = tmp_path / "nats.conf"
@@ -318,9 +332,19 @@ class TestNatsConfig:
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
-            (("--plugin", "Trivia"), "plugin_name must contain only"),
+            (("--plugin", "Trivia"), "--plugin must contain only"),
             (("--plugin", "a", "--plugin", "a"), "plugin named twice: a"),
-            (("--plugin", "a", "--listen", "here"), "listen must be host:port"),
+            (("--plugin", "a", "--listen", "here"), "--listen: expected HOST:PORT, as in 127.0.0.1:4222"),
+            (("--plugin", "a", "--route", "here"), "--cluster: expected the name of the cluster"),
+            (("--plugin", "a", "--cluster", "bot"), "--cluster-listen: expected where this node listens"),
+            (("--plugin", "a", "--leaf-of", "hub:7422"), "--leaf-name: expected the name"),
+            (("--plugin", "a", "--leaf-name", "edge"), "--leaf-of: expected where a server listens"),
+            (("--plugin", "a", "--leaf-listen", "x:1", "--leaf", "edge=b"), "--leaf: edge=b: there is no plugin or"),
+            (
+                ("--plugin", "a", "--leaf-of", "hub:7422", "--leaf-name", "edge"),
+                "--users-of: expected the file of a server of the cluster, whose passwords this leaf needs\n",
+            ),
+            (("--plugin", "a", "--output", "nodir/x"), "nodir/x can't be written: the folder nodir does not exist\n"),
             (("--plugin", "a", "--replace"), "--replace needs --output"),
             (("--plugin", "a", "--prefixes", "x.>"), "--prefixes: a prefix is"),
         ],
@@ -342,10 +366,10 @@ class TestMigrate:
         down = run("migrate", "--to", "-1", "--yes", "--database", str(database))
         assert (down[0], down[2]) == (0, f"{database} went back (-1)\n")
         run("migrate", "--database", str(database))
-        named = run("migrate", "--to", "0006", "--database", str(database))
+        named = run("migrate", "--to", "0008", "--database", str(database))
         assert (named[0], "--yes" in named[2]) == (2, True), "an earlier one, by its name, is a way back, too"
-        shown = json.loads(run("migrate", "--to", "0006", "--dry-run", "--database", str(database))[1])
-        assert (shown["from"], shown["to"]) == ("0007", "0006")
+        shown = json.loads(run("migrate", "--to", "0008", "--dry-run", "--database", str(database))[1])
+        assert (shown["from"], shown["to"]) == ("0009", "0008")
 
     def test_going_back_keeps_entries_of_plugins_unless_they_may_be_dropped(self, run: Keyloft, tmp_path: Path) -> None:
         database = str(tmp_path / "app.db")
@@ -366,17 +390,17 @@ class TestMigrate:
             shown = run("migrate", "--dry-run", "--database", database)
             assert (shown[0], shown[2]) == (0, "")
             plan = json.loads(shown[1])
-            assert (plan["from"], plan["to"]) == (None, "0007")
-            assert [step["revision"] for step in plan["steps"]] == ["0006", "0007"]
-            assert "CREATE TABLE keyloft_version_counter" in plan["sql"]
+            assert (plan["from"], plan["to"]) == (None, "0009")
+            assert [step["revision"] for step in plan["steps"]] == ["0008", "0009"]
+            assert "CREATE TABLE keyloft_changes" in plan["sql"]
             assert run("migrate", "--database", database)[0] == 0
             back = json.loads(run("migrate", "--dry-run", "--to", "-1", "--database", database)[1])
-            assert (back["from"], back["to"]) == ("0007", "0006")
+            assert (back["from"], back["to"]) == ("0009", "0008")
             assert json.loads(run("migrate", "--dry-run", "--database", database)[1])["steps"] == []
         assert run("migrate", "--dry-run", "--database", str(tmp_path / "no" / "app.db"))[0] == 0
         assert not (tmp_path / "no").exists()
         unknown = run("migrate", "--dry-run", "--to", "nowhere", "--database", str(tmp_path / "app.db"))
-        assert (unknown[0], unknown[1]) == (1, "")
+        assert (unknown[0], unknown[1]) == (2, "")
         assert "nowhere" in unknown[2]
 
     def test_what_goes_wrong_is_one_line(self, run: Keyloft, tmp_path: Path) -> None:
@@ -384,12 +408,20 @@ class TestMigrate:
         assert failed[0] == 1
         assert failed[2].startswith("keyloft: ")
         assert len(failed[2].splitlines()) == 1
-        unknown = run("migrate", "--database", str(tmp_path / "app.db"), "--to", "nowhere")
-        assert unknown[0] == 1
-        assert "nowhere" in unknown[2]
-        assert "Traceback" not in unknown[2]
+
+    @pytest.mark.parametrize("revision", ["9999", "nowhere", "-9", "+9", ""])
+    def test_a_revision_that_does_not_exist_is_refused_with_those_that_do(
+        self, run: Keyloft, tmp_path: Path, revision: str
+    ) -> None:
+        database = str(tmp_path / "app.db")
+        rule = r"head, base, at most \d steps back as in -1, or one of \d{4}, \d{4}"
+        for options in ([], ["--dry-run"]):
+            code, stdout, stderr = run("migrate", "--yes", "--database", database, "--to", revision, *options)
+            assert (code, stdout) == (2, "")
+            assert re.fullmatch(rf"keyloft: --to: expected {rule}, got {re.escape(ascii(revision))}\n", stderr)
 
 
+@pytest.mark.slow
 def test_a_traceback_is_shown_only_if_asked_for(tmp_path: Path) -> None:
     arguments = ("serve", "--nats-port", "0", "--http", "off", "--database", str(tmp_path / "no" / "app.db"))
     assert "Traceback" not in process(*arguments).stderr
@@ -412,11 +444,14 @@ def test_output_is_json_that_others_can_read(plugin: Keyloft) -> None:
         ("stats >&- 2>&- <&-", 0, ""),
     ],
 )
+@pytest.mark.slow
 def test_a_closed_standard_stream_is_no_error(tmp_path: Path, command: str, code: int, stderr: str) -> None:
     environment = {**SURROUNDINGS, "KEYLOFT_DATABASE_URL": str(tmp_path / "app.db")}
     program = f"{shlex.quote(sys.executable)} -W error -m keyloft"
-    shell = f"{program} set b 1 > /dev/null && {program} {command}"
-    done = subprocess.run(["sh", "-c", shell], env=environment, capture_output=True, timeout=LONGEST_SECONDS)
+    assert run_command(environment, "set", "b", "1")[0] == 0
+    done = subprocess.run(
+        ["sh", "-c", f"{program} {command}"], env=environment, capture_output=True, timeout=LONGEST_SECONDS
+    )
     assert (done.returncode, done.stderr.decode().partition(":")[0]) == (code, stderr.partition(":")[0])
     assert done.stderr.decode().startswith(stderr)
     assert b"Traceback" not in done.stderr

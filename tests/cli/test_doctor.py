@@ -20,6 +20,7 @@ import apsw
 import pytest
 
 import keyloft
+from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.cli.doctor import database as examine_data
 from keyloft.cli.doctor.checks import bounded
@@ -200,7 +201,6 @@ async def test_a_check_that_takes_too_long_is_a_finding() -> None:
         ("asyncpg", "postgres", ("--database", "postgresql://127.0.0.1:1/app")),
         ("nats", "nats", ("--nats", "nats://127.0.0.1:1")),
         ("alembic", "sql", ()),
-        ("prometheus_client", "server", ("--http", "127.0.0.1:0")),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(
@@ -324,6 +324,12 @@ def test_a_database_in_memory_is_a_warning(doctor: Doctor) -> None:
     assert (code, found["database"][0]["severity"]) == (0, "warning")
 
 
+@pytest.mark.parametrize(("has_checksums", "severities"), [(None, []), (True, []), (False, ["warning"])])
+def test_a_server_without_checksums_is_found(has_checksums: bool | None, severities: list[str]) -> None:
+    found = examine_data.checksums(Inspection(software="", revision="9", wanted="9", has_checksums=has_checksums))
+    assert [finding.severity for finding in found] == severities
+
+
 @pytest.mark.parametrize(
     ("ahead", "severity"), [(None, "ok"), (0.4, "ok"), (-2.0, "warning"), (31.0, "problem"), (-3600.0, "problem")]
 )
@@ -440,7 +446,7 @@ async def test_an_open_server_is_a_warning_and_nothing_is_written(doctor: Doctor
         # A login that the server does not ask for protects no data.
         login = ("--nats-user", "trivia", "--nats-password", "secret")
         assert (await asyncio.to_thread(doctor, "--nats", server.url, *login))[1]["isolation"] == found["isolation"]
-        assert await (await db.engine()).read(Latest()) == [0]
+        assert await (await db.engine()).read(Latest()) == [1]
 
 
 async def test_without_an_address_the_server_at_our_own_port_is_examined(doctor: Doctor) -> None:
@@ -486,7 +492,7 @@ async def test_a_server_with_our_configuration_keeps_plugins_apart(doctor: Docto
         for user, service in ((isolation.admin, "ok"), (isolation.service, "skipped")):
             code, found = await asyncio.to_thread(doctor, *login_of(user, server))
             assert (code, found["service"][0]["severity"], found["isolation"][0]["severity"]) == (0, service, "skipped")
-        assert await (await db.engine()).read(Latest()) == [0]
+        assert await (await db.engine()).read(Latest()) == [1]
 
 
 async def test_a_refused_login_is_found(doctor: Doctor, isolation: Isolation) -> None:
@@ -547,7 +553,11 @@ async def test_messages_that_are_too_small_for_values_are_found(doctor: Doctor, 
 # Ports
 
 
-async def test_a_port_that_is_taken_is_reported_with_its_setting(doctor: Doctor) -> None:
+async def test_a_port_that_is_taken_is_reported_with_its_setting(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DOCTOR_ANSWER_SECONDS", "DOCTOR_PORT_SECONDS"):
+        monkeypatch.setattr(limits, name, 0.3)  # a program that never answers needs no more patience than this
     pages = HttpServer({})
     host, port = await pages.start("127.0.0.1", 0)
     try:

@@ -8,7 +8,7 @@ import pytest
 
 import keyloft
 from keyloft.semantic import Escalated, Semantics, SemanticStore
-from tests.cli.commands import Keyloft, at_a_terminal
+from tests.cli.commands import ON_A_FILE, Keyloft, at_a_terminal
 
 PROJECT = "tenant/acme/project/web"
 FLAG = f"{PROJECT}/flags/new-ui"
@@ -63,6 +63,8 @@ def test_an_entry_is_deleted_and_restored(run: Keyloft) -> None:
     assert stderr.startswith("keyloft: NOTHING_TO_RESTORE: ")
 
 
+@pytest.mark.slow
+@ON_A_FILE
 def test_locks_are_shown_with_their_holders(run: Keyloft, environment: dict[str, str]) -> None:
     run("semantic", "put", FLAG, "true", "--purpose", "feature_flag")
     run("semantic", "put", f"{PROJECT}/locks/sync", "1", "--purpose", "lock", "--ttl", "1000", "--writer", "w:sync")
@@ -129,3 +131,16 @@ def test_an_absent_entry_ends_with_code_1(run: Keyloft) -> None:
 
 def test_a_purpose_of_ones_own_is_registered_by_a_setting(run: Keyloft) -> None:
     assert run("semantic", "put", FLAG, "1", "--purpose", "own", "--purposes", "own,other")[0] == 0
+
+
+def test_a_value_of_900_levels_is_put_shown_exported_and_imported(run: Keyloft, environment: dict[str, str]) -> None:
+    value = "[" * 900 + "]" * 900
+    put = run("semantic", "put", FLAG, value, "--purpose", "feature_flag")
+    assert f'"value":{value}' in put[1]
+    assert run("semantic", "get", FLAG) == put
+    exported = run("export")[1]
+    assert value in exported
+    assert run("import", "-", "--replace", given=exported.encode())[0] == 0
+    code, screen = at_a_terminal(environment, "semantic", "get", FLAG)
+    assert (code, screen.count("[")) == (0, 901)  # also that of consumerHints
+    assert value in run("semantic", "list", PROJECT, "--values")[1]

@@ -1,6 +1,7 @@
 """`keyloft get`, `list`, `set` and the other commands of the tuple store, on a file and on PostgreSQL."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -8,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import LONGEST_SECONDS, Keyloft, at_a_terminal
+from keyloft.clock import SystemClock
+from keyloft.limits import TRIM_EVERY
+from tests.cli.commands import LONGEST_SECONDS, ON_A_FILE, SURROUNDINGS, Keyloft, at_a_terminal, run_command
 from tests.support.everything import run_sql
 
 
 def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None:
     (tmp_path / "picture").write_bytes(b"\x89PNG\x00")
-    assert run("set", "users/alice", '{"name": "é"}')[:2] == (0, "1\n")
+    assert run("set", "users/alice", '{"name": "é"}')[:2] == (0, "2\n")
     assert run("set", "users/=5", "-5")[0] == 0
     assert run("set", "text", "100", "--text")[0] == 0
     assert run("set", "read", "-", given=b'["from", "input"]')[0] == 0
@@ -32,7 +35,7 @@ def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None
     assert run("get", "users/=5") == (0, "-5\n", "")
     assert run("get", "text", "--raw") == (0, "100", "")
     entry = json.loads(run("get", "count", "--entry")[1])
-    assert entry == {"key": "count", "u64": 7, "versionstamp": 5}
+    assert entry == {"key": "count", "u64": 7, "versionstamp": 6}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,7 @@ def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None
         ("[" * 5000 + "]" * 5000, "it nests too deep"),
     ],
 )
+@ON_A_FILE
 def test_a_value_that_begins_like_json_but_is_not_json_is_refused(run: Keyloft, value: str, message: str) -> None:
     run("set", "k", "1")
     code, stdout, stderr = run("set", "k", "-", given=value.encode())
@@ -75,6 +79,8 @@ def test_lists_show_what_they_are_asked_for(run: Keyloft) -> None:
 def test_what_is_not_there_ends_with_code_1(run: Keyloft) -> None:
     run("set", "k", "1")
     assert run("get", "absent") == (1, "", "keyloft: there is no key absent\n")
+    hint = "; keys are written users/alice"
+    assert run("get", '["users","dave"]') == (1, "", f'keyloft: there is no key ["users","dave"]{hint}\n')
     assert run("touch", "absent", "--never") == (1, "", "keyloft: there is no key absent\n")
     assert run("delete", "absent") == (1, "0\n", "")
     assert run("delete", "--prefix", "absent", "--yes")[0] == 1
@@ -97,6 +103,7 @@ def test_what_is_not_there_ends_with_code_1(run: Keyloft) -> None:
         ("count", "--database", "mysql://nowhere"),
     ],
 )
+@ON_A_FILE
 def test_a_wrong_call_is_explained(run: Keyloft, arguments: tuple[str, ...]) -> None:
     run("set", "k", "1")
     code, stdout, stderr = run(*arguments)
@@ -122,9 +129,13 @@ PUT = ("semantic", "put", "tenant/acme/project/web/k", "1")
         ((*PUT, "--purpose", "config", "--ttl", "0"), "--ttl: expected a whole number of seconds"),
         ((*PUT, "--purpose", "config", "--consumer", ""), "--consumer[0]: expected a non-empty str"),
         (("set", "k", '"abc'), "VALUE is not JSON: Unterminated string starting at (line 1, column 1)."),
+        (("export", "--plugin", "A B"), "keyloft: --plugin must contain only lowercase letters"),
+        (("semantic", "locks", "x"), "keyloft: PROJECT: expected a tenant and a project"),
+        (("doctor", "--plugin", "A B"), "keyloft: --plugin must contain only lowercase letters"),
         (("set", "k", "1", "--database", "memory://app"), "write :memory: for a store in memory"),
     ],
 )
+@ON_A_FILE
 def test_an_error_names_what_was_typed(run: Keyloft, arguments: tuple[str, ...], message: str) -> None:
     run("set", "a/b", "1")
     code, _, stderr = run(*arguments)
@@ -148,9 +159,9 @@ def test_a_file_that_is_not_there_is_not_made(run: Keyloft, tmp_path: Path) -> N
 
 
 def test_touching_changes_the_expiry_alone(run: Keyloft) -> None:
-    run("set", "k", "1", "--expire-in", "1000")
+    version = int(run("set", "k", "1", "--expire-in", "1000")[1])
     assert run("touch", "k", "--never") == (0, "", "")
-    assert json.loads(run("get", "k", "--entry")[1]) == {"key": "k", "value": 1, "versionstamp": 1}
+    assert json.loads(run("get", "k", "--entry")[1]) == {"key": "k", "value": 1, "versionstamp": version}
 
 
 class TestDeleting:
@@ -170,6 +181,7 @@ class TestDeleting:
         assert run("keys") == (0, "other\n", "")
 
     @pytest.mark.parametrize(("answer", "left"), [("y\n", ""), ("n\n", "users/a\n"), ("\n", "users/a\n")])
+    @ON_A_FILE
     def test_at_a_terminal_it_asks(self, run: Keyloft, environment: dict[str, str], answer: str, left: str) -> None:
         run("set", "users/a", "1")
         code, shown = at_a_terminal(environment, "delete", "--prefix", "users", answer=answer)
@@ -179,6 +191,8 @@ class TestDeleting:
 
 
 class TestTerminal:
+    @pytest.mark.slow
+    @ON_A_FILE
     def test_values_are_laid_out_for_people(self, run: Keyloft, environment: dict[str, str]) -> None:
         run("set", "users/alice", '{"name": "Alice"}')
         code, shown = at_a_terminal(environment, "get", "users/alice")
@@ -190,10 +204,13 @@ class TestTerminal:
         assert at_a_terminal({**environment, "TERM": "dumb"}, "get", "users/alice")[1] == '{"name":"Alice"}\r\n'
         assert at_a_terminal(environment, "get", "users/alice", "--json")[1] == '{"name":"Alice"}\r\n'
         assert at_a_terminal(environment, "list")[1] == 'users/alice = {"name":"Alice"}\r\n'
+        nothing = "the tuple store has no entries; `keyloft stats` shows what plugins and workflows store\r\n"
+        assert at_a_terminal(environment, "list", "--name", "empty")[1] == nothing
         assert at_a_terminal(environment, "list", "no")[1] == "there are no entries below no\r\n"
         assert at_a_terminal(environment, "keys", "no")[1] == "there are no keys below no\r\n"
 
 
+@ON_A_FILE
 def test_a_list_whose_reader_stops_ends_in_silence(run: Keyloft, environment: dict[str, str]) -> None:
     for number in range(3):
         run("set", f"k{number}", json.dumps("x" * 100_000))
@@ -251,3 +268,113 @@ def test_a_home_folder_of_an_unknown_user_is_named(run: Keyloft) -> None:
     code, stdout, stderr = run("count", "--database", "~no-such-user/app.db")
     assert (code, stdout) == (1, "")
     assert "~no-such-user/app.db can't be opened: there is no such user" in stderr
+
+
+def test_a_named_store_is_apart_from_the_others(run: Keyloft) -> None:
+    run("set", "users/alice", "1")
+    run("set", "users/alice", "2", "--name", "shop")
+    run("set", "users/bob", "3", "--name", "shop")
+    assert run("get", "users/alice")[1] == "1\n"
+    assert run("get", "users/alice", "--name", "shop")[1] == "2\n"
+    assert run("keys", "--name", "shop")[1] == "users/alice\nusers/bob\n"
+    assert run("count")[1] == "1\n"
+    assert run("count", "--name", "another")[1] == "0\n"
+    assert run("touch", "users/bob", "--name", "shop", "--expire-in", "1000")[0] == 0
+    assert run("delete", "--prefix", "", "--yes", "--name", "shop")[1] == "2\n"
+    assert run("keys")[1] == "users/alice\n"
+    code, _, stderr = run("get", "a", "--name", "no/slash")
+    assert code == 2
+    assert stderr.startswith("keyloft: --name: expected 1 to 64")
+
+
+@pytest.mark.parametrize("named", [(), ("--name", "shop")])
+def test_a_watch_begins_with_what_changed_since_a_version(
+    run: Keyloft, environment: dict[str, str], named: tuple[str, ...]
+) -> None:
+    run("set", "a", "1", *named)
+    version = run("set", "b", "1", *named)[1].strip()
+    run("set", "b", "2", *named)
+    run("set", "b", "3", "--name", "elsewhere")
+    command = [sys.executable, "-m", "keyloft", "watch", "--since", version, *named]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert json.loads(child.stdout.readline())["value"] == 2
+        run("set", "c", "3", *named)
+        assert json.loads(child.stdout.readline())["key"] == "c"
+        child.send_signal(signal.SIGINT)
+        assert child.wait(LONGEST_SECONDS) == 130
+    for unknown, reason in (
+        ("9999", "version 9999 is above the last one"),
+        ("0", "the change log begins with version"),
+    ):
+        run_sql(environment["KEYLOFT_DATABASE_URL"], "DELETE FROM keyloft_changes WHERE version < 2")
+        code, stdout, stderr = run("watch", "--since", unknown, *named)
+        assert (code, stdout) == (1, "")
+        assert stderr.startswith(f"keyloft: HISTORY_GONE: {reason}")
+
+
+def test_changes_are_shown_without_values(run: Keyloft, environment: dict[str, str]) -> None:
+    url = environment["KEYLOFT_DATABASE_URL"]
+    run("set", "users/alice", '"secret"')
+    run("set", "users/=5", '"secret"', "--name", "shop")
+    run("touch", "users/alice", "--expire-in", "1000")
+    run("delete", "users/alice")
+    run("import", "-", given=b'{"plugin":"trivia","key":"score","value":"secret"}\n{"key_hex":"ff","value":"secret"}')
+    code, stdout, stderr = run("changes")
+    assert (code, stderr) == (0, "")
+    found = [json.loads(line) for line in stdout.splitlines()]
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT.*Z", change.pop("at")) for change in found)
+    assert found == [
+        {"version": 2, "kind": "put", "space": "tuples", "key": "users/alice"},
+        {"version": 3, "kind": "put", "space": "tuples", "store": "shop", "key": "users/=5"},
+        {"version": 4, "kind": "touch", "space": "tuples", "key": "users/alice"},
+        {"version": 5, "kind": "delete", "space": "tuples", "key": "users/alice"},
+        {"version": 6, "kind": "put", "space": "tuples", "key_hex": "ff"},
+        {"version": 6, "kind": "put", "space": "plugins", "plugin": "trivia", "key": "score"},
+    ]
+    assert run("changes", "--since", "3", "--limit", "2")[1] == "".join(stdout.splitlines(keepends=True)[2:4])
+    assert run("changes", "--since", "6") == (0, "", "")
+    code, screen = at_a_terminal({**environment, "COLUMNS": "120", "NO_COLOR": "1"}, "changes")
+    assert code == 0
+    for words in ("shop: users/=5", "trivia: score", "hex ff", "interface"):
+        assert words in screen
+    assert "secret" not in stdout + screen
+    assert "nothing was changed" in at_a_terminal({**environment, "NO_COLOR": "1"}, "changes", "--since", "6")[1]
+    run_sql(url, "DELETE FROM keyloft_changes WHERE version < 4")
+    for since, reason in (("3", "the change log begins with version"), ("7", "version 7 is above the last one")):
+        code, stdout, stderr = run("changes", "--since", since)
+        assert (code, stdout) == (1, "")
+        assert f"HISTORY_GONE: {reason}" in stderr
+    assert len(run("changes", "--since", "4")[1].splitlines()) == 3
+    assert run("changes", "--since", "-1")[0] == run("changes", "--limit", "-1")[0] == 2
+
+
+def test_a_command_trims_the_change_log_no_more_than_the_service_does(tmp_path: Path) -> None:
+    file = str(tmp_path / "app.db")
+    kept = {**SURROUNDINGS, "KEYLOFT_DATABASE_URL": file, "KEYLOFT_HISTORY_SECONDS": str(10 * 365 * 86_400)}
+    long_ago = SystemClock().now() - 2 * 86_400_000
+
+    def grow() -> None:
+        """Let the next commit be one that trims."""
+        [[last, at]] = run_sql(file, "SELECT max(version), max(at) FROM keyloft_changes")
+        first = (last // TRIM_EVERY + 1) * TRIM_EVERY - 3
+        for version, base in ((first, last), (first + 1, first), (first + 2, first + 1)):
+            row = f"{version}, 0, {base}, max({long_ago}, {at}), 100, x'90'"
+            run_sql(file, f"INSERT INTO keyloft_changes (version, part, base, at, size, changes) VALUES ({row})")
+
+    def rows() -> int:
+        return int(run_sql(file, "SELECT count(*) FROM keyloft_changes")[0][0])
+
+    assert run_command(kept, "set", "a", "1")[0] == 0
+    run_sql(file, f"UPDATE keyloft_changes SET at = {long_ago}")
+    grow()
+    before = rows()
+    assert run_command(kept, "set", "a", "1")[0] == 0
+    assert rows() == before + 1
+    run_sql(file, f"UPDATE keyloft_changes SET at = {long_ago}")
+    grow()
+    assert run_command({**kept, "KEYLOFT_HISTORY_SECONDS": ""}, "set", "a", "1")[0] == 0
+    assert rows() < before
+    code, _, stderr = run_command({**kept, "KEYLOFT_HISTORY_MIB": "-1"}, "set", "a", "1")
+    assert code == 2
+    assert "KEYLOFT_HISTORY_MIB: expected number >= 0" in stderr

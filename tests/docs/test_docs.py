@@ -1,5 +1,6 @@
 """The documents keep their word: every block runs, every link leads somewhere, every table agrees with the code."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from keyloft import errors, limits
 from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.plugins import BotDatabase
 from keyloft.plugins.meters import Meters
+from keyloft.plugins.usage import PluginUsage
 from keyloft.server.metrics import Metrics
 from tests.docs.blocks import LANGUAGES, ROOT, Block, DocumentRun, blocks_of, prose_of
 from tests.docs.postgres import DocumentPostgres
@@ -62,6 +64,19 @@ def test_every_block_says_how_it_is_checked(document: Path) -> None:
         assert re.fullmatch(allowed, block.purpose), f"line {block.line}: {block.purpose!r} means nothing"
 
 
+@each([*DOCUMENTS, ROOT / "README.md"])
+def test_every_python_block_can_be_pasted_at_a_prompt(document: Path) -> None:
+    """There, an empty line ends an indented block, and nothing else does."""
+    for block in blocks_of(document.read_text()):
+        if (block.language, block.purpose) != ("python", ""):
+            continue
+        lines, statements = [*block.text.splitlines(), ""], ast.parse(block.text).body
+        for statement in [one for one in statements if hasattr(one, "body")]:
+            first, after = statement.lineno - 1, statement.end_lineno or 0
+            assert all(lines[first:after]), f"line {block.line + first + 1}: an empty line within the block"
+            assert not lines[after], f"line {block.line + after + 1}: an empty line is missing"
+
+
 @each([document for document in DOCUMENTS if blocks_of(document.read_text())])
 @pytest.mark.slow
 def test_every_block_runs(document: Path, world: DocumentRun) -> None:
@@ -86,6 +101,7 @@ def test_every_block_runs(document: Path, world: DocumentRun) -> None:
     ],
     ids=lambda block: block.partition("\n")[0].strip("`"),
 )
+@pytest.mark.slow
 def test_a_block_that_is_wrong_fails(block: str, world: DocumentRun) -> None:
     with pytest.raises((AssertionError, ValueError, SyntaxError)):
         world.run(blocks_of(block))
@@ -137,7 +153,7 @@ def test_the_semantic_guide_lists_the_codes_that_its_users_meet() -> None:
     named = first_column(section(SEMANTIC, "Errors"))
     others = {"INVALID_KEY", "KEY_TOO_LARGE", "INVALID_VALUE", "NO_SERVICE", "NOT_PERMITTED", "TIMED_OUT", "UNANSWERED"}
     own = {"NOTHING_TO_RESTORE", "NOT_FORWARD", "LOCK_HELD", "LOCK_LOST", "ESCALATED"}
-    assert set(named) == {*WIRE_ERRORS, *others, *own} - {"INVALID_PLUGIN_NAME"}
+    assert set(named) == {*WIRE_ERRORS, *others, *own} - {"INVALID_PLUGIN_NAME", "QUOTA_EXCEEDED"}
     for codes, kinds in re.findall(r"^\| (`[^|]+) \| (`[^|]+) \|", section(SEMANTIC, "Errors"), re.MULTILINE):
         pairs = zip(re.findall("[A-Z_]{3,}", codes), re.findall(r"\w+", kinds), strict=True)
         assert all(getattr(errors, kind).code == code for code, kind in pairs)
@@ -149,7 +165,7 @@ def test_the_limits_of_the_semantic_guide_are_those_of_the_code() -> None:
         limits.SEMANTIC_KEY_CHARACTERS,
         limits.SEMANTIC_ID_CHARACTERS,
         limits.SEMANTIC_VALUE_BYTES,
-        limits.VALUE_DEPTH,
+        limits.PLUGIN_VALUE_DEPTH,
         limits.WRITER_CHARACTERS,
         limits.CONSUMER_HINTS,
         limits.SPEC_REF_CHARACTERS,
@@ -167,23 +183,21 @@ def test_limits_are_those_of_the_code(document: Path, heading: str) -> None:
         limits.PLUGIN_NAME_CHARACTERS,
         limits.PLUGIN_KEY_CHARACTERS,
         limits.PLUGIN_VALUE_BYTES,
-        limits.VALUE_DEPTH,
+        limits.PLUGIN_VALUE_DEPTH,
         limits.LONGEST_TTL_SECONDS,
         limits.LISTED_KEYS,
         limits.MOST_LISTED_KEYS,
-        limits.REQUESTS_PER_PLUGIN,
-        limits.REQUESTS,
+        limits.OWNER_BYTES // 2**20,
+        limits.INTAKE_BYTES // 2**20,
     }
     assert known <= shown
     assert shown <= known | {0, 1, 8, 9, 68, int(limits.DEADLINE_SECONDS)}  # from 1; a-z 0-9; UTF-8; about 68 years
 
 
 async def test_metrics_are_those_of_the_code() -> None:
-    db = BotDatabase(":memory:")
-    meters = Meters()
-    meters.of("trivia").durations["set"].add(0.1)
-    shown = (await Metrics(meters, db, prefix="rosey").render()).decode()
-    await db.close()
+    async with BotDatabase(":memory:") as db, PluginUsage(db) as usage:
+        await usage.count_all()
+        shown = (await Metrics(Meters(), usage, prefix="rosey").render()).decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", shown, re.MULTILINE))
     listed = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section(SERVICE, "Metrics"), re.MULTILINE))
     assert listed == kinds

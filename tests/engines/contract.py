@@ -5,21 +5,28 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from keyloft import Closed, ManualClock, NotACounter
-from keyloft.core.engine import Engine, Watch
+from keyloft import Closed, CounterOutOfRange, HistoryGone, InvalidArgument, ManualClock, NotACounter
+from keyloft.core.engine import Engine, Verdict, Watch
 from keyloft.core.paging import Pages
 from keyloft.core.records import (
+    Add,
     Append,
     Batch,
     Change,
+    ChangeKind,
+    Changes,
     Check,
     Committed,
     Conflict,
     Count,
     Delete,
+    Due,
     Expired,
     Get,
     Key,
+    Latest,
+    LoggedChange,
+    LogPosition,
     Max,
     Min,
     Mutation,
@@ -29,14 +36,15 @@ from keyloft.core.records import (
     Scan,
     Set,
     Space,
+    StoreId,
     Sum,
     Touch,
     Usage,
+    UsageSlice,
     Used,
     appended_key,
 )
 from keyloft.core.values import Encoding, pack_counter, unpack_counter
-from keyloft.engines.watches import RangeWatch
 
 A = Space.TUPLES
 B = Space.SEMANTIC
@@ -92,6 +100,12 @@ class EngineContract:
         assert await get(engine, b"k") == Record(b"k", b"[1]", Encoding.JSON, done.version, None, now, now)
         assert await get(engine, b"other") is None
 
+    async def test_a_store_has_an_id_that_stays(self, engine: Engine) -> None:
+        [store] = await engine.read(StoreId())
+        assert len(bytes.fromhex(store)) == 16
+        await write(engine, put(b"k"))
+        assert await engine.read(StoreId(), Get(A, b"nothing")) == [store, None]
+
     async def test_answers_come_in_the_order_asked(self, engine: Engine) -> None:
         await write(engine, put(b"a"), put(b"b"))
         b, nothing, found, count, a = await engine.read(
@@ -132,7 +146,7 @@ class EngineContract:
             await asyncio.sleep(0)
         await writing
 
-    async def test_version_zero_and_empty_values_are_ordinary(self, engine: Engine) -> None:
+    async def test_an_empty_value_is_ordinary(self, engine: Engine) -> None:
         await write(engine, Set(A, b"k", b"", Encoding.BYTES))
         assert (await stored(engine, b"k")).value == b""
 
@@ -142,6 +156,18 @@ class EngineContract:
         assert (await stored(engine, every_byte[:2000])).value == every_byte
 
     # Versions
+
+    async def test_no_commit_gets_version_1_which_rows_by_hand_have(self, engine: Engine) -> None:
+        assert await engine.read(Latest()) == [1]
+        done = await write(engine, put(b"k"))
+        assert done.version == (await stored(engine, b"k")).version == 2
+        assert await engine.read(Latest()) == [2]
+        for since in (0, 1):
+            [piece] = await engine.read(Changes(LogPosition(since)))
+            assert [(change.version, change.key) for change in piece.changes] == [(2, b"k")]
+            assert (piece.end, piece.is_last) == (LogPosition(2), True)
+            watch = engine.watch(Scan(A, START, END, 1), since=since)
+            assert values_of(await next_of(watch)) == {b"k": b'"v"'}
 
     async def test_versions_grow_in_commit_order(self, engine: Engine) -> None:
         versions = [(await write(engine, put(b"%d" % n))).version for n in range(5)]
@@ -236,6 +262,51 @@ class EngineContract:
         assert isinstance(after, Committed)
         assert await scan(engine) == [b"after", b"before", b"kept", b"text"]
 
+    # Long batches, which an engine may commit in parts
+
+    async def test_a_long_batch_is_decided_in_its_order(self, engine: Engine) -> None:
+        await write(engine, put(b"old", b"0"), put(b"gone"))
+        before = (await stored(engine, b"old")).created_at
+        filling = [put(b"k%04d" % number) for number in range(1500)]
+        done = await write(
+            engine,
+            *(Sum(A, b"n", 1), Delete(A, b"gone"), put(b"old", b"1"), put(b"new"), put(b"k0000")),
+            *filling,
+            *(Sum(A, b"n", 1), Delete(A, b"gone"), put(b"old", b"2"), Delete(A, b"new"), Touch(A, b"k0001")),
+        )
+        assert done.values == (1, 2)
+        assert done.found == (True, False, True, True)
+        old = await stored(engine, b"old")
+        assert (old.value, old.version, old.created_at) == (b"2", done.version, before)
+        assert await counter(engine, b"n") == 2
+        assert len(await scan(engine, b"k", b"l", 2000)) == 1500
+        assert await scan(engine, b"l", b"z") == [b"n", b"old"]
+        assert (await write(engine, put(b"k"))).version == done.version + 1
+
+    async def test_a_long_batch_that_fails_leaves_nothing(self, engine: Engine) -> None:
+        await write(engine, put(b"text"), put(b"kept", b"1"), put(b"touched", expire_in=60_000))
+        before = await engine.read(Scan(A, START, END, 10), Latest())
+        filling = [put(b"k%04d" % number, expire_in=1000) for number in range(1500)]
+        changing = Delete(A, b"kept"), Touch(A, b"touched"), put(b"kept", b"2", 1000)
+        with pytest.raises(NotACounter):
+            await engine.commit(Batch((*changing, *filling, Delete(A, b"kept"), Sum(A, b"text", 1))))
+        after = await engine.read(Scan(A, START, END, 10), Latest())
+        assert [list(after[0]), after[1]] == [list(before[0]), before[1]]
+
+    async def test_every_failed_check_of_a_long_batch_is_named(self, engine: Engine) -> None:
+        done = await write(engine, put(b"first"), put(b"last", b"[2]"))
+        holding = [Check(A, b"k%04d" % number, None) for number in range(1500)]
+        failing = Check(A, b"first", None), Check(A, b"last", done.version + 1)
+        changes = [put(b"k%04d" % number) for number in range(1500)]
+        conflict = await engine.commit(Batch(tuple(changes), (failing[0], *holding, failing[1])))
+        assert isinstance(conflict, Conflict)
+        assert [(failure.check, failure.current and failure.current.value) for failure in conflict.failed] == [
+            (failing[0], b'"v"'),
+            (failing[1], b"[2]"),
+        ]
+        assert await scan(engine, b"k", b"l") == []
+        assert isinstance(await engine.commit(Batch(tuple(changes), tuple(holding))), Committed)
+
     # Counters
 
     async def test_sum_begins_at_zero_and_adds(self, engine: Engine) -> None:
@@ -273,7 +344,131 @@ class EngineContract:
         assert await counter(engine, b"n") == 1
         assert (await stored(engine, b"n")).expires_at is None
 
+    async def test_committed_tells_the_new_value_of_each_counter(self, engine: Engine) -> None:
+        done = await write(engine, Sum(A, b"s", 5), put(b"beside"), Add(A, b"a", -7), Min(A, b"m", 4), Max(A, b"x", 6))
+        assert done.values == (5, -7, 4, 6)
+        done = await write(engine, Sum(A, b"s", -6), Add(A, b"a", 9), Min(A, b"m", 9), Max(A, b"x", 9), Add(A, b"a", 1))
+        assert done.values == (2**64 - 1, 2, 4, 9, 3)
+        assert await counter(engine, b"s") == 2**64 - 1
+        assert ((await stored(engine, b"a")).value, (await stored(engine, b"a")).encoding) == (b"3", Encoding.JSON)
+
+    async def test_add_counts_json_integers_of_any_size_and_keeps_a_u64_one(self, engine: Engine) -> None:
+        await write(engine, put(b"big", str(10**30).encode()), Set(A, b"u", pack_counter(3), Encoding.U64))
+        done = await write(engine, Add(A, b"big", 1), Add(A, b"u", -3))
+        assert done.values == (10**30 + 1, 0)
+        assert (await stored(engine, b"big")).value == str(10**30 + 1).encode()
+        assert (await stored(engine, b"u")).encoding == Encoding.U64
+        for operand in (-1, 2**64):
+            with pytest.raises(CounterOutOfRange):
+                await write(engine, put(b"half"), Add(A, b"u", operand))
+        for text in (b'"x"', b"1.5", b"true", b"null", b"[1]"):
+            await write(engine, put(b"other", text))
+            with pytest.raises(NotACounter):
+                await write(engine, put(b"half"), Add(A, b"other", 1))
+        assert await get(engine, b"half") is None
+
+    async def test_add_keeps_the_expiry_and_gives_one_to_a_new_counter(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        await write(engine, Add(P, ("p", "n"), 1, 1000), Add(A, b"n", 1, expire_at=clock.now() + 2000))
+        await write(engine, Add(P, ("p", "n"), 1, 9000), Add(A, b"n", 1))
+        [plugin] = await engine.read(Get(P, ("p", "n")))
+        assert plugin is not None
+        assert (plugin.value, plugin.expires_at) == (b"2", clock.now() + 1000)
+        assert (await stored(engine, b"n")).expires_at == clock.now() + 2000
+
+    # Only if absent
+
+    async def test_a_set_only_if_absent_keeps_what_is_there_and_commits_the_rest(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        def add(key: bytes, value: bytes) -> Set:
+            return Set(A, key, value, Encoding.JSON, if_absent=True)
+
+        await write(engine, put(b"there", b"1"), put(b"due", b"1", expire_in=1000))
+        clock.advance(1)
+        done = await write(engine, add(b"there", b"2"), add(b"due", b"2"), put(b"new", b"2"), add(b"new", b"3"))
+        assert done.found == (True, False, True)
+        values = {key: (await stored(engine, key)).value for key in (b"there", b"due", b"new")}
+        assert values == {b"there": b"1", b"due": b"2", b"new": b"2"}
+
+    async def test_of_many_concurrent_adds_one_is_kept(self, engine: Engine) -> None:
+        sets = [Set(A, b"k", b"%d" % number, Encoding.JSON, if_absent=True) for number in range(30)]
+        done = await asyncio.gather(*[write(engine, one) for one in sets])
+        [first] = [one for one in done if one.found == (False,)]
+        assert (await stored(engine, b"k")).version == first.version
+
     # Expiry
+
+    async def test_an_expiry_can_be_absolute(self, engine: Engine, clock: ManualClock) -> None:
+        due = clock.now() + 1500
+        await write(
+            engine,
+            Set(A, b"set", b"1", Encoding.JSON, expire_at=due),
+            put(b"touched"),
+            Set(P, ("p", "k"), b"1", Encoding.JSON, expire_at=due),
+            Append(B, b"log/", b"1", Encoding.JSON, expire_at=due),
+            Sum(A, b"sum", 1, expire_at=due),
+        )
+        await write(engine, Touch(A, b"touched", expire_at=due))
+        for key in (b"set", b"touched", b"sum"):
+            assert (await stored(engine, key)).expires_at == due
+        [plugin, page] = await engine.read(Get(P, ("p", "k")), Scan(B, b"log/", b"log0", 9))
+        assert (plugin.expires_at, list(page.expiries)) == (due, [due])
+        clock.advance(1.5)
+        assert await scan(engine) == []
+
+    async def test_an_absolute_expiry_in_the_past_leaves_no_entry(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, put(b"touched"))
+        past = clock.now() - 1
+        await write(engine, Set(A, b"set", b"1", Encoding.JSON, expire_at=past), Touch(A, b"touched", expire_at=past))
+        assert await scan(engine) == []
+
+    @pytest.mark.parametrize("moment", [-1, 2**63])
+    async def test_an_expiry_that_no_database_holds_is_refused_and_harms_no_other_batch(
+        self, engine: Engine, moment: int
+    ) -> None:
+        await write(engine, put(b"touched"))
+        refused: list[Mutation] = [
+            Set(A, b"set", b"1", Encoding.JSON, expire_at=moment),
+            Set(P, ("p", "k"), b"1", Encoding.JSON, expire_at=moment),
+            Append(B, b"log/", b"1", Encoding.JSON, expire_at=moment),
+            Sum(A, b"sum", 1, expire_at=moment),
+            Touch(A, b"touched", expire_at=moment),
+        ]
+        done = await asyncio.gather(
+            *[engine.commit(Batch((put(b"half"), one))) for one in refused],
+            *[engine.commit(Batch((one,))) for one in refused],
+            write(engine, put(b"other")),
+            return_exceptions=True,
+        )
+        assert [type(one) for one in done] == [InvalidArgument] * 10 + [Committed]
+        assert await scan(engine) == [b"other", b"touched"]
+
+    async def test_due_gives_what_expired_after_a_moment_and_what_is_next(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        began = clock.now()
+        for at in range(1, 8):
+            keys = [Set(P, ("p", f"{at}{part}"), b"1", Encoding.JSON, 1000 * at) for part in "ab"]
+            await write(engine, put(b"%d" % at, expire_in=1000 * at), *keys)
+        [nothing] = await engine.read(Due(A, began, 10))
+        assert (list(nothing.keys), nothing.is_last, nothing.next_expiry) == ([], True, began + 1000)
+        clock.advance(5)
+        [page] = await engine.read(Due(A, began + 2000, 10))
+        assert (sorted(page.keys), page.up_to, page.is_last) == ([b"3", b"4", b"5"], clock.now(), True)
+        assert page.next_expiry == began + 6000
+        seen, after = list[Key](), began
+        while True:
+            [page] = await engine.read(Due(P, after, 3))
+            seen += page.keys
+            after = page.up_to
+            if page.is_last:
+                break
+        assert sorted(seen) == [("p", f"{at}{part}") for at in range(1, 6) for part in "ab"]
+        clock.advance(5)
+        [rest] = await engine.read(Due(A, after, 10))
+        assert (sorted(rest.keys), rest.next_expiry) == ([b"6", b"7"], None)
 
     async def test_an_entry_is_gone_from_its_very_millisecond(self, engine: Engine, clock: ManualClock) -> None:
         await write(engine, put(b"k", expire_in=1500))
@@ -405,15 +600,32 @@ class EngineContract:
         now, nothing = await engine.read(Now(), Get(A, b"k"))
         assert (now, nothing) == (clock.now(), None)
 
+    @pytest.mark.parametrize(("space", "key"), [(A, b"k"), (B, b"k"), (P, ("p", "k"))])
+    async def test_a_scan_tells_when_entries_were_made_and_last_written(
+        self, engine: Engine, clock: ManualClock, space: Space, key: Key
+    ) -> None:
+        start, end = (("p", ""), ("p", "z")) if space is P else (START, END)
+        born = clock.now()
+        await write(engine, Set(space, key, b"1", Encoding.JSON))
+        clock.advance(5)
+        await write(engine, Set(space, key, b"2", Encoding.JSON))
+        for keys_only in (False, True):
+            [[record]] = await engine.read(Scan(space, start, end, 10, keys_only=keys_only, times=True))
+            assert (record.created_at, record.updated_at) == (born, clock.now())
+        [plain] = await engine.read(Scan(space, start, end, 10))
+        assert (plain.created, plain.updated) == ((), ())
+
     async def test_a_scan_of_the_semantic_space_tells_when_entries_were_written(
         self, engine: Engine, clock: ManualClock
     ) -> None:
         await write(engine, put(b"a", space=B))
         clock.advance(5)
         await write(engine, put(b"b", space=B))
-        [page, other] = await engine.read(Scan(B, START, END, 10), Scan(B, START, END, 10, keys_only=True))
+        [page, other] = await engine.read(
+            Scan(B, START, END, 10, times=True), Scan(B, START, END, 10, keys_only=True, times=True)
+        )
         assert [record.updated_at for record in page] == [clock.now() - 5000, clock.now()]
-        assert list(other.updates) == list(page.updates)
+        assert (list(other.updated), list(other.created)) == (list(page.updated), list(page.created))
 
     async def test_created_at_is_kept_by_an_update_and_restarted_by_a_new_entry(
         self, engine: Engine, clock: ManualClock
@@ -531,8 +743,9 @@ class EngineContract:
         assert await get(engine, ("p", "k"), P) is not None
 
     async def test_usage_counts_what_lives_by_plugin(self, engine: Engine, clock: ManualClock) -> None:
-        assert await engine.read(Usage()) == [[]]
-        await write(
+        everything = Usage(("", ""), 100)
+        assert await engine.read(everything) == [UsageSlice([], None, 1)]
+        done = await write(
             engine,
             Set(P, ("b", "1"), '"é"'.encode(), Encoding.JSON),
             Set(P, ("b", "2"), b"22", Encoding.JSON),
@@ -541,7 +754,23 @@ class EngineContract:
             put(b"not a plugin's"),
         )
         clock.advance(1)
-        assert await engine.read(Usage()) == [[Used("a", 1, 3), Used("b", 2, 6)]]
+        used = [Used("a", 1, 3), Used("b", 2, 6)]
+        assert await engine.read(everything) == [UsageSlice(used, None, done.version)]
+
+    async def test_usage_is_counted_slice_by_slice(self, engine: Engine, clock: ManualClock) -> None:
+        done = await write(
+            engine,
+            Set(P, ("a", "1"), b"1", Encoding.JSON, 1000),
+            *[Set(P, ("b", str(number)), b"22", Encoding.JSON) for number in range(3)],
+            Set(P, ("c", "1"), b"333", Encoding.JSON),
+        )
+        clock.advance(1)
+        slices = await engine.read(*[Usage(after, 2) for after in (("", ""), ("b", "0"), ("b", "2"), ("c", "1"))])
+        # Rows that have expired are read, and not counted.
+        assert slices[0] == UsageSlice([Used("a", 0, 0), Used("b", 1, 2)], ("b", "0"), done.version)
+        assert slices[1] == UsageSlice([Used("b", 2, 4)], ("b", "2"), done.version)
+        assert slices[2] == UsageSlice([Used("c", 1, 3)], None, done.version)
+        assert slices[3] == UsageSlice([], None, done.version)
 
     async def test_one_batch_spans_spaces_or_fails_in_all(self, engine: Engine) -> None:
         key = ("p", "k")
@@ -596,7 +825,7 @@ class EngineContract:
         for watch in (keys, everything):
             await next_of(watch)
         await write(engine, Touch(A, b"k", 3000), Touch(A, b"l", 9000), put(b"seen"))
-        assert values_of(await next_of(everything)) == {b"seen": b'"v"'}
+        assert values_of(await next_of(everything)) == {b"k": b"1", b"l": b"2", b"seen": b'"v"'}
         clock.advance(3)
         for watch in (keys, everything):
             assert values_of(await next_of(watch)) == {b"k": None}
@@ -637,9 +866,7 @@ class EngineContract:
     async def test_an_expiry_between_watch_and_first_step_is_seen(self, engine: Engine, clock: ManualClock) -> None:
         await write(engine, put(b"k", expire_in=1000))
         watch = engine.watch(Scan(A, START, END, 1))
-        assert isinstance(watch, RangeWatch)
-        assert watch.first_read is not None
-        await asyncio.wait([watch.first_read])  # a database elsewhere needs a moment to tell what there is
+        await engine.read(Get(A, b"k"))  # it waits until the watch has started
         clock.advance(1)
         assert values_of(await next_of(watch)) == {b"k": None}
 
@@ -657,6 +884,227 @@ class EngineContract:
         assert await collect(first) == []
         assert values_of(await next_of(second)) == {b"k": None}
 
+    async def test_a_read_after_watch_and_what_it_reports_are_the_whole_truth(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        """Watch, then list: whatever is deleted or expires around that moment, the two together show the state."""
+        for tries in range(30):
+            await write(engine, *[put(b"%d" % number, expire_in=1000 + number % 3) for number in range(10)])
+            deleting = asyncio.create_task(write(engine, *[Delete(A, b"%d" % number) for number in range(0, 10, 2)]))
+            for _ in range(tries % 5):
+                await asyncio.sleep(0)
+            watch = engine.watch(Scan(A, START, END, 1))
+            seen = set(await scan(engine))
+            clock.advance(1.001)
+            await deleting
+            await write(engine, put(b"last", b"%d" % tries))
+            while b"last" not in seen:
+                for change in await next_of(watch):
+                    (seen.discard if change.record is None else seen.add)(change.key)
+            while seen != set(await scan(engine)):
+                for change in await next_of(watch):
+                    (seen.discard if change.record is None else seen.add)(change.key)
+            await watch.aclose()
+            await write(engine, Delete(A, b"last"))
+            clock.advance(1)
+
+    async def test_a_watch_sees_expiries_after_the_clock_was_set_back(self, engine: Engine, clock: ManualClock) -> None:
+        await write(engine, put(b"first", expire_in=60_000))
+        watch, key = engine.watch(Scan(A, START, END, 1)), engine.watch(Get(A, b"second"))
+        assert values_of(await next_of(key)) == {b"second": None}
+        clock.advance(60)
+        assert values_of(await next_of(watch)) == {b"first": None}
+        clock.advance(-30)
+        await write(engine, put(b"second", b"2", expire_in=1000))
+        assert values_of(await next_of(watch)) == {b"second": b"2"}
+        assert values_of(await next_of(key)) == {b"second": b"2"}
+        await engine.read(Get(A, b"second"))
+        clock.advance(1)
+        assert values_of(await next_of(watch)) == {b"second": None}
+        assert values_of(await next_of(key)) == {b"second": None}
+
+    # The change log
+
+    async def test_the_log_tells_what_each_commit_changed(self, engine: Engine, clock: ManualClock) -> None:
+        [before] = await engine.read(Latest())
+        first = await write(engine, put(b"a"), put(b"due", expire_in=1000), Set(P, ("p", "k"), b"1", Encoding.JSON))
+        clock.advance(2)
+        second = await write(
+            engine, Touch(A, b"a", 5000), Delete(A, b"absent"), Append(B, b"log/", b"1", Encoding.JSON)
+        )
+        third = await write(engine, Purge(A, b"due", first.version), Delete(P, ("p", "k")))
+        nothing = await write(engine, Delete(A, b"absent"))
+        [piece] = await engine.read(Changes(LogPosition(before)))
+        late = second.at
+        assert sorted(map(_columns, piece.changes), key=str) == sorted(
+            [
+                (first.version, A, b"a", ChangeKind.PUT, first.at),
+                (first.version, A, b"due", ChangeKind.PUT, first.at),
+                (first.version, P, ("p", "k"), ChangeKind.PUT, first.at),
+                (second.version, A, b"a", ChangeKind.TOUCH, late),
+                (second.version, B, appended_key(b"log/", second.version), ChangeKind.PUT, late),
+                (third.version, A, b"due", ChangeKind.EXPIRED, late),
+                (third.version, P, ("p", "k"), ChangeKind.DELETE, late),
+            ],
+            key=str,
+        )
+        assert (piece.end, piece.is_last) == (LogPosition(nothing.version), True)
+        [rest] = await engine.read(Changes(LogPosition(second.version)))
+        assert {change.version for change in rest.changes} == {third.version}
+        assert rest.began == late
+        [empty] = await engine.read(Changes(LogPosition(nothing.version)))
+        assert (list(empty.changes), empty.is_last, empty.end) == ([], True, LogPosition(nothing.version))
+
+    async def test_a_position_within_a_group_leaves_out_what_came_before_it(self, engine: Engine) -> None:
+        done = await asyncio.gather(*[write(engine, put(b"%02d" % number)) for number in range(20)])
+        versions = sorted(one.version for one in done)
+        for version in versions:
+            [piece] = await engine.read(Changes(LogPosition(version)))
+            assert [change.version for change in piece.changes] == [later for later in versions if later > version]
+
+    async def test_a_long_log_is_read_in_slices(self, engine: Engine) -> None:
+        [before] = await engine.read(Latest())
+        await write(engine, *[put(b"%064d" % number) for number in range(5000)])
+        await asyncio.gather(*[write(engine, put(b"%d" % number)) for number in range(100)])
+        position, seen = LogPosition(before), list[LoggedChange]()
+        slices = 0
+        while True:
+            [piece] = await engine.read(Changes(position))
+            seen += piece.changes
+            assert piece.end > position
+            position = piece.end
+            slices += 1
+            if piece.is_last:
+                break
+        assert [change.version for change in seen] == sorted(change.version for change in seen)
+        assert len(seen) == len({(change.key, change.version) for change in seen}) == 5100
+        assert slices > 2
+
+    async def test_a_version_that_the_log_does_not_hold_is_history_gone(self, engine: Engine) -> None:
+        done = await write(engine, put(b"k"))
+        for version in (-1, done.version + 1, 2**52):
+            with pytest.raises(HistoryGone, match="list the entries, then watch again"):
+                await engine.read(Changes(LogPosition(version)))
+            with pytest.raises(HistoryGone):
+                await next_of(engine.watch(Scan(A, START, END, 1), since=version))
+            with pytest.raises(HistoryGone):
+                await next_of(engine.watch(Get(A, b"k"), since=version))
+
+    async def test_a_watch_since_a_version_reports_what_changed_after_it(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        first = await write(engine, put(b"a"), put(b"b"), put(b"c", expire_in=1000), put(b"d", expire_in=2000))
+        await write(engine, put(b"a", b"2"), Delete(A, b"b"))
+        clock.advance(1)
+        watch = engine.watch(Scan(A, START, END, 1), since=first.version)
+        seen: dict[bytes, bytes | None] = {}
+        while len(seen) < 3:
+            seen |= values_of(await next_of(watch))
+        assert seen == {b"a": b"2", b"b": None, b"c": None}
+        await write(engine, put(b"e", b"5"))
+        assert values_of(await next_of(watch)) == {b"e": b"5"}
+        clock.advance(1)
+        assert values_of(await next_of(watch)) == {b"d": None}
+
+    async def test_a_watch_is_continued_from_where_it_has_reported_to(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _read_the_log_in_small_slices(monkeypatch)
+        [before] = await engine.read(Latest())
+        await write(engine, put(b"a"))
+        for number in range(30):
+            await write(engine, put(b"k%02d" % number))
+        await write(engine, put(b"a", b"2"), Delete(A, b"k29"))
+        await write(engine, *[put(b"l%02d" % number) for number in range(30)])
+        end = await write(engine, put(b"last"))
+        since, seen = before, dict[bytes, bytes | None]()
+        while since < end.version:
+            watch = engine.watch(Scan(A, START, END, 1), since=since)
+            while watch.reported_to is None or watch.reported_to <= since:
+                seen |= values_of(await next_of(watch))
+            since = watch.reported_to
+            await watch.aclose()
+        assert seen == {b"a": b"2", b"k29": None, b"last": b'"v"'} | {
+            key: b'"v"' for number in range(30) for key in (b"k%02d" % number, b"l%02d" % number) if key != b"k29"
+        }
+
+    async def test_a_watch_is_continued_from_the_last_version_that_was_seen(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An entry that was changed again later is shown with that later change, never before it."""
+        _read_the_log_in_small_slices(monkeypatch)
+        [since] = await engine.read(Latest())
+        await write(engine, put(b"a"))
+        for number in range(60):
+            await write(engine, put(b"k%02d" % number))
+        end = await write(engine, put(b"a", b"2"))
+        seen: list[bytes] = []
+        while since < end.version:
+            watch = engine.watch(Scan(A, START, END, 1), since=since)
+            for change in await next_of(watch):
+                assert change.record is not None
+                assert change.record.version > since
+                since = change.record.version
+                seen.append(change.key)
+                if len(seen) % 3 == 0:
+                    break  # in the middle of what was reported
+            await watch.aclose()
+        assert seen == [*[b"k%02d" % number for number in range(60)], b"a"]
+
+    async def test_a_watch_of_keys_since_a_version_waits_for_a_change(self, engine: Engine, clock: ManualClock) -> None:
+        first = await write(engine, put(b"a"), put(b"b"), put(b"c", expire_in=1000))
+        await write(engine, put(b"b", b"2"))
+        changed = engine.watch(Get(A, b"a"), Get(A, b"b"), since=first.version)
+        assert values_of(await next_of(changed)) == {b"a": b'"v"', b"b": b"2"}
+        unchanged = engine.watch(Get(A, b"a"), since=first.version)
+        waiting = asyncio.create_task(next_of(unchanged))
+        await write(engine, put(b"other"))
+        await write(engine, put(b"a", b"3"))
+        assert values_of(await waiting) == {b"a": b"3"}
+        clock.advance(1)
+        expired = engine.watch(Get(A, b"c"), since=first.version)
+        assert values_of(await next_of(expired)) == {b"c": None}
+
+    async def test_a_watch_that_falls_behind_reads_the_log(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("keyloft.limits.WATCH_PENDING_KEYS", 50)
+        watch = engine.watch(Scan(A, START, END, 1))
+        for first in range(0, 400, 40):
+            await write(engine, *[put(b"%d" % number) for number in range(first, first + 40)])
+        await write(engine, Delete(A, b"7"))
+        seen: dict[bytes, bytes | None] = {}
+        while len(seen) < 400 or seen[b"7"] is not None:
+            seen |= values_of(await next_of(watch))
+        assert len(seen) == 400
+        await write(engine, put(b"live", b"1"))
+        while b"live" not in seen:
+            seen |= values_of(await next_of(watch))
+
+    # Submitting
+
+    async def test_a_submitted_batch_is_committed_and_reported(self, engine: Engine) -> None:
+        outcomes: list[Verdict] = []
+        finished = asyncio.Event()
+
+        def done(verdict: Verdict) -> None:
+            outcomes.append(verdict)
+            if len(outcomes) == 3:
+                finished.set()
+            raise ValueError("a callback that fails harms no one")
+
+        engine.submit(Batch((put(b"k", b"1"),)), done)
+        engine.submit(Batch((put(b"k", b"2"),), (Check(A, b"k", None),)), done)
+        engine.submit(Batch((Sum(A, b"k", 1),)), done)
+        last = await write(engine, put(b"k", b"3"))
+        await asyncio.wait_for(finished.wait(), 10)
+        committed, conflict, error = outcomes
+        assert isinstance(committed, Committed)
+        assert isinstance(conflict, Conflict)
+        assert isinstance(error, NotACounter)
+        assert committed.version < last.version
+        assert (await stored(engine, b"k")).value == b"3"
+
     # Closing
 
     async def test_a_closed_engine_says_so(self, engine: Engine) -> None:
@@ -668,6 +1116,17 @@ class EngineContract:
             await engine.commit(Batch((put(b"k"),)))
         with pytest.raises(Closed, match="closed"):
             engine.watch(Get(A, b"k"))
+        with pytest.raises(Closed, match="closed"):
+            engine.submit(Batch((put(b"k"),)), print)
+
+
+def _read_the_log_in_small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOG_SLICE_BYTES", "LOG_SLICE_ROWS", "MEMORY_SLICE_CHANGES"):
+        monkeypatch.setattr(f"keyloft.limits.{name}", 10)
+
+
+def _columns(change: LoggedChange) -> tuple[object, ...]:
+    return change.version, change.space, change.key, change.kind, change.at
 
 
 async def next_of(watch: Watch) -> list[Change]:

@@ -140,7 +140,7 @@ async def test_empty_file_is_a_fresh_database(tmp_path: Path) -> None:
     path = tmp_path / "empty.db"
     path.touch()
     async with keyloft.open(path) as kv:
-        assert await kv.set(("k",), 1) == 1
+        assert await kv.set(("k",), 1) == 2
 
 
 def _open_to_all(folder: Path) -> bool:

@@ -152,6 +152,7 @@ async def test_aclose_with_a_long_read_under_way_lets_go_of_the_file(tmp_path: P
 
 
 @pytest.mark.parametrize("how", ["quiet", "writing", "reading", "watching"])
+@pytest.mark.slow
 async def test_process_that_forgets_to_close_ends_promptly_and_loses_nothing_acknowledged(
     how: str, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ async def fences_of(process: ChildProcess, count: int) -> list[int]:
     return fences
 
 
+@pytest.mark.slow
 async def test_twenty_workers_and_their_deaths_never_make_two_holders(url: str, rng: random.Random) -> None:
     fences_seen: list[int] = []
     async with AsyncExitStack() as stack, asyncio.timeout(25):

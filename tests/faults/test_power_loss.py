@@ -119,7 +119,7 @@ async def left_of(image: Image, folder: Path) -> tuple[int, Contents]:
         contents, stamps = await contents_of(kv)
         connection = apsw.Connection(path)
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        [(newest,)] = connection.execute("SELECT version FROM keyloft_version_counter").fetchall()
+        [(newest,)] = connection.execute("SELECT max(version) FROM keyloft_changes").fetchall()
         assert isinstance(newest, int)
         connection.close()
         assert max(stamps.values(), default=0) <= newest

@@ -118,7 +118,7 @@ def _database(
 
 
 def _renamed_counter(dialect: str, stamp: str, *, plugins: bool, indexed: Sequence[int] = ()) -> list[str]:
-    """A database of the revisions 0004 and 0005: with today's tables, but not with all index rows."""
+    """A database of the revisions 0004 to 0007: without a change log; before 0006, without some index rows."""
     is_file = dialect == "sqlite"
     return _database(
         dialect,
@@ -141,6 +141,8 @@ DATABASES: Final = {
     "sqlite, 0004": _renamed_counter("sqlite", "0004", plugins=False),
     "sqlite, 0005 without an index of audit records": _renamed_counter("sqlite", "0005", plugins=True),
     "sqlite, 0005 with an index of some": _renamed_counter("sqlite", "0005", plugins=True, indexed=(7,)),
+    "sqlite, 0006": _renamed_counter("sqlite", "0006", plugins=False, indexed=(6, 7, 9)),
+    "sqlite, 0007": _renamed_counter("sqlite", "0007", plugins=True, indexed=(6, 7, 9)),
     "postgresql, 0001": _database("postgresql", "0001", plugins=False),
     "postgresql, 0002": _database("postgresql", "0002", plugins=True),
     "postgresql, 0002 after a step down": _database("postgresql", "0002", plugins=False),
@@ -148,4 +150,6 @@ DATABASES: Final = {
     "postgresql, 0004": _renamed_counter("postgresql", "0004", plugins=False),
     "postgresql, 0005 without an index of audit records": _renamed_counter("postgresql", "0005", plugins=True),
     "postgresql, 0005 with an index of some": _renamed_counter("postgresql", "0005", plugins=True, indexed=(7,)),
+    "postgresql, 0006": _renamed_counter("postgresql", "0006", plugins=False, indexed=(6, 7, 9)),
+    "postgresql, 0007": _renamed_counter("postgresql", "0007", plugins=True, indexed=(6, 7, 9)),
 }

@@ -1,9 +1,12 @@
 """Ways to log in to NATS."""
 
+import asyncio
 import base64
 import hashlib
 import json
 import os
+import re
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,11 @@ import pytest
 import trustme
 
 import keyloft
+from keyloft.core.urls import check_nats_address
 from keyloft.nats.connection import Login, connect
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
-from tests.support.nats import private_server
+from keyloft.semantic.client import SemanticClient
+from tests.support.nats import private_server, settled
 
 
 async def a_value_goes_through(url: str, login: Login, folder: Path) -> None:
@@ -117,3 +122,79 @@ def _encoded(part: dict[str, Any]) -> str:
 
 def _text(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+DENYING = """
+authorization { users: [ { user: "ada", password: "x", permissions: { publish: { deny: "denied.>" } } } ] }
+"""
+
+
+class TestReportedErrors:
+    async def test_a_refused_login_does_not_promise_another_attempt(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "deny.conf").write_text(DENYING)
+        async with private_server(tmp_path / "deny.conf") as server:
+            with pytest.raises(keyloft.NotPermitted):
+                await connect(server.url, name="test", login=Login(user="ada", password="wrong"))
+        shown = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert shown == ["NATS: 'Authorization Violation'"]
+
+    async def test_a_client_that_gives_up_does_not_promise_another_attempt(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # and does not listen
+            url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
+            with pytest.raises(keyloft.Unanswered, match="no NATS server answers"):
+                await DatabaseClient.connect(url, plugin_name="trivia", timeout=0.5)
+        assert any("Connect call failed" in message for message in caplog.messages)
+        assert not any("trying again" in message for message in caplog.messages)
+
+    @pytest.mark.parametrize("url", ["127.0.0.1:4222x", "http://127.0.0.1:4222", "nats://h:99999", "", "a b"])
+    async def test_what_is_no_address_is_refused_at_once(self, url: str) -> None:
+        with pytest.raises(keyloft.InvalidArgument, match=r"^url: expected an address like nats://127\.0\.0\.1:4222$"):
+            await DatabaseClient.connect(url, plugin_name="trivia")
+        with pytest.raises(keyloft.InvalidArgument, match=r"^url: expected an address"):
+            await SemanticClient.connect(["nats://127.0.0.1:4222", url], tenant="acme", project="web")
+
+    @pytest.mark.parametrize(
+        "url", ["localhost", "127.0.0.1:4222", "nats://u:p@ss@[::1]:4222/", "tls://nats.example", "wss://h:443"]
+    )
+    def test_every_form_of_an_address_is_accepted(self, url: str) -> None:
+        check_nats_address(url)
+
+    async def test_a_refused_subject_is_logged_without_raw_control_characters(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "deny.conf").write_text(DENYING)
+        login = Login(user="ada", password="x")
+        async with private_server(tmp_path / "deny.conf") as server:
+            connection = await connect(server.url, name="test", login=login)
+            await connection.publish("denied.\x1b[2j\x9b31m\u202e", b"")
+            await settled(connection)
+            await connection.close()
+        [line] = [message for message in caplog.messages if "permissions violation" in message]
+        assert line.isprintable()
+        assert r"denied.\x1b[2j" in line
+
+    async def test_a_flood_of_errors_is_counted_at_close(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "deny.conf").write_text(DENYING)
+        login, closed = Login(user="ada", password="x"), asyncio.Event()
+
+        async def note() -> None:
+            closed.set()
+
+        async with private_server(tmp_path / "deny.conf") as server:
+            connection = await connect(server.url, name="test", login=login, closed_cb=note)
+            for number in range(200):
+                await connection.publish(f"denied.{number}", b"")
+            await settled(connection)
+            await connection.close()
+        assert closed.is_set()
+        shown = [message for message in caplog.messages if "permissions violation" in message]
+        left_out = [int(found[1]) for message in caplog.messages if (found := re.match(r"NATS: (\d+) more", message))]
+        assert len(shown) + sum(left_out) == 200
+        assert left_out

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import keyloft
-from keyloft.nats.errors import WIRE_ERRORS, refusal, refused, wire_code
+from keyloft.nats.errors import WIRE_ERRORS, is_unexpected, refusal, refused, wire_code
 
 
 @pytest.mark.parametrize("code", WIRE_ERRORS)
@@ -35,3 +35,10 @@ def test_messages_of_a_database_or_a_bug_are_not_sent() -> None:
 def test_an_unknown_code_is_an_error_all_the_same() -> None:
     assert type(refused({"error_code": "LATER", "message": "x"})) is keyloft.KeyloftError
     assert isinstance(refused({}), keyloft.KeyloftError)
+
+
+def test_a_traceback_is_logged_for_bugs_and_for_failures_that_have_no_class_of_their_own() -> None:
+    assert is_unexpected(KeyError("a bug"))
+    assert is_unexpected(keyloft.DatabaseError("a write failed unexpectedly: KeyError"))
+    for error in (keyloft.Busy("locked"), keyloft.DiskFull("full"), keyloft.InvalidArgument("key: wrong")):
+        assert not is_unexpected(error)

@@ -1,6 +1,8 @@
 """The client of the plugin service: values in and out, and an error for whatever stands between."""
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,6 +45,27 @@ class TestCalls:
         assert await kv.get("score", default=7) is None, "a stored null is no absent key"
         assert await kv.delete("score") is True
         assert await kv.delete("score") is False
+
+    async def test_a_ttl_has_two_names(self, nats_url: str) -> None:
+        other, received = await nats.connect(nats_url), list[Any]()
+
+        async def record(message: Msg) -> None:
+            received.append(json.loads(message.data))
+            await message.respond(b'{"success": true}')
+
+        await other.subscribe("recording.>", cb=record)
+        await settled(other)
+        async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="recording") as client:
+            await client.kv.set("a", 1, ttl=60)
+            await client.kv.set("a", 1, ttl_seconds=60)
+            await client.kv.set("a", 1, ttl=60, ttl_seconds=60)
+            await client.kv.set("a", 1)
+            with pytest.raises(keyloft.InvalidArgument, match=r"^ttl and ttl_seconds: expected one of them"):
+                await client.kv.set("a", 1, ttl=60, ttl_seconds=61)
+            with pytest.raises(keyloft.InvalidArgument, match=r"^ttl_seconds must be"):
+                await client.kv.set("a", 1, ttl_seconds=0)
+        assert [request["ttl"] for request in received] == [60, 60, 60, None]
+        await other.close()
 
     async def test_lists_of_any_length_are_iterated_or_awaited(self, client: DatabaseClient) -> None:
         keys = [f"user:{number:05d}" for number in range(2500)]
@@ -156,6 +179,7 @@ class TestNoAnswer:
         with pytest.raises(keyloft.Unanswered, match="is it running"):
             await DatabaseClient.connect("nats://127.0.0.1:1", plugin_name="trivia", timeout=0.5)
 
+    @pytest.mark.slow
     async def test_a_stopped_server_is_reported_and_reconnected_to(self, tmp_path: Path) -> None:
         async with private_server() as server:
             db = BotDatabase(tmp_path / "bot.db")
@@ -231,3 +255,30 @@ class TestPermissions:
             await service.stop()
             await connection.close()
             await db.close()
+
+    async def test_a_refusal_names_subjects_as_they_were_written(
+        self, isolation: Isolation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        isolation.write(tmp_path / "nats.conf")
+        trivia = isolation.plugins["trivia"]
+        login = Login(user=trivia.name, password=trivia.password)
+        async with private_server(tmp_path / "nats.conf") as server:
+            for inbox in ("_INBOX_Quote-DB", b"_INBOX_Quote-DB"):
+                async with await DatabaseClient.connect(
+                    server.url, plugin_name="trivia", login=login, inbox_prefix=inbox
+                ) as client:
+                    with pytest.raises(keyloft.NotPermitted, match=r"may not subscribe to _INBOX_Quote-DB\.>, where"):
+                        await client.kv.get("score")
+            async with await DatabaseClient.connect(
+                server.url, plugin_name="trivia", login=login, prefix="Rosey.DB.KV"
+            ) as client:
+                with pytest.raises(
+                    keyloft.NotPermitted, match=r"may not publish to Rosey\.DB\.KV\.trivia\.get\. Log in"
+                ):
+                    await client.kv.get("score")
+        logged = [message for message in caplog.messages if "permissions violation" in message]
+        assert [re.sub(r"DB\.\w+\.\*", "DB.….*", message.partition(" to ")[2]) for message in logged] == [
+            '"_INBOX_Quote-DB.….*"',
+            '"_INBOX_Quote-DB.….*"',
+            '"Rosey.DB.KV.trivia.get"',
+        ]

@@ -37,9 +37,33 @@ def test_an_operation_has_a_line_and_fields(log: OperationLog, caplog: pytest.Lo
     log.operation("get", "trivia", "score", 0.0032, hit=True)
     [record] = caplog.records
     assert record.levelno == logging.DEBUG
-    assert record.getMessage() == "[KV] get: plugin=trivia key='score' hit=true latency_ms=3.2"
+    assert record.getMessage() == "[KV] get: plugin=trivia key=score hit=true latency_ms=3.2"
     fields = {"operation": "kv_get", "plugin": "trivia", "key": "score", "hit": True, "latency_ms": 3.2}
     assert fields.items() <= record.__dict__.items()
+
+
+@pytest.mark.parametrize(
+    "key", ["two words", "score hit=true", "line\nbreak", "\x1b[2J", "\x9b31m", "\u202egpj", "=", "'"], ids=ascii
+)
+def test_a_key_that_could_mislead_a_reader_is_quoted(
+    log: OperationLog, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    log.operation("get", "trivia", key, 0.0032, hit=False)
+    [record] = caplog.records
+    assert record.getMessage() == f"[KV] get: plugin=trivia key={key!r} hit=false latency_ms=3.2"
+    assert record.getMessage().isprintable()
+    assert record.__dict__["key"] == key
+
+
+def test_a_list_has_no_key(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.operation("list", "trivia", "", 0.0032, count=7)
+    assert caplog.messages == ["[KV] list: plugin=trivia count=7 latency_ms=3.2"]
+
+
+def test_a_reason_has_no_raw_control_characters(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.refusal("set", "trivia", "k", "VALIDATION_ERROR", "unknown field \x1b[2J")
+    log.unexpected(ValueError("\u202e"))
+    assert all(message.isprintable() for message in caplog.messages)
 
 
 def test_a_set_is_logged_with_its_size_and_ttl(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
@@ -87,6 +111,13 @@ def test_a_flood_of_errors_is_no_flood_of_lines(
     log.refusal("set", "trivia", "k", "BUSY", "too many")
     assert "1980 more requests failed or were slow" in caplog.text
     assert len(caplog.records) == 22
+
+
+def test_what_was_left_out_is_announced_at_close(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.refusal("set", "trivia", "k", "BUSY", "too many", times=50)
+    log.close()
+    log.close()
+    assert caplog.messages[20:] == ["[KV] 30 more requests failed or were slow within a second"]
 
 
 def test_several_refusals_at_once_count_as_many(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, event, func, insert, inspect, literal, select, text, update
-from sqlalchemy.exc import IntegrityError, StatementError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, StaticPool
@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from keyloft import InvalidKey, InvalidPluginName, InvalidValue, ValueTooLarge
 from keyloft.plugins import models
 from keyloft.plugins.models import Base, PluginKVStorage
+from tests.support.examples import examples
 
 T = TypeVar("T")
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -263,6 +264,8 @@ def test_the_repr_names_plugin_and_key_and_never_the_value() -> None:
     assert repr(made) == "<PluginKVStorage(plugin=trivia, key=score)>"
     made.expires_at = NOON
     assert repr(made) == "<PluginKVStorage(plugin=trivia, key=score [EXPIRED])>"
+    made = PluginKVStorage(plugin_name="trivia", key="two words\x1b[2J")
+    assert repr(made) == r"<PluginKVStorage(plugin=trivia, key='two words\x1b[2J')>"
 
 
 @given(moments)
@@ -292,6 +295,7 @@ def test_an_entry_is_read_back_as_it_was_stored(run: Run) -> None:
 
 
 def test_any_time_is_read_back_equal_from_the_database(run: Run) -> None:
+    @examples(20)
     @given(moments)
     def check(moment: datetime) -> None:
         def there_and_back(session: Session) -> datetime | None:
@@ -377,11 +381,6 @@ def test_a_time_may_be_an_sql_expression(run: Run) -> None:
 
     run(postpone)
     assert run(lambda session: the_only(session).expires_at) == NOON
-
-
-def test_what_is_no_time_is_refused(run: Run) -> None:
-    with pytest.raises(StatementError):
-        run(lambda session: session.add(entry(expires_at="tomorrow")))
 
 
 def test_keys_sort_by_code_point(run: Run) -> None:

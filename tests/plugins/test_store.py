@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import keyloft
-from keyloft import ManualClock
+from keyloft import HistoryGone, ManualClock, limits
+from keyloft.core import values
+from keyloft.core.records import Scan, Space
 from keyloft.plugins import BotDatabase
 from tests.support.examples import examples
 from tests.support.postgres import database_url
@@ -72,6 +74,21 @@ class TestValues:
         found = await db.kv_get("test", "k")
         assert found == {"exists": True, "value": value}
         assert type(found["value"]) is type(value)
+
+    @pytest.mark.parametrize("levels", [129, 899, 900])
+    async def test_a_value_of_900_levels_is_read_back(self, db: BotDatabase, levels: int) -> None:
+        data = "[" * levels + "]" * levels
+        await db.kv_set("test", "k", values.decode_json(data.encode()))
+        found = await db.kv_get("test", "k")
+        assert values.encode_json(found["value"], len(data), levels).decode() == data
+
+    @pytest.mark.parametrize("levels", [901, 30_000])
+    async def test_a_deeper_value_is_refused(self, db: BotDatabase, levels: int) -> None:
+        value: Any = []
+        for _ in range(levels - 1):
+            value = [value]
+        with pytest.raises(ValueError, match="nests more than 900"):
+            await db.kv_set("test", "k", value)
 
     async def test_a_set_replaces_value_and_ttl(self, db: BotDatabase, clock: ManualClock) -> None:
         await db.kv_set("test", "counter", 1, ttl_seconds=1)
@@ -140,6 +157,19 @@ class TestPluginExpiry:
         assert await db.kv_cleanup_expired() == 0
         assert (await db.kv_list("test"))["keys"] == ["keep0", "keep1", "keep2"]
         assert await store.sweep() == 1
+
+    async def test_a_ttl_has_two_names(self, db: BotDatabase, clock: ManualClock) -> None:
+        await db.kv_set("test", "a", 1, 10)
+        await db.kv_set("test", "b", 1, ttl=10)
+        await db.kv_set("test", "c", 1, ttl_seconds=10, ttl=10)
+        await db.kv_set("test", "d", 1, ttl_seconds=None, ttl=None)
+        with pytest.raises(ValueError, match=r"^ttl and ttl_seconds: expected one of them"):
+            await db.kv_set("test", "e", 1, ttl_seconds=10, ttl=11)
+        with pytest.raises(ValueError, match=r"^ttl must be a whole number"):
+            await db.kv_set("test", "e", 1, ttl=0)
+        assert (await db.kv_list("test"))["keys"] == ["a", "b", "c", "d"]
+        clock.advance(10)
+        assert (await db.kv_list("test"))["keys"] == ["d"]
 
     @pytest.mark.parametrize("ttl", [0, -1, 2147483648, True, 1.5, "5", float("nan")])
     async def test_a_ttl_out_of_range_is_refused(self, db: BotDatabase, ttl: Any) -> None:
@@ -303,3 +333,20 @@ async def test_a_list_has_the_keys_that_startswith_finds(keys: list[str], prefix
         rest = await db.kv_list("p", prefix=prefix, after=found["keys"][0])
         assert rest["keys"] == found["keys"][1:]
     await db.close()
+
+
+@pytest.mark.parametrize(("history_seconds", "is_kept"), [(60.0, False), (86_400.0, True)])
+async def test_the_change_log_reaches_back_as_far_as_it_should(
+    history_seconds: float, is_kept: bool, clock: ManualClock, tmp_path: Path
+) -> None:
+    async with BotDatabase(tmp_path / "bot.db", clock=clock, history_seconds=history_seconds) as db:
+        for number in range(3 * limits.TRIM_EVERY):
+            await db.kv_set("trivia", "k", number)
+            clock.advance(1)
+        engine = await db.engine()
+        changes = engine.watch(Scan(Space.PLUGINS, ("trivia", ""), ("trivia", "z"), 1), since=1)
+        if is_kept:
+            assert [change.key for change in await anext(aiter(changes))] == [("trivia", "k")]
+        else:
+            with pytest.raises(HistoryGone):
+                await anext(aiter(changes))

@@ -1,6 +1,7 @@
 """Reading requests: the fast reader and the careful one agree on every input."""
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from keyloft import InvalidArgument, InvalidJson, KeyloftError, ValueTooLarge
+from keyloft import InvalidArgument, InvalidJson, KeyloftError, MissingField, ValueTooLarge
 from keyloft.core.records import Delete, Record, Set, Space
-from keyloft.core.values import Encoding
+from keyloft.core.values import Encoding, decode_json
 from keyloft.nats import payloads
 from keyloft.plugins import rules, wire
+from tests.core.test_json_text import exact, json_bytes, reference, run_in_thread
+from tests.core.test_json_text import outcome as written_outcome
 from tests.support.examples import examples
 
 texts = st.text(st.sampled_from('ab"\\{}[]:, \n\x00é\ud800\U0001f600'), max_size=6) | st.sampled_from(
@@ -49,7 +52,7 @@ def outcome(read: Callable[[], Any]) -> Any:
     return (found.key, found.value, found.expire_in) if isinstance(found, Set) else found
 
 
-@examples(300)
+@examples(120)
 @given(written())
 @example(b'{"key":"a","value":1,"value":2}')
 @example(b'{"key":"a","value":{"x":1,"x":2}}')
@@ -65,7 +68,7 @@ def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
     assert outcome(lambda: wire.getting("trivia", data).key[1]) == careful
 
 
-@examples(150)
+@examples(60)
 @given(st.binary(max_size=40) | written())
 @pytest.mark.slow
 def test_whatever_arrives_is_read_or_refused(data: bytes) -> None:
@@ -94,14 +97,69 @@ def test_the_digits_of_an_int_count(value: bytes) -> None:
         wire.setting("p", b'{"key":"k","value":' + value + b"}")
 
 
-@pytest.mark.parametrize(
-    "value", [b"[" + b"[]," * 30_000 + b"[]]", b"[" + b"[]," * 340_000 + b"[]]", b"[1" + b",1" * 500_000 + b"]"]
-)
-def test_what_is_too_large_is_not_read_carefully(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That takes a third of a second for a megabyte, in which no other request is served."""
+@pytest.mark.parametrize("value", [b"[" + b"[]," * 340_000 + b"[]]", b"[1" + b",1" * 500_000 + b"]"])
+def test_what_is_far_too_large_is_not_read(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payloads, "read", lambda data: pytest.fail("it was"))
     with pytest.raises(ValueTooLarge, match="65,536 allowed"):
         wire.setting("p", b'{"key":"k","value":' + value + b"}")
+
+
+@pytest.mark.parametrize("escape", [b"", b"\\n", b'\\"', b"\\\\", b"\\u0022"])
+def test_an_ordinary_set_with_escapes_is_read_at_once(escape: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_set_carefully", lambda plugin, data: pytest.fail("it was read twice"))
+    data = b'{"key":"k","value":{"a":"' + escape + b'x"},"ttl":5}'
+    assert json.loads(wire.setting("p", data).value) == json.loads(data)["value"]
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+@pytest.mark.parametrize("levels", [1, 128, 129, 899, 900])
+def test_a_value_of_900_levels_is_set_and_got_whatever_the_caller_s_stack(levels: int) -> None:
+    value = nested(levels)
+
+    def descend(frames: int) -> None:
+        if frames:
+            return descend(frames - 1)
+        stored = wire.setting("p", b'{"key":"k","value":' + value + b"}").value
+        assert stored == value
+        assert wire.got(Record(("p", "k"), stored, Encoding.JSON, 1, None)).endswith(b":" + value + b"}")
+        return None
+
+    run_in_thread(lambda: descend(0))
+    run_in_thread(lambda: descend(sys.getrecursionlimit() - 150))
+
+
+@pytest.mark.parametrize("levels", [901, 1000, 5000, 30_000, 500_000])
+def test_deeper_values_are_refused_by_their_depth(levels: int) -> None:
+    for value in (nested(levels), b"[" * levels):
+        with pytest.raises(InvalidArgument, match="900 levels") as raised:
+            wire.setting("p", b'{"key":"k","value":' + value + b"}")
+        assert raised.value.code == "VALIDATION_ERROR"
+
+
+@pytest.mark.parametrize("payload", [b"", b"  ", b" \r\n\t", b"{}"])
+def test_an_empty_payload_lists_all_and_is_no_other_request(payload: bytes) -> None:
+    assert wire.listing("p", payload) == rules.listing("p", None, None, None)
+    for read in (wire.setting, wire.getting, wire.deleting):
+        with pytest.raises((InvalidJson, MissingField), match=r"empty|Missing"):
+            read("p", payload)
+
+
+@examples(300)
+@given(json_bytes(), st.sampled_from(["value", "other"]), st.booleans())
+@pytest.mark.slow
+def test_a_set_is_read_as_a_slow_and_strict_reader_reads_it(data: bytes, name: str, is_large: bool) -> None:
+    """In the field `other` it is ignored, if it is JSON at all."""
+    before = b'{"key":"k","value":' if name == "value" else b'{"key":"k","value":1,"other":'
+    sent = before + data + b" " * 2000 * is_large + b"}"
+    expected = reference(sent)
+    if isinstance(expected, dict) and expected["value"].keys() <= {"key", "value", "other"}:
+        expected = {"value": expected["value"]["value"]}
+        assert exact(written_outcome(lambda: decode_json(wire.setting("p", sent).value))) == exact(expected)
+    elif isinstance(expected, str):
+        assert written_outcome(lambda: wire.setting("p", sent)) == expected
 
 
 def test_a_large_request_for_a_key_is_not_read_either() -> None:
@@ -120,6 +178,15 @@ def test_a_field_in_another_spelling_is_refused_beside_the_right_one_too(name: s
         with pytest.raises(InvalidArgument, match="this field is called key") as raised:
             read("p", json.dumps({"key": "k", "value": 1, name: "k"}, ensure_ascii=False).encode())
         assert raised.value.code == "VALIDATION_ERROR"
+
+
+def test_a_field_in_another_spelling_is_found_beside_names_that_hold_every_character() -> None:
+    every = "".join([chr(code) for code in range(0x11_0000) if not 0xD800 <= code < 0xE000])
+    for names in (["\x00key", "key\x00"], ["\x00"], [every[:3000]], [*every[:300]]):
+        fields = {"key": "k"} | dict.fromkeys(names, 1)
+        assert wire.getting("p", json.dumps(fields, ensure_ascii=False).encode()).key == ("p", "k")
+        with pytest.raises(InvalidArgument, match="this field is called key"):
+            wire.getting("p", json.dumps(fields | {"KEY": 1}, ensure_ascii=False).encode())
 
 
 def test_other_unknown_fields_are_ignored_and_no_error_is_long() -> None:

@@ -106,6 +106,7 @@ COMMANDS = {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, all environments are kept")
 @pytest.mark.parametrize("way", COMMANDS)
+@pytest.mark.slow
 def test_an_environment_is_kept_in_whatever_way_something_uses_it(project: Path, way: str) -> None:
     first = made(project)
     code = "print(1, flush=True); input()"

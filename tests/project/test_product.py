@@ -24,11 +24,14 @@ ROOT = Path(__file__).parents[2]
 def test_the_public_names_are_these() -> None:
     assert sorted(keyloft.__all__) == sorted(
         """
-        AlreadyExists Atomic Busy CannotOpen Clock Closed CommitResult CommitUnknown DatabaseError DiskFull
-        Entry EntryList Escalated IncompatibleLibrary InvalidArgument InvalidCursor InvalidInput InvalidJson
+        AlreadyExists AnotherStore Atomic Busy CannotOpen Clock ClockSetBack Closed CommitResult CommitUnknown
+        CounterOutOfRange
+        DatabaseError DiskFull Entry EntryList Escalated HistoryGone IncompatibleLibrary
+        InvalidArgument InvalidCursor InvalidInput InvalidJson
         InvalidKey InvalidKeyType InvalidPluginName InvalidSubject InvalidValue InvalidValueType KeyTooLarge
         KeyloftError Listing LockHeld LockLost ManualClock MissingField NatsServerFailed NoService NotACounter
-        NotADatabase NotEmpty NotForward NotPermitted NothingToRestore Opening ReadOnly SchemaTooNew SchemaTooOld
+        NotADatabase NotEmpty NotForward NotPermitted NothingToRestore Opening QuotaExceeded ReadOnly SchemaTooNew
+            SchemaTooOld
         StaleFence Stalled Store TimedOut TransferFailed U64 Unanswered Undecodable Unreachable ValueTooLarge
         VersionConflict
         Watching WrongLoop open
@@ -55,7 +58,7 @@ def test_the_public_names_of_semantic_are_these() -> None:
         """
         Alert AuditRecord Checkpoint DeadLetter Envelope Escalated FailedWrite Flags IndexVersion Intent Lock LockHeld
         LockLost Login NotForward NothingToRestore Retry SemanticClient SemanticService SemanticStore Semantics
-        Signals StaleFence VersionConflict WriteRequest key_of shortened
+        Signals StaleFence VersionConflict WriteRequest key_of request_id_of shortened
         """.split()
     )
     assert all(hasattr(semantic, name) for name in semantic.__all__)
@@ -101,12 +104,14 @@ def test_a_missing_extra_is_named() -> None:
     ("package", "extra", "arguments"),
     [
         ("typer", "cli", ["get", "k"]),
-        ("nats", "nats", ["serve"]),
+        ("nats", "server", ["serve"]),
+        ("typer", "server", ["serve"]),
         ("nats", "nats", ["plugin", "get", "trivia", "score"]),
         ("alembic", "sql", ["migrate"]),
         ("asyncpg", "postgres", ["stats", "--database", "postgresql://127.0.0.1:1/app"]),
     ],
 )
+@pytest.mark.slow
 def test_a_command_names_the_extra_of_a_package_that_is_missing(
     tmp_path: Path, package: str, extra: str, arguments: list[str]
 ) -> None:
@@ -188,7 +193,7 @@ README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_tex
 @pytest.mark.parametrize("block", README_BLOCKS, ids=range(len(README_BLOCKS)))
 @pytest.mark.slow
 async def test_the_readme_runs(block: str, tmp_path: Path, nats_url: str) -> None:
-    """A block that awaits at top level is what one would type into `python -m asyncio`, with `kv` open."""
+    """A block that awaits at top level is pasted at the prompt of `python -m asyncio`, others are run as a file."""
     if "nats://127.0.0.1:4222" in block:
         service = plugins.DatabaseService(await connect(nats_url, name="readme"), plugins.BotDatabase())
         await service.start()
@@ -197,20 +202,23 @@ async def test_the_readme_runs(block: str, tmp_path: Path, nats_url: str) -> Non
         await service.nats.close()
         await service.db.close()
         return
-    if "asyncio.run" not in block:
-        body = "\n".join(f"        {line}" for line in block.splitlines())
-        imports = "import asyncio, keyloft\nfrom keyloft import *\n"
-        opened = "async def main():\n    async with keyloft.open('app.db') as kv:\n"
-        block = f"{imports}{opened}{body}\nasyncio.run(main())\n"
     await asyncio.to_thread(run_twice, block, tmp_path)
 
 
 def run_twice(block: str, tmp_path: Path) -> None:
+    is_pasted = "asyncio.run" not in block
+    program = ["-m", "asyncio"] if is_pasted else ["-c", block]
     for _ in range(2):  # a reader will run it again, with the file of the first time
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [sys.executable, "-W", "error", *program],
+            input=block if is_pasted else "",
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
+        assert "Error" not in done.stderr  # a prompt goes on after an error
 
 
 def test_the_readme_has_code() -> None:

@@ -225,16 +225,17 @@ class Counting:
         return getattr(self._engine, name)
 
 
+@pytest.mark.slow
 async def test_a_page_of_the_trail_takes_two_reads_in_either_direction(
     kv: Store, store: SemanticStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "keyloft.semantic")  # to capture thousands of lines takes most of the time
     for number in range(50):
-        for step in range(19):
+        for step in range(3):
             await put(store, value=step)
         if number % 10 == 0:
             await delete(store)
-        await asyncio.gather(*[refused(put(store, expected=2**62)) for _ in range(80 + (number % 10 > 0))])
+        await asyncio.gather(*[refused(put(store, expected=2**62)) for _ in range(96 + (number % 10 > 0))])
     everything = await trail(store, PROJECT)
     assert len(everything) == 5000
     counting = Counting(kv.engine)

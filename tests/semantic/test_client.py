@@ -4,14 +4,17 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import nats
 import pytest
 from nats.aio.msg import Msg
 
 import keyloft
-from keyloft import limits
+from keyloft import InvalidValue, limits
+from keyloft.core import values
 from keyloft.semantic import (
+    Envelope,
     Intent,
     Retry,
     SemanticClient,
@@ -74,6 +77,31 @@ async def test_what_it_puts_is_what_the_store_holds(client: SemanticClient, stor
     assert await client.delete("docs/delta", expected_version=entry.version, writer="w") == entry
     assert await client.get("docs/delta") is None
     assert await client.delete("docs/delta", expected_version="*", writer="w") is None
+
+
+async def test_a_value_of_900_levels_comes_back_on_every_way(client: SemanticClient, store: SemanticStore) -> None:
+    data = b'{"a":[' * 450 + b"]}" * 450
+    value = values.decode_json(data)
+
+    def same(entry: Envelope | None) -> bool:
+        return entry is not None and values.encode_json(entry.value, len(data), 900) == data
+
+    about: dict[str, Any] = {"expected_version": 0, "writer": "w", "semantics": CURSOR}
+    for _ in range(2):
+        assert same(await client.put("deep", value, request_id="r", **about))
+    with pytest.raises(VersionConflict) as conflict:
+        await client.put("deep", 1, **about)
+    assert same(conflict.value.current)
+    [put] = await client.batch([Intent.put("batch", value, **about)])
+    assert same(put)
+    assert same(await client.get("batch"))
+    assert same(await store.get(f"{SPOT}/deep"))
+    assert all([same(entry) async for entry in client.list(values=True)])
+    for deeper in ([value], {"a": value}):
+        with pytest.raises(InvalidValue, match="nests more than 900"):
+            await client.put("deeper", deeper, **about)
+    assert same(await store.delete(f"{SPOT}/deep", expected_version="*", writer="w"))
+    assert same(await store.restore(f"{SPOT}/deep", writer="w"))
 
 
 async def test_a_conflict_carries_what_is_there(client: SemanticClient) -> None:

@@ -6,7 +6,7 @@ import nats
 import pytest
 
 import keyloft
-from keyloft import Store
+from keyloft import Closed, Store
 from keyloft.semantic import Escalated, SemanticClient, SemanticService, SemanticStore
 
 from .entries import KEY, LOCK, OTHER, PROJECT, put
@@ -47,6 +47,23 @@ async def test_a_lock_says_whose_it_is_and_whether_it_is_held(store: SemanticSto
     await store.delete(LOCK, expected_version="*", writer="operator")
     await lock.lost.wait()
     assert repr(lock) == f"<Lock {LOCK} of w:sync in {where}, lost>"
+
+
+async def test_a_lock_and_a_list_know_that_their_store_was_closed() -> None:
+    async with keyloft.open() as kv:
+        async with SemanticStore(kv, sweep_every=None) as store:
+            lock = store.lock(LOCK, writer="w:sync")
+            lists: list[Any] = [
+                store.list(PROJECT),
+                store.audit(PROJECT),
+                store.audit(KEY),
+                store.dead_letters.list(PROJECT),
+            ]
+            assert all(f"{kv.engine.location}, open" in repr(made) for made in (lock, *lists))
+        assert all(f"{kv.engine.location}, closed" in repr(made) for made in (lock, *lists))
+        for made in lists:
+            with pytest.raises(Closed):
+                await made
 
 
 async def test_a_watch_and_live_flags_close_with_aclose(store: SemanticStore) -> None:

@@ -25,7 +25,7 @@ from keyloft.semantic import (
     VersionConflict,
 )
 from tests.support.examples import examples
-from tools.postgres import query
+from tests.support.postgres import ReusedDatabase
 
 from .entries import CURSOR, PROJECT, WRITER, living, locked, trail
 
@@ -380,20 +380,20 @@ class SemanticSqliteMachine(SemanticMachine):
 class SemanticPostgresMachine(SemanticMachine):
     """In a database of all tests; what other machines left there is thrown away."""
 
-    database: str
+    database: ReusedDatabase
 
     def url(self) -> str:
-        return self.database
+        return self.emptied
 
     async def open(self) -> None:
         if not hasattr(self, "kv"):
-            query(self.database, "TRUNCATE keyloft_semantic")
+            self.emptied = self.database.emptied()
         await super().open()
 
 
-def test_postgresql_model(semantic_database: str) -> None:
+def test_postgresql_model(postgres_database: ReusedDatabase) -> None:
     class SemanticOnPostgres(SemanticPostgresMachine):
-        database = semantic_database
+        database = postgres_database
 
     run_state_machine_as_test(SemanticOnPostgres, settings=examples(4, stateful_step_count=30))
 

@@ -194,10 +194,59 @@ class TestConflictRate:
         self.run(signals, seconds, 600, 0.5, 1)
         assert alerts == []
 
-    def test_a_few_writes_say_nothing(self) -> None:
+    @pytest.mark.parametrize(("per_minute", "minutes"), [(6, 2.5), (3, 5), (1, 17), (0.25, 65), (1 / 6, 70)])
+    def test_a_slow_workflow_that_always_conflicts_raises_one_alert_and_a_successful_one_clears_it(
+        self, per_minute: float, minutes: float
+    ) -> None:
         signals, seconds, alerts = self.signals()
-        self.run(signals, seconds, 600, 10, 10)
+        self.run(signals, seconds, minutes * 60, 60 / per_minute, 10)
+        assert [(alert.name, alert.is_raised) for alert in alerts] == [("conflict_rate", True)]
+        self.run(signals, seconds, 2 * minutes * 60, 60 / per_minute, 10)
+        assert len(alerts) == 1
+        self.run(signals, seconds, 2 * minutes * 60, 60 / per_minute, 0)
+        assert [alert.is_raised for alert in alerts] == [True, False]
+
+    @pytest.mark.parametrize("every", [2, 10, 60, 240])
+    @pytest.mark.parametrize("conflicts", [1, 2])
+    @pytest.mark.parametrize("before", [1, 4, 9, 30])
+    def test_one_or_two_conflicts_among_few_writes_raise_nothing(
+        self, every: float, conflicts: int, before: int
+    ) -> None:
+        signals, seconds, alerts = self.signals()
+        for number in range(60):
+            self.write(signals, conflict=before <= number < before + conflicts)
+            seconds.now += every
+            signals.check_alerts()
         assert alerts == []
+
+    def test_less_than_ten_writes_in_an_hour_say_nothing(self) -> None:
+        signals, seconds, alerts = self.signals()
+        self.run(signals, seconds, 10 * 3600, 600, 10)
+        assert alerts == []
+
+    def test_a_burst_of_conflicts_among_rare_writes_raises_nothing(self) -> None:
+        signals, seconds, alerts = self.signals()
+        for _ in range(3):
+            self.run(signals, seconds, 3600, 600, 0)
+            self.run(signals, seconds, 20, 1, 10)
+            for _ in range(200):
+                seconds.now += 10
+                signals.check_alerts()
+        assert alerts == []
+
+    @pytest.mark.parametrize(("every", "clears_within"), [(1, 120), (10, 240), (60, 1280)])
+    def test_a_slow_alert_is_cleared_when_writes_end(self, every: float, clears_within: float) -> None:
+        signals, seconds, alerts = self.signals()
+        self.run(signals, seconds, 3600, every, 10)
+        assert [alert.is_raised for alert in alerts] == [True]
+        seconds.now += clears_within
+        signals.check_alerts()
+        assert [alert.is_raised for alert in alerts] == [True, False]
+
+    def test_its_memory_does_not_grow_with_the_writes(self) -> None:
+        signals, seconds, _ = self.signals()
+        self.run(signals, seconds, 6 * 3600, 1, 5)
+        assert len(signals._steps) < 1100
 
     def test_an_alert_is_cleared_when_writes_end(self) -> None:
         signals, seconds, alerts = self.signals()

@@ -14,6 +14,7 @@ import keyloft
 from keyloft import DiskFull, ManualClock, Store
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Conflict
+from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.semantic import SemanticService, SemanticStore
 from tests.support.nats import settled
@@ -176,13 +177,13 @@ class TestSemanticRefusals:
         ("operation", "payload", "code", "part"),
         [
             ("put", b"", "INVALID_JSON", "empty"),
-            ("put", b"rubbish", "INVALID_JSON", "not JSON"),
+            ("put", b"rubbish", "INVALID_JSON", "Invalid JSON: invalid character"),
             ("put", b'{"value": NaN}', "INVALID_JSON", "NaN"),
             ("put", b"\xff" * 1000, "INVALID_JSON", "UTF-8"),
             ("put", b"[1]", "VALIDATION_ERROR", "object"),
             ("put", b'{"key": "a", "key": "b"}', "INVALID_JSON", "twice"),
             ("put", b'{"value":' + b"[" * 5000 + b"]" * 5000 + b"}", "VALIDATION_ERROR", "deep"),
-            ("put", b"x" * 900_000, "INVALID_JSON", "not JSON"),
+            ("put", b"x" * 900_000, "INVALID_JSON", "Invalid JSON: invalid character"),
             ("put", b'"' + b"x" * 900_000 + b'"', "VALUE_TOO_LARGE", "65,536"),
             *[("put", {k: v for k, v in PUT.items() if k != name}, "MISSING_FIELD", name) for name in list(PUT)[:5]],
             ("put", {**PUT, "semantics": {}}, "MISSING_FIELD", "semantics.purpose"),
@@ -268,7 +269,7 @@ async def test_a_sender_of_too_many_requests_is_refused_and_others_are_served(
 ) -> None:
     connection = await nats.connect(nats_url)
     async with SemanticStore(kv) as store:
-        service = SemanticService(connection, store, requests_per_tenant=5)
+        service = SemanticService(connection, store, bounds=IntakeBounds(owner_bytes=5 * 700))
         await service.start()
         flood = [ask(client, "put", {**PUT, "key": f"k{number}"}) for number in range(50)]
         replies, other = await asyncio.gather(asyncio.gather(*flood), ask(client, "put", PUT, "quiet.web"))

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from keyloft import Store
-from keyloft.core.engine import Engine, Watch
+from keyloft.core.engine import Engine, Submission, Verdict, Watch
 from keyloft.core.records import Batch, Committed, Conflict, Get, Scan
 from keyloft.errors import CommitUnknown, Unreachable
 
@@ -41,8 +41,12 @@ class Network:
             raise CommitUnknown("the answer got lost")
         return done
 
-    def watch(self, *asks: Get | Scan) -> Watch:
-        return self._engine.watch(*asks)
+    def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> Submission:
+        self._pass()
+        return self._engine.submit(batch, done)
+
+    def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
+        return self._engine.watch(*asks, since=since)
 
     @property
     def is_closed(self) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from keyloft.core.urls import without_login
 from keyloft.errors import InvalidArgument
+from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.server.config import SETTINGS, Config, check_service, load
 
 
@@ -34,6 +35,7 @@ def test_every_setting_can_come_from_every_source(tmp_path: Path) -> None:
         "nats": "nats://one:1,nats://two:2",
         "http": "0.0.0.0:80",
         "prefixes": "a.b,c",
+        "quotas": "trivia:5:0",
         "log_level": "debug",
         "log_format": "json",
     }
@@ -75,8 +77,8 @@ def test_a_list_in_the_file_can_be_an_array(tmp_path: Path) -> None:
         ("cleanup_every", "inf", "--cleanup-every: expected number <="),
         ("durability", "maybe", "--durability: expected one of full, relaxed"),
         ("log_level", "loud", "--log-level: expected one of debug, info, warning, error"),
-        ("http", "9464", "--http: http must be host:port"),
-        ("http", "localhost:70000", "--http: http must be host:port"),
+        ("http", "9464", "--http: expected HOST:PORT"),
+        ("http", "localhost:70000", "--http: expected HOST:PORT"),
         ("prefixes", ",", "--prefixes: expected list of length >= 1"),
         ("prefixes", "a,a.b", "--prefixes: the prefix 'a.b' is inside 'a'"),
         ("prefixes", "a.*", "--prefixes: a prefix is"),
@@ -85,6 +87,10 @@ def test_a_list_in_the_file_can_be_an_array(tmp_path: Path) -> None:
         ("nats_password", "secret", "--nats-password needs --nats-user"),
         ("metrics_prefix", "9-", "--metrics-prefix: expected text"),
         ("queue", "a b", "--queue: expected text"),
+        ("quota_keys", "-1", "--quota-keys: expected whole number >= 0"),
+        ("quotas", "trivia:5", "--quotas: expected PLUGIN:KEYS:BYTES, as in trivia:5000:1000000, got 'trivia:5'"),
+        ("quotas", "Trivia:5:5", "--quotas: "),
+        ("quotas", "trivia:5:5,trivia:6:6", "--quotas: expected one quota for each plugin, got two for trivia"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_source(name: str, text: str, expected: str) -> None:
@@ -130,6 +136,15 @@ def test_only_what_matters_to_a_command_is_read() -> None:
 def test_a_login_without_a_server_to_log_in_to_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="--nats-user needs --nats"):
         check_service(load({"nats_user": "SERVICE"}, {}))
+
+
+def test_quotas_have_a_default_and_exceptions() -> None:
+    assert load({}, {}).plugin_quotas() == Quotas()
+    given = {"quota_keys": "10", "quota_bytes": "2000", "quotas": "big:500:0, free:0:0"}
+    quotas = load(given, {}).plugin_quotas()
+    assert quotas.of("any") == Quota(keys=10, bytes=2000)
+    assert quotas.of("big") == Quota(keys=500)
+    assert quotas.of("free") is None
 
 
 def test_the_page_can_be_turned_off_or_on_ipv6() -> None:

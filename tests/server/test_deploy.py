@@ -103,7 +103,7 @@ async def scraped(samples: Samples, tmp_path: Path) -> Samples:
                 await client.request("get", {"key": ""})
         async with await SemanticClient.connect(served.nats, tenant="acme", project="web") as workflow:
             await workflow.put("a", 1, expected_version=0, writer="w:1", semantics=Semantics("config"))
-        _, text = await served.page("/metrics")
+        text = await served.metrics()
     for name, labels in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? \S+$", text, re.MULTILINE):
         samples.setdefault(name, set(TARGET_LABELS)).update(re.findall(r'(\w+)="', labels))
     samples["up"] = set(TARGET_LABELS)

@@ -6,10 +6,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from keyloft import limits
+from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.plugins import BotDatabase
-from keyloft.plugins.meters import OTHER, Meters
+from keyloft.plugins.meters import Meters
+from keyloft.plugins.rules import OPERATIONS
+from keyloft.plugins.usage import PluginUsage
+from keyloft.semantic.monitoring import Signals
 from keyloft.server.metrics import Metrics
 
 
@@ -20,33 +25,46 @@ async def db() -> AsyncIterator[BotDatabase]:
     await db.close()
 
 
+@pytest.fixture
+async def usage(db: BotDatabase) -> AsyncIterator[PluginUsage]:
+    async with PluginUsage(db) as usage:
+        yield usage
+
+
 def sample(text: str, name: str) -> dict[str, float]:
     """The samples of a metric, by their labels."""
     found = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
     return {labels: float(value) for labels, value in found}
 
 
-async def test_the_metrics_have_the_names_of_the_prd(db: BotDatabase) -> None:
+async def shown(meters: Meters, usage: PluginUsage, tenants: ServiceMeters | None = None) -> str:
+    """What a scrape shows once the plugins are counted."""
+    await usage.count_all()
+    return (await Metrics(meters, usage, Signals(), tenants, prefix="rosey").render()).decode()
+
+
+async def test_the_metrics_have_the_names_of_the_prd(db: BotDatabase, usage: PluginUsage) -> None:
     meters = Meters()
-    for operation in ("set", "get", "delete", "list"):
+    for operation in OPERATIONS:
         meters.of("trivia").durations[operation].add(0.002)
-        meters.of("trivia").durations[operation].add(7)
+        meters.of("quotes").durations[operation].add(7)
     meters.of("trivia").errors["VALUE_TOO_LARGE"] += 3
     meters.cleanups.add(0.02)
     meters.cleaned = 42
     await db.kv_set("trivia", "score", 100)
     await db.kv_set("trivia", "name", "bob")
-    text = (await Metrics(meters, db, prefix="rosey").render()).decode()
-    for operation in ("set", "get", "delete", "list"):
-        assert sample(text, f"rosey_kv_{operation}_total") == {'plugin="trivia"': 2}
-        assert sample(text, f"rosey_kv_{operation}_duration_seconds_count") == {'plugin="trivia"': 2}
-        assert sample(text, f"rosey_kv_{operation}_duration_seconds_sum") == {'plugin="trivia"': 7.002}
+    text = await shown(meters, usage)
+    for operation in OPERATIONS:
+        assert sample(text, f"rosey_kv_{operation}_total") == {'plugin="trivia"': 1, 'plugin="quotes"': 1}
+        assert sample(text, f"rosey_kv_{operation}_duration_seconds_count") == {"": 2}
+        assert sample(text, f"rosey_kv_{operation}_duration_seconds_sum") == {"": 7.002}
         buckets = sample(text, f"rosey_kv_{operation}_duration_seconds_bucket")
-        assert buckets['le="0.001",plugin="trivia"'] == 0
-        assert buckets['le="0.0025",plugin="trivia"'] == 1
-        assert buckets['le="5.0",plugin="trivia"'] == 1
-        assert buckets['le="+Inf",plugin="trivia"'] == 2
-    assert sample(text, "rosey_kv_errors_total") == {'error_code="VALUE_TOO_LARGE",plugin="trivia"': 3}
+        assert buckets['le="0.001"'] == 0
+        assert buckets['le="0.0025"'] == 1
+        assert buckets['le="5.0"'] == 1
+        assert buckets['le="+Inf"'] == 2
+    assert sample(text, "rosey_kv_errors_total") == {'plugin="trivia",error_code="VALUE_TOO_LARGE"': 3}
+    assert sample(text, "rosey_kv_dropped_total") == {'plugin="other"': 0}
     assert sample(text, "rosey_kv_keys_total") == {'plugin="trivia"': 2}
     assert sample(text, "rosey_kv_storage_bytes") == {'plugin="trivia"': 8}
     assert sample(text, "rosey_kv_cleanup_duration_seconds_count") == {"": 1}
@@ -55,68 +73,87 @@ async def test_the_metrics_have_the_names_of_the_prd(db: BotDatabase) -> None:
     assert "# TYPE rosey_kv_keys_total gauge" in text
 
 
-async def test_the_prefix_is_the_operators(db: BotDatabase) -> None:
-    text = (await Metrics(Meters(), db, prefix="mybot").render()).decode()
+async def test_the_semantic_service_has_counters_too(usage: PluginUsage) -> None:
+    tenants = ServiceMeters()
+    tenants.of("acme").durations["put"].add(0.002)
+    tenants.of("acme").durations["get"].add(0.002)
+    tenants.of("acme").errors["BUSY"] += 2
+    tenants.of("acme").dropped += 5
+    text = await shown(Meters(), usage, tenants)
+    assert sample(text, "rosey_semantic_requests_total") == {'tenant="acme"': 2}
+    assert sample(text, "rosey_semantic_errors_total") == {'tenant="acme",error_code="BUSY"': 2}
+    assert sample(text, "rosey_semantic_dropped_total") == {'tenant="acme"': 5}
+    assert sample(text, "rosey_semantic_duration_seconds_count")['operation="put"'] == 1
+    assert sample(text, "rosey_semantic_duration_seconds_count")['operation="list"'] == 0
+
+
+async def test_prometheus_reads_the_metrics(usage: PluginUsage) -> None:
+    meters, name = Meters(), 'a "name"\\ with\nlines'
+    for seconds in (0.0001, 0.3, 9):
+        meters.of(name).durations["set"].add(seconds)
+    meters.of(name).errors["BUSY"] += 7
+    families = {family.name: family for family in text_string_to_metric_families(await shown(meters, usage))}
+    assert {family.type for family in families.values()} == {"counter", "gauge", "histogram"}
+    [counted] = families["rosey_kv_set"].samples
+    assert (counted.name, counted.labels, counted.value) == ("rosey_kv_set_total", {"plugin": name}, 3)
+    [errors] = families["rosey_kv_errors"].samples
+    assert (errors.labels, errors.value) == ({"plugin": name, "error_code": "BUSY"}, 7)
+    durations = families["rosey_kv_set_duration_seconds"]
+    assert durations.documentation == "Duration of a set"
+    found = {(one.name.rpartition("_")[2], one.labels.get("le")): one.value for one in durations.samples}
+    assert found["bucket", "0.0005"] == 1
+    assert found["bucket", "0.5"] == 2
+    assert found["bucket", "+Inf"] == found["count", None] == 3
+    assert found["sum", None] == pytest.approx(9.3001)
+    assert len(found) == len(limits.LATENCY_BOUNDS) + 3
+
+
+async def test_the_prefix_is_the_operators(usage: PluginUsage) -> None:
+    text = (await Metrics(Meters(), usage, prefix="mybot").render()).decode()
     assert "# TYPE mybot_kv_set_total counter" in text
     assert "rosey" not in text
 
 
-async def test_what_is_stored_is_counted_once_in_a_while(db: BotDatabase) -> None:
-    often, seldom = Metrics(Meters(), db, prefix="p"), Metrics(Meters(), db, prefix="p")
-    often.usage_every = 0
-    for expected in ({}, {'plugin="a"': 1.0}):
-        assert sample((await often.render()).decode(), "p_kv_keys_total") == expected
-        assert sample((await seldom.render()).decode(), "p_kv_keys_total") == {}
-        await db.kv_set("a", "k", 1)
-
-
-async def test_scrapes_at_once_count_once(db: BotDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = await db.engine()
-    read, reads = engine.read, 0
-
-    async def counted(*asks: Any) -> Any:
-        nonlocal reads
-        reads += 1
-        await asyncio.sleep(0)
-        return await read(*asks)
-
-    monkeypatch.setattr(engine, "read", counted)
-    metrics = Metrics(Meters(), db, prefix="p")
-    await asyncio.gather(*[metrics.render() for _ in range(5)])
-    assert reads == 1
-
-
 async def test_a_database_that_fails_leaves_the_other_metrics(
-    db: BotDatabase, caplog: pytest.LogCaptureFixture
+    db: BotDatabase, usage: PluginUsage, caplog: pytest.LogCaptureFixture
 ) -> None:
     await db.close()
-    text = (await Metrics(Meters(), db, prefix="p").render()).decode()
+    text = (await Metrics(Meters(), usage, prefix="p").render()).decode()
     assert "p_kv_set_total" in text
     assert "p_kv_keys_total" not in text
     assert "could not be counted" in caplog.text
 
 
-async def test_a_slow_count_does_not_hold_up_a_scrape(db: BotDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_count_does_not_hold_up_a_scrape(
+    db: BotDatabase, usage: PluginUsage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await db.kv_set("a", "k", 1)
     engine = await db.engine()
+    read = engine.read
 
     async def stalled(*asks: Any) -> Any:
-        await asyncio.Event().wait()
+        await release.wait()
+        return await read(*asks)
 
+    release = asyncio.Event()
     monkeypatch.setattr(engine, "read", stalled)
-    async with Metrics(Meters(), db, prefix="p") as metrics:
-        metrics.usage_seconds = 0.01
-        assert b"p_kv_set_total" in await metrics.render()
-    assert [task for task in asyncio.all_tasks() if task.get_name() == "keyloft usage"] == []
+    metrics = Metrics(Meters(), usage, prefix="p")
+    assert sample((await metrics.render()).decode(), "p_kv_keys_total") == {}
+    release.set()
+    assert await usage.all(patience=30)
+    assert sample((await metrics.render()).decode(), "p_kv_keys_total") == {'plugin="a"': 1}
 
 
-async def test_no_more_than_a_thousand_plugins_have_labels(db: BotDatabase) -> None:
+async def test_a_thousand_plugins_have_labels_and_few_series(db: BotDatabase, usage: PluginUsage) -> None:
     meters = Meters()
     for number in range(limits.PLUGIN_LABELS + 5):
-        meters.of(f"asks-{number:04}").durations["get"].add(0.001)
+        for operation in OPERATIONS:
+            meters.of(f"asks-{number:04}").durations[operation].add(0.001)
     # One is known to the meters, «other» is a real plugin, and two are beyond the limit.
     for plugin in ("asks-0001", OTHER, "stores-1", "stores-2"):
         await db.kv_set(plugin, "k", 1)
-    text = (await Metrics(meters, db, prefix="p").render()).decode()
-    assert len(sample(text, "p_kv_get_total")) == limits.PLUGIN_LABELS + 1
-    assert sample(text, "p_kv_get_total")['plugin="other"'] == 5
-    assert sample(text, "p_kv_keys_total") == {'plugin="asks-0001"': 1, 'plugin="other"': 3}
+    text = await shown(meters, usage)
+    assert len(sample(text, "rosey_kv_get_total")) == limits.PLUGIN_LABELS + 1
+    assert sample(text, "rosey_kv_get_total")['plugin="other"'] == 5
+    assert sample(text, "rosey_kv_keys_total") == {'plugin="asks-0001"': 1, 'plugin="other"': 3}
+    assert len([line for line in text.splitlines() if not line.startswith("#")]) < 5 * limits.PLUGIN_LABELS

@@ -33,6 +33,8 @@ async def fill(url: str) -> None:
             await _put(store, f"{WEB}/flags/a", _FLAG)
             await store.delete(f"{WEB}/flags/b", expected_version="*", writer="tests:fill")
             await _put(store, f"{API}/locks/nightly", Semantics("lock", ttl_seconds=600))
+    async with keyloft.open(url, name="shop", sweep_every=None) as shop:
+        await shop.set(("users", "alice"), {"cart": [1, 2]})
     plugins = BotDatabase(url if "://" in url else f"sqlite:///{url}")
     await plugins.kv_set("trivia", "score", {"points": 100})
     await plugins.kv_set("trivia", "näme/é", "x", ttl_seconds=600)

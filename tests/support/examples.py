@@ -11,3 +11,8 @@ TIMES: Final = int(os.environ.get("KEYLOFT_EXAMPLES") or 1)
 def examples(usual: int, **options: Any) -> settings:
     """Hypothesis's settings for so many examples in a usual run."""
     return settings(max_examples=usual * TIMES, **options)
+
+
+def rounds(usual: int) -> range:
+    """The rounds of a loop that does the same many times to meet whatever timing there is."""
+    return range(usual * TIMES)

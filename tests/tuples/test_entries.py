@@ -4,17 +4,22 @@ import copy
 import json
 import math
 import pickle
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 import keyloft
 from keyloft import U64, Entry
+from keyloft.core.records import Record
+from keyloft.tuples.entries import entry_of
 
 EXPIRY = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 ENTRY = Entry(("users", 1), {"name": "Alice"}, 7, EXPIRY)
@@ -59,11 +64,19 @@ async def test_fastapi_answers_with_entries_of_every_kind(separate: bool) -> Non
     def typed_list() -> list[Entry]:
         return [entry for entry, _, _ in KINDS]
 
+    @app.get("/any")
+    def anything(at: int) -> Any:
+        return KINDS[at][0]
+
+    @app.get("/any-list")
+    def any_list() -> Any:
+        return [entry for entry, _, _ in KINDS]
+
     expected = [shown(*kind) for kind in KINDS]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-        for path in ("/bare", "/typed"):
+        for path in ("/bare", "/typed", "/any"):
             assert [(await client.get(path, params={"at": at})).json() for at in range(len(KINDS))] == expected
-        for path in ("/bare-list", "/typed-list"):
+        for path in ("/bare-list", "/typed-list", "/any-list"):
             assert (await client.get(path)).json() == expected
         schema = (await client.get("/openapi.json")).json()["components"]["schemas"]["Entry"]
     assert list(schema["properties"]) == ["key", "value", "versionstamp", "expires_at"]
@@ -81,3 +94,9 @@ async def test_a_store_shows_where_it_points_and_whether_it_is_closed(tmp_path: 
     assert repr(kv) == f"<Store on {tmp_path / 'app.db'}, closed>"
     async with keyloft.open() as memory:
         assert repr(memory) == "<Store on memory, open>"
+
+
+@given(st.one_of(st.integers(0, 2**33 * 1000 + 10**6), st.integers(0, 1000 * 366 * 86_400_000 + 1_700_000_000_000)))
+def test_an_expiry_is_exact_to_the_millisecond(moment: int) -> None:
+    entry = entry_of(("k",), Record(b"", b"1", 0, 1, moment))
+    assert entry.expires_at == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=moment)

@@ -16,7 +16,7 @@ from keyloft import U64, Entry, ManualClock, NotACounter, Store, Watching
 from keyloft.core import keys
 from keyloft.core.keys import TupleKey, encode
 from tests.support.examples import examples
-from tools.postgres import query
+from tests.support.postgres import ReusedDatabase
 
 pytestmark = pytest.mark.slow
 
@@ -298,22 +298,21 @@ class SqliteInMemoryMachine(StoreMachine):
 class PostgresMachine(StoreMachine):
     """In a database that a test emptied; what other machines left there is thrown away."""
 
-    database: str
+    database: ReusedDatabase
 
     def url(self) -> str:
-        return self.database
+        return self.emptied
 
     async def opened(self) -> Store:
         if not hasattr(self, "kv"):
-            query(self.database, "TRUNCATE keyloft_tuples")
+            self.emptied = self.database.emptied()
         return await super().opened()
 
     def watch_again(self) -> None:
         super().watch_again()
         self.steps: dict[Watching, asyncio.Future[list[Entry]]] = {}
-        watch: Any = self.below_a._watch
-        # What expires before the watch has found out what there is was never there for it.
-        self.run(asyncio.wait_for(watch.first_read, LONGEST_SECONDS))
+        # A read waits until the watch has started: what expires before was never there for it.
+        self.run(asyncio.wait_for(self.kv.get(("a",)), LONGEST_SECONDS))
 
     async def listen(self) -> None:
         # The server takes its time, and nothing but the model tells that there is no more to come.
@@ -333,20 +332,15 @@ class PostgresMachine(StoreMachine):
         return []
 
 
-def test_postgresql_model(postgres_url: str) -> None:
-    async def make_tables() -> None:
-        await (await keyloft.open(postgres_url)).aclose()
-
-    asyncio.run(make_tables())
-
+def test_postgresql_model(postgres_database: ReusedDatabase) -> None:
     class StoreOnPostgres(PostgresMachine):
-        database = postgres_url
+        database = postgres_database
 
     run_state_machine_as_test(StoreOnPostgres, settings=examples(8, stateful_step_count=30))
 
 
 TestMemoryModel = StoreMachine.TestCase
-TestMemoryModel.settings = examples(60, stateful_step_count=30)
+TestMemoryModel.settings = examples(40, stateful_step_count=30)
 TestSqliteModel = SqliteMachine.TestCase
 TestSqliteModel.settings = examples(25, stateful_step_count=30)
 TestSqliteInMemoryModel = SqliteInMemoryMachine.TestCase

@@ -104,7 +104,7 @@ def test_a_forgotten_await_is_explained() -> None:
 
 @pytest.fixture(params=["memory", "sqlite file", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
-    return database_url(request.param, request, tmp_path)
+    return database_url(request.param, request, tmp_path, tables=False)
 
 
 def test_a_store_belongs_to_its_event_loop(url: str | None) -> None:
@@ -149,6 +149,7 @@ async def test_a_wrong_name_is_explained(url: Any, error: type[KeyloftError], sa
         ({"sweep_every": 0}, "sweep_every"),
         ({"sweep_every": "60"}, "sweep_every"),
         ({"sweep_every": True}, "sweep_every"),
+        ({"clock": 5}, r"^clock: expected an object with now\(\) and call_at\(\)"),
     ],
 )
 async def test_a_wrong_option_is_explained(options: dict[str, Any], says: str) -> None:
@@ -200,6 +201,6 @@ async def main():
 
 asyncio.run(main())
 """
-    arguments = [sys.executable, "-c", script, str(database_url(database, request, tmp_path))]
+    arguments = [sys.executable, "-c", script, str(database_url(database, request, tmp_path, tables=False))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

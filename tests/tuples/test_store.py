@@ -109,6 +109,7 @@ class TestGetAndSet:
         assert await everything(kv) == {(3,): 3}
 
     @pytest.mark.blocks_the_loop
+    @pytest.mark.slow
     async def test_a_hundred_thousand_entries_in_one_set_many(self, kv: Store) -> None:
         await kv.set_many({("n", n): n for n in range(100_000)})
         assert await kv.count(("n",)) == 100_000
@@ -265,6 +266,7 @@ class TestList:
 class TestBadInput:
     """Each with an error that names the problem, and with nothing written."""
 
+    @pytest.mark.parametrize("url", ["sqlite file"], indirect=True)  # it is refused before an engine sees it
     @pytest.mark.parametrize(
         ("call", "error", "says"),
         [

@@ -10,14 +10,16 @@ Each function opens the databases that it is called with and closes them again, 
 """
 
 from keyloft.admin.backup import BackupReport, RestoreReport, backup, restore
+from keyloft.admin.changes import KeyChange, changes
 from keyloft.admin.check import CheckReport, Finding, check
 from keyloft.admin.compact import CompactReport, DiskUsage, compact
 from keyloft.admin.databases import Progress
-from keyloft.admin.stats import StatsReport, Tally, stats
+from keyloft.admin.stats import ChangeLogFacts, StatsReport, Tally, stats
 from keyloft.admin.transfer import CopyReport, ExportReport, ImportReport, copy, export, import_
 
 __all__ = [
     "BackupReport",
+    "ChangeLogFacts",
     "CheckReport",
     "CompactReport",
     "CopyReport",
@@ -25,11 +27,13 @@ __all__ = [
     "ExportReport",
     "Finding",
     "ImportReport",
+    "KeyChange",
     "Progress",
     "RestoreReport",
     "StatsReport",
     "Tally",
     "backup",
+    "changes",
     "check",
     "compact",
     "copy",

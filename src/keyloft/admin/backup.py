@@ -1,16 +1,19 @@
 """Saves a whole database into an SQLite file, and brings it back."""
 
 import hashlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from keyloft.admin.databases import Database, Progress, opened, stage
+from keyloft.admin.export_format import row_name
 from keyloft.admin.files import complete_file
 from keyloft.admin.selection import Selection, count
-from keyloft.core.maintenance import EVERYTHING, Maintenance, Snapshot
+from keyloft.core.maintenance import EVERYTHING, Maintenance, Snapshot, version_after_jump
 from keyloft.core.urls import DatabaseUrl
+from keyloft.core.values import DAMAGED
 from keyloft.errors import Busy, DatabaseError, DiskFull, InvalidArgument, NotADatabase, NotEmpty
 
 
@@ -74,13 +77,12 @@ async def backup(
     if source.file is not None and _is_same(source.file, target):
         raise InvalidArgument(f"{file} is the database itself: name another file")
     try:
-        async with opened(source) as maintenance:
-            with complete_file(target, overwrite=overwrite) as unfinished:
-                with stage(progress, "saving") as advance:
-                    await maintenance.backup(str(unfinished), advance)
-                async with opened(unfinished) as saved:
-                    await _check(saved, source.shown, progress)
-                    rows, version = await _count(saved)
+        async with opened(source) as maintenance, complete_file(target, overwrite=overwrite) as unfinished:
+            with stage(progress, "saving") as advance:
+                await maintenance.backup(str(unfinished), advance)
+            async with opened(unfinished) as saved:
+                await _check(saved, source.shown, progress)
+                rows, version = await _count(saved)
     except DiskFull:
         raise DiskFull(f"no space is left for {target}: the backup was not made, and nothing of it is left") from None
     return BackupReport(file=str(target), rows=rows, bytes=target.stat().st_size, version=version)
@@ -91,7 +93,10 @@ async def restore(
 ) -> RestoreReport:
     """Bring back what a backup holds, all of it or nothing, and compare the database with the backup.
 
-    Other processes may have the database open; they see what was restored as any other commit.
+    Other processes may have the database open. Their watches of prefixes end with HISTORY_GONE: what changed is not
+    known. The version counter jumps to the next multiple of 2**40, so that no version is given twice, and the store
+    gets another id. Two restores of one backup into new files are two stores: both give the same versions, and their
+    ids differ.
 
     Example:
         >>> await admin.restore("nightly.db", "app.db", replace=True)
@@ -125,11 +130,13 @@ async def restore(
         held = await _digest(wanted, progress, "reading")
         if target is not None and is_new:
             # A copy of the file brings other programs' tables, too.
-            with complete_file(target) as unfinished:
+            async with complete_file(target) as unfinished:
                 with stage(progress, "restoring") as advance:
                     await saved.backup(str(unfinished), advance)
-                async with opened(unfinished) as made, made.snapshot() as found:
-                    verified, version = await _verify(held, found, progress), found.version
+                async with opened(unfinished) as made:
+                    version = await made.restart_history()
+                    async with made.snapshot() as found:
+                        verified = await _verify(held, found, progress)
         else:
             verified, version = await _replace_rows(wanted, held, url, lost, progress)
     return RestoreReport(file=str(source), database=url.shown, rows=held.rows, version=version, verified=verified)
@@ -146,7 +153,7 @@ async def _replace_rows(
         # Where no row was to be lost, none may have been added since.
         with stage(progress, "restoring", held.rows) as advance:
             await target.become(wanted, advance, expected_version=None if lost else before)
-        version_if_alone = wanted.version if before < wanted.version else before + 1
+        version_if_alone = version_after_jump(before, wanted.version)
         async with target.snapshot() as found:
             return await _verify(held, found, progress, alone=found.version == version_if_alone), found.version
 
@@ -154,9 +161,20 @@ async def _replace_rows(
 async def _check(saved: Maintenance, origin: str, progress: Progress | None) -> None:
     """Refuse a backup that is damaged, and so is what it is a copy of."""
     with stage(progress, "checking") as advance:
-        if found := await saved.damage():
+        found = await saved.damage()
+        async with saved.snapshot() as snapshot:
+            found += [f"{name} does not match its checksum" async for name in _damaged_rows(snapshot)]
+        if found:
             raise DatabaseError(f"{origin} is damaged: {found[0]}; `keyloft check --database {origin}` shows all of it")
         advance(1, 1)
+
+
+async def _damaged_rows(snapshot: Snapshot) -> AsyncIterator[str]:
+    for part in EVERYTHING:
+        async for rows in snapshot.rows(part):
+            for row in rows:
+                if row.encoding == DAMAGED:
+                    yield row_name(part.space, row.key)
 
 
 async def _count(maintenance: Maintenance) -> tuple[int, int]:

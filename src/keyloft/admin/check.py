@@ -12,19 +12,30 @@ from keyloft.admin.export_format import row_name
 from keyloft.core import keys, values
 from keyloft.core.maintenance import Maintenance, Range, Snapshot
 from keyloft.core.records import Key, Record, Space
+from keyloft.core.values import DAMAGED
+from keyloft.engines import LogChecker
 from keyloft.errors import DatabaseError, InvalidArgument, InvalidInput, Undecodable
 from keyloft.plugins import rules
 from keyloft.semantic.row_checks import RowChecker
+from keyloft.tuples.named import check_name
 
-_CURES: Final = {
-    "damage": "export what can still be read, then restore a backup",
-    "schema": "migrate the database, or upgrade Keyloft, as the message says",
-    "version": "while nothing runs, raise keyloft_version_counter to the highest version there is",
-    "orphan": "nothing: it is harmless",
-} | dict.fromkeys(
-    ("key", "value", "time"), "correct or remove the row with SQL: readers of other rows are not affected"
+_CURES: Final = (
+    {
+        "damage": "export what can still be read, then restore a backup",
+        "schema": "migrate the database, or upgrade Keyloft, as the message says",
+        "orphan": "nothing: it is harmless",
+    }
+    | dict.fromkeys(
+        ("key", "value", "time"), "correct or remove the row with SQL: readers of other rows are not affected"
+    )
+    | dict.fromkeys(
+        ("version", "log"),
+        "back the database up and restore that backup into it, with --replace: its change log then begins again, above "
+        "all versions",
+    )
 )
 _DATABASE: Final = "database"
+_LOG: Final = "change log"
 
 
 class Finding(Struct, frozen=True):
@@ -55,8 +66,8 @@ class CheckReport(Struct, frozen=True, kw_only=True):
 async def check(database: Database, *, limit: int = limits.FINDINGS, progress: Progress | None = None) -> CheckReport:
     """Find what is wrong with a database. It may run beside a service, and changes nothing.
 
-    It reads pages and indexes, the schema, and all rows: keys and values that can't be decoded, versions that were
-    never given, rows that point to nothing.
+    It reads pages and indexes, the schema, the change log, and all rows: those that don't match their checksum, keys
+    and values that can't be decoded, versions that were never given, rows that point to nothing.
 
     Example:
         >>> report = await admin.check("nightly.db")
@@ -115,6 +126,7 @@ class _Examination:
                 self.add("damage", line, _DATABASE)
             advance(1, 1)
         async with maintenance.snapshot() as snapshot:
+            await self._examine_log(snapshot, progress)
             checker = RowChecker(snapshot.now)
             with stage(progress, "checking rows") as advance:
                 for space in Space:
@@ -126,6 +138,18 @@ class _Examination:
                             self.rows += len(rows)
                             advance(self.rows, None)
 
+    async def _examine_log(self, snapshot: Snapshot, progress: Progress | None) -> None:
+        checker, done = LogChecker(), 0
+        with stage(progress, "checking the change log") as advance, self.noting(_LOG, "not all of it can be read: "):
+            async for rows in snapshot.log():
+                for row in rows:
+                    for what in checker.defects(row):
+                        self.add("log", what, _LOG)
+                done += len(rows)
+                advance(done, None)
+            for what in checker.defects_at_end(snapshot.version):
+                self.add("log", what, _LOG)
+
 
 def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker) -> Iterator[tuple[str, str]]:
     """The code of each defect of a row, and what is wrong; the rows of a space arrive in the order of their keys."""
@@ -133,7 +157,9 @@ def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker)
         yield "version", "its version is not a number"
     elif row.version > snapshot.version:
         yield "version", f"its version, {row.version}, is above the version counter, {snapshot.version}"
-    if not isinstance(row.expires_at, int | None):
+    if row.encoding == DAMAGED:
+        yield "damage", "it does not match its checksum: the disk or the memory has changed it"
+    elif not isinstance(row.expires_at, int | None):
         yield "time", "its expiry is not a time"
     elif space is not Space.PLUGINS and not (isinstance(row.key, bytes) and isinstance(row.value, bytes)):
         yield "key", "its key or value is not binary"
@@ -150,14 +176,18 @@ def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker)
 
 
 def _key_fault(key: Key) -> str | None:
-    """Why no caller can read the entry of a plugin, or of the tuple store, if so."""
+    """Why no caller can read the entry of a plugin, or of a tuple store, if so."""
     try:
         if isinstance(key, tuple):
             plugin, name = key
             rules.plugin_name(plugin)
             rules.key(name)
-        elif keys.encode(keys.decode(key)) != key:
-            return "its key is not encoded as Keyloft encodes keys, so that no read finds it"
+        else:
+            store, encoded = keys.split_store(key)
+            if store is not None:
+                check_name(store)
+            if keys.encode(keys.decode(encoded)) != encoded:
+                return "its key is not encoded as Keyloft encodes keys, so that no read finds it"
     except Undecodable:
         return "its key can't be decoded"
     except InvalidInput as error:

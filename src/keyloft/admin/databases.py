@@ -8,6 +8,7 @@ from typing import TypeAlias
 from keyloft.core import maintenance
 from keyloft.core.urls import DatabaseUrl
 from keyloft.engines import open_maintenance
+from keyloft.errors import InvalidArgument
 
 Database: TypeAlias = str | os.PathLike[str]
 """A path, `sqlite:///…` or `postgresql://…`."""
@@ -40,7 +41,12 @@ def stage(progress: Progress | None, name: str, total: int | None = None) -> Ite
         progress: Called with each report.
         name: Of the stage.
         total: How much there is to do, if that is known before an engine says it.
+
+    Raises:
+        InvalidArgument: `progress` can't be called.
     """
+    if progress is not None and not callable(progress):
+        raise InvalidArgument(f"progress: expected a function or None, got {type(progress).__name__}")
     done, of = 0, total
 
     def report(now_done: int, now_of: int | None) -> None:

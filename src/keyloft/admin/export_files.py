@@ -2,8 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -12,6 +13,7 @@ from keyloft.admin import export_format as lines
 from keyloft.admin.databases import Database
 from keyloft.admin.files import check_name, give_name
 from keyloft.admin.selection import Position, Selection
+from keyloft.admin.threads import in_thread
 from keyloft.clock import SystemClock
 from keyloft.core.files import OWNER_ONLY, create_private
 from keyloft.core.records import Record, Space
@@ -63,7 +65,7 @@ class ExportWriter:
         last, size = b"", 0
         for line, is_whole in _split(self._out):
             mark = lines.read_mark(line)
-            if not is_whole or isinstance(mark, lines.End):
+            if not is_whole or isinstance(mark, lines.LastLine):
                 break
             if not self._has_head and (mark is None or mark.format != lines.FORMAT):
                 raise InvalidArgument(f"{self._out.name} is not an export of this version: overwrite=True replaces it")
@@ -72,7 +74,8 @@ class ExportWriter:
                 self.entries += 1
             elif mark.only != only:
                 raise InvalidArgument(
-                    f"{self._out.name} is of another part: name its prefix=, plugin= and project=, or overwrite=True"
+                    f"{self._out.name} is of another part: pass its prefix=, plugin=, project= and name=, or "
+                    "overwrite=True"
                 )
             self._has_head = True
             self._hash.update(line + b"\n")
@@ -84,16 +87,20 @@ class ExportWriter:
             self.after = space, row.key
 
 
-@contextmanager
-def writable(
+@asynccontextmanager
+async def writable(
     target: Database | IO[bytes], only: Mapping[str, str], *, resume: bool, overwrite: bool
-) -> Iterator[ExportWriter]:
+) -> AsyncIterator[ExportWriter]:
     """An export to a stream; or to a file, which is FILE.partial until all of it is written and on disk.
 
     Raises:
         InvalidArgument: There is a file of that name already, or an export that did not end; or no folder.
     """
     if not isinstance(target, str | os.PathLike):
+        if not hasattr(target, "write"):
+            raise InvalidArgument(
+                f"target: expected a path or a binary stream to write to, got {type(target).__name__}"
+            )
         if resume or overwrite:
             raise InvalidArgument("resume=True and overwrite=True are for a file, not for a stream")
         yield ExportWriter(target)
@@ -102,26 +109,30 @@ def writable(
     check_name(file, overwrite=overwrite)
     if not file.parent.is_dir():
         raise InvalidArgument(f"{file} can't be written: there is no folder {file.parent}")
-    partial = file.with_name(f"{file.name}.partial")
-    if partial.exists() and not (resume or overwrite):
-        raise InvalidArgument(f"{partial} did not end: resume=True continues that export, overwrite=True replaces it")
+    unfinished = file.with_name(f"{file.name}.partial")
+    if unfinished.exists() and not (resume or overwrite):
+        raise InvalidArgument(
+            f"{unfinished} did not end: resume=True continues that export, overwrite=True replaces it"
+        )
     if not resume:
-        partial.unlink(missing_ok=True)
-    if not partial.exists() and (error := create_private(partial)):
+        unfinished.unlink(missing_ok=True)
+    if not unfinished.exists() and (error := create_private(unfinished)):
         raise error
-    with partial.open("rb+") as out:
+    with unfinished.open("rb+") as out:
         os.fchmod(out.fileno(), OWNER_ONLY)
         writer = ExportWriter(out)
         if resume:
-            writer.resume(only)
+            await in_thread(partial(writer.resume, only))
         yield writer
-    give_name(partial, file, overwrite=overwrite)
+    await in_thread(partial(give_name, unfinished, file, overwrite=overwrite))
 
 
 @contextmanager
 def readable(source: Database | IO[bytes]) -> Iterator[tuple[IO[bytes], int | None]]:
     """A stream to read from, and its size; None if that is not known."""
     if not isinstance(source, str | os.PathLike):
+        if not hasattr(source, "read"):
+            raise InvalidArgument(f"source: expected a path or a binary stream to read, got {type(source).__name__}")
         yield source, None
         return
     file = Path(source)
@@ -159,6 +170,7 @@ class ExportReader:
 
     def _read(self, source: IO[bytes], selection: Selection) -> Iterator[tuple[Space, Record]]:
         now, number, entries, hashed, is_empty = SystemClock().now(), 0, 0, None, True
+        is_after_end = False
         for number, (line, is_whole) in enumerate(_split(source), 1):
             self.done_bytes += len(line) + is_whole
             try:
@@ -169,15 +181,19 @@ class ExportReader:
                     raise InvalidArgument(f"the file was cut inside line {number}, after {_number(entries)}") from None
                 raise InvalidArgument(f"line {number}: {error}") from None
             is_empty = is_empty and mark is None and entry is None
-            if isinstance(mark, lines.Head):
+            if isinstance(mark, lines.FirstLine):
                 if hashed is not None:
                     raise InvalidArgument(_without_end(entries, f"line {number} begins another export"))
                 self.version = max(self.version, mark.version)
-                entries, hashed = 0, hashlib.sha256()
-            elif isinstance(mark, lines.End):
+                entries, hashed, is_after_end = 0, hashlib.sha256(), False
+            elif isinstance(mark, lines.LastLine):
                 self.version = max(self.version, mark.version)
                 _check_complete(mark, entries, None if hashed is None else hashed.hexdigest())
-                hashed = None
+                hashed, is_after_end = None, True
+            elif entry is not None and is_after_end:
+                raise InvalidArgument(
+                    f"line {number} comes after the last line of the export: import it from a file of its own"
+                )
             if hashed is not None:
                 hashed.update(line + b"\n")
                 entries += entry is not None
@@ -197,7 +213,7 @@ def _without_end(entries: int, what: str) -> str:
     return f"the file was cut after {_number(entries)}: {what}, without the last line of an export, which counts them"
 
 
-def _check_complete(end: lines.End, entries: int, sha256: str | None) -> None:
+def _check_complete(end: lines.LastLine, entries: int, sha256: str | None) -> None:
     if sha256 is None:
         raise InvalidArgument("the file was cut: the first line of the export is missing")
     if entries != end.entries:

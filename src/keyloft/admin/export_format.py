@@ -5,13 +5,15 @@ the SHA-256 of all lines before it, so that a file that was cut is noticed. Time
 
     {"keyloft":"export","format":2,"version":42}
     {"space":"tuples","key":"users/alice","value":{"name":"Alice"},"version":7,"created_at":…,"updated_at":…}
+    {"space":"tuples","store":"shop","key":"users/alice","value":…,…}
     {"space":"plugins","plugin":"trivia","key":"score","value":100,"version":9,"expires_at":…,…}
     {"space":"semantic","key":"e/acme/web/config/theme","value":…,…}
-    {"keyloft":"end","entries":3,"version":42,"sha256":"…"}
+    {"keyloft":"end","entries":4,"version":42,"sha256":"…"}
 
-A key of the tuple store is written as on the command line; a key of the semantic store as its row has it, with percent
-signs as in a URL. A value stands under the name of its kind: `value` is JSON, `bytes` is base64, `u64` a counter. What
-is damaged, or can't be written in a line as it is, is `key_hex`, or `raw` in base64 with its `encoding`.
+A key of a tuple store is written as on the command line, with the name of its store if it has one; a key of the
+semantic store as its row has it, with percent signs as in a URL. A value stands under the name of its kind: `value` is
+JSON, `bytes` is base64, `u64` a counter. What is damaged, or can't be written in a line as it is, is `key_hex`, or
+`raw` in base64 with its `encoding`.
 
 A file written by hand has entries alone: neither a first nor a last line.
 """
@@ -29,19 +31,24 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from keyloft import limits
 from keyloft.core import key_text, keys
-from keyloft.core.maintenance import LAST_MOMENT, UNVERSIONED
+from keyloft.core.json_text import on_any_stack
+from keyloft.core.maintenance import UNVERSIONED
 from keyloft.core.records import Key, Record, Space
+from keyloft.core.schema import LAST_MOMENT, VERSION_BY_HAND
 from keyloft.core.values import BYTES, COUNTER, JSON, Encoding, decode_json, pack_counter, unpack_counter
 from keyloft.errors import InvalidArgument, InvalidKey, Undecodable
 from keyloft.semantic.keys import is_entry, key_of_row
+from keyloft.tuples.named import check_name
 
 FORMAT: Final = 2
 
 _Moment: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_MOMENT)]
-_Version: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+_Version: TypeAlias = Annotated[int, Meta(ge=0, le=limits.LAST_VERSION)]
 
 
-class Head(Struct, kw_only=True, tag_field="keyloft", tag="export", forbid_unknown_fields=True, omit_defaults=True):
+class FirstLine(
+    Struct, kw_only=True, tag_field="keyloft", tag="export", forbid_unknown_fields=True, omit_defaults=True
+):
     """The first line."""
 
     format: int
@@ -53,7 +60,7 @@ class Head(Struct, kw_only=True, tag_field="keyloft", tag="export", forbid_unkno
     """Which part of the database it is; empty for all of it."""
 
 
-class End(Struct, kw_only=True, tag_field="keyloft", tag="end", forbid_unknown_fields=True):
+class LastLine(Struct, kw_only=True, tag_field="keyloft", tag="end", forbid_unknown_fields=True):
     """The last line."""
 
     entries: int
@@ -65,6 +72,7 @@ class Line(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True)
     """An entry. One that is written by hand needs a key and a value."""
 
     space: Space | UnsetType = UNSET
+    store: str | UnsetType = UNSET
     plugin: str | UnsetType = UNSET
     key: str | UnsetType = UNSET
     key_hex: str | UnsetType = UNSET
@@ -73,7 +81,7 @@ class Line(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True)
     u64: int | UnsetType = UNSET
     raw: str | UnsetType = UNSET
     encoding: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType = UNSET
-    version: Annotated[int, Meta(ge=UNVERSIONED, le=2**62)] = UNVERSIONED
+    version: Annotated[int, Meta(ge=UNVERSIONED, le=limits.LAST_VERSION)] = UNVERSIONED
     expires_at: _Moment | None = None
     created_at: _Moment | UnsetType = UNSET
     updated_at: _Moment | UnsetType = UNSET
@@ -81,18 +89,18 @@ class Line(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True)
 
 _encoder: Final = msgspec.json.Encoder()
 _read_line: Final = msgspec.json.Decoder(Line).decode
-_read_mark: Final = msgspec.json.Decoder(Head | End).decode
+_read_mark: Final = msgspec.json.Decoder(FirstLine | LastLine).decode
 _PLAIN: Final = re.compile(rb"[!-$&-~]*")
 
 
 def head(version: int, only: Mapping[str, str]) -> bytes:
     """The first line of a file."""
-    return _encoder.encode(Head(format=FORMAT, version=version, only=dict(only))) + b"\n"
+    return _encoder.encode(FirstLine(format=FORMAT, version=version, only=dict(only))) + b"\n"
 
 
 def end(entries: int, version: int, sha256: str) -> bytes:
     """The last line of a file."""
-    return _encoder.encode(End(entries=entries, version=version, sha256=sha256)) + b"\n"
+    return _encoder.encode(LastLine(entries=entries, version=version, sha256=sha256)) + b"\n"
 
 
 def write(space: Space, rows: Iterable[Record]) -> bytes:
@@ -121,10 +129,19 @@ def _write_key(line: Line, space: Space, key: Key) -> None:
             line.key = key.decode() if _PLAIN.fullmatch(key) else _escaped(key)
         case Space.TUPLES:
             line.key_hex = key.hex()
-            with contextlib.suppress(Undecodable, InvalidKey):
-                parts = keys.decode(key)
-                if keys.encode(parts) == key:
+            with contextlib.suppress(Undecodable, InvalidKey, InvalidArgument):
+                store, encoded = keys.split_store(key)
+                parts = keys.decode(encoded)
+                if keys.encode(parts) == encoded:
+                    line.store = UNSET if store is None else check_name(store)
                     line.key, line.key_hex = key_text.written(parts), UNSET
+
+
+def written_key(space: Space, key: Key) -> Line:
+    """A line with a key alone."""
+    line = Line(space=space)
+    _write_key(line, space, key)
+    return line
 
 
 def row_name(space: Space, key: Any) -> str:
@@ -134,9 +151,10 @@ def row_name(space: Space, key: Any) -> str:
         if all(isinstance(part, str) for part in key):
             name = key_text.written(key)
     elif isinstance(key, bytes):
-        line = Line()
-        _write_key(line, space, key)
+        line = written_key(space, key)
         name = line.key if line.key is not UNSET else name[2:-1]
+        if line.store is not UNSET:
+            name = f"{name} of store {line.store}"
         if is_entry(key) and space is Space.SEMANTIC and "%" not in name:
             with contextlib.suppress(ValueError):
                 name = key_of_row(key)
@@ -167,7 +185,7 @@ def _is_one_line(value: bytes) -> bool:
     return False
 
 
-def read_mark(line: bytes) -> Head | End | None:
+def read_mark(line: bytes) -> FirstLine | LastLine | None:
     """The first or the last line of an export, if it is one.
 
     Raises:
@@ -176,10 +194,10 @@ def read_mark(line: bytes) -> Head | End | None:
     if b'"keyloft"' not in line:
         return None
     try:
-        mark: Head | End = _read_mark(line)
+        mark: FirstLine | LastLine = _read_mark(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if isinstance(mark, Head) and mark.format != FORMAT:
+    if isinstance(mark, FirstLine) and mark.format != FORMAT:
         later, earlier = "a later version of Keyloft: upgrade Keyloft", "an earlier version: export the database again"
         raise InvalidArgument(f"this file has format {mark.format}, of {later if mark.format > FORMAT else earlier}")
     return mark
@@ -192,7 +210,7 @@ def read(line: bytes, now: int) -> tuple[Space, Record]:
         InvalidArgument: It holds no entry; the message says why, and quotes no value.
     """
     try:
-        entry = _read_line(line)
+        entry = on_any_stack(_read_line, line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(f"not an entry: {error}") from None
     space = entry.space or (Space.PLUGINS if entry.plugin is not UNSET else Space.TUPLES)
@@ -201,12 +219,15 @@ def read(line: bytes, now: int) -> tuple[Space, Record]:
         raise InvalidArgument("value: expected, because the entry of a plugin is JSON")
     created_at = entry.created_at if entry.created_at is not UNSET else now
     updated_at = entry.updated_at if entry.updated_at is not UNSET else now
-    return space, Record(_key(entry, space), value, encoding, entry.version, entry.expires_at, created_at, updated_at)
+    version = entry.version if entry.version == UNVERSIONED else max(entry.version, VERSION_BY_HAND)
+    return space, Record(_key(entry, space), value, encoding, version, entry.expires_at, created_at, updated_at)
 
 
 def _key(entry: Line, space: Space) -> Key:
     if (entry.key is UNSET) == (entry.key_hex is UNSET) or (entry.plugin is not UNSET) != (space is Space.PLUGINS):
         raise InvalidArgument("key, plugin: an entry has a key, and the entry of a plugin has both")
+    if entry.store is not UNSET and (space is not Space.TUPLES or entry.key is UNSET):
+        raise InvalidArgument("store: only an entry of a tuple store has it, with a key")
     try:
         if entry.key_hex is not UNSET:
             return bytes.fromhex(entry.key_hex)
@@ -218,9 +239,17 @@ def _key(entry: Line, space: Space) -> Key:
                 return entry.plugin, entry.key
             case Space.SEMANTIC:
                 return unquote_to_bytes(entry.key)
-        return keys.encode(key_text.read(entry.key))
+        before = b"" if entry.store is UNSET else keys.store_prefix(_store_name(entry.store))
+        return before + keys.encode(key_text.read(entry.key))
     except (InvalidKey, ValueError) as error:
         raise InvalidArgument(f"key: {error}") from None
+
+
+def _store_name(name: str) -> str:
+    try:
+        return check_name(name)
+    except InvalidArgument as error:
+        raise InvalidArgument(str(error).replace("name:", "store:", 1)) from None
 
 
 def _value(entry: Line) -> tuple[bytes, int]:

@@ -2,17 +2,32 @@
 
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+from keyloft.admin.threads import in_thread
 from keyloft.core.files import create_private
 from keyloft.errors import CannotOpen, InvalidArgument
 
 
-@contextmanager
-def complete_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+@asynccontextmanager
+async def complete_file(target: Path, *, overwrite: bool = False) -> AsyncIterator[Path]:
     """A file to write, under another name until the block ends without an error; it must be closed by then.
+
+    Raises:
+        InvalidArgument: A file has that name already, and is not to be overwritten.
+        CannotOpen: No file can be made there.
+    """
+    with unfinished_file(target, overwrite=overwrite) as unfinished:
+        yield unfinished
+        await in_thread(partial(give_name, unfinished, target, overwrite=overwrite))
+
+
+@contextmanager
+def unfinished_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A file to write beside `target`; it is removed when the block ends, unless `give_name` has given it its name.
 
     Raises:
         InvalidArgument: A file has that name already, and is not to be overwritten.
@@ -27,10 +42,11 @@ def complete_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
             )
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.unfinished")
     if error := create_private(unfinished):
-        raise CannotOpen(f"{target} can't be written: {error.strerror}")
+        missing = isinstance(error, FileNotFoundError)
+        reason = f"the folder {target.parent} does not exist" if missing else error.strerror
+        raise CannotOpen(f"{target} can't be written: {reason}")
     try:
         yield unfinished
-        give_name(unfinished, target, overwrite=overwrite)
     finally:
         for beside in ("", "-journal", "-wal", "-shm"):  # as SQLite has them while the file is open
             Path(f"{unfinished}{beside}").unlink(missing_ok=True)
@@ -49,7 +65,7 @@ def check_name(target: Path, *, overwrite: bool) -> None:
 
 
 def give_name(file: Path, target: Path, *, overwrite: bool) -> None:
-    """Give a complete file its name, once it is on disk.
+    """Give a complete file its name, once it is on disk; a coroutine calls it in a thread, since a disk can stall.
 
     Raises:
         InvalidArgument: Another process has made a file of that name meanwhile, and it is not to be overwritten.

@@ -10,10 +10,11 @@ from keyloft.core import key_text, keys
 from keyloft.core.keys import TupleKey
 from keyloft.core.maintenance import EVERYTHING, Range, Snapshot
 from keyloft.core.records import Key, Record, Space
-from keyloft.core.values import LOST
+from keyloft.core.values import DAMAGED, LOST
 from keyloft.errors import Undecodable
 from keyloft.plugins import rules
 from keyloft.semantic.keys import rows_of_project
+from keyloft.tuples.named import check_name
 
 _TIMES: Final = (int, type(None))
 
@@ -29,22 +30,28 @@ class Selection(Struct, frozen=True):
     """What was selected, as an export's first line has it."""
 
     @classmethod
-    def of(cls, prefix: TupleKey | None, plugin: str | None, project: str | None) -> "Selection":
-        """Several parts together; everything if none is named.
+    def of(
+        cls, prefix: TupleKey | None, plugin: str | None, project: str | None, name: str | None = None
+    ) -> "Selection":
+        """Several parts together; everything if none is named. `prefix` is in the store of that name.
 
         Raises:
             InvalidInput: One of them can't exist.
         """
         parts: list[Range] = []
         named: dict[str, str] = {}
+        if prefix is not None or name is not None:
+            before = b"" if name is None else keys.store_prefix(check_name(name))
+            parts.append(Range(Space.TUPLES, *keys.below(before + keys.encode_prefix(prefix or ()))))
         if prefix is not None:
-            parts.append(Range(Space.TUPLES, *keys.below(keys.encode_prefix(prefix))))
             named["prefix"] = key_text.written(prefix)
+        if name is not None:
+            named["name"] = name
         if project is not None:
             parts += [Range(Space.SEMANTIC, *rows) for rows in rows_of_project(project)]
             named["project"] = project
         if plugin is not None:
-            name = rules.plugin_name(plugin)
+            name = rules.plugin_name(plugin, "plugin")
             parts.append(Range(Space.PLUGINS, (name, ""), (f"{name}\x01", "")))
             named["plugin"] = name
         return cls(tuple(parts) or EVERYTHING, named)
@@ -92,7 +99,7 @@ def _check_types(space: Space, rows: Sequence[Record]) -> None:
     for row in rows:
         key, value = row.key, row.value
         is_key = type(key) is bytes if space is not Space.PLUGINS else type(key[0]) is str and type(key[1]) is str
-        is_whole = type(value) is bytes and row.encoding != LOST
+        is_whole = type(value) is bytes and row.encoding not in (LOST, DAMAGED)
         if not (is_key and is_whole and type(row.version) is int and type(row.expires_at) in _TIMES):
             name = f"the row {row_name(space, key)}"
             raise Undecodable(f"{name} can't be moved: correct or remove it; `keyloft check` shows all such rows")

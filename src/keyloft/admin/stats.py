@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,9 +10,11 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.admin.databases import Database, Progress, opened, stage
-from keyloft.core.maintenance import LAST_MOMENT, Range, Size, Snapshot
+from keyloft.core import keys
+from keyloft.core.maintenance import Range, Size, Snapshot
 from keyloft.core.records import Space
-from keyloft.errors import InvalidArgument
+from keyloft.core.schema import LAST_MOMENT
+from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.semantic.keys import is_entry
 from keyloft.semantic.row_checks import project_of
 
@@ -34,7 +37,7 @@ class Tally(Struct):
 
     def _add(self, size: int, expires_at: int | None, now: int, soon: int, *, is_entry: bool) -> None:
         if isinstance(expires_at, int):
-            moment = datetime.fromtimestamp(min(max(expires_at, 0), LAST_MOMENT) / 1000, UTC)
+            moment = _datetime(expires_at)
             self.oldest_expiry = min(self.oldest_expiry or moment, moment)
         else:
             expires_at = None
@@ -49,21 +52,37 @@ class Tally(Struct):
             self.expiring_soon += expires_at is not None and expires_at <= soon
 
 
+class ChangeLogFacts(Struct, frozen=True):
+    """How far the change log reaches back, and how large it is."""
+
+    rows: int
+    bytes: int
+    oldest_version: int
+    """A watch can begin after this version, or after any later one."""
+    oldest_at: datetime | None
+    """When that version was committed; None if that is not known."""
+
+
 class StatsReport(Struct, frozen=True, kw_only=True):
     """What a database holds."""
 
     engine: str
     """As in `SQLite 3.51.0`."""
     schema: str
+    store: str
+    """The id of the store, which `$SRV.INFO` and `/healthz` of a service show, too."""
     version: int
     """The version of the last commit."""
     database_bytes: int
     wal_bytes: int | None
     """The size of SQLite's write-ahead log; None for PostgreSQL, whose log belongs to the server."""
+    change_log: ChangeLogFacts
     soon_seconds: float
     total: Tally
     interfaces: Mapping[str, Tally]
     """By interface: tuples, semantic, plugins."""
+    stores: Mapping[str, Tally]
+    """By name, the tuple stores that have one."""
     plugins: Mapping[str, Tally]
     projects: Mapping[str, Tally]
     """By tenant and project, as in `acme/web`."""
@@ -72,7 +91,7 @@ class StatsReport(Struct, frozen=True, kw_only=True):
 async def stats(
     database: Database, *, soon: float = limits.SOON_SECONDS, progress: Progress | None = None
 ) -> StatsReport:
-    """Count what a database holds, per interface, plugin and project, and what expires.
+    """Count what a database holds, per interface, named store, plugin and project, and what expires.
 
     Example:
         >>> report = await admin.stats("app.db")
@@ -84,7 +103,8 @@ async def stats(
         progress: Called with the stage, how many rows are counted, and the total, which is None until the end.
 
     Returns:
-        The counts. What has expired and is not yet swept is not an entry any more.
+        The counts. What has expired and is not yet swept is not an entry any more. Each slice of some thousand rows is
+        counted as it is at that moment, so that nothing waits while a large database is counted.
 
     Raises:
         InvalidArgument: `soon` is out of range.
@@ -93,26 +113,37 @@ async def stats(
     if not 0 <= soon <= limits.LONGEST_EXPIRY_SECONDS:
         raise InvalidArgument(f"soon: expected a number of seconds from 0 to {limits.LONGEST_EXPIRY_SECONDS:,}")
     async with opened(database) as maintenance:
-        async with maintenance.snapshot() as snapshot:
+        async with maintenance.snapshot(held=False) as snapshot:
             counted = await _count(snapshot, int(soon * 1000), progress)
+            log = await snapshot.log_facts()
+            store = await snapshot.store_id()
         facts = await maintenance.facts()
     interfaces = {space.value: _sum(owners.values()) for space, owners in counted.items()}
     return StatsReport(
         engine=facts.engine,
         schema=facts.revision,
+        store=store,
         version=snapshot.version,
         database_bytes=facts.database_bytes,
         wal_bytes=facts.wal_bytes,
+        change_log=ChangeLogFacts(
+            log.rows, log.bytes, log.oldest_version, _datetime(log.oldest_at) if log.oldest_at else None
+        ),
         soon_seconds=soon,
         total=_sum(interfaces.values()),
         interfaces=interfaces,
+        stores=_owned(counted[Space.TUPLES]),
         plugins=_owned(counted[Space.PLUGINS]),
         projects=_owned(counted[Space.SEMANTIC]),
     )
 
 
+def _datetime(moment: int) -> datetime:
+    return datetime.fromtimestamp(min(max(moment, 0), LAST_MOMENT) / 1000, UTC)
+
+
 async def _count(snapshot: Snapshot, soon: int, progress: Progress | None) -> dict[Space, dict[Any, Tally]]:
-    """By space and owner, a plugin or a project; None for rows without an owner."""
+    """By space and owner, a named store, a project or a plugin; None for rows without an owner."""
     now, then, rows = snapshot.now, snapshot.now + soon, 0
     counted: dict[Space, dict[Any, Tally]] = {space: defaultdict(Tally) for space in Space}
     with stage(progress, "counting") as advance:
@@ -135,6 +166,9 @@ def _about(space: Space, row: Size) -> tuple[Any, int, bool]:
         case Space.SEMANTIC if isinstance(row.key, bytes):
             project = project_of(row.key)
             return project and f"{project.tenant}/{project.name}", len(row.key), is_entry(row.key)
+        case Space.TUPLES if isinstance(row.key, bytes):
+            with suppress(Undecodable):
+                return keys.split_store(row.key)[0], len(row.key), True
     # A row written by hand may have a key of any type.
     return None, len(row.key if isinstance(row.key, bytes) else str(row.key)), True
 

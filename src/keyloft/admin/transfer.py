@@ -69,6 +69,7 @@ async def export(
     prefix: TupleKey | None = None,
     plugin: str | None = None,
     project: str | None = None,
+    name: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -85,9 +86,10 @@ async def export(
     Args:
         database: A path, `sqlite:///…` or `postgresql://…`.
         target: A file, or a binary stream to write to.
-        prefix: Of the tuple store, only what is below it.
+        prefix: Of the tuple store, the unnamed one or that of `name`, only what is below it.
         plugin: Only what this plugin stores.
         project: Only this project, `tenant/<tenant>/project/<project>`. Of several selectors, all parts are exported.
+        name: Only the tuple store of this name.
         resume: Continue an export that did not end; it then has entries as they are when they are read.
         overwrite: Replace `target`, or an export that did not end.
         progress: Called with the stage, how much is done, and the total or None.
@@ -100,17 +102,18 @@ async def export(
         Undecodable: A row can't be moved; the message names it.
         DatabaseError: The database can't be read.
     """
-    selection = Selection.of(prefix, plugin, project)
+    selection = Selection.of(prefix, plugin, project, name)
     async with opened(database) as source, source.snapshot() as snapshot:
         total = await count(snapshot, selection) if progress else None
         export_file = writable(target, selection.named, resume=resume, overwrite=overwrite)
-        with export_file as writer, stage(progress, "exporting", total) as advance:
-            writer.begin(snapshot.version, selection.named)
-            async for space, rows in rows_of(snapshot, selection, writer.after):
-                # In a thread: the reader of a pipe may be slow, and Ctrl-C ends the wait.
-                await in_thread(partial(writer.write, space, rows))
-                advance(writer.entries, None)
-            await in_thread(lambda: writer.finish(snapshot.version))
+        async with export_file as writer:
+            with stage(progress, "exporting", total) as advance:
+                writer.begin(snapshot.version, selection.named)
+                async for space, rows in rows_of(snapshot, selection, writer.after):
+                    # In a thread: the reader of a pipe may be slow, and Ctrl-C ends the wait.
+                    await in_thread(partial(writer.write, space, rows))
+                    advance(writer.entries, None)
+                await in_thread(lambda: writer.finish(snapshot.version))
     file = str(Path(target)) if isinstance(target, str | os.PathLike) else None
     return ExportReport(file=file, entries=writer.entries, version=snapshot.version, sha256=writer.sha256)
 
@@ -122,6 +125,7 @@ async def import_(
     prefix: TupleKey | None = None,
     plugin: str | None = None,
     project: str | None = None,
+    name: str | None = None,
     existing: IfExists = "refuse",
     progress: Progress | None = None,
 ) -> ImportReport:
@@ -136,9 +140,10 @@ async def import_(
     Args:
         source: A file that `export` wrote, or one with an entry per line, or a binary stream.
         database: A path, `sqlite:///…` or `postgresql://…`.
-        prefix: Of the tuple store, only what is below it.
+        prefix: Of the tuple store, the unnamed one or that of `name`, only what is below it.
         plugin: Only what this plugin stores.
         project: Only this project, `tenant/<tenant>/project/<project>`.
+        name: Only the tuple store of this name.
         existing: What to do where another entry is stored: "refuse", "keep" it or "replace" it.
         progress: Called with the stage, how many bytes are read, and the total or None.
 
@@ -151,7 +156,7 @@ async def import_(
         InvalidArgument: There is no such file.
         DatabaseError: The database can't be written.
     """
-    selection, conflict = Selection.of(prefix, plugin, project), _existing(existing)
+    selection, conflict = Selection.of(prefix, plugin, project, name), _existing(existing)
     with readable(source) as (stream, size), stage(progress, "importing", size) as advance:
         reader, loaded = ExportReader(stream, selection), Loaded()
         async with opened(database, make=True) as target:
@@ -173,12 +178,14 @@ async def copy(
     prefix: TupleKey | None = None,
     plugin: str | None = None,
     project: str | None = None,
+    name: str | None = None,
     existing: IfExists = "refuse",
     progress: Progress | None = None,
 ) -> CopyReport:
     """Copy entries from one database to another, then read both and compare them.
 
-    They are copied as they are at one moment, while others may write. After an error the same call continues.
+    They are copied as they are at one moment, while others may write. After an error the same call continues. The
+    version counter of the target jumps to the next multiple of 2**40, so that no version of the source is given again.
 
     Example:
         >>> await admin.copy("app.db", "postgresql://localhost/app")
@@ -186,9 +193,10 @@ async def copy(
     Args:
         source: A path, `sqlite:///…` or `postgresql://…`.
         target: The same; it is made if need be.
-        prefix: Of the tuple store, only what is below it.
+        prefix: Of the tuple store, the unnamed one or that of `name`, only what is below it.
         plugin: Only what this plugin stores.
         project: Only this project, `tenant/<tenant>/project/<project>`.
+        name: Only the tuple store of this name.
         existing: What to do where another entry is stored: "refuse", "keep" it or "replace" it.
         progress: Called with the stage, how much is done, and the total or None.
 
@@ -200,12 +208,12 @@ async def copy(
         Undecodable: A row can't be moved; the message names it.
         DatabaseError: A database can't be read or written.
     """
-    selection, conflict = Selection.of(prefix, plugin, project), _existing(existing)
+    selection, conflict = Selection.of(prefix, plugin, project, name), _existing(existing)
     async with opened(source) as origin, opened(target, make=True) as goal, origin.snapshot() as snapshot:
         loaded, total = Loaded(), await count(snapshot, selection) if progress else None
         with stage(progress, "copying", total) as advance:
             async for rows in _slices(rows_of(snapshot, selection)):
-                await _load(goal, rows, snapshot.version, conflict, loaded)
+                await _load(goal, rows, snapshot.version, conflict, loaded, is_copy=True)
                 advance(loaded.all, None)
         async with goal.snapshot() as arrived:
             with stage(progress, "comparing", total) as advance:
@@ -292,12 +300,14 @@ def _bytes(space: Space, row: Record) -> bytes:
     return head.encode() + key + row.value
 
 
-async def _load(target: Maintenance, rows: Slice, version: int, existing: Existing, loaded: Loaded) -> None:
+async def _load(
+    target: Maintenance, rows: Slice, version: int, existing: Existing, loaded: Loaded, *, is_copy: bool = False
+) -> None:
     """Store rows in one commit, and count what they met; `version` is that of the database they come from."""
     try:
         # A file without a first line may still name versions.
         highest = max(version, *[row.version for _, row in rows])
-        loaded.add(await target.load(rows, highest, existing))
+        loaded.add(await target.load(rows, highest, existing, is_copy=is_copy))
     except AlreadyExists as error:
         raise TransferFailed(
             f"{row_name(error.space, error.key)} is stored already, with another value or expiry: "

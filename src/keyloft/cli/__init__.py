@@ -22,12 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     _open_closed_streams()
     try:
-        from keyloft.cli.app import app
+        from keyloft.cli.app import all_commands
     except ModuleNotFoundError as error:
-        sys.exit(report(error))
+        sys.exit(report(error, extra="server" if given[:1] == ["serve"] else None))
     except KeyboardInterrupt:
         sys.exit(130)
-    app(given, prog_name="keyloft")
+    all_commands(given, prog_name="keyloft")
     sys.exit(0)
 
 

@@ -12,9 +12,23 @@ from typing import Annotated, Any, Final
 
 import typer
 import typer.core
+import typer.main
 
 import keyloft
-from keyloft.cli import backup, check, compact, migrate, nats_config, plugin, semantic, serve, stats, transfer, tuples
+from keyloft.cli import (
+    backup,
+    changes,
+    check,
+    compact,
+    migrate,
+    nats_config,
+    plugin,
+    semantic,
+    serve,
+    stats,
+    transfer,
+    tuples,
+)
 from keyloft.cli.dead_letters import COMMANDS as DEAD_LETTERS
 from keyloft.cli.doctor import command as doctor
 from keyloft.cli.options import Commands, as_typed, call, parameters
@@ -23,7 +37,7 @@ from keyloft.errors import InvalidInput
 from keyloft.server.error_output import print_error, report
 
 _ARGUMENT: Final = re.compile(
-    r'\bexisting="(keep|replace)"|\b(replace|resume)=True|\b(database|prefix|plugin|project)=(?=\W)'
+    r'\bexisting="(keep|replace)"|\b(replace|resume)=True|\b(database|prefix|plugin|project|name)=(?=\W)'
 )
 _NEGATIVE: Final = re.compile(r"^-[0-9.].*", re.DOTALL)
 
@@ -108,7 +122,7 @@ def _group(commands: Commands, **options: Any) -> typer.Typer:
     return group
 
 
-_MODULES: Final = (serve, nats_config, tuples, stats, transfer, backup, compact, check, migrate, doctor)
+_MODULES: Final = (serve, nats_config, tuples, stats, changes, transfer, backup, compact, check, migrate, doctor)
 app = _group(
     tuple([command for module in _MODULES for command in module.COMMANDS]),
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
@@ -135,9 +149,13 @@ def about(
     """A key-value store with several interfaces.
 
     get, list, keys, count, watch, set, delete and touch are about the tuple store, which programs open with
-    `keyloft.open`; `plugin` is about what plugins store, `semantic` about the state of workflows. stats, export,
-    import, copy, backup, restore, compact, check and migrate are about all of a database. `keyloft COMMAND --help`
-    explains a command.
+    `keyloft.open`; `plugin` is about what plugins store, `semantic` about the state of workflows. stats, changes,
+    export, import, copy, backup, restore, compact, check and migrate are about all of a database. `keyloft COMMAND
+    --help` explains a command.
 
     Example: keyloft doctor
     """
+
+
+all_commands: Final = typer.main.get_command(app)
+"""All of it, made once. Each call of `app` would make it again, which takes longer than most commands do."""

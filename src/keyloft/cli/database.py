@@ -3,15 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import keyloft
 from keyloft import Store, admin, limits
 from keyloft.admin.databases import opened
-from keyloft.cli.options import Settings
+from keyloft.cli.options import Settings, option
 from keyloft.cli.terminal import sized
 from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import CannotOpen
+from keyloft.server.config import load
 
 T = TypeVar("T")
 
@@ -50,16 +51,42 @@ class NamedDatabase(Settings, frozen=True, kw_only=True):
             NotADatabase: There are no tables of Keyloft.
         """
         url = self.url(make=make)
+        kept = load(self.flags, only=("history_seconds", "history_mib"))
 
         async def working() -> T:
             if not make:
                 # Opening a store makes its tables, also in a database that a wrong URL names.
                 async with opened(url):
                     pass
-            async with keyloft.open(url, max_value_bytes=limits.LARGEST_VALUE_BYTES, sweep_every=None) as kv:
+            async with keyloft.open(
+                url,
+                name=self.store_name,
+                max_value_bytes=limits.LARGEST_VALUE_BYTES,
+                sweep_every=None,
+                # A write may trim the change log, and must keep what the service keeps.
+                history_seconds=kept.history_seconds,
+                history_mib=kept.history_mib,
+            ) as kv:
                 return await work(kv)
 
         return run_quietly(working())
+
+    @property
+    def store_name(self) -> str | None:
+        """The name of the tuple store; None is the unnamed one."""
+        return None
+
+
+class TupleDatabase(NamedDatabase, frozen=True, kw_only=True):
+    """The database, and one of its tuple stores."""
+
+    name: Annotated[str | None, option("NAME", "One of several stores in the database. [default: the unnamed one]")] = (
+        None
+    )
+
+    @property
+    def store_name(self) -> str | None:
+        return self.name
 
 
 def run_quietly(work: Coroutine[Any, Any, T]) -> T:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
 from keyloft.cli.options import Commands, Output, Yes, argument, option
-from keyloft.cli.semantic import Project, SemanticDatabase, expected, path, shown
+from keyloft.cli.semantic import ProjectArgument, SemanticDatabase, expected, path, shown
 from keyloft.cli.terminal import Columns, confirm, fail, remark, say
 from keyloft.semantic import DeadLetter, Envelope, SemanticStore
 
 LetterId: TypeAlias = Annotated[str, argument("ID", "As `dead-letters list` shows it.")]
 
 
-def list_(project: Project, *, out: Output, database: SemanticDatabase) -> None:
+def list_(project: ProjectArgument, *, out: Output, database: SemanticDatabase) -> None:
     """Print the dead letters of a project, the oldest first, without values.
 
     Example: keyloft semantic dead-letters list tenant/acme/project/web
@@ -29,7 +29,7 @@ def list_(project: Project, *, out: Output, database: SemanticDatabase) -> None:
 
 
 def retry(
-    project: Project,
+    project: ProjectArgument,
     letter: LetterId,
     *,
     expected_version: Annotated[str | None, option("VERSION", "Replaces what it expected; * for any, or none.")] = None,
@@ -49,7 +49,9 @@ def retry(
         out.show(None if entry is None else shown(entry))
 
 
-def drop(project: Project, letter: LetterId, *, yes: Yes = False, out: Output, database: SemanticDatabase) -> None:
+def drop(
+    project: ProjectArgument, letter: LetterId, *, yes: Yes = False, out: Output, database: SemanticDatabase
+) -> None:
     """Remove a dead letter: what it holds is never written. With --json, prints true.
 
     Example: keyloft semantic dead-letters drop tenant/acme/project/web ID --yes

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def migrate(
     *,
     yes: Yes = False,
-    to: Annotated[
-        str, option("REVISION", "head, or how far back: -1 for one step, base for a database without Keyloft.")
+    revision: Annotated[
+        str, option("REVISION", "head, or how far back: -1 for one step, base for a database without Keyloft.", "--to")
     ] = "head",
     drop: Annotated[bool, flag("--drop", "Going back: drop the plugins' table also if it has rows.")] = False,
     dry_run: Annotated[bool, flag("--dry-run", "Show what would be done, with its SQL, and change nothing.")] = False,
@@ -33,24 +33,24 @@ def migrate(
     from keyloft import migrations
 
     url = database.url(make=True)
-    goes_back = to == "base" or to.startswith("-")
-    if not goes_back and to != "head":
-        goes_back = (migrations.current_revision(url) or "") > to
+    goes_back = revision == "base" or revision.startswith("-")
+    if not goes_back and revision != "head":
+        goes_back = (migrations.current_revision(url) or "") > revision
     if dry_run:
-        _show(migrations.plan(url, to, down=goes_back), database.shown, out)
+        _show(migrations.plan(url, revision, down=goes_back), database.shown, out)
         return
     if goes_back and not yes:
         lost = f"Going back deletes what the earlier schema can't hold, in {database.shown}."
         confirm(f"{lost} Is all stopped that uses it, and a copy made?")
     if goes_back:
-        migrations.downgrade(url, to, drop=drop)
-        remark(f"{database.shown} went back ({to})")
+        migrations.downgrade(url, revision, drop=drop)
+        remark(f"{database.shown} went back ({revision})")
     else:
-        migrations.upgrade(url, to)
-        schema = "the schema of this version" if to == "head" else f"schema {migrations.current_revision(url)}"
+        migrations.upgrade(url, revision)
+        schema = "the schema of this version" if revision == "head" else f"schema {migrations.current_revision(url)}"
         remark(f"{database.shown} has {schema}")
     if out.as_json:
-        say(to_json({"database": database.shown, "to": to}))
+        say(to_json({"database": database.shown, "to": revision}))
 
 
 def _show(plan: "MigrationPlan", name: str, out: Output) -> None:

@@ -2,7 +2,7 @@
 
 A parameter of a command whose type is a kind of `Options` stands for all fields of that type:
 
-    def count(prefix: Prefix = "", *, section: Section, out: Output, database: NamedDatabase) -> None:
+    def count(prefix: TuplePrefixArgument = "", *, section: Section, out: Output, database: NamedDatabase) -> None:
 
 has the options --start, --end, --json, --config and --database.
 """
@@ -16,7 +16,7 @@ import typer
 from msgspec import Struct
 
 from keyloft.cli.terminal import Columns, is_for_people, say, show_laid_out, table, to_json
-from keyloft.server.config import SETTINGS, Config, Flags, load
+from keyloft.server.config import SETTINGS, Config, FlagValues, load
 
 T = TypeVar("T")
 Commands: TypeAlias = tuple[Callable[..., int | None], ...]
@@ -44,7 +44,18 @@ Value: TypeAlias = Annotated[
     str, argument("VALUE", "JSON, as in 100 or '{\"a\": 1}'; what does not begin like JSON is text. - reads it.")
 ]
 Limit: TypeAlias = Annotated[int | None, option("N", "At most so many.")]
-Ttl: TypeAlias = Annotated[int | None, option("SECONDS", "After so many seconds, what is stored is gone.")]
+
+
+def _whole_seconds(text: str) -> int:
+    if re.fullmatch(r"[+-]?[0-9]{1,20}", text, re.ASCII) is None:
+        raise typer.BadParameter("expected a whole number of seconds, as in 1800")
+    return int(text)
+
+
+Ttl: TypeAlias = Annotated[
+    int | None,
+    typer.Option(metavar="SECONDS", help="After so many seconds, what is stored is gone.", parser=_whole_seconds),
+]
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -62,7 +73,7 @@ class Settings(Options, frozen=True, kw_only=True):
     """Settings of the service that a command needs: a flag for each of `names`, and --config."""
 
     names: ClassVar[tuple[str, ...]]
-    flags: Flags
+    flags: FlagValues
 
     def config(self) -> Config:
         """Read the settings from their flags, the environment and the file of --config.
@@ -117,7 +128,7 @@ def parameters(command: Callable[..., Any]) -> Iterator[inspect.Parameter]:
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if _is_options(parameter):
             yield from parameters(parameter.annotation)
-        elif parameter.annotation == Flags:
+        elif parameter.annotation == FlagValues:
             yield from _flags(command.names)  # type: ignore[attr-defined]
         else:
             yield parameter
@@ -127,11 +138,18 @@ def as_typed(message: str, declared: Iterable[inspect.Parameter]) -> str:
     """A message whose leading argument name is replaced by what the user types: --limit, VALUE."""
     # As in `semantics.ttl_seconds: …`, which is --ttl; `keyloft plugin` begins with the code of the error.
     found = re.match(r"([A-Z_]+: )?(?:semantics\.)?(([a-z]+)\w*)(?=[:\[])", message)
-    for parameter in declared:
-        if found and parameter.name in found.groups():
+    found = found or re.match(r"()((plugin)_name|plugin)(?= must )", message)
+    if found is None:
+        return message
+    named = {parameter.name: parameter for parameter in declared}
+    for candidate in found.groups()[1:]:  # the whole name first: leaf_name is not --leaf
+        if parameter := named.get(candidate):
             [info] = parameter.annotation.__metadata__
-            names = info.param_decls or (f"--{parameter.name.replace('_', '-')}",)
-            name = info.metavar if isinstance(info, typer.models.ArgumentInfo) else names[0]
+            name = info.metavar
+            if not isinstance(info, typer.models.ArgumentInfo):
+                # Typer takes the first name of an option for its default, until it builds the command.
+                names = [info.default, *(info.param_decls or ()), f"--{parameter.name.replace('_', '-')}"]
+                name = next(name for name in names if isinstance(name, str))
             return f"{found[1] or ''}{name}{message[found.end() :]}"
     return message
 
@@ -142,7 +160,7 @@ def call(command: Callable[..., T], given: Mapping[str, Any]) -> T:
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if _is_options(parameter):
             arguments[parameter.name] = call(parameter.annotation, given)
-        elif parameter.annotation == Flags:
+        elif parameter.annotation == FlagValues:
             arguments[parameter.name] = {name: given[name] for name in ("config", *command.names)}  # type: ignore[attr-defined]
         else:
             arguments[parameter.name] = given[parameter.name]

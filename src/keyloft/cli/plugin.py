@@ -12,7 +12,8 @@ from keyloft.cli.database import run_quietly
 from keyloft.cli.options import AsText, Commands, Limit, Output, Settings, Ttl, Value, Yes, argument, flag, option
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark
 from keyloft.core.urls import without_login
-from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, Unanswered
+from keyloft.core.values import decode_json
+from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, NotPermitted, Unanswered
 from keyloft.nats import payloads
 from keyloft.plugins import rules
 from keyloft.server.config import DEFAULT_NATS_PORT, NATS_SETTINGS
@@ -25,8 +26,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 _ABSENT: Final = object()
 
-Plugin: TypeAlias = Annotated[str, argument("PLUGIN", "Whose storage, as in trivia.")]
-Key: TypeAlias = Annotated[str, argument("KEY", "As the plugin writes it: any text, as in score.")]
+PluginArgument: TypeAlias = Annotated[str, argument("PLUGIN", "Whose storage, as in trivia.")]
+PluginKeyArgument: TypeAlias = Annotated[str, argument("KEY", "As the plugin writes it: any text, as in score.")]
 
 
 class PluginService(Settings, frozen=True, kw_only=True):
@@ -60,12 +61,14 @@ class PluginService(Settings, frozen=True, kw_only=True):
 
         try:
             return run_quietly(requesting())
+        except NotPermitted as error:
+            fail(f"{error.code}: {error}; --nats-user and KEYLOFT_NATS_PASSWORD set the login")
         except KeyloftError as error:
             # Scripts go by the code, which is the same whether the client or the service refused the request.
             fail(f"{error.code}: {error}")
 
 
-def get(plugin: Plugin, key: Key, *, out: Output, service: PluginService) -> None:
+def get(plugin: PluginArgument, key: PluginKeyArgument, *, out: Output, service: PluginService) -> None:
     """Print the value at a key as JSON; exit code 1 if there is none.
 
     Example: keyloft plugin get trivia score
@@ -77,8 +80,8 @@ def get(plugin: Plugin, key: Key, *, out: Output, service: PluginService) -> Non
 
 
 def set_(
-    plugin: Plugin,
-    key: Key,
+    plugin: PluginArgument,
+    key: PluginKeyArgument,
     value: Value,
     *,
     text: AsText = False,
@@ -91,11 +94,12 @@ def set_(
     Example: keyloft plugin set trivia score 100 --ttl 3600
     """
     content = given_value(value, is_text=text)
+    _check_ttl(ttl)
     service.ask(plugin, lambda client: client.kv.set(key, content, ttl=ttl))
     out.show(content)
 
 
-def delete(plugin: Plugin, key: Key, *, out: Output, service: PluginService) -> int:
+def delete(plugin: PluginArgument, key: PluginKeyArgument, *, out: Output, service: PluginService) -> int:
     """Remove a key, and print whether there was one; exit code 1 if there was none.
 
     Example: keyloft plugin delete trivia score
@@ -106,7 +110,7 @@ def delete(plugin: Plugin, key: Key, *, out: Output, service: PluginService) -> 
 
 
 def list_(
-    plugin: Plugin,
+    plugin: PluginArgument,
     *,
     prefix: Annotated[str, option("TEXT", "Only keys that begin with this text.")] = "",
     limit: Limit = None,
@@ -120,7 +124,7 @@ def list_(
     out.show(service.ask(plugin, lambda client: client.kv.list(prefix, limit=limit)))
 
 
-def purge(plugin: Plugin, *, yes: Yes = False, out: Output, service: PluginService) -> None:
+def purge(plugin: PluginArgument, *, yes: Yes = False, out: Output, service: PluginService) -> None:
     """Remove all that a plugin stores, and print how many keys there were; says how many before, and asks.
 
     Example: keyloft plugin purge trivia
@@ -132,7 +136,7 @@ def purge(plugin: Plugin, *, yes: Yes = False, out: Output, service: PluginServi
 
 
 def import_json(
-    plugin: Plugin,
+    plugin: PluginArgument,
     file: Annotated[str, argument("FILE", "A JSON object: each name becomes a key. - reads it.")],
     *,
     replace: Annotated[bool, flag("--replace", "Keys that are there already get the file's value.")] = False,
@@ -147,6 +151,7 @@ def import_json(
     Example: keyloft plugin import-json trivia trivia_data.json
     """
     content = _read_object(file)
+    _check_ttl(ttl)
 
     async def store(client: "DatabaseClient") -> int:
         known = set() if replace else set(await client.kv.list())
@@ -172,14 +177,24 @@ async def some_at_once(
     return results
 
 
+def _check_ttl(ttl: int | None) -> None:
+    try:
+        rules.ttl(ttl, "--ttl", none="no --ttl")
+    except InvalidArgument as error:
+        fail(f"{error.code}: {error}")
+
+
 def _read_object(file: str) -> dict[str, Any]:
     data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     try:
-        content = payloads.read(data)
+        _, text = payloads.read(data)
     except (InvalidArgument, InvalidJson) as error:
         name = "what was read" if file == "-" else file
         wrong = str(error).removeprefix("the payload ")
-        raise InvalidArgument(f"{name} {wrong}; what `keyloft export` writes is for `keyloft import`") from None
+        is_export = data.startswith(b'{"keyloft":"export"')
+        hint = "; what `keyloft export` writes is for `keyloft import`" if is_export else ""
+        raise InvalidArgument(f"{name}: {wrong}{hint}") from None
+    content: dict[str, Any] = decode_json(text)
     for key in content:
         rules.key(key)
     return content

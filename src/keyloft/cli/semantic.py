@@ -14,19 +14,21 @@ from keyloft.cli.database import NamedDatabase
 from keyloft.cli.options import AsText, Commands, Limit, Options, Order, Output, Ttl, Value, argument, flag, option
 from keyloft.cli.terminal import Columns, fail, given_value, to_json
 from keyloft.errors import InvalidArgument
-from keyloft.semantic import AuditRecord, Envelope, Semantics, SemanticStore
+from keyloft.semantic import AuditRecord, Envelope, Semantics, SemanticStore, keys
 
 T = TypeVar("T")
 
-Key: TypeAlias = Annotated[str, argument("KEY", "As in tenant/acme/project/web/docs/onedrive/delta.")]
-Prefix: TypeAlias = Annotated[str, argument("PREFIX", "What keys begin with, as in tenant/acme/project/web/docs/.")]
-Project: TypeAlias = Annotated[str, argument("PROJECT", "As in tenant/acme/project/web.")]
-ExpectedVersion: TypeAlias = Annotated[
+EntryKeyArgument: TypeAlias = Annotated[str, argument("KEY", "As in tenant/acme/project/web/docs/onedrive/delta.")]
+KeyPrefixArgument: TypeAlias = Annotated[
+    str, argument("PREFIX", "What keys begin with, as in tenant/acme/project/web/docs/.")
+]
+ProjectArgument: TypeAlias = Annotated[str, argument("PROJECT", "As in tenant/acme/project/web.")]
+ExpectedVersionOption: TypeAlias = Annotated[
     str, option("VERSION", "The version that must be stored: 0 for no entry, * for anything.")
 ]
 
 
-class Write(Options, frozen=True, kw_only=True):
+class WriteOptions(Options, frozen=True, kw_only=True):
     """Who writes, and why."""
 
     writer: Annotated[str | None, option("NAME", "Who writes. [default: operator:USER@HOST]")] = None
@@ -57,7 +59,7 @@ class SemanticDatabase(NamedDatabase, frozen=True, kw_only=True):
         return self.with_store(working, make=make)
 
 
-def get(key: Key, *, out: Output, database: SemanticDatabase) -> None:
+def get(key: EntryKeyArgument, *, out: Output, database: SemanticDatabase) -> None:
     """Print an entry with all that it says of itself; exit code 1 if there is none.
 
     Example: keyloft semantic get tenant/acme/project/web/docs/onedrive/delta
@@ -69,15 +71,15 @@ def get(key: Key, *, out: Output, database: SemanticDatabase) -> None:
 
 
 def put(
-    key: Key,
+    key: EntryKeyArgument,
     value: Value,
     *,
     purpose: Annotated[str, option("NAME", "What the entry is for: config, cursor, feature_flag, …")],
-    expected_version: ExpectedVersion = "*",
+    expected_version: ExpectedVersionOption = "*",
     producer: Annotated[str | None, option("NAME", "Who makes it.")] = None,
     consumer: Annotated[list[str] | None, option("NAME", "Who reads it; to be repeated for several.")] = None,
     ttl: Ttl = None,
-    write: Write,
+    write: WriteOptions,
     text: AsText = False,
     out: Output,
     database: SemanticDatabase,
@@ -93,7 +95,12 @@ def put(
 
 
 def delete(
-    key: Key, *, expected_version: ExpectedVersion = "*", write: Write, out: Output, database: SemanticDatabase
+    key: EntryKeyArgument,
+    *,
+    expected_version: ExpectedVersionOption = "*",
+    write: WriteOptions,
+    out: Output,
+    database: SemanticDatabase,
 ) -> None:
     """Remove an entry, if it is what is expected, and print it; exit code 1 if there is none.
 
@@ -108,7 +115,7 @@ def delete(
     out.show(shown(entry))
 
 
-def restore(key: Key, *, write: Write, out: Output, database: SemanticDatabase) -> None:
+def restore(key: EntryKeyArgument, *, write: WriteOptions, out: Output, database: SemanticDatabase) -> None:
     """Bring back what was deleted or has expired at a key where nothing is now, and print it.
 
     Example: keyloft semantic restore tenant/acme/project/web/flags/new-ui
@@ -117,7 +124,7 @@ def restore(key: Key, *, write: Write, out: Output, database: SemanticDatabase) 
 
 
 def list_(
-    prefix: Prefix,
+    prefix: KeyPrefixArgument,
     *,
     values: Annotated[bool, flag("--values", "Show values, too.")] = False,
     limit: Limit = None,
@@ -172,11 +179,12 @@ def audit(
     )
 
 
-def locks(project: Project, *, out: Output, database: SemanticDatabase) -> None:
+def locks(project: ProjectArgument, *, out: Output, database: SemanticDatabase) -> None:
     """Print the locks that are held: who has them, and until when.
 
     Example: keyloft semantic locks tenant/acme/project/web
     """
+    keys.parse_prefix(project, "project")  # `list` would call it prefix
     columns: Columns[Envelope] = {
         "lock": lambda lock: path(lock.key),
         "holder": lambda lock: lock.last_writer,

@@ -8,7 +8,7 @@ from keyloft import admin, limits
 from keyloft.cli.database import NamedDatabase, size_on_disk
 from keyloft.cli.options import Commands, Output, option
 from keyloft.cli.progress import with_progress
-from keyloft.cli.terminal import say, sized, table, to_json
+from keyloft.cli.terminal import counted, say, sized, table, to_json
 
 
 def stats(
@@ -17,7 +17,7 @@ def stats(
     out: Output,
     database: NamedDatabase,
 ) -> None:
-    """Show how much a database holds, per interface, plugin and project, and what expires.
+    """Show how much a database holds, per interface, named store, plugin and project, and what expires.
 
     Bytes are those of keys and values. What has expired and is not yet swept is counted apart.
 
@@ -32,11 +32,19 @@ def stats(
 
 def _show(name: str, report: admin.StatsReport) -> None:
     say(f"{name}: {report.engine}, schema {report.schema}, version {report.version}")
-    say(f"{size_on_disk(report)} on disk")
+    say(f"{size_on_disk(report)} on disk, store {report.store}")
+    log = report.change_log
+    when = "" if log.oldest_at is None else f", {log.oldest_at.isoformat(' ', 'seconds')}"
+    say(f"change log: {counted(log.rows, 'row', 'rows')}, {sized(log.bytes)}, since version {log.oldest_version}{when}")
     soon = f"expire within {report.soon_seconds:g} s"
     columns = ["entries", "keys and values", "other rows", soon, "expired", "oldest expiry"]
     interfaces = {**report.interfaces, "all": report.total}
-    for kind, tallies in (("interface", interfaces), ("plugin", report.plugins), ("project", report.projects)):
+    for kind, tallies in (
+        ("interface", interfaces),
+        ("store", report.stores),
+        ("plugin", report.plugins),
+        ("project", report.projects),
+    ):
         if tallies:
             table([kind, *columns], [[owner, *_cells(tally)] for owner, tally in tallies.items()])
 

@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from keyloft import limits
+from keyloft.core.json_text import is_deeper, on_any_stack, quotes
 from keyloft.core.values import decode_json, encode_json
 from keyloft.errors import InvalidArgument, Undecodable
 
@@ -57,25 +58,29 @@ def confirm(question: str) -> None:
 def to_json(value: object) -> str:
     """A value, or a report of `keyloft.admin`, as JSON in one line."""
     if isinstance(value, (msgspec.Struct, tuple)):
-        value = msgspec.to_builtins(value)
-    return encode_json(value, limits.LARGEST_VALUE_BYTES).decode()
+        value = on_any_stack(msgspec.to_builtins, value)
+    return encode_json(value, limits.LARGEST_VALUE_BYTES, sys.maxsize).decode()
 
 
 def given_value(text: str, *, is_text: bool) -> Any:
     """The value of an argument: JSON, and what does not begin like JSON is text; `-` reads it from the input.
 
     Raises:
-        InvalidArgument: It begins like an object, an array or a string of JSON, and is none.
+        InvalidArgument: It begins like an object, an array or a string of JSON, and is none; or a name is twice in one
+            object, and one of the two values would be lost.
     """
     text = sys.stdin.read() if text == "-" else text
     if is_text:
         return text
     try:
-        return decode_json(text.encode())
+        content = decode_json(text.encode())
     except (Undecodable, UnicodeEncodeError):
         if text.lstrip().startswith(("{", "[", '"')):
             raise InvalidArgument(f"VALUE is not JSON: {_json_fault(text)}. --text stores it as text") from None
         return text
+    if isinstance(content, (dict, list)) and quotes(text.encode()) != quotes(to_json(content).encode()):
+        raise InvalidArgument("VALUE: expected each name once in an object, got one twice. --text stores it as text")
+    return content
 
 
 def _json_fault(text: str) -> str:
@@ -96,8 +101,9 @@ def is_for_people(stream: Any = None) -> bool:
 
 def show_laid_out(value: object) -> None:
     """Print a value as JSON over several lines, in colours unless NO_COLOR is set."""
-    laid_out = msgspec.json.format(to_json(value), indent=2)
-    if os.environ.get("NO_COLOR"):
+    text = to_json(value)
+    laid_out = on_any_stack(lambda text: msgspec.json.format(text, indent=2), text)
+    if os.environ.get("NO_COLOR") or is_deeper(text.encode(), limits.COLOURED_DEPTH):
         say(laid_out)
         return
     from rich.console import Console

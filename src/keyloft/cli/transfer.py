@@ -15,20 +15,21 @@ from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import InvalidArgument, TransferFailed
 
 
-class Part(Options, frozen=True, kw_only=True):
+class PartOptions(Options, frozen=True, kw_only=True):
     """Which entries: all of them, or some."""
 
     prefix: Annotated[str | None, option("PREFIX", "Of the tuple store, only what is below it, as in users.")] = None
     plugin: Annotated[str | None, option("NAME", "Only what this plugin stores.")] = None
     project: Annotated[str | None, option("PROJECT", "Only this project: tenant/<tenant>/project/<project>.")] = None
+    name: Annotated[str | None, option("NAME", "Only the tuple store of this name.")] = None
 
     def arguments(self) -> dict[str, Any]:
         """As the functions of `keyloft.admin` take them."""
         prefix = None if self.prefix is None else key_text.read_prefix(self.prefix)
-        return {"prefix": prefix, "plugin": self.plugin, "project": self.project}
+        return {"prefix": prefix, "plugin": self.plugin, "project": self.project, "name": self.name}
 
 
-class Incoming(Part, frozen=True, kw_only=True):
+class Incoming(PartOptions, frozen=True, kw_only=True):
     """Which entries are stored, and what becomes of others that are stored already."""
 
     keep: Annotated[bool, flag("--keep", "Leave entries that are stored already as they are.")] = False
@@ -44,7 +45,7 @@ class Incoming(Part, frozen=True, kw_only=True):
 def export(
     file: Annotated[str, argument("FILE", "Where to; - is the standard output.")] = "-",
     *,
-    part: Part,
+    part: PartOptions,
     resume: Annotated[bool, flag("--resume", "Continue an export that did not end.")] = False,
     force: Annotated[bool, flag("--force", "Overwrite FILE.")] = False,
     out: Output,

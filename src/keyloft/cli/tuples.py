@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeAlias
 from msgspec.structs import asdict
 
 from keyloft import Entry, Store
-from keyloft.cli.database import NamedDatabase
+from keyloft.cli.database import TupleDatabase
 from keyloft.cli.options import AsText, Commands, Options, Order, Output, Value, Yes, argument, flag, option
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
 from keyloft.core import key_text
@@ -15,10 +15,12 @@ from keyloft.core.keys import TupleKey
 from keyloft.core.values import U64, to_builtin
 from keyloft.errors import InvalidArgument
 
-Key: TypeAlias = Annotated[
+TupleKeyArgument: TypeAlias = Annotated[
     str, argument("KEY", "As in users/alice; =42 is an int, =1.5 a float, =true a bool, =x00ff bytes.")
 ]
-Prefix: TypeAlias = Annotated[str, argument("PREFIX", "Only what is below it, as in users; nothing for everything.")]
+TuplePrefixArgument: TypeAlias = Annotated[
+    str, argument("PREFIX", "Only what is below it, as in users; nothing for everything.")
+]
 ExpireIn: TypeAlias = Annotated[float | None, option("SECONDS", "After so many seconds the entry is gone.")]
 
 
@@ -35,12 +37,12 @@ class Section(Options, frozen=True, kw_only=True):
 
 
 def get(
-    key: Key,
+    key: TupleKeyArgument,
     *,
     out: Output,
     raw: Annotated[bool, flag("--raw", "Write bytes and texts as they are, and nothing else.")] = False,
     entry: Annotated[bool, flag("--entry", "Show key, versionstamp and expiry, too.")] = False,
-    database: NamedDatabase,
+    database: TupleDatabase,
 ) -> None:
     """Print the value at a key; exit code 1 if there is none.
 
@@ -49,7 +51,7 @@ def get(
     wanted = key_text.read(key)
     found = database.with_store(lambda kv: kv.get(wanted))
     if not found.exists:
-        fail(f"there is no key {key}")
+        fail(f"there is no key {key}{'; keys are written users/alice' if key.startswith(('[', '(')) else ''}")
     if raw and isinstance(found.value, (bytes, str)):
         sys.stdout.flush()
         sys.stdout.buffer.write(found.value if isinstance(found.value, bytes) else found.value.encode())
@@ -60,7 +62,9 @@ def get(
         out.show(to_builtin(found.value))
 
 
-def list_(prefix: Prefix = "", *, section: Section, order: Order, out: Output, database: NamedDatabase) -> None:
+def list_(
+    prefix: TuplePrefixArgument = "", *, section: Section, order: Order, out: Output, database: TupleDatabase
+) -> None:
     """Print entries in the order of their keys: a line each, in a pipe as JSON.
 
     Example: keyloft list users --limit 10
@@ -68,10 +72,14 @@ def list_(prefix: Prefix = "", *, section: Section, order: Order, out: Output, d
     wanted = section.below(prefix) | asdict(order)
     line = _line_for_people if out.is_for_people else _line_of_json
     nothing = f"there are no entries below {prefix}" if prefix else "there are no entries"
+    if not prefix and section == Section():
+        nothing = "the tuple store has no entries; `keyloft stats` shows what plugins and workflows store"
     database.with_store(lambda kv: out.say_all((line(entry) async for entry in kv.list(**wanted)), nothing))
 
 
-def keys(prefix: Prefix = "", *, section: Section, order: Order, out: Output, database: NamedDatabase) -> None:
+def keys(
+    prefix: TuplePrefixArgument = "", *, section: Section, order: Order, out: Output, database: TupleDatabase
+) -> None:
     """Print keys, one in each line.
 
     Example: keyloft keys users | wc -l
@@ -85,7 +93,7 @@ def keys(prefix: Prefix = "", *, section: Section, order: Order, out: Output, da
     database.with_store(lambda kv: out.say_all((line(key) async for key in kv.keys(**wanted)), nothing))
 
 
-def count(prefix: Prefix = "", *, section: Section, out: Output, database: NamedDatabase) -> None:
+def count(prefix: TuplePrefixArgument = "", *, section: Section, out: Output, database: TupleDatabase) -> None:
     """Print how many entries there are.
 
     Example: keyloft count users
@@ -95,15 +103,18 @@ def count(prefix: Prefix = "", *, section: Section, out: Output, database: Named
 
 
 def watch(
-    prefix: Prefix = "",
+    prefix: TuplePrefixArgument = "",
     *,
     key: Annotated[list[str] | None, option("KEY", "Watch this key instead; to be repeated for several.")] = None,
+    since: Annotated[int | None, option("VERSION", "Begin with what changed after this versionstamp.")] = None,
     out: Output,
-    database: NamedDatabase,
+    database: TupleDatabase,
 ) -> None:
     """Print entries as they change, a line each, in a pipe as JSON, until Ctrl-C; what has expired is gone, too.
 
-    Example: keyloft watch users
+    Exit code 1 if the change log does not reach back to the version of --since.
+
+    Example: keyloft watch users --since 4711
     """
     watched = [key_text.read(one) for one in key or ()]
     below = key_text.read_prefix(prefix)
@@ -112,7 +123,7 @@ def watch(
     async def work(kv: Store) -> None:
         if out.is_for_people:
             remark("Waiting for changes; Ctrl-C ends it.")
-        async for entries in kv.watch(*watched) if watched else kv.watch(prefix=below):
+        async for entries in kv.watch(*watched, prefix=None if watched else below, since=since):
             for entry in entries:
                 say(line(entry))
             sys.stdout.flush()
@@ -121,7 +132,7 @@ def watch(
 
 
 def set_(
-    key: Key,
+    key: TupleKeyArgument,
     value: Value,
     *,
     text: AsText = False,
@@ -129,7 +140,7 @@ def set_(
     file: Annotated[bool, flag("--file", "VALUE names a file, whose bytes are stored.")] = False,
     expire_in: ExpireIn = None,
     out: Output,
-    database: NamedDatabase,
+    database: TupleDatabase,
 ) -> None:
     """Store a value, and print its versionstamp.
 
@@ -152,7 +163,7 @@ def delete(
     prefix: Annotated[str | None, option("PREFIX", "Remove all below it; asks before, with the number.")] = None,
     yes: Yes = False,
     out: Output,
-    database: NamedDatabase,
+    database: TupleDatabase,
 ) -> int:
     """Remove entries, all or none, and print how many there were; exit code 1 if there were none.
 
@@ -176,12 +187,12 @@ def delete(
 
 
 def touch(
-    key: Key,
+    key: TupleKeyArgument,
     *,
     expire_in: ExpireIn = None,
     never: Annotated[bool, flag("--never", "It does not expire.")] = False,
     out: Output,
-    database: NamedDatabase,
+    database: TupleDatabase,
 ) -> None:
     """Give an entry another expiry; value and versionstamp stay. Prints nothing; with --json, true.
 

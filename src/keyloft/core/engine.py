@@ -3,20 +3,39 @@
 The rules that every engine keeps are the tests of `tests/engines/contract.py`.
 """
 
-from collections.abc import AsyncIterator
-from typing import Any, Protocol, overload
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol, TypeAlias, overload
 
 from keyloft.core import records
+from keyloft.errors import KeyloftError
 
 
 class Watch(Protocol):
     """Changes as they happen; the iteration ends when the engine closes."""
+
+    @property
+    def reported_to(self) -> int | None:
+        """The version up to which all changes were reported, for another watch to continue; None if unknown."""
 
     def __aiter__(self) -> AsyncIterator[list[records.Change]]: ...
 
     async def __anext__(self) -> list[records.Change]: ...
 
     async def aclose(self) -> None: ...
+
+
+class Submission(Protocol):
+    """A batch that was handed in."""
+
+    def withdraw(self) -> bool:
+        """Don't write it, and don't call `done`.
+
+        Returns False if it is being written already; `done` is then called anyway.
+        """
+
+
+Verdict: TypeAlias = records.Committed | records.Conflict | KeyloftError
+"""What became of a batch; an error is raised to its caller, and to no other."""
 
 
 class Reader(Protocol):
@@ -31,7 +50,13 @@ class Reader(Protocol):
     @overload
     async def read(self, *asks: records.Count | records.Latest | records.Now) -> list[int]: ...
     @overload
-    async def read(self, *asks: records.Usage) -> list[list[records.Used]]: ...
+    async def read(self, *asks: records.StoreId) -> list[str]: ...
+    @overload
+    async def read(self, *asks: records.Usage) -> list[records.UsageSlice]: ...
+    @overload
+    async def read(self, *asks: records.Due) -> list[records.DuePage]: ...
+    @overload
+    async def read(self, *asks: records.Changes) -> list[records.LogSlice]: ...
     @overload
     async def read(self, *asks: records.Ask) -> list[Any]: ...
     async def read(self, *asks: records.Ask) -> list[Any]:
@@ -53,16 +78,36 @@ class Engine(Reader, Protocol):
 
         Raises:
             NotACounter: A Sum, Min or Max met a value that is not a U64.
+            InvalidArgument: An expiry lies before 1970, or after what the database can hold.
             CommitUnknown: The connection was lost during the commit; the whole batch was written, or nothing of it.
             DatabaseError: The database failed in any other way; nothing was written.
             Closed: The engine is closed.
         """
 
-    def watch(self, *asks: records.Get | records.Scan) -> Watch:
+    def submit(self, batch: records.Batch, done: Callable[[Verdict], None]) -> Submission:
+        """Like `commit`, without a task or a future per batch: `done` is called with the verdict, in the event loop.
+
+        Batches that share a key, checks included, are committed in the order in which they were submitted. A `done`
+        that raises is logged, and harms no other caller.
+
+        Raises:
+            Closed: The engine is closed.
+        """
+
+    def watch(self, *asks: records.Get | records.Scan, since: int | None = None) -> Watch:
         """Report changes to some keys (Gets), or in a range (one Scan). Changes to one key may be joined.
 
         For Gets: first the state of all keys, then again the state of all whenever one changed, in the order given.
-        For a Scan: the keys that changed since the watch was made.
+        For a Scan: the keys that changed since the watch was made. What a watch reports, together with what a read made
+        after `watch` returned has shown, is always the current state: puts, deletes and expiries, by any process.
+
+        Args:
+            asks: Gets, or one Scan.
+            since: Report what changed after this version instead; Gets then report nothing before the first change.
+
+        Raises:
+            HistoryGone: By the iteration: the change log no longer reaches back to `since`, or to what a slow watch of
+                a range has reported so far. List, then watch again.
         """
 
     async def aclose(self) -> None:

@@ -8,16 +8,16 @@ _PACKAGES: Final = {
     "cli": ("rich", "typer"),
     "nats": ("nats", "nkeys"),
     "postgres": ("asyncpg",),
-    "server": ("nats-server", "prometheus_client"),
+    "server": ("nats-server",),
     "sql": ("alembic", "sqlalchemy"),
 }
 EXTRAS: Final = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 """The extra that installs a package, by its import or distribution name."""
 
 
-def not_installed(package: str) -> str:
-    """That a package is missing, and the command that installs it."""
-    extra = EXTRAS.get(package, "all")
+def not_installed(package: str, extra: str | None = None) -> str:
+    """That a package is missing, and the command that installs it; `extra` names more than that package's own."""
+    extra = extra or EXTRAS.get(package, "all")
     return f'{package} is not installed: in a clone of Keyloft, pip install ".[{extra}]" installs it'
 
 

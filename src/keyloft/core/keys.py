@@ -85,6 +85,28 @@ def below(prefix: bytes) -> tuple[bytes, bytes]:
     return prefix + FIRST, prefix + LAST
 
 
+def store_prefix(name: str) -> bytes:
+    """What stands before every key of a named store; it sorts after all keys of the unnamed one."""
+    return LAST + name.encode() + FIRST
+
+
+def split_store(encoded: bytes) -> tuple[str | None, bytes]:
+    """The name of the store that a stored key belongs to, None for the unnamed one, and the encoded key in that store.
+
+    Raises:
+        Undecodable: These bytes begin like the key of a named store, and are none.
+    """
+    if not encoded.startswith(LAST):
+        return None, encoded
+    name, separator, key = encoded[1:].partition(FIRST)
+    try:
+        if separator:
+            return name.decode("ascii"), key
+    except UnicodeDecodeError:
+        pass
+    raise Undecodable(f"stored key {encoded.hex()} is not a key of a named store")
+
+
 def decode(encoded: bytes) -> TupleKey:
     """The parts of an encoded key.
 

@@ -4,7 +4,7 @@ Each `await` and each `async for` reads a list from its beginning.
 """
 
 from collections.abc import AsyncIterator, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
@@ -39,8 +39,11 @@ class LazyList(Generic[T]):
         self._source = source
 
     def __repr__(self) -> str:
-        where = repr(self._source) if isinstance(self._source, AsyncClosing) else shown(self._source)
-        return f"<{type(self).__name__} of {self.what} in {where}: await it, or iterate it with async for>"
+        return f"<{type(self).__name__} of {self.what} in {self._where}: await it, or iterate it with async for>"
+
+    @property
+    def _where(self) -> str:
+        return repr(self._source) if isinstance(self._source, AsyncClosing) else shown(self._source)
 
     def __bool__(self) -> bool:
         raise TypeError(f"this list of {self.what} has not been read yet: await it, or iterate it with async for")
@@ -53,6 +56,37 @@ class LazyList(Generic[T]):
 
     def __aiter__(self) -> AsyncIterator[T]:
         raise NotImplementedError
+
+
+class ClosableSource(Protocol):
+    """Reads a database that may stay open when it is closed itself."""
+
+    @property
+    def shown(self) -> str:
+        """Where the data is, and whether this is closed, for `repr`."""
+
+    def open_engine(self) -> Engine:
+        """The database.
+
+        Raises:
+            Closed: This is closed.
+        """
+
+
+class SourceList(LazyList[T]):
+    """A list of something that can be closed while its database stays open; it can't be read after that."""
+
+    def __init__(self, source: ClosableSource) -> None:
+        super().__init__(source.open_engine())
+        self._closable = source
+
+    @property
+    def _where(self) -> str:
+        return self._closable.shown
+
+    @property
+    def _engine(self) -> Engine:
+        return self._closable.open_engine()
 
 
 class PagedList(LazyList[T]):

@@ -4,7 +4,7 @@ Only operators' commands use it. It shows rows as they are stored, expired ones 
 engine's three verbs neither show nor write those.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
@@ -12,16 +12,14 @@ from typing import Final, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from keyloft.core.records import Key, Record, Space
-from keyloft.core.schema import NEVER
-from keyloft.errors import AlreadyExists, Busy, Undecodable
+from keyloft import limits
+from keyloft.core.records import Key, LoggedChange, Record, Space
+from keyloft.core.schema import LAST_MOMENT, NEVER
+from keyloft.errors import AlreadyExists, Busy, DatabaseError, Undecodable
 
 Progress: TypeAlias = Callable[[int, int | None], None]
 """Called with how much is done and how much there is to do; the second number may grow on the way, or be unknown."""
 
-
-LAST_MOMENT: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999, the last one that a `datetime` can hold."""
 
 UNVERSIONED: Final = -1
 """The version of a row that is to get a new one."""
@@ -59,8 +57,36 @@ class Size(Struct, frozen=True, gc=False):
     expires_at: int | None
 
 
+class LogRow(Struct, frozen=True, gc=False):
+    """A row of the change log: one part of what a group of commits changed."""
+
+    version: int
+    """Of the last commit of the group."""
+    part: int
+    base: int
+    """The version before the group."""
+    at: int
+    size: int
+    """Of the log up to and including this row, in bytes."""
+    changes: bytes
+
+
+class LogFacts(Struct, frozen=True):
+    """How much the change log holds."""
+
+    rows: int
+    bytes: int
+    oldest_version: int
+    """A watch can begin after this version, or after any later one."""
+    oldest_at: int
+    """The time of that version; 0 if it is not known."""
+
+
 class Snapshot(Protocol):
-    """A database at one moment, for as long as it is open. Writers don't wait for it."""
+    """A database at one moment, for as long as it is open. Writers don't wait for it.
+
+    Unless it is held, each read shows the moment at which it is made, and holds nothing until the next one.
+    """
 
     version: int
     """The version of the last commit that it contains."""
@@ -78,6 +104,22 @@ class Snapshot(Protocol):
 
     def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
         """The same rows without their values."""
+
+    def log(self, since: int | None = None) -> AsyncIterator[Sequence[LogRow]]:
+        """The change log, oldest row first; with `since`, only rows that end after that version."""
+
+    def changes(self, since: int | None) -> AsyncIterator[Sequence[LoggedChange]]:
+        """What the change log tells, oldest change first; or what it tells after a version.
+
+        Raises:
+            HistoryGone: The log does not reach back to `since`.
+        """
+
+    async def log_facts(self) -> LogFacts:
+        """How much the change log holds."""
+
+    async def store_id(self) -> str:
+        """The id of the store."""
 
 
 class Existing(StrEnum):
@@ -114,34 +156,56 @@ class Maintenance(Protocol):
 
     async def facts(self) -> Facts: ...
 
-    def snapshot(self) -> AbstractAsyncContextManager[Snapshot]: ...
+    def snapshot(self, *, held: bool = True) -> AbstractAsyncContextManager[Snapshot]:
+        """The database at one moment; or, not held, as it is at each read.
 
-    async def load(self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing) -> Loaded:
-        """Store rows with their versions and times, all of them or none.
+        While a snapshot is held, SQLite's write-ahead log grows, and PostgreSQL keeps what others remove.
+        """
 
-        A row that replaces another entry gets a new version, as with any write.
+    async def load(
+        self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing, *, is_copy: bool = False
+    ) -> Loaded:
+        """Store rows with their versions and times, all of them or none, and log their keys as one commit does.
+
+        A row that replaces another entry gets the version of this commit, as with any write.
 
         Args:
             rows: Each with its space.
             version: The version of the database they come from; this database's version counter ends at or above it.
             existing: What happens where another entry is stored.
+            is_copy: The version counter jumps, unless it has jumped above that of the source before.
 
         Raises:
             AlreadyExists: `existing` is REFUSE, and another entry is stored under a row's key.
         """
 
-    async def become(self, source: Snapshot, progress: Progress, *, expected_version: int | None = None) -> int:
+    async def become(
+        self,
+        source: Snapshot,
+        progress: Progress,
+        *,
+        expected_version: int | None = None,
+        with_history: bool = False,
+    ) -> int:
         """Replace all that is stored by what the source holds, all of it or nothing; returns how many rows that is.
 
-        The version counter continues from the higher of the two.
+        The version counter jumps above both counters, the change log is emptied, and the store gets another id.
 
         Args:
             source: What to store.
             progress: Called as rows are stored.
             expected_version: Replace only if this is still the version of the last commit.
+            with_history: Take over the source's version counter, change log and id instead, as a backup does.
 
         Raises:
             Busy: The version is another one; nothing was changed.
+        """
+
+    async def restart_history(self) -> int:
+        """Make a copy of a file a store of its own: its version counter jumps, it gets an empty log and another id.
+
+        Returns:
+            The version counter.
         """
 
     async def damage(self) -> list[str]:
@@ -211,16 +275,28 @@ def merge(
     return list(written.values()), loaded
 
 
-def version_after_load(before: int, source: int, written: Iterable[Record], version: int) -> int:
-    """The version counter once rows are written.
+def version_after_jump(*counters: int) -> int:
+    """The next version of a database that was restored or copied: one that no counter of those reaches by commits.
 
-    Args:
-        before: The counter before.
-        source: The version of the database that the rows come from.
-        written: The rows.
-        version: What rows got that were given a new version.
+    Raises:
+        DatabaseError: There are no versions left.
     """
-    return version if before > source or any(row.version == version for row in written) else source
+    version = (max(counters) // limits.VERSION_JUMP + 1) * limits.VERSION_JUMP
+    return check_version(version)
+
+
+def check_version(version: int) -> int:
+    """Refuse a version counter that is beyond the last version.
+
+    Raises:
+        DatabaseError: There are no versions left.
+    """
+    if version > limits.LAST_VERSION:
+        raise DatabaseError(
+            f"no versions are left above {limits.LAST_VERSION:,}: export the entries, remove `version` from the lines, "
+            "and import them into a new database"
+        )
+    return version
 
 
 def content(row: Record) -> tuple[bytes, int, int | None]:

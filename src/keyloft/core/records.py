@@ -5,8 +5,7 @@ msgspec structs because one is made per operation: they take an eighth of the ti
 """
 
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
-from itertools import repeat
+from enum import IntEnum, StrEnum
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
@@ -32,7 +31,7 @@ class Space(StrEnum):
 class Record(Struct, frozen=True, gc=False):
     """One stored entry, not decoded. Times are milliseconds since 1970.
 
-    Only a Get fills the last two fields; in the semantic space, a Scan fills `updated_at`, too.
+    Of a Scan, only one with `times` fills the last two fields; of a plugin's Get, none does.
     """
 
     key: Key
@@ -47,6 +46,10 @@ class Record(Struct, frozen=True, gc=False):
         return self.expires_at is None or now < self.expires_at
 
 
+class Head(Record, frozen=True, gc=False):
+    """A stored entry whose value was not read: `value` is empty."""
+
+
 class Page(Struct, frozen=True, eq=False):
     """The records of a scan, held by column, which is faster than one object per record."""
 
@@ -55,8 +58,9 @@ class Page(Struct, frozen=True, eq=False):
     encodings: Sequence[int] = ()
     versions: Sequence[int] = ()
     expiries: Sequence[int | None] = ()
-    updates: Sequence[int] = ()
-    """Empty if the scan does not read them."""
+    created: Sequence[int] = ()
+    updated: Sequence[int] = ()
+    """Both are empty unless the scan asked for times."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -66,7 +70,7 @@ class Page(Struct, frozen=True, eq=False):
 
     def __iter__(self) -> Iterator[Record]:
         columns = (self.keys, self.values, self.encodings, self.versions, self.expiries)
-        return map(Record, *columns, repeat(0), self.updates) if self.updates else map(Record, *columns)
+        return map(Record, *columns, self.created, self.updated) if self.created else map(Record, *columns)
 
 
 Address: TypeAlias = tuple[Space, Key]
@@ -91,7 +95,8 @@ class Get(AtKey, frozen=True, gc=False):
 class Scan(Struct, frozen=True, gc=False):
     """The live entries in `[start, end)`, in the order of their keys. Answered by a Page.
 
-    `after` leaves `start` itself out; `keys_only` leaves the values empty.
+    `after` leaves `start` itself out; `keys_only` leaves the values empty; `times` adds those of creation and last
+    change.
     """
 
     space: Space
@@ -101,6 +106,7 @@ class Scan(Struct, frozen=True, gc=False):
     reverse: bool = False
     keys_only: bool = False
     after: bool = False
+    times: bool = False
 
 
 NO_LIMIT: Final = 2**62
@@ -122,16 +128,104 @@ class Expired(Struct, frozen=True, gc=False):
     limit: int
 
 
+class Due(Struct, frozen=True, gc=False):
+    """The keys of entries that expired after a moment and are still stored. Answered by a DuePage."""
+
+    space: Space
+    after: int
+    """In milliseconds; entries that expired at that moment or before are left out."""
+    limit: int
+    """About how many keys to answer: all that expire in the same millisecond come together."""
+
+
+class DuePage(Struct, frozen=True, gc=False):
+    """Keys whose entries have expired."""
+
+    keys: Sequence[Key]
+    up_to: int
+    """All entries that expired up to this moment are included; it is the time of the read if that is all of them, and
+    then lies before `after` if the clock was set back."""
+    is_last: bool
+    """Whether these are all."""
+    next_expiry: int | None
+    """When the next entry expires that has not expired yet; None if none will, or if these are not all."""
+
+
 class Latest(Struct, frozen=True, gc=False):
     """The version of the last commit in any space. Answered by an int."""
+
+
+WHOLE: Final = 2**31
+"""A part number above all parts of a version in the change log."""
+
+
+class LogPosition(Struct, frozen=True, order=True, gc=False):
+    """How far a reader has read the change log: up to and including one part of the changes of a version."""
+
+    version: int
+    part: int = WHOLE
+
+
+class Changes(Struct, frozen=True, gc=False):
+    """The change log after a position, oldest first, about as many bytes as a slice has. Answered by a LogSlice.
+
+    Raises HistoryGone if the log no longer reaches back to the position, or has not reached it.
+    """
+
+    after: LogPosition
+
+
+class ChangeKind(IntEnum):
+    """What a commit did to a key."""
+
+    PUT = 0
+    DELETE = 1
+    TOUCH = 2
+    """The expiry changed, and nothing else."""
+    EXPIRED = 3
+    """An expired entry was removed."""
+
+
+class LoggedChange(Struct, frozen=True, gc=False):
+    """One change of the log; the value is not part of it."""
+
+    version: int
+    space: Space
+    key: Key
+    kind: ChangeKind
+    at: int
+
+
+class LogSlice(Struct, frozen=True, gc=False):
+    """A piece of the change log."""
+
+    changes: Sequence[LoggedChange]
+    end: LogPosition
+    """Where the next slice begins; the position of the last commit if there is none yet."""
+    is_last: bool
+    """Whether there was nothing more to read."""
+    began: int
+    """The time of the version after which the slice begins, in milliseconds."""
 
 
 class Now(Struct, frozen=True, gc=False):
     """The time by which the engine decides expiry, in milliseconds. Answered by an int."""
 
 
+class StoreId(Struct, frozen=True, gc=False):
+    """The random id of the store, which tells it from others. Answered by a str."""
+
+
 class Usage(Struct, frozen=True, gc=False):
-    """What each plugin stores. Answered by a list of Used, in the order of the plugins' names."""
+    """What plugins store under some keys: a slice of all plugins' keys. Answered by a UsageSlice.
+
+    No row is returned for an entry, so a slice of a thousand keys is as small as one of ten.
+    """
+
+    after: PluginKey
+    """The slice begins behind this key."""
+    limit: int
+    """How many rows the slice has at most; expired ones count, too."""
 
 
 class Used(Struct, frozen=True, gc=False):
@@ -142,7 +236,18 @@ class Used(Struct, frozen=True, gc=False):
     value_bytes: int
 
 
-Ask: TypeAlias = Get | Scan | Count | Expired | Latest | Now | Usage
+class UsageSlice(Struct, frozen=True, gc=False):
+    """What plugins store in one slice of their keys."""
+
+    used: Sequence[Used]
+    """In the order of the plugins' names."""
+    end: PluginKey | None
+    """The last key of the slice; None if it reaches to the last key of all."""
+    version: int
+    """The version of the last commit that it shows."""
+
+
+Ask: TypeAlias = Get | Scan | Count | Expired | Due | Latest | Changes | Now | StoreId | Usage
 
 
 # Writes
@@ -159,11 +264,16 @@ class Check(AtKey, frozen=True, gc=False):
 
 
 class Set(AtKey, frozen=True, gc=False):
-    """Store a value. `expire_in` is in milliseconds from the commit; None never expires."""
+    """Store a value; it expires `expire_in` milliseconds after the commit, or `expire_at` that time, or never.
+
+    With `if_absent`, a key that has an entry keeps it, and the rest of the batch is committed all the same.
+    """
 
     value: bytes
     encoding: int
     expire_in: int | None = None
+    expire_at: int | None = None
+    if_absent: bool = False
 
 
 class Append(AtKey, frozen=True, gc=False):
@@ -176,10 +286,12 @@ class Append(AtKey, frozen=True, gc=False):
     encoding: int
     expire_in: int | None = None
     suffix: bytes = b""
+    expire_at: int | None = None
 
     def at(self, version: int) -> Set:
         """The Set that stores it if the batch is committed as this version."""
-        return Set(self.space, appended_key(self.key, version, self.suffix), self.value, self.encoding, self.expire_in)
+        key = appended_key(self.key, version, self.suffix)
+        return Set(self.space, key, self.value, self.encoding, self.expire_in, self.expire_at)
 
 
 def appended_key(key: bytes, version: int, suffix: bytes = b"") -> bytes:
@@ -192,14 +304,19 @@ class Delete(AtKey, frozen=True, gc=False):
 
 
 class CounterOperation(AtKey, frozen=True, gc=False):
-    """What Sum, Min and Max have in common: an absent counter gets this expiry, a stored one keeps its own."""
+    """What Sum, Add, Min and Max have in common: an absent counter gets this expiry, a stored one keeps its own."""
 
     operand: int
     expire_in: int | None = None
+    expire_at: int | None = None
 
 
 class Sum(CounterOperation, frozen=True, gc=False):
     """Add to a U64, modulo 2^64; an absent one starts at 0."""
+
+
+class Add(CounterOperation, frozen=True, gc=False):
+    """Add to a JSON integer or to a U64, which stays one and never wraps around; an absent one is a JSON integer 0."""
 
 
 class Min(CounterOperation, frozen=True, gc=False):
@@ -211,9 +328,10 @@ class Max(CounterOperation, frozen=True, gc=False):
 
 
 class Touch(AtKey, frozen=True, gc=False):
-    """Give the entry another expiry; its version stays."""
+    """Give the entry another expiry, or none; its version stays."""
 
-    expire_in: int | None
+    expire_in: int | None = None
+    expire_at: int | None = None
 
 
 class Purge(AtKey, frozen=True, gc=False):
@@ -222,7 +340,7 @@ class Purge(AtKey, frozen=True, gc=False):
     version: int
 
 
-Mutation: TypeAlias = Set | Append | Delete | Sum | Min | Max | Touch | Purge
+Mutation: TypeAlias = Set | Append | Delete | Sum | Add | Min | Max | Touch | Purge
 
 
 class Batch(Struct, frozen=True, gc=False):
@@ -238,6 +356,8 @@ class Batch(Struct, frozen=True, gc=False):
     @property
     def size(self) -> int:
         """The size of its values in bytes."""
+        if len(self.mutations) == 1:  # most batches
+            return len(getattr(self.mutations[0], "value", b""))
         return sum([len(mutation.value) for mutation in self.mutations if isinstance(mutation, (Set, Append))])
 
 
@@ -245,11 +365,14 @@ class Batch(Struct, frozen=True, gc=False):
 
 
 class Committed(Struct, frozen=True, gc=False):
-    """The batch was committed `at` that time; `found`: for each Delete, Touch and Purge, whether there was an entry."""
+    """The batch was committed `at` that time."""
 
     version: int
     found: tuple[bool, ...]
+    """For each Delete, Touch, Purge, and Set with `if_absent`, in their order, whether there was an entry."""
     at: int
+    values: tuple[int, ...] = ()
+    """For each Sum, Add, Min and Max, in their order, the new value."""
 
 
 class FailedCheck(Struct, frozen=True, gc=False):

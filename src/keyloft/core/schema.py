@@ -7,7 +7,7 @@ from keyloft.errors import DatabaseError, SchemaTooNew, SchemaTooOld
 Row: TypeAlias = tuple[Any, ...]
 """A row of a table, or the values that a statement binds."""
 
-REVISION: Final = "0007"
+REVISION: Final = "0009"
 """The schema that this version reads and writes. A later revision is a larger string."""
 
 REVISION_TABLE: Final = "keyloft_version"
@@ -16,10 +16,22 @@ REVISION_TABLE: Final = "keyloft_version"
 TUPLE_TABLE: Final = "keyloft_tuples"
 SEMANTIC_TABLE: Final = "keyloft_semantic"
 PLUGIN_TABLE: Final = "plugin_kv_storage"
+CHANGES_TABLE: Final = "keyloft_changes"
+"""The change log. In SQLite it is also the version counter: the version of its newest row."""
 VERSION_COUNTER_TABLE: Final = "keyloft_version_counter"
+"""PostgreSQL's version counter; every commit locks its row."""
+STORE_TABLE: Final = "keyloft_store"
+"""One row with the id of the store."""
+
+VERSION_BY_HAND: Final = 1
+"""As which version a row counts that a person inserted with SQL, and that has 0 in its column. No commit gets it: the
+version counter of an empty store stands there."""
 
 NEVER: Final = 2**62
 """An expiry that is never reached: what a row inserted by hand has if its expiry is `infinity` or is not a time."""
+
+LAST_MOMENT: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999, the last one that a `datetime` can hold."""
 
 
 def check_revision(revision: str, database: str, url: str, remark: str = "") -> None:
@@ -47,6 +59,14 @@ def check_revision(revision: str, database: str, url: str, remark: str = "") -> 
         )
 
 
-def lost_counter(database: str) -> DatabaseError:
-    """The error for a database whose version counter was deleted."""
-    return DatabaseError(f"{database}: {VERSION_COUNTER_TABLE} has no row; insert one with the tables' highest version")
+READ_STORE_ID: Final = f"SELECT store_id FROM {STORE_TABLE}"
+
+
+def lost_store_id(database: str) -> DatabaseError:
+    """The error for a database whose id was deleted."""
+    return DatabaseError(f"{database}: {STORE_TABLE} has no row; restore a backup")
+
+
+def lost_counter(database: str, table: str) -> DatabaseError:
+    """The error for a database whose version counter was deleted from this table."""
+    return DatabaseError(f"{database}: {table} has no row, so the last version is not known; restore a backup")

@@ -2,34 +2,62 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core.engine import Engine, write
-from keyloft.core.records import Expired, Purge, Space
+from keyloft.core.records import Expired, Purge, Record, Space
 from keyloft.errors import Closed, KeyloftError, ReadOnly
 
 logger = logging.getLogger(__name__)
 
 
-async def sweep(engine: Engine, space: Space) -> int:
-    """Remove the expired entries of a space; returns how many there were.
+class Swept(Struct, frozen=True):
+    """What became of a slice of expired rows."""
 
-    An entry that is written again meanwhile stays: each Purge names the version that was found expired.
+    rows: int
+    """How many were removed; the others were written again meanwhile."""
+    commits: int
+    version: int
+    """Of the last of these commits."""
+
+
+async def purge(engine: Engine, space: Space, due: Sequence[Record]) -> Swept:
+    """Remove expired rows in one commit; a row that was written again meanwhile has another version, and stays."""
+    done = await write(engine, *[Purge(space, record.key, record.version) for record in due])
+    return Swept(sum(done.found), 1, done.version)
+
+
+async def sweep(
+    engine: Engine,
+    space: Space,
+    remove: Callable[[Engine, Space, Sequence[Record]], Awaitable[Swept]] = purge,
+    largest_slice: int = limits.SWEEP_SLICE_ALONE,
+) -> int:
+    """Remove the expired rows of a space, a slice at a time; returns how many there were.
+
+    Args:
+        engine: The database.
+        space: Whose rows.
+        remove: How a slice is removed, for an interface that keeps something of what has expired.
+        largest_slice: How many rows a slice has at most, however long no one else writes.
     """
     removed, size, last = 0, limits.SWEEP_SLICE, None
     while True:
         [due] = await engine.read(Expired(space, size))
         if not due:
             return removed
-        done = await write(engine, *[Purge(space, record.key, record.version) for record in due])
-        purged = sum(done.found)
-        removed += purged
-        if len(due) < size or not purged:
+        done = await remove(engine, space, due)
+        removed += done.rows
+        if len(due) < size or not done.rows:
             return removed
-        # Versions count commits: if there was none between the last two slices, no other writer waits for a larger one.
-        alone = last is not None and done.version == last + 1
-        size, last = limits.SWEEP_SLICE_ALONE if alone else limits.SWEEP_SLICE, done.version
+        # Versions count commits: if no one else has committed since the last slice, no other writer waits for a larger
+        # one.
+        alone = last is not None and done.version == last + done.commits
+        size = min(limits.SWEEP_GROWTH * size, largest_slice) if alone else limits.SWEEP_SLICE
+        last = done.version
 
 
 async def sweep_regularly(sweep_once: Callable[[], Awaitable[int]], seconds: float) -> None:

@@ -39,6 +39,22 @@ _ESCAPE: Final = (
 _SECRET_OPTION: Final = re.compile(r"([^=&]*(?:pass|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
+_NATS_ADDRESS: Final = re.compile(
+    r"(?:(?:nats|tls|ws|wss)://)?(?:[^\s/?#]*@)?(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(?::([0-9]{0,5}))?/?", re.ASCII
+)
+
+
+def check_nats_address(address: str, argument: str = "") -> None:
+    """Refuse what is not an address of NATS.
+
+    Raises:
+        InvalidArgument: It names the argument if there is one, and not the address, which may hold a password.
+    """
+    found = _NATS_ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if found is None or int(found[1] or 0) > 65_535:
+        raise InvalidArgument(f"{f'{argument}: ' if argument else ''}expected an address like nats://127.0.0.1:4222")
+
+
 class DatabaseUrl(Struct, frozen=True, kw_only=True):
     """What a path or URL names. It is safe to print: neither `shown` nor the repr holds a user or a password."""
 

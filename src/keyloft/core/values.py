@@ -6,18 +6,17 @@ are the one exception: they are stored as lists, and read back as lists.
 """
 
 import base64
-import contextlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any
 
 import msgspec
 
 from keyloft import limits
-from keyloft.core import integers
+from keyloft.core import integers, json_text
 from keyloft.errors import InvalidValue, InvalidValueType, Undecodable, ValueTooLarge
 
 
@@ -50,11 +49,13 @@ class U64(int):
 LOST = -1
 """Instead of an encoding: the value is missing from the database."""
 
+DAMAGED = -2
+"""Instead of an encoding: the value is not what was written."""
+
 JSON, BYTES, COUNTER = Encoding.JSON, Encoding.BYTES, Encoding.U64
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
-_TOO_DEEP = f"value: nests more than {limits.VALUE_DEPTH} lists and dicts, which is the limit; flatten it"
 _long_digits = re.compile(rb"[0-9]{600}").search
 
 
@@ -93,11 +94,19 @@ def decode(data: bytes, encoding: int) -> Any:
         return U64(unpack_counter(data))
     if encoding == LOST:
         raise Undecodable("the stored value is lost")
+    if encoding == DAMAGED:
+        raise Undecodable("the stored value does not match its checksum; restore it from a backup")
     raise Undecodable(f"a stored value of {len(data):,} bytes does not have the encoding it is marked with, {encoding}")
 
 
-def encode_json(value: object, limit: int) -> bytes:
-    """Compact JSON in UTF-8, from which an equal value can be read again."""
+def encode_json(value: object, limit: int, most_levels: int = limits.VALUE_DEPTH) -> bytes:
+    """Compact JSON in UTF-8, from which an equal value can be read again.
+
+    Args:
+        value: What to encode.
+        limit: How many bytes it may have; only long ints are refused here because of it.
+        most_levels: How deep its lists and dicts may nest.
+    """
     try:
         data = _to_json(value)
         faithful = _from_json(data) == value
@@ -105,18 +114,10 @@ def encode_json(value: object, limit: int) -> bytes:
         faithful = False
     if not faithful:
         # Slow and exact: accepts tuples and very long ints, and explains what is wrong with all else.
-        data = _to_json(_plain(value, "value", (), _LongInts(limit)))
-    elif may_be_deep(data):
-        _check_depth(value)
+        data = json_text.on_any_stack(_to_json, _plain(value, limit, most_levels))
+    elif len(data) > 2 * most_levels and json_text.is_deeper(data, most_levels):
+        raise _too_deep(most_levels)
     return data
-
-
-def may_be_deep(data: bytes) -> bool:
-    """Whether JSON has enough brackets to be nested too deep; if not, no walk through the value is needed."""
-    if len(data) <= 2 * limits.VALUE_DEPTH:
-        return False
-    # `find` is several times as fast as `count`. The outermost bracket is the first character.
-    return 1 + sum([data.count(bracket) for bracket in (b"[", b"{") if data.find(bracket, 1) > 0]) > limits.VALUE_DEPTH
 
 
 def decode_json(data: bytes) -> Any:
@@ -127,17 +128,22 @@ def decode_json(data: bytes) -> Any:
     """
     try:
         return _from_json(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    try:
+        return json_text.on_any_stack(_from_json_with_long_ints if _long_digits(data) else _from_json, data)
     except RecursionError:
-        if not may_be_deep(data):
-            raise  # the caller's stack is nearly used up
+        if not json_text.is_deeper(data, limits.PLUGIN_VALUE_DEPTH):
+            raise  # the caller's stack is used up
         reason = "nests too deep"
     except (msgspec.MsgspecError, ValueError):
-        if _long_digits(data):
-            # msgspec applies Python's limit on the digits of an int; Keyloft's limit is the size of the value.
-            with contextlib.suppress(ValueError, RecursionError):
-                return json.loads(data.decode(), parse_int=integers.parse, parse_float=_finite, parse_constant=_finite)
         reason = "is not JSON"
     raise Undecodable(f"a stored value of {len(data):,} bytes {reason}")
+
+
+def _from_json_with_long_ints(data: bytes) -> Any:
+    """msgspec applies Python's limit on the digits of an int; Keyloft's limit is the size of the value."""
+    return json.loads(data.decode(), parse_int=integers.parse, parse_float=_finite, parse_constant=_finite)
 
 
 def decode_json_many(many: Iterable[bytes]) -> list[Any]:
@@ -165,42 +171,72 @@ def unpack_counter(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-def _plain(value: object, where: str, parents: tuple[int, ...], ints: "_LongInts") -> object:
-    """A copy made of what JSON can hold.
+class _Container:
+    """A list or dict of which a copy is being made."""
 
-    Args:
-        value: What to copy.
-        where: Its path within the caller's argument, as in `value[1]['name']`, for messages.
-        parents: The ids of the containers around it.
-        ints: Writes its ints, and counts their digits.
+    def __init__(self, original: object, items: Iterator[tuple[Any, object]], copy: Any) -> None:
+        self.original = original
+        self.items = items
+        self.copy = copy
+        self.place: Any = None
+        """Where the item that is being copied is: an index, or a name."""
+
+    def add(self, item: object) -> None:
+        if isinstance(self.copy, dict):
+            self.copy[self.place] = item
+        else:
+            self.copy.append(item)
+
+
+def _plain(value: object, limit: int, most_levels: int) -> object:
+    """A copy made of what JSON can hold, without recursion: a value may nest deeper than the caller's stack allows.
 
     Raises:
         InvalidValue: Something in it can't be JSON; the message names its path.
     """
+    ints = _LongInts(limit)
+    whole = _Container(None, iter([(None, value)]), [])
+    around, ids = [whole], set[int]()
+    while around:
+        inner = around[-1]
+        for place, item in inner.items:
+            inner.place = _plain_name(place, around) if isinstance(inner.copy, dict) else place
+            copy: Any
+            if isinstance(item, dict):
+                copy, items = {}, iter(item.items())
+            elif isinstance(item, list) or type(item) is tuple:
+                copy, items = [], iter(enumerate(item))
+            else:
+                inner.add(_plain_scalar(item, around, ints))
+                continue
+            if id(item) in ids:
+                raise InvalidValue(f"{_path(around)}: contains itself; JSON can't hold that")
+            if len(around) > most_levels:
+                raise _too_deep(most_levels)
+            inner.add(copy)
+            ids.add(id(item))
+            around.append(_Container(item, items, copy))
+            break
+        else:
+            around.pop()
+            ids.discard(id(inner.original))
+    return whole.copy[0]
+
+
+def _plain_scalar(value: object, around: list[_Container], ints: "_LongInts") -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _plain_text(value, where)
+        return _plain_text(value, around)
     if isinstance(value, int):
         return ints.write(int(value))
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidValue(f"{where}: {float(value)} is not JSON; use None, or a str")
+            raise InvalidValue(f"{_path(around)}: {float(value)} is not JSON; use None, or a str")
         return float(value)
-    if id(value) in parents:
-        raise InvalidValue(f"{where}: contains itself; JSON can't hold that")
-    if len(parents) >= limits.VALUE_DEPTH:
-        raise InvalidValue(_TOO_DEEP)
-    parents = (*parents, id(value))
-    if isinstance(value, dict):
-        return {
-            _plain_name(name, where): _plain(item, _inside(where, name), parents, ints) for name, item in value.items()
-        }
-    if isinstance(value, list) or type(value) is tuple:
-        return [_plain(item, f"{where}[{index}]", parents, ints) for index, item in enumerate(value)]
     raise InvalidValueType(
-        f"{where}: the type {type(value).__name__} would not be read back equal; JSON has None, bool, int, float, str, "
-        "list, and dict with str keys; store a datetime as .isoformat(), a set as a list, a dataclass as "
+        f"{_path(around)}: the type {type(value).__name__} would not be read back equal; JSON has None, bool, int, "
+        "float, str, list, and dict with str keys; store a datetime as .isoformat(), a set as a list, a dataclass as "
         "dataclasses.asdict(…), and bytes or a U64 only as a whole value of the tuple store"
     )
 
@@ -221,33 +257,34 @@ class _LongInts:
         return msgspec.Raw(integers.write(number).encode())
 
 
-def _plain_name(name: object, where: str) -> str:
+def _plain_name(name: object, around: list[_Container]) -> str:
     if not isinstance(name, str):
-        raise InvalidValueType(f"{where}: a dict key of type {type(name).__name__}, and JSON has str keys; use a str")
-    return _plain_text(name, f"{where}: a dict key")
+        where, kind = _path(around[:-1]), type(name).__name__
+        raise InvalidValueType(f"{where}: a dict key of type {kind}, and JSON has str keys; use a str")
+    return _plain_text(name, around, is_name=True)
 
 
-def _plain_text(text: str, where: str) -> str:
+def _plain_text(text: str, around: list[_Container], *, is_name: bool = False) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
+        where = f"{_path(around[:-1])}: a dict key" if is_name else _path(around)
         raise InvalidValue(f"{where}: holds a lone surrogate, which is not Unicode text") from None
     return str.__str__(text)
 
 
-def _check_depth(value: object) -> None:
-    level = [value]
-    for _ in range(limits.VALUE_DEPTH + 1):
-        containers = [item for item in level if isinstance(item, (dict, list, tuple))]
-        if not containers:
-            return
-        level = [item for outer in containers for item in (outer.values() if isinstance(outer, dict) else outer)]
-    raise InvalidValue(_TOO_DEEP)
+def _path(containers: list[_Container]) -> str:
+    """The path of an item within the caller's argument, as in `value[1]['name']`, for messages."""
+    return "value" + "".join([_shown_place(container.place) for container in containers[1:]])
 
 
-def _inside(where: str, name: object) -> str:
-    shown = ascii(name)
-    return f"{where}[{shown if len(shown) <= 40 else shown[:37] + '…'}]"
+def _shown_place(place: object) -> str:
+    shown = ascii(place)
+    return f"[{shown if len(shown) <= 40 else shown[:37] + '…'}]"
+
+
+def _too_deep(most_levels: int) -> InvalidValue:
+    return InvalidValue(f"value: nests more than {most_levels} lists and dicts, which is the limit; flatten it")
 
 
 def _finite(text: str) -> float:

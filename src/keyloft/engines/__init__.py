@@ -5,7 +5,9 @@ from keyloft.clock import Clock, SystemClock
 from keyloft.core.engine import Engine
 from keyloft.core.maintenance import Maintenance
 from keyloft.core.urls import AnyUrl, DatabaseUrl
+from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.inspection import Inspection
+from keyloft.engines.log_checks import LogChecker
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import LIBRARY_VERSION as SQLITE_VERSION
@@ -13,7 +15,15 @@ from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.errors import CannotOpen, InvalidArgument
 
-__all__ = ["SQLITE_VERSION", "Inspection", "inspect_database", "open_engine", "open_maintenance"]
+__all__ = [
+    "SQLITE_VERSION",
+    "Inspection",
+    "KeptHistory",
+    "LogChecker",
+    "inspect_database",
+    "open_engine",
+    "open_maintenance",
+]
 
 
 async def open_engine(
@@ -21,8 +31,10 @@ async def open_engine(
     clock: Clock | None = None,
     *,
     durability: str = "full",
+    sync: str = "auto",
     cache_mib: int = limits.SQLITE_CACHE_MIB,
     patience: float = limits.SERVER_SECONDS,
+    history: KeptHistory | None = None,
 ) -> Engine:
     """Open the engine that a URL or path names; nothing and `:memory:` mean memory.
 
@@ -30,29 +42,35 @@ async def open_engine(
         url: What to open.
         clock: Another clock than the database's, for tests.
         durability: "full" or "relaxed".
+        sync: "auto" or "thread"; of an SQLite file.
         cache_mib: How much of an SQLite file is cached in memory.
         patience: How many seconds a call waits for a database server that does not answer.
+        history: How far back the change log reaches.
 
     Raises:
-        InvalidArgument: `url` or `durability` is wrong.
+        InvalidArgument: `url`, `durability` or `sync` is wrong.
         DatabaseError: The database can't be opened; the message says why.
     """
     if durability not in ("full", "relaxed"):
         raise InvalidArgument('durability: expected "full" or "relaxed"')
+    if sync not in ("auto", "thread"):
+        raise InvalidArgument('sync: expected "auto" or "thread"')
     database = DatabaseUrl.parse(url)
     if database.postgres is not None:
         from keyloft.engines.postgres.engine import PostgresEngine  # its driver is not installed everywhere
         from keyloft.engines.postgres.server import PostgresServer
 
         server = PostgresServer(database.postgres, clock, durability=durability, patience=patience)
-        return await PostgresEngine.open(server)
+        return await PostgresEngine.open(server, history)
     if database.engine == "memory":
-        return MemoryEngine(clock or SystemClock())
-    file = SqliteFile(database.path, durability, cache_mib=cache_mib, read_only=database.read_only)
-    return await SqliteEngine.open(file, clock or SystemClock())
+        return MemoryEngine(clock or SystemClock(), history)
+    file = SqliteFile(database.path, durability, sync, cache_mib=cache_mib, read_only=database.read_only)
+    return await SqliteEngine.open(file, clock or SystemClock(), history)
 
 
-async def open_maintenance(url: AnyUrl, *, make: bool = False, patience: float = limits.SERVER_SECONDS) -> Maintenance:
+async def open_maintenance(
+    url: AnyUrl, *, make: bool = False, patience: float = limits.OPERATOR_SERVER_SECONDS
+) -> Maintenance:
     """Open a database as a whole, for its operator.
 
     Args:
@@ -78,7 +96,7 @@ async def open_maintenance(url: AnyUrl, *, make: bool = False, patience: float =
     return await SqliteMaintenance.open(SqliteFile(database.path, read_only=database.read_only), make=make)
 
 
-async def inspect_database(url: AnyUrl, *, patience: float = limits.SERVER_SECONDS) -> Inspection | None:
+async def inspect_database(url: AnyUrl, *, patience: float = limits.OPERATOR_SERVER_SECONDS) -> Inspection | None:
     """Inspect a database without making or changing anything; None for one in memory.
 
     Raises:

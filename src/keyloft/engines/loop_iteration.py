@@ -11,9 +11,13 @@ from keyloft.errors import WrongLoop
 class LoopIteration:
     """The current iteration of an event loop, from the first read in it to its end."""
 
-    def __init__(self, at_end: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, at_end: Callable[[], None] | None = None, *, at_start: Callable[[float], None] | None = None
+    ) -> None:
+        """`at_start` is called with the time of the first read of each iteration."""
         self._loop = asyncio.get_running_loop()
         self._at_end = at_end
+        self._at_start = at_start
         self._began: float | None = None
 
     def enter(self) -> bool:
@@ -29,6 +33,8 @@ class LoopIteration:
             # Before `_began` is set: an exception of a signal's handler between the two must not leave it set for ever.
             self._loop.call_soon(self._end)
             self._began = now
+            if self._at_start is not None:
+                self._at_start(now)
         return now - self._began > limits.LOOP_ITERATION_SECONDS
 
     def _end(self) -> None:

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from keyloft.core import schema
-from keyloft.core.records import Key, Page, Record, Scan
+from keyloft.core.adoption import Adoption
+from keyloft.core.records import Due, DuePage, Key, Page, Record, Scan, UsageSlice, Used
 from keyloft.core.schema import Row
 from keyloft.core.values import JSON
+
+_TIMES: Final = ("created_at", "updated_at")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,24 +55,49 @@ class Layout:
             (lambda start, end: (*start, end[1])) if is_pair else (lambda start, end: (start, end))
         )
         self.alive = f"(expires_at IS NULL OR expires_at > {self.now})"
-        self.scans = {flags: self._scan(*flags) for flags in product((False, True), repeat=3)}
-        """now, range, limit; by (reverse, keys_only, after)"""
+        self.scans = {flags: self._scan(*flags) for flags in product((False, True), repeat=4)}
+        """now, range, limit; by (reverse, keys_only, after, times)"""
         self.expired = (
             f"SELECT {self.keys_only} FROM {self.table} WHERE expires_at <= {self.now} "
             f"ORDER BY expires_at LIMIT {self.mark}2"
         )
         """now, limit"""
+        key = ", ".join(self.key)
+        moment = f"FROM {self.table} WHERE expires_at > {self.mark}2 AND expires_at <= {self.now}"
+        self.due = (
+            f"SELECT {key}, {self.selected_time('expires_at')} {moment} AND expires_at <= coalesce("
+            f"(SELECT expires_at {moment} ORDER BY expires_at LIMIT 1 OFFSET {self.mark}3), {self.now})"
+        )
+        """now, the moment after which, limit; selects keys and their expiries, up to one millisecond of them more"""
+        self.next_expiry = (
+            f"SELECT {self.selected_time('min(expires_at)')} FROM {self.table} WHERE expires_at > {self.now}"
+        )
+        """now; selects the next expiry, or NULL"""
 
     def scan(self, ask: Scan) -> str:
-        return self.scans[ask.reverse, ask.keys_only, ask.after]
+        return self.scans[ask.reverse, ask.keys_only, ask.after, ask.times]
 
-    def _scan(self, reverse: bool, keys_only: bool, after: bool) -> str:
+    def _scan(self, reverse: bool, keys_only: bool, after: bool, times: bool) -> str:
+        columns = self.keys_only if keys_only else self.listed
+        if times:
+            columns += "".join([f", {self.selected_time(f'{self.table}.{time}')}" for time in _TIMES])
         return (
-            f"SELECT {self.keys_only if keys_only else self.listed} "
+            f"SELECT {columns} "
             f"FROM {self.table if keys_only else self.source or self.table} "
             f"WHERE {self.within('>' if after else '>=')} AND {self.alive} "
             f"ORDER BY {self.table}.{self.key[-1]} {'DESC' if reverse else 'ASC'} LIMIT {self.mark}{len(self.key) + 3}"
         )
+
+    def selected_time(self, column: str) -> str:
+        """SQL: the time in a column, as `page` and `due_page` take it."""
+        return self.milliseconds(column)
+
+    def due_page(self, rows: Sequence[Row], next_expiry: Any, ask: Due, now: int) -> DuePage:
+        """What rows of `due` and the answer of `next_expiry` tell."""
+        keys = [row[:-1] if len(self.key) > 1 else row[0] for row in rows]
+        if len(rows) > ask.limit:
+            return DuePage(keys, max([row[-1] for row in rows]), is_last=False, next_expiry=None)
+        return DuePage(keys, now, is_last=True, next_expiry=next_expiry)
 
     def equal(self, first: int) -> str:
         """SQL: whether the key equals the one that is bound from this number on."""
@@ -84,19 +112,33 @@ class Layout:
 
 
 def plugin_page(rows: Sequence[Row]) -> Page:
-    """The page of rows that hold a plugin's name, key, value, version and expiry."""
+    """The page of rows that hold a plugin's name, key, value, version, expiry and perhaps the other times."""
     if not rows:
         return Page()
-    plugins, keys, values, versions, expiries = zip(*rows, strict=True)
-    return Page(list(zip(plugins, keys, strict=True)), values, [JSON] * len(rows), versions, expiries)
+    plugins, keys, values, versions, expiries, *times = zip(*rows, strict=True)
+    return Page(list(zip(plugins, keys, strict=True)), values, [JSON] * len(rows), versions, expiries, *times)
 
 
-def plugin_usage(now: str, total: str) -> str:
-    """The statement that selects how many live entries each plugin has, and how many bytes their values take."""
+def plugin_usage(layout: Layout) -> str:
+    """The statement that selects what plugins store in a slice of their keys: a row per plugin.
+
+    A row has the plugin's name, its last key in the slice, the number of its rows, and the number and size of those
+    that live. Sizes are taken where rows are read: to hand the values on would read them.
+    """
+    first, second = [f"{layout.mark}{at}" for at in (2, 3)]
+    size = f"CASE WHEN {layout.alive} THEN octet_length(value_json) END AS size"
     return (
-        f"SELECT plugin_name, count(*), {total} FROM {schema.PLUGIN_TABLE} "
-        f"WHERE expires_at IS NULL OR expires_at > {now} GROUP BY plugin_name ORDER BY plugin_name"
+        "SELECT plugin_name, max(key), count(*), count(size), coalesce(sum(size), 0) FROM "
+        f"(SELECT plugin_name, key, {size} FROM {layout.table} WHERE (plugin_name, key) > ({first}, {second}) "
+        f"ORDER BY plugin_name, key LIMIT {layout.mark}4) AS slice GROUP BY plugin_name ORDER BY plugin_name"
     )
+
+
+def usage_slice(rows: Sequence[Row], limit: int, version: int) -> UsageSlice:
+    """What the rows of `plugin_usage` tell."""
+    used = [Used(plugin, entries, int(size)) for plugin, _, _, entries, size in rows]
+    is_last = sum([row[2] for row in rows]) < limit
+    return UsageSlice(used, None if is_last else (rows[-1][0], rows[-1][1]), version)
 
 
 def create_plugin_table(text: str, time: str, now: str) -> tuple[str, ...]:
@@ -118,17 +160,34 @@ def create_plugin_table(text: str, time: str, now: str) -> tuple[str, ...]:
     )
 
 
-def create_all(layouts: Iterable[Layout], integer: str) -> tuple[str, ...]:
-    """The statements that make Keyloft's tables in a database without them; `integer` is the type of a version."""
+def create_all(layouts: Iterable[Layout], *own: str) -> tuple[str, ...]:
+    """The statements that make Keyloft's tables in a database without them.
+
+    Args:
+        layouts: The tables of the key spaces.
+        own: What this database has besides: the change log, and the id of the store.
+    """
     return (
         f"CREATE TABLE {schema.REVISION_TABLE} (version_num VARCHAR(32) NOT NULL, "
         f"CONSTRAINT {schema.REVISION_TABLE}_pkc PRIMARY KEY (version_num))",
-        f"CREATE TABLE {schema.VERSION_COUNTER_TABLE} "
-        f"(id {integer} NOT NULL PRIMARY KEY CHECK (id = 1), version {integer} NOT NULL)",
-        f"INSERT INTO {schema.VERSION_COUNTER_TABLE} (id, version) VALUES (1, 0)",
+        *own,
         *[statement for layout in layouts for statement in layout.create],
         f"INSERT INTO {schema.REVISION_TABLE} (version_num) VALUES ('{schema.REVISION}')",
     )
+
+
+def create_beside(create: Sequence[str], plugin_table: Sequence[str], adoption: Adoption | None) -> list[str]:
+    """The statements that make Keyloft's tables in a database that may have the plugins' table already.
+
+    Args:
+        create: The statements for a database without any.
+        plugin_table: Those of them that make the plugins' table.
+        adoption: What is to be done with the one that is there.
+    """
+    if adoption is None:
+        return list(create)
+    *others, stamp = [statement for statement in create if statement not in plugin_table]
+    return [*others, *adoption.statements, stamp]
 
 
 def created_names(statements: Iterable[str]) -> list[str]:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from msgspec import Struct
 
+from keyloft.core.schema import REVISION
 from keyloft.core.urls import DatabaseUrl
-from keyloft.errors import CannotOpen, DatabaseError, KeyloftError, WrongLoop
+from keyloft.errors import CannotOpen, DatabaseError, InvalidArgument, KeyloftError, WrongLoop
 
 if TYPE_CHECKING:
+    from keyloft.core.adoption import Adoption
     from keyloft.migrations.earlier import Succession
 
 # Alembic keeps what it is working on in globals.
@@ -32,12 +34,17 @@ def upgrade(url: str | os.PathLike[str], revision: str = "head") -> None:
         revision: `head` for what this version of Keyloft reads and writes.
 
     Raises:
-        InvalidArgument: The URL is malformed.
+        InvalidArgument: The URL is malformed, or there is no such revision.
         CannotOpen: Alembic is not installed, or the URL names nothing that can be migrated.
         DatabaseError: The migration failed, and nothing of it was kept.
         WrongLoop: It would block an event loop; from a coroutine, use `asyncio.to_thread`.
     """
-    _migrate(url, lambda command, config: command.upgrade(config, revision))
+
+    def run(command: Any, config: Any) -> None:
+        _check_revision(revision, config)
+        command.upgrade(config, revision)
+
+    _migrate(url, run)
 
 
 def downgrade(url: str | os.PathLike[str], revision: str, *, drop: bool = False) -> None:
@@ -49,12 +56,17 @@ def downgrade(url: str | os.PathLike[str], revision: str, *, drop: bool = False)
         drop: Drop the plugins' table also if it has rows.
 
     Raises:
-        InvalidArgument: The URL is malformed.
+        InvalidArgument: The URL is malformed, or there is no such revision.
         CannotOpen: Alembic is not installed, or the URL names nothing that can be migrated.
         DatabaseError: The migration failed, and nothing of it was kept; or the plugins' table has rows.
         WrongLoop: It would block an event loop; from a coroutine, use `asyncio.to_thread`.
     """
-    _migrate(url, lambda command, config: command.downgrade(config, revision), drop=drop)
+
+    def run(command: Any, config: Any) -> None:
+        _check_revision(revision, config)
+        command.downgrade(config, revision)
+
+    _migrate(url, run, drop=drop)
 
 
 class MigrationStep(Struct, frozen=True):
@@ -86,19 +98,32 @@ def current_revision(url: str | os.PathLike[str]) -> str | None:
         DatabaseError: The database can't be read.
         WrongLoop: It would block an event loop.
     """
-    return _inspect(url)[0]
+    return _inspect(url).revision
 
 
-def _inspect(url: str | os.PathLike[str]) -> tuple[str | None, "Succession | None"]:
-    """The revision, and what is to be done if it is one that today's revisions replace."""
-    found: tuple[str | None, Succession | None] = (None, None)
+class _Found(Struct):
+    """What a database has before a migration."""
+
+    revision: str | None = None
+    succession: "Succession | None" = None
+    """What is to be done if its revision is one that today's revisions replace."""
+    adoption: "Adoption | None" = None
+    """What is to be done with a plugins' table that another program made."""
+
+
+def _inspect(url: str | os.PathLike[str]) -> _Found:
+    found = _Found()
 
     def read(heads: tuple[str, ...], context: Any) -> list[Any]:
-        from keyloft.migrations import earlier
+        from keyloft.migrations import earlier, tables
 
-        nonlocal found
         if heads:
-            found = heads[0], earlier.succession(context.connection) if heads[0] in earlier.STAMPS else None
+            found.revision = heads[0]
+            if heads[0] in earlier.STAMPS:
+                found.succession = earlier.succession(context.connection, heads[0])
+        stamp = found.succession.stamp if found.succession else found.revision
+        if stamp != REVISION:
+            found.adoption = tables.plugin_table_adoption(context.connection)
         return []
 
     def run(command: Any, config: Any) -> None:
@@ -117,12 +142,15 @@ def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = Fa
     """What `upgrade`, or `downgrade`, would do; nothing is changed.
 
     Raises:
-        InvalidArgument: The URL is malformed.
+        InvalidArgument: The URL is malformed, or there is no such revision.
         CannotOpen: Alembic is not installed, or the URL names nothing that can be migrated.
-        DatabaseError: There is no such revision, or the database can't be read.
+        DatabaseError: The database can't be read.
         WrongLoop: It would block an event loop.
     """
-    current, succession = _inspect(url)
+    found = _inspect(url)
+    current, succession = found.revision, found.succession
+    if found.adoption is not None and not down:
+        found.adoption.check(DatabaseUrl.parse(url).shown)
     start = succession.stamp if succession else current
     written = io.StringIO()
     names: dict[str, str] = {}
@@ -130,13 +158,14 @@ def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = Fa
     def write(command: Any, config: Any) -> None:
         from alembic.script import ScriptDirectory
 
+        _check_revision(revision, config)
         names.update({one.revision: one.doc for one in ScriptDirectory.from_config(config).walk_revisions()})
         if start is None and down:
             return
         wanted = revision if start is None else f"{start}:{revision}"
         (command.downgrade if down else command.upgrade)(config, wanted, sql=True)
 
-    _migrate(url, write, output=written, first=succession.statements if succession else ())
+    _migrate(url, write, output=written, first=succession.statements if succession else (), adoption=found.adoption)
     sql = written.getvalue().strip()
     moves = _RUNNING.findall(sql)
     target = (moves[-1][1] or None) if moves else start
@@ -144,6 +173,18 @@ def plan(url: str | os.PathLike[str], revision: str = "head", *, down: bool = Fa
     if succession:
         steps.insert(0, MigrationStep(succession.stamp, f"What a database with the earlier revision {current} lacks"))
     return MigrationPlan(current, target, tuple(steps), sql if steps else "", down)
+
+
+def _check_revision(revision: str, config: Any) -> None:
+    """Refuse what is no revision, before Alembic does so in its own words."""
+    from alembic.script import ScriptDirectory
+
+    known = sorted([one.revision for one in ScriptDirectory.from_config(config).walk_revisions()])
+    steps = re.fullmatch(r"[+-](\d+)", revision)
+    if (steps and int(steps[1]) <= len(known)) or revision in ("head", "heads", "base", *known):
+        return
+    rule = f"head, base, at most {len(known)} steps back as in -1, or one of {', '.join(known)}"
+    raise InvalidArgument(f"revision: expected {rule}, got {revision!a}")
 
 
 # As Alembic comments each step of a script.

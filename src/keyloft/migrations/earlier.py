@@ -3,15 +3,24 @@
 Stamps from 0002 on had more than one meaning, so the tables decide what is to be done, not the stamp.
 """
 
-from typing import Final
+from typing import Any, Final
+from zlib import adler32
 
 import sqlalchemy as sa
 from msgspec import Struct
 
-from keyloft.core.schema import PLUGIN_TABLE, REVISION_TABLE, SEMANTIC_TABLE, VERSION_COUNTER_TABLE
+from keyloft.core.schema import (
+    PLUGIN_TABLE,
+    REVISION_TABLE,
+    SEMANTIC_TABLE,
+    VERSION_BY_HAND,
+    VERSION_COUNTER_TABLE,
+)
 from keyloft.migrations import tables
 
-STAMPS: Final = ("0001", "0002", "0003", "0004", "0005")
+STAMPS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+_INDEXES_AUDIT: Final = "0006"
+"""From this stamp on, every audit record has its index row."""
 _EARLIER_COUNTER: Final = "keyloft_clock"
 _PLUGIN_INDEXES: Final = {"idx_plugin_kv_expires", "idx_plugin_kv_prefix"}
 _COLUMNS: Final = "key, encoding, version, expires_at, created_at, updated_at"
@@ -26,34 +35,67 @@ class Succession(Struct, frozen=True):
     statements: tuple[str, ...]
 
 
-def succession(connection: sa.Connection) -> Succession:
+def succession(connection: sa.Connection, stamp: str) -> Succession:
     """What to do with a database that has an earlier stamp. Nothing is changed."""
     dialect = connection.dialect.name
     inspector = sa.inspect(connection)
-    # Another table of this name lacks the indexes: the step to 0007 fails, and says so.
+    # Another program's table of this name lacks the indexes: the step to 0009 adopts it, or says why not.
     indexes = inspector.get_indexes(PLUGIN_TABLE) if inspector.has_table(PLUGIN_TABLE) else []
-    stamp = "0007" if {index["name"] for index in indexes}.issuperset(_PLUGIN_INDEXES) else "0006"
-    statements = []
-    renames_counter = inspector.has_table(_EARLIER_COUNTER)
-    if renames_counter:
-        statements.append(f"ALTER TABLE {_EARLIER_COUNTER} RENAME TO {VERSION_COUNTER_TABLE}")
+    successor = "0009" if {index["name"] for index in indexes}.issuperset(_PLUGIN_INDEXES) else "0008"
+    counter = _EARLIER_COUNTER if inspector.has_table(_EARLIER_COUNTER) else VERSION_COUNTER_TABLE
+    # The counter of an empty store began with 0.
+    begin = f"UPDATE {counter} SET version = {VERSION_BY_HAND} WHERE version < {VERSION_BY_HAND}"
+    statements = [begin, *tables.change_log(dialect, counter), *tables.store(dialect)]
     if dialect == "sqlite":
+        statements.append(f"DROP TABLE {counter}")
         for table in tables.ROWS:
             if "large" not in _columns(inspector, table):
                 statements += _put_in_order(table)
-            elif "key" not in _columns(inspector, f"{table}_large"):
+                continue
+            statements.append(f"ALTER TABLE {table} ADD COLUMN {tables.CHECKSUM}")
+            if "key" not in _columns(inspector, f"{table}_large"):
                 statements += _name_keys(table)
-        statements.append(_INDEX_AUDIT_SQLITE)
     else:
-        if renames_counter:
-            named = (
-                f"SELECT conname FROM pg_constraint WHERE conrelid = '{_EARLIER_COUNTER}'::regclass ORDER BY conname"
-            )
-            for name in connection.exec_driver_sql(named).scalars():
-                new = name.replace(_EARLIER_COUNTER, VERSION_COUNTER_TABLE)
-                statements.append(f'ALTER TABLE {VERSION_COUNTER_TABLE} RENAME CONSTRAINT "{name}" TO "{new}"')
-        statements.append(_INDEX_AUDIT_POSTGRES)
-    return Succession(stamp, (*statements, f"UPDATE {REVISION_TABLE} SET version_num = '{stamp}'"))
+        if counter == _EARLIER_COUNTER:
+            statements += _rename_counter(connection)
+        statements.append(f"ALTER TABLE {VERSION_COUNTER_TABLE} ADD COLUMN {tables.COUNTER_TIME} DEFAULT 0")
+        statements.append(f"ALTER TABLE {VERSION_COUNTER_TABLE} ALTER COLUMN at DROP DEFAULT")
+    if stamp < _INDEXES_AUDIT:
+        statements.append(_INDEX_AUDIT_SQLITE if dialect == "sqlite" else _INDEX_AUDIT_POSTGRES)
+    return Succession(successor, (*statements, f"UPDATE {REVISION_TABLE} SET version_num = '{successor}'"))
+
+
+def add_checksums(connection: sa.Connection) -> None:
+    """Give the rows of an SQLite file their checksums: what the disk changes from now on is noticed.
+
+    SQL has no function for it. A plan that was carried out by hand leaves the checksums out, and such rows are served
+    unchecked until they are written again.
+    """
+    driver: Any = connection.connection.driver_connection
+    driver.create_function("keyloft_checksum", 3, _checksum, deterministic=True)
+    for table in tables.ROWS:
+        connection.exec_driver_sql(
+            f"UPDATE {table} SET checksum = keyloft_checksum(key, encoding, coalesce(value, "
+            f"(SELECT big.value FROM {table}_large AS big WHERE big.id = large AND big.key = {table}.key))) "
+            "WHERE checksum IS NULL"
+        )
+
+
+def _checksum(key: object, encoding: object, value: object) -> int | None:
+    """As the SQLite engine computes it; None for a row that is damaged already."""
+    if isinstance(key, bytes) and isinstance(encoding, int) and isinstance(value, bytes):
+        return adler32(value, adler32(key, encoding)) + 2**32
+    return None
+
+
+def _rename_counter(connection: sa.Connection) -> list[str]:
+    """Give PostgreSQL's version counter and its constraints the names that they have today."""
+    named = f"SELECT conname FROM pg_constraint WHERE conrelid = '{_EARLIER_COUNTER}'::regclass ORDER BY conname"
+    return [f"ALTER TABLE {_EARLIER_COUNTER} RENAME TO {VERSION_COUNTER_TABLE}"] + [
+        f'ALTER TABLE {VERSION_COUNTER_TABLE} RENAME CONSTRAINT "{name}" '
+        f'TO "{name.replace(_EARLIER_COUNTER, VERSION_COUNTER_TABLE)}"'
+        for name in connection.exec_driver_sql(named).scalars()
+    ]
 
 
 def _columns(inspector: sa.Inspector, table: str) -> set[str]:

@@ -168,8 +168,10 @@ def _bring_along(connection: Connection) -> None:
     if stamps and "destination_rev" not in migration.opts:  # a command that only reads
         raise CommandError(f"the database has revision {stamps[0]} of an earlier version: run `alembic upgrade head`")
     if stamps:
-        for statement in earlier.succession(connection).statements:
+        for statement in earlier.succession(connection, stamps[0]).statements:
             connection.exec_driver_sql(statement)
+        if connection.dialect.name == "sqlite":
+            earlier.add_checksums(connection)
 
 
 def _write_script(dialect: str) -> None:

@@ -1,9 +1,8 @@
 """The client side of a service on NATS: a request, and its outcome: a reply, a refusal, or no answer."""
 
 import asyncio
-import re
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from nats import errors as nats_errors
@@ -11,13 +10,13 @@ from nats.aio.client import Client as Nats
 
 from keyloft import errors, limits
 from keyloft.core.closing import AsyncClosing
+from keyloft.core.urls import check_nats_address
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NotPermitted, Unanswered
-from keyloft.nats.connection import Login, connect, servers, shown, unless
+from keyloft.nats.connection import Login, connect, inbox_prefix, servers, shown, unless
 from keyloft.nats.errors import refused
+from keyloft.nats.messages import PERMISSION
 from keyloft.nats.payloads import to_json
-
-_PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 
 
 class ServiceClient(AsyncClosing):
@@ -59,15 +58,27 @@ class ServiceClient(AsyncClosing):
 
         Raises:
             Unanswered: NATS can't be reached, or refuses this user.
+            InvalidArgument: The URL is not an address of NATS.
         """
         # Replies arrive at subjects that no other user may subscribe to: `keyloft nats-config` grants just these.
-        self._inbox = options.setdefault("inbox_prefix", inbox)
+        options.setdefault("inbox_prefix", inbox)
+        self._inbox = inbox_prefix(options)
         urls = [url] if isinstance(url, str) else url
+        for one in urls:
+            check_nats_address(one, "url")
         try:
             if user := (login and login.user) or unquote(urlsplit(urls[0]).username or ""):
                 self._user = f"user {user}"
             async with asyncio.timeout(min(self._timeout, limits.CONNECT_SECONDS)):
-                self.nats = await connect(url, name=name, login=login, on_error=self._on_error, **options)
+                self.nats = await connect(
+                    url,
+                    name=name,
+                    login=login,
+                    on_error=self._on_error,
+                    subjects=self._waiting.values,
+                    gives_up=True,
+                    **options,
+                )
         except TimeoutError:
             cure = "is it running, and is the address right? `keyloft serve` starts one with the service"
             raise Unanswered(f"no NATS server answers at {shown(urls)}: {cure}") from None
@@ -137,7 +148,7 @@ class ServiceClient(AsyncClosing):
 
     def _on_error(self, error: Exception) -> None:
         """Find the requests that NATS has refused: it reports a refusal to the connection, not to the request."""
-        if (found := _PERMISSION.search(str(error))) is None:
+        if (found := PERMISSION.search(str(error))) is None:
             return
         kind, refused_subject = found.group(1).lower(), found.group(2).lower()  # nats-py reports them in lower case
         subscribe = f"subscribe to {self._inbox}.>, where its replies arrive"

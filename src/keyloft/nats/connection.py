@@ -3,15 +3,18 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from nats.aio.client import DEFAULT_INBOX_PREFIX
 from nats.aio.client import Client as Nats
 from nats.errors import AuthorizationError
+from nats.errors import Error as NatsError
 
 from keyloft import limits
+from keyloft.core.log_text import printable
 from keyloft.core.urls import without_login
 from keyloft.errors import NotPermitted
 from keyloft.nats.log_rate import LogRate
@@ -57,6 +60,8 @@ async def connect(
     name: str,
     login: Login | None = None,
     on_error: Callable[[Exception], None] | None = None,
+    subjects: Callable[[], Iterable[str]] = tuple,
+    gives_up: bool = False,
     **options: Any,
 ) -> NatsConnection:
     """Connect, and keep trying for as long as no server answers; a lost connection is restored in the same way.
@@ -66,6 +71,9 @@ async def connect(
         name: The name under which nats-server shows the connection.
         login: How to log in.
         on_error: Called with every error that nats-py reports in the background.
+        subjects: Returns the subjects that an error may be about, or how they begin, as the caller wrote them: nats-py
+            reports errors in lower case.
+        gives_up: Whether the caller cancels this if it takes long: then no message promises further attempts.
         options: Passed on to `nats.connect`.
 
     Raises:
@@ -75,19 +83,31 @@ async def connect(
     check_nats_py()
     connection = NatsConnection()
     hopeless: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
-    last_logged, rate = "", LogRate(limits.CONNECTION_LOG_LINES_PER_SECOND)
+    last_logged, inbox, has_connected = "", inbox_prefix(options), False
+    on_closed: Callable[[], Awaitable[None]] | None = options.pop("closed_cb", None)
+
+    def left_out(lines: int) -> None:
+        logger.warning("NATS: %d more errors within a second; at the level DEBUG all are logged", lines)
+
+    rate = LogRate(limits.CONNECTION_LOG_LINES_PER_SECOND, left_out)
 
     async def failed(error: Exception) -> None:
         nonlocal last_logged
+        if (real := _in_real_case(str(error), [inbox, *subjects()])) != str(error):
+            error = NatsError(real)
         if on_error is not None:
             on_error(error)
+        connection.note_refusal(str(error))
+        was_hopeless = hopeless.done() and not has_connected
         reason = _permanent_reason(error)
         if reason and not hopeless.done():
             hopeless.set_result(NotPermitted(reason))
         # nats-py reports every failed attempt; the repetitions are for debugging only.
-        text = str(error) or type(error).__name__
-        level = logging.WARNING if text != last_logged and rate.allows() else logging.DEBUG
-        logger.log(level, "NATS: %s%s", text, "" if connection.is_connected else "; trying again until it answers")
+        # A refused reply names its subject, which the sender of the request chose.
+        text = printable(str(error)).removeprefix("nats: ") or type(error).__name__
+        level = logging.WARNING if text != last_logged and not was_hopeless and rate.allows() else logging.DEBUG
+        goes_on = not (connection.is_connected or reason or was_hopeless) and (has_connected or not gives_up)
+        logger.log(level, "NATS: %s%s", text, "; trying again until it answers" if goes_on else "")
         last_logged = text
 
     async def lost() -> None:
@@ -99,14 +119,37 @@ async def connect(
         last_logged = ""
         logger.info("NATS: connected again")
 
-    callbacks: dict[str, Any] = {"error_cb": failed, "disconnected_cb": lost, "reconnected_cb": restored}
+    async def closed() -> None:
+        rate.close()
+        if on_closed is not None:
+            await on_closed()
+
+    callbacks: dict[str, Any] = {
+        "error_cb": failed,
+        "disconnected_cb": lost,
+        "reconnected_cb": restored,
+        "closed_cb": closed,
+    }
     options = {"max_reconnect_attempts": -1, "reconnect_time_wait": 1, **(login or Login()).options(), **options}
     try:
         await unless(hopeless, connection.connect(servers, name=name, **callbacks, **options))
     except BaseException:
         await connection.close()
         raise
+    has_connected = True
     return connection
+
+
+def inbox_prefix(options: Mapping[str, Any]) -> str:
+    """Where replies arrive, according to the options of `nats.connect`."""
+    prefix = options.get("inbox_prefix", DEFAULT_INBOX_PREFIX)
+    return prefix.decode() if isinstance(prefix, bytes) else str(prefix)
+
+
+def _in_real_case(text: str, subjects: Iterable[str]) -> str:
+    for subject in subjects:
+        text = text.replace(f'"{subject.lower()}', f'"{subject}')
+    return text
 
 
 def _permanent_reason(error: Exception) -> str | None:

@@ -13,6 +13,7 @@ _KINDS: Final = (
     errors.ValueTooLarge,
     errors.InvalidPluginName,
     errors.InvalidSubject,
+    errors.QuotaExceeded,
     errors.VersionConflict,
     errors.StaleFence,
     errors.Busy,
@@ -29,6 +30,11 @@ def wire_code(error: BaseException) -> str:
         if (code := vars(kind).get("code")) in WIRE_ERRORS:
             return str(code)
     return errors.KeyloftError.code
+
+
+def is_unexpected(error: Exception) -> bool:
+    """Whether a service logs the traceback: of a bug, or of a database's failure that has no class of its own."""
+    return not isinstance(error, errors.KeyloftError) or type(error) is errors.DatabaseError
 
 
 def refusal(error: BaseException, more: Mapping[str, Any] | None = None) -> bytes:

@@ -1,29 +1,51 @@
 """Bounds how many lines a second go to the log: a flood of bad requests must not fill the disk."""
 
+import asyncio
 import time
 from collections.abc import Callable
+from typing import Final
+
+_SECOND: Final = 1.0
 
 
 class LogRate:
-    """Allows so many lines a second."""
+    """Allows so many lines a second, and announces how many it left out when the second is over, or at close."""
 
-    def __init__(self, lines: int, on_left_out: Callable[[int], None] | None = None) -> None:
+    def __init__(self, lines: int, on_left_out: Callable[[int], None]) -> None:
         """Args:
         lines: How many lines a second may have.
-        on_left_out: Called with the number of lines that a second left out, when the next line is due.
+        on_left_out: Called with the number of lines that a second left out.
         """
         self._lines = lines
         self._on_left_out = on_left_out
-        self._second = 0.0
+        self._began = 0.0
         self._wanted = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def allows(self, lines: int = 1) -> int:
         """Count lines that are due; returns how many of them may be written."""
         now = time.monotonic()
-        if now - self._second >= 1.0:
-            left_out, self._second, self._wanted = self._wanted - self._lines, now, 0
-            if left_out > 0 and self._on_left_out is not None:
-                self._on_left_out(left_out)
+        if now - self._began >= _SECOND:
+            self.close()
+            self._began, self._wanted = now, 0
         allowed = min(lines, max(0, self._lines - self._wanted))
         self._wanted += lines
+        if allowed < lines and self._timer is None:
+            self._timer = self._announce_later(self._began + _SECOND - now)
         return allowed
+
+    def close(self) -> None:
+        """Announce what was left out and not yet announced. More lines may follow."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        left_out, self._wanted = self._wanted - self._lines, min(self._wanted, self._lines)
+        if left_out > 0:
+            self._on_left_out(left_out)
+
+    def _announce_later(self, seconds: float) -> asyncio.TimerHandle | None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return None  # called by a program without an event loop: then the next line announces it
+        return loop.call_later(seconds, self.close)

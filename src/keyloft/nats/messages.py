@@ -21,6 +21,8 @@ from keyloft.errors import IncompatibleLibrary
 
 logger = logging.getLogger(__name__)
 
+PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
+"""How nats-py reports that NATS has refused a subject."""
 NATS_PY: Final = ">=2.16,<2.17"
 """The versions of nats-py whose private parts are known to fit; `pyproject.toml` has the same bounds."""
 
@@ -52,7 +54,8 @@ _PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "is_connected": "bool", "max_payload": "int"}),
     (Parser, {"parse": "async (data=b'')", "reset": "()", "nc": "Client", "buf": "bytearray", "state": "int"}),
     (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
-    (Nats, {"_handlers": _ABSENT, "handle": _ABSENT}),
+    (Nats, {"_handlers": _ABSENT, "handle": _ABSENT, "read_bytes": _ABSENT, "sending": _ABSENT}),
+    (Nats, {"refused": _ABSENT, "note_refusal": _ABSENT}),
     (Parser, {"_enough": _ABSENT}),
 )
 """What this module uses of nats-py: methods with their parameters, attributes with their types, and names that it adds
@@ -102,6 +105,12 @@ class NatsConnection(Nats):
         super().__init__()
         self._handlers: dict[int, Handler] = {}
         self._ps = _Parser(self)
+        self.read_bytes = 0
+        """How many bytes were read since it was made."""
+        self.sending = asyncio.Lock()
+        """Held by a service while it waits for room and sends, so that services on one connection take turns."""
+        self.refused: set[str] = set()
+        """In lower case, the subjects of subscriptions, and $SRV.INFO, that NATS has refused."""
 
     def handle(self, subscription: Subscription, handler: Handler | None) -> None:
         """Pass a subscription's messages to a function as they are read; None: to the subscription's callback again.
@@ -111,6 +120,12 @@ class NatsConnection(Nats):
         self._handlers.pop(subscription._id, None)
         if handler is not None:
             self._handlers[subscription._id] = handler
+
+    def note_refusal(self, error: str) -> None:
+        """Remember the subject if an error is about one that this program chose; others chose those of replies."""
+        found = PERMISSION.search(error)
+        if found is not None and (found[1].lower() == "subscription" or found[2].lower() == "$srv.info"):
+            self.refused.add(found[2].lower())
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         if (sub := self._subs.get(sid)) is not None:
@@ -151,6 +166,7 @@ class _Parser(Parser):
     """Half a message waits in the buffer until that has this many bytes."""
 
     async def parse(self, data: bytes = b"") -> None:
+        self.nc.read_bytes += len(data)
         handlers = self.nc._handlers
         if not handlers or self.state != AWAITING_CONTROL_LINE:
             self._enough = 0

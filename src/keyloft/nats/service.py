@@ -5,7 +5,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
@@ -14,8 +14,16 @@ from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConf
 
 import keyloft
 from keyloft.core.closing import AsyncClosing
+from keyloft.core.engine import Engine
+from keyloft.errors import Busy, InvalidArgument, InvalidSubject, KeyloftError
+from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import servers
-from keyloft.nats.messages import Handled, NatsConnection, check_nats_py
+from keyloft.nats.dropped import DroppedMessages
+from keyloft.nats.intake import Intake
+from keyloft.nats.messages import NatsConnection, check_nats_py
+from keyloft.nats.meters import ServiceMeters
+from keyloft.nats.reporting import Route
+from keyloft.nats.requests import Operation, Request
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
 warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
@@ -26,36 +34,44 @@ class NatsService(AsyncClosing):
 
     name: ClassVar[str]
     description: ClassVar[str]
-    owner: ClassVar[str]
-    """What stands between a prefix and the operation, as in `<plugin>`."""
-    operations: ClassVar[Sequence[str]]
+    subject_names: ClassVar[Sequence[str]]
+    """What a subject names between its prefix and the operation; the first of them is the owner."""
 
     def __init__(
         self,
         nats: Nats,
         prefixes: Iterable[str],
+        operations: Sequence[Operation],
         *,
         reserved: Iterable[str],
         queue: str,
         deadline: float,
+        bounds: IntakeBounds,
+        meters: ServiceMeters,
         metadata: Mapping[str, str] | None,
     ) -> None:
         self.nats = nats
+        self.meters = meters
         self._prefixes = tuple([f"{prefix}." for prefix in prefixes])
         self._reserved = (*self._prefixes, *[f"{prefix}." for prefix in reserved])
+        self._operations = {operation.name: operation for operation in operations}
         self._queue = queue
         self._deadline = deadline
-        self._stalled = f"the database has not answered within {deadline:g} s"
+        self._bounds = bounds
+        self._metadata = dict(metadata or {})
         self._state = "not started"
         self._subscriptions: list[Subscription] = []
-        wildcards = ".".join("*" * len(self.owner.split(".")))
-        # The one without a name is for requests whose subject names no operation.
+        self._intake: Intake | None = None
+        self._discovery: _Discovery | None = None
+        self._logger = logging.getLogger(type(self).__module__)
+        self._dropped = DroppedMessages(self._logger, self.subject_names[0])
+        self._subject_form = ".".join([f"<{name}>" for name in (*self.subject_names, "operation")])
+        wildcards = ".".join("*" * len(self.subject_names))
+        # The endpoint without a name counts the requests whose subject names no operation.
         self._endpoints = {
-            operation: EndpointStats(operation, f"{self._prefixes[0]}{wildcards}.{operation}", queue, 0, 0, 0, 0)
-            for operation in (*self.operations, "")
+            name: EndpointStats(name, f"{self._prefixes[0]}{wildcards}.{name}", queue, 0, 0, 0, 0)
+            for name in (*self._operations, "")
         }
-        config = ServiceConfig(self.name, keyloft.__version__, self.description, dict(metadata or {}))
-        self._discovery = _Discovery(self, config)
 
     def __repr__(self) -> str:
         subjects = ", ".join([prefix.removesuffix(".") for prefix in self._prefixes])
@@ -65,73 +81,171 @@ class NatsService(AsyncClosing):
         await self.start()
         return self
 
+    @property
+    def unanswered(self) -> int:
+        """How many requests are accepted and not yet answered."""
+        return 0 if self._intake is None else self._intake.unanswered
+
     async def start(self) -> None:
-        """Begin to serve.
+        """Begin to serve. The database is opened if it is not yet open.
 
         Raises:
+            DatabaseError: The database can't be opened.
+            InvalidArgument: The client is not connected, or the service has started already.
             IncompatibleLibrary: The installed nats-py can't be used.
         """
         check_nats_py()
+        if self._intake is not None:
+            raise InvalidArgument("this service has started already")
+        if not (self.nats.is_connected or self.nats.is_reconnecting):
+            raise InvalidArgument("nats: expected a connected client: call `await nats.connect(…)` before `start`")
+        self._intake = intake = Intake(
+            self.nats,
+            await self._engine(),
+            route=self._route,
+            reporter=self,
+            meters=self.meters,
+            reserved=self._reserved,
+            deadline=self._deadline,
+            bounds=self._bounds,
+        )
         for prefix in self._prefixes:
-            # No bounds in nats-py, which would drop what exceeds them without a word: a service counts its requests.
+            # No bounds in nats-py, which would drop what exceeds them without a word: the intake has its own.
             subscription = await self.nats.subscribe(
                 f"{prefix}>", queue=self._queue, cb=self._receive_message, pending_msgs_limit=0, pending_bytes_limit=0
             )
             self._subscriptions.append(subscription)
             if isinstance(self.nats, NatsConnection):
-                self.nats.handle(subscription, self._receive)
-        self._begin()
+                self.nats.handle(subscription, intake.receive)
+        config = ServiceConfig(self.name, keyloft.__version__, self.description, self._metadata)
+        self._discovery = _Discovery(self, config)
         await self._discovery.start()
-        # Of a plain nats-py client, the ping of the first flush (in start) may overtake the subscriptions; this one
-        # follows them.
+        # The discovery flushes, too, but the ping of a plain nats-py client may overtake the subscriptions; that of a
+        # second flush follows them.
         await self.nats.flush()
         self._state = "serving"
-        served = ", ".join([f"{prefix}{self.owner}.<operation>" for prefix in self._prefixes])
-        logging.getLogger(type(self).__module__).info("[KV] serving %s", served)
+        refused = self.nats.refused if isinstance(self.nats, NatsConnection) else ()
+        served = [f"{prefix}{self._subject_form}" for prefix in self._prefixes if f"{prefix}>".lower() not in refused]
+        if served:
+            self._logger.info("[KV] serving %s", ", ".join(served))
 
     async def aclose(self) -> None:
         """Accept no more requests, answer those that were accepted, then return. A second call does nothing."""
         subscriptions, self._subscriptions = self._subscriptions, []
-        # Not cancelled when it takes too long: nats-py would fail at an answer that arrives later. Without a server
-        # there is nothing to read: it gives the requests to another instance, or to none.
+        # A drain that takes too long is not cancelled: nats-py would fail at an answer that arrives later. Without a
+        # connection nothing more arrives: the server gives the requests to another instance, or to none.
         if draining := [asyncio.ensure_future(one.drain()) for one in subscriptions]:  # type: ignore[no-untyped-call]
             await asyncio.wait(draining, timeout=self._deadline)
         if isinstance(self.nats, NatsConnection):
             for subscription in subscriptions:
                 self.nats.handle(subscription, None)
-        await self._finish()
+        if self._intake is not None:
+            left = await self._intake.close()
+            self._intake = None
+            self._dropped.close()
+            if left:
+                self._logger.error("[KV] stopped; the database does not answer, %d requests are left behind", left)
+            else:
+                self._logger.info("[KV] stopped; all accepted requests are answered")
         self._state = "closed"
-        if subscriptions:
+        discovery, self._discovery = self._discovery, None
+        if discovery is not None:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._discovery.stop(), self._deadline)
+                await asyncio.wait_for(discovery.stop(), self._deadline)
 
     stop = aclose
 
     async def _receive_message(self, message: Msg) -> None:
         """Pass on a message of a plain client of nats-py."""
-        handled = self._receive(message.subject, message.reply, message.data)
+        if self._intake is None:
+            return
+        handled = self._intake.receive(message.subject, message.reply, message.data)
         if handled is not None and not isinstance(handled, list):
             await handled
 
-    def _receive(self, subject: str, reply: str, data: bytes) -> Handled:
-        """Accept a request, or refuse it."""
+    def _route(self, subject: str) -> Route:
+        """What a subject means: identity comes from it alone, never from the message."""
+        prefix = next((prefix for prefix in self._prefixes if subject.startswith(prefix)), "")
+        *names, name = subject[len(prefix) :].split(".")
+        operation = self._operations.get(name)
+        try:
+            if operation is None or len(names) != len(self.subject_names):
+                operations = ", ".join(self._operations)
+                raise InvalidSubject(
+                    f"a subject is {self._shown_prefix}.{self._subject_form}, the operation one of {operations}"
+                )
+            owner, about = self._owner_of(names)
+        except KeyloftError as error:
+            return Route("", UnknownSubject(type(error), str(error)), None)
+        return Route(owner, operation, about)
+
+    @property
+    def _shown_prefix(self) -> str:
+        return "<prefix>" if len(self._prefixes) > 1 else self._prefixes[0].removesuffix(".")
+
+    def _owner_of(self, names: Sequence[str]) -> tuple[str, Any]:
+        """Whose request it is, and what its operation needs to know of the subject.
+
+        Raises:
+            KeyloftError: There can't be such an owner.
+        """
         raise NotImplementedError
 
-    def _begin(self) -> None:
-        """Start what carries out requests: they arrive from now on."""
+    async def _engine(self) -> Engine:
+        """The database, opened."""
+        raise NotImplementedError
 
-    async def _finish(self) -> None:
-        """Return when all accepted requests are answered."""
+    # What became of requests
+
+    def logs_all(self) -> bool:
+        """Whether each request is logged, or slow ones alone."""
+        return self._logger.isEnabledFor(logging.DEBUG)
+
+    def done(self, request: Request, seconds: float, outcome: Any) -> None:
+        """Log a request that was carried out."""
+        raise NotImplementedError
+
+    def refused(self, request: Request, error: Exception) -> bytes:
+        """Log a request that was refused or failed; returns the reply."""
+        raise NotImplementedError
+
+    def refused_busy(self, owner: str, operation: Operation, answered: int, dropped: int) -> None:
+        """Log requests that were refused because too much is waiting."""
+        self._count_errors(operation.name, Busy.code, answered + dropped)
+        if dropped:
+            self._dropped.add(owner, dropped)
+
+    def unsent(self, reason: str) -> None:
+        """Log that replies could not be sent; the senders of the requests will time out."""
+        raise NotImplementedError
 
     def _count_errors(self, operation: str, code: str, times: int = 1) -> None:
         endpoint = self._endpoints[operation]
-        endpoint.num_requests += times
         endpoint.num_errors += times
         endpoint.last_error = code
 
     def counted(self) -> list[EndpointStats]:
         """The operations and what was counted of each, as `$SRV.STATS` shows it."""
-        return [self._endpoints[operation] for operation in self.operations]
+        found = [self._endpoints[name] for name in self._operations]
+        for endpoint in found:
+            done = self.meters.histogram(endpoint.name)
+            endpoint.num_requests = endpoint.num_errors + done.count
+            endpoint.processing_time = int(done.seconds * 1e9)
+        return found
+
+
+class UnknownSubject(Operation):
+    """Stands for the operation of a subject that names none: it is refused."""
+
+    name = ""
+
+    def __init__(self, kind: type[KeyloftError], message: str) -> None:
+        """`kind` and `message` of the error; not the error itself, whose traceback would keep each message."""
+        self._kind = kind
+        self._message = message
+
+    def read(self, about: Any, data: bytes, /) -> NoReturn:
+        raise self._kind(self._message)
 
 
 class _Discovery(Service):

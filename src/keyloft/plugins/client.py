@@ -62,6 +62,7 @@ class DatabaseClient(ServiceClient):
 
         Raises:
             Unanswered: NATS can't be reached, or refuses this user.
+            InvalidArgument: The URL is not an address of NATS.
         """
         client = cls(Nats(), plugin_name, prefix=prefix, timeout=timeout)
         return await client._connect(
@@ -94,15 +95,23 @@ class PluginKV:
         reply = await self._client.request("get", {"key": rules.key(key)})
         return reply["value"] if reply["exists"] else default
 
-    async def set(self, key: str, value: Any, *, ttl: int | None = None) -> None:
-        """Store a value; with a TTL it is gone after so many seconds. When this returns, it is on disk.
+    async def set(self, key: str, value: Any, *, ttl: int | None = None, ttl_seconds: int | None = None) -> None:
+        """Store a value. When this returns, it is on disk.
+
+        Args:
+            key: Any text of up to 255 characters.
+            value: Anything that JSON can hold, up to 64 KB as JSON.
+            ttl: After so many seconds the entry is gone; None keeps it.
+            ttl_seconds: The same as `ttl`.
 
         Raises:
+            InvalidArgument: A TTL is out of range, or the two differ.
             ValueTooLarge: It takes more than 64 KB as JSON.
             InvalidValue: It is not JSON, or would not be read back as an equal value.
         """
-        rules.ttl(ttl)
-        fields = {"key": rules.key(key), "value": msgspec.Raw(rules.value(value)), "ttl": ttl}
+        rules.ttl_under_either_name(ttl_seconds, ttl)
+        seconds = ttl_seconds if ttl is None else ttl
+        fields = {"key": rules.key(key), "value": msgspec.Raw(rules.value(value)), "ttl": seconds}
         await self._client.request("set", fields)
 
     async def delete(self, key: str) -> bool:

@@ -3,16 +3,15 @@
 import json
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 from keyloft import limits
+from keyloft.core.log_text import field, printable
 from keyloft.errors import DatabaseError, KeyloftError
 from keyloft.nats.log_rate import LogRate
 
 
 class OperationLog:
-    """Writes lines like `[KV] get: plugin=trivia key='score' hit=true`, with the same as fields of the record."""
+    """Writes lines like `[KV] get: plugin=trivia key=score hit=true`, with the same as fields of the record."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -28,10 +27,12 @@ class OperationLog:
             return
         level, title = (logging.WARNING, f"slow {name}") if slow else (logging.DEBUG, name)
         ms = seconds * 1000
-        shown = " ".join([f"{detail}={json.dumps(value)}" for detail, value in details.items()])
+        shown = {"key": field(key)} if key else {}
+        shown |= {detail: json.dumps(value) for detail, value in details.items()}
+        parts = " ".join([f"{detail}={value}" for detail, value in shown.items()])
         fields = {"operation": f"kv_{name}", "plugin": plugin, "key": key, **details, "latency_ms": round(ms, 2)}
-        text = "[KV] %s: plugin=%s key=%r %s latency_ms=%.1f"
-        self._logger.log(level, text, title, plugin, key, shown, ms, extra=fields)
+        text = "[KV] %s: plugin=%s %s latency_ms=%.1f"
+        self._logger.log(level, text, title, plugin, parts, ms, extra=fields)
 
     def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, times: int = 1) -> None:
         """Log a request that was refused or failed, or several for the same reason."""
@@ -39,24 +40,18 @@ class OperationLog:
             level = logging.ERROR if code in (DatabaseError.code, KeyloftError.code) else logging.WARNING
             fields = {"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code}
             text = "[KV] %s failed: plugin=%s error=%s %s"
-            self._logger.log(level, text, name or "request", plugin, code, message, extra=fields)
+            self._logger.log(level, text, name or "request", plugin, code, printable(message), extra=fields)
 
-    def failure(self, requests: int, error: Exception) -> None:
-        """Log why requests failed: the database, or something unexpected."""
+    def unexpected(self, error: Exception) -> None:
+        """Log an error whose message is not enough to find its cause, with its traceback."""
         if self._rate.allows():
-            code = error.code if isinstance(error, KeyloftError) else type(error).__name__
-            # The message of a specific error is enough; any other needs its traceback.
-            is_specific = isinstance(error, DatabaseError) and type(error) is not DatabaseError
-            text = "[KV] %d requests failed (%s): %s"
-            self._logger.error(text, requests, code, error, exc_info=None if is_specific else error)
+            text = "[KV] a request failed unexpectedly (%s): %s"
+            self._logger.error(text, type(error).__name__, printable(str(error)), exc_info=error)
 
-    async def sending(self, publishing: Coroutine[Any, Any, None]) -> None:
-        """Await the sending of replies, and log a failure; the senders of the requests will time out."""
-        try:
-            await publishing
-        except Exception as error:
-            if self._rate.allows():
-                self._logger.error("[KV] a reply could not be sent: %s", str(error) or type(error).__name__)
+    def unsent(self, reason: str) -> None:
+        """Log that replies could not be sent; the senders of the requests will time out."""
+        if self._rate.allows():
+            self._logger.error("[KV] a reply could not be sent: %s", reason)
 
     def _is_in_sample(self) -> bool:
         now = time.monotonic()
@@ -70,3 +65,7 @@ class OperationLog:
 
     def _left_out(self, lines: int) -> None:
         self._logger.warning("[KV] %d more requests failed or were slow within a second", lines)
+
+    def close(self) -> None:
+        """Log how many lines were left out and not yet announced."""
+        self._rate.close()

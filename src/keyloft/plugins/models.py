@@ -11,11 +11,13 @@ from sqlalchemy import BigInteger, DateTime, Dialect, Index, PrimaryKeyConstrain
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, validates
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.expression import ClauseElement
 from sqlalchemy.sql.functions import FunctionElement
 
 from keyloft import limits
 from keyloft.core import values
-from keyloft.errors import Undecodable
+from keyloft.core.log_text import field
+from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.plugins import rules
 
 
@@ -71,7 +73,7 @@ class Base(DeclarativeBase):
 class PluginKVStorage(Base):
     """One entry of one plugin. An entry that has expired is absent for Keyloft, even while its row is still there.
 
-    Keyloft numbers its writes in `version`; a row that another program inserted has 0.
+    Keyloft numbers its writes in `version`; a row that another program inserted has 0, which counts as version 1.
 
     Example:
         entry = PluginKVStorage(plugin_name="trivia", key="score")
@@ -101,7 +103,8 @@ class PluginKVStorage(Base):
 
     def __repr__(self) -> str:
         expired = " [EXPIRED]" if self.is_expired else ""
-        return f"<PluginKVStorage(plugin={self.plugin_name}, key={self.key}{expired})>"
+        # Bots log it, and any text can be a key.
+        return f"<PluginKVStorage(plugin={self.plugin_name}, key={field(self.key)}{expired})>"
 
     @property
     def is_expired(self) -> bool:
@@ -109,7 +112,10 @@ class PluginKVStorage(Base):
         return self.expires_at is not None and _now() >= self.expires_at
 
     def get_value(self) -> Any:
-        """The stored value.
+        """Decode the stored value.
+
+        Returns:
+            What `set_value` was given: a dict, list, string, number, boolean or None.
 
         Raises:
             json.JSONDecodeError: What is stored is not JSON.
@@ -123,6 +129,9 @@ class PluginKVStorage(Base):
     def set_value(self, value: object) -> None:
         """Store a value as compact JSON.
 
+        Args:
+            value: Anything that JSON can hold.
+
         Raises:
             TypeError: It holds something that JSON does not have.
             ValueError: It exceeds 64 KB as stored, or would not be read back as an equal value.
@@ -132,4 +141,12 @@ class PluginKVStorage(Base):
     @validates("plugin_name", "key", "expires_at", "created_at", "updated_at")
     def _check(self, column: str, value: Any) -> Any:
         checks = {"plugin_name": rules.plugin_name, "key": rules.key}
+        is_moment = (
+            value is None or isinstance(value, (datetime, ClauseElement)) or hasattr(value, "__clause_element__")
+        )
+        if column not in checks and not is_moment:
+            raise InvalidArgument(
+                f"{column}: expected a datetime, got {type(value).__name__}; "
+                "datetime.fromtimestamp(seconds, UTC) makes one of Unix seconds"
+            )
         return checks.get(column, _in_utc)(value)

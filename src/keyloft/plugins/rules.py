@@ -17,24 +17,27 @@ PREFIXES: Final = ("db.kv", "rosey.db.kv")
 QUEUE: Final = "keyloft"
 """The queue group in which instances of the service share the requests, unless configured otherwise."""
 
+OPERATIONS: Final = ("set", "get", "delete", "list")
+"""What plugins can ask for."""
+
 _NAME: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
 # No key has more than 255 characters, so a prefix with this appended sorts after all keys with that prefix.
 _BEYOND: Final = "\U0010ffff" * (limits.PLUGIN_KEY_CHARACTERS + 1)
 
 
-def plugin_name(name: object) -> str:
-    """Check a plugin's name.
+def plugin_name(name: object, argument: str = "plugin_name") -> str:
+    """Check a plugin's name, which the caller gave as `argument`.
 
     Raises:
         InvalidPluginName: No plugin can have this name.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidPluginName(f"plugin_name must be a non-empty string{_but_not(name, str)}")
+        raise InvalidPluginName(f"{argument} must be a non-empty string{_but_not(name, str)}")
     if len(name) > limits.PLUGIN_NAME_CHARACTERS:
-        raise InvalidPluginName(f"plugin_name must be ≤{limits.PLUGIN_NAME_CHARACTERS} characters, not {len(name)}")
+        raise InvalidPluginName(f"{argument} must be ≤{limits.PLUGIN_NAME_CHARACTERS} characters, not {len(name)}")
     if _NAME.fullmatch(name) is None:
         allowed = "lowercase letters, numbers, hyphens, and underscores (a-z 0-9 - _)"
-        raise InvalidPluginName(f"plugin_name must contain only {allowed}; this one is {name!a}")
+        raise InvalidPluginName(f"{argument} must contain only {allowed}; this one is {name!a}")
     return name
 
 
@@ -57,7 +60,7 @@ def value(content: object) -> bytes:
         ValueTooLarge: Its stored form is over 64 KB.
     """
     try:
-        data = values.encode_json(content, limits.PLUGIN_VALUE_BYTES)
+        data = values.encode_json(content, limits.PLUGIN_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH)
     except ValueTooLarge:
         raise
     except InvalidValue as error:
@@ -79,6 +82,19 @@ def ttl(seconds: object, argument: str = "ttl", none: str = "None") -> int | Non
         rule = f"must be a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS}{_but_not(seconds, int)}"
         raise InvalidArgument(f"{argument} {rule}; {none} is for an entry that never expires")
     return seconds * 1000
+
+
+def ttl_under_either_name(ttl_seconds: object, ttl_: object) -> int | None:
+    """A TTL in milliseconds that a caller may give as `ttl_seconds` or as `ttl`.
+
+    Raises:
+        InvalidArgument: It is not a whole number of seconds in range, or the two differ.
+    """
+    given, alias = ttl(ttl_seconds, "ttl_seconds"), ttl(ttl_, "ttl")
+    if given and alias and given != alias:
+        rule = "expected one of them, since both name the same, got two different numbers"
+        raise InvalidArgument(f"ttl and ttl_seconds: {rule}")
+    return given or alias
 
 
 def limit(keys: object) -> int:

@@ -12,11 +12,12 @@ from keyloft.clock import Clock
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine, write
 from keyloft.core.lazy import PagedList
+from keyloft.core.log_text import field
 from keyloft.core.records import Delete, Get, Page, Record, Set, Space
 from keyloft.core.sweeper import sweep
 from keyloft.core.urls import shown_url
 from keyloft.core.values import Encoding, decode_json
-from keyloft.engines import open_engine
+from keyloft.engines import KeptHistory, open_engine
 from keyloft.errors import Closed, Undecodable
 from keyloft.plugins import rules
 
@@ -43,6 +44,8 @@ class BotDatabase(AsyncClosing):
         clock: Clock | None = None,
         durability: str = "full",
         patience: float = limits.SERVER_SECONDS,
+        history_seconds: float = limits.HISTORY_SECONDS,
+        history_mib: float = limits.HISTORY_MIB,
     ) -> None:
         """Args:
         url: `sqlite:///bot.db`, `sqlite:////var/lib/bot.db`, `sqlite:///:memory:`, a path, or
@@ -50,10 +53,19 @@ class BotDatabase(AsyncClosing):
         clock: Used instead of the database's clock, for tests.
         durability: "full": what is acknowledged survives a power cut. "relaxed": the last of it may not.
         patience: How many seconds a call waits for a database server that does not answer.
+        history_seconds: How long the change log keeps what changed.
+        history_mib: How large the change log may grow, in MiB; the oldest changes go first.
         """
         self._url = url
         self._open = partial(
-            open_engine, url, clock, durability=durability, cache_mib=limits.PLUGIN_CACHE_MIB, patience=patience
+            open_engine,
+            url,
+            clock,
+            durability=durability,
+            sync="thread",
+            cache_mib=limits.PLUGIN_CACHE_MIB,
+            patience=patience,
+            history=KeptHistory.of(history_seconds, history_mib),
         )
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
@@ -94,24 +106,49 @@ class BotDatabase(AsyncClosing):
                     self._engine = await self._open()
         return self._engine
 
-    async def kv_set(self, plugin_name: str, key: str, value: Any, ttl_seconds: int | None = None) -> None:
+    async def kv_set(
+        self, plugin_name: str, key: str, value: Any, ttl_seconds: int | None = None, *, ttl: int | None = None
+    ) -> None:
         """Store a value under a plugin's key; it replaces an earlier one, and its TTL.
 
         Args:
-            plugin_name: Lowercase letters, digits, hyphens and underscores.
+            plugin_name: Lowercase letters, digits, hyphens and underscores, at most 100.
             key: Any text of up to 255 characters.
             value: Anything that JSON can hold, up to 64 KB as JSON.
             ttl_seconds: After so many seconds the entry is gone; None keeps it.
+            ttl: The same as `ttl_seconds`.
 
         Raises:
             ValueError: A name, key or TTL is out of range, or the value exceeds 64KB.
             TypeError: The value is not JSON-serializable.
+            DatabaseError: The database failed; the message says whether the value may be stored.
+
+        Example:
+            await db.kv_set("trivia", "question_count", 42)
+            await db.kv_set("trivia", "session", {"user": "alice"}, ttl=1800)
         """
-        at, expire_in = (rules.plugin_name(plugin_name), rules.key(key)), rules.ttl(ttl_seconds, "ttl_seconds")
+        at = rules.plugin_name(plugin_name), rules.key(key)
+        expire_in = rules.ttl_under_either_name(ttl_seconds, ttl)
         await write(await self.engine(), Set(Space.PLUGINS, at, rules.value(value), Encoding.JSON, expire_in))
 
     async def kv_get(self, plugin_name: str, key: str) -> dict[str, Any]:
-        """The value at a plugin's key: `{'exists': True, 'value': …}`, or `{'exists': False}`."""
+        """Read the value at a plugin's key.
+
+        Args:
+            plugin_name: Whose key.
+            key: Its name.
+
+        Returns:
+            `{'exists': True, 'value': …}`, or `{'exists': False}` if there is no such entry, or it has expired.
+
+        Raises:
+            ValueError: No plugin or key can have this name.
+            DatabaseError: The database failed.
+
+        Example:
+            found = await db.kv_get("trivia", "question_count")
+            count = found["value"] if found["exists"] else 0
+        """
         engine = await self.engine()
         [record] = await engine.read(Get(Space.PLUGINS, (rules.plugin_name(plugin_name), rules.key(key))))
         if record is not None:
@@ -122,14 +159,29 @@ class BotDatabase(AsyncClosing):
         return {"exists": False}
 
     async def kv_delete(self, plugin_name: str, key: str) -> bool:
-        """Remove an entry; returns whether there was one."""
+        """Remove an entry. To remove what is absent is no error.
+
+        Args:
+            plugin_name: Whose key.
+            key: Its name.
+
+        Returns:
+            Whether there was an entry that had not expired.
+
+        Raises:
+            ValueError: No plugin or key can have this name.
+            DatabaseError: The database failed; the message says whether the entry may be removed.
+
+        Example:
+            was_open = await db.kv_delete("trivia", "session")
+        """
         delete = Delete(Space.PLUGINS, (rules.plugin_name(plugin_name), rules.key(key)))
         return (await write(await self.engine(), delete)).found[0]
 
     def kv_list(
         self, plugin_name: str, prefix: str = "", limit: int | None = None, *, after: str | None = None
     ) -> "PluginKeys":
-        """A plugin's keys in their order. Awaited: `{'keys': […], 'count': …, 'truncated': …}`; or use `async for`.
+        """List a plugin's keys in their order.
 
         Args:
             plugin_name: Whose keys.
@@ -137,11 +189,30 @@ class BotDatabase(AsyncClosing):
             limit: At most so many, from 1 to 10,000; `truncated` is true if there are more. Without it, an awaited list
                 has up to 1,000 keys, and `async for` goes through all.
             after: Only keys behind this one: the last key of a truncated list continues it.
+
+        Returns:
+            Awaited, `{'keys': […], 'count': …, 'truncated': …}`; `async for` gives the keys themselves.
+
+        Raises:
+            ValueError: A name, prefix or limit is out of range.
+            DatabaseError: The database failed.
+
+        Example:
+            page = await db.kv_list("trivia", "score:", 10)
+            async for key in db.kv_list("trivia", "score:"):
+                ...
         """
         return PluginKeys(self, rules.plugin_name(plugin_name), prefix, limit, after)
 
     async def kv_cleanup_expired(self) -> int:
-        """Remove the expired entries of all plugins; returns how many. No read shows them before that either."""
+        """Remove the expired entries of all plugins. No read shows them before that either.
+
+        Returns:
+            How many were removed.
+
+        Raises:
+            DatabaseError: The database failed.
+        """
         return await sweep(await self.engine(), Space.PLUGINS)
 
 
@@ -180,5 +251,5 @@ def report_broken(record: Record) -> None:
     """Log a stored value that is not JSON: another program wrote to the table. To plugins it counts as absent."""
     plugin, key = record.key
     fields = {"operation": "kv_get", "plugin": plugin, "key": key, "size": len(record.value)}
-    text = "[KV] the stored value is not JSON and counts as absent: plugin=%s key=%r size=%d"
-    logger.error(text, plugin, key, len(record.value), extra=fields)
+    text = "[KV] the stored value is not JSON and counts as absent: plugin=%s key=%s size=%d"
+    logger.error(text, field(plugin), field(key), len(record.value), extra=fields)

@@ -23,6 +23,7 @@ from keyloft.semantic.intents import FailedWrite, Intent, WriteRequest
 from keyloft.semantic.keys import key_of, shortened
 from keyloft.semantic.locks import Lock
 from keyloft.semantic.monitoring import Alert, Signals
+from keyloft.semantic.request_ids import request_id_of
 from keyloft.semantic.retry import Retry
 from keyloft.semantic.store import SemanticStore
 
@@ -58,6 +59,7 @@ __all__ = [
     "VersionConflict",
     "WriteRequest",
     "key_of",
+    "request_id_of",
     "shortened",
 ]
 

@@ -19,8 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.core.engine import Engine
-from keyloft.core.lazy import LazyList
+from keyloft.core.lazy import ClosableSource, SourceList
 from keyloft.core.paging import Pages
 from keyloft.core.records import Append, Get, Page, Record, Scan
 from keyloft.core.values import Encoding
@@ -28,7 +27,7 @@ from keyloft.semantic.envelope import moment, read_entry, row_reader, to_json
 from keyloft.semantic.keys import SPACE, EntryKey, Project, rows_below
 from keyloft.semantic.rules import directive_of, wrong
 
-Action: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore"]
+AuditAction: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore"]
 
 _VERSION_BYTES: Final = 8
 POSITION_BYTES: Final = _VERSION_BYTES + 2
@@ -39,7 +38,7 @@ _HIGHEST: Final = b"\xff" * POSITION_BYTES
 class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     """What happened to an entry. The hashes are HMACs of its value before and after: equal for equal values."""
 
-    action: Action
+    action: AuditAction
     key: str
     writer: str
     directive: str
@@ -64,7 +63,7 @@ class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):
 class Fact(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """The value of a record's row; the row has the version and the time."""
 
-    action: Action = msgspec.field(name="a")
+    action: AuditAction = msgspec.field(name="a")
     path: str = msgspec.field(name="k")
     writer: str = msgspec.field(name="w")
     purpose: str | None = msgspec.field(name="p", default=None)
@@ -139,16 +138,22 @@ def rows_for(key: EntryKey, fact: Fact, number: int, *, expire_in: int, index: b
     return rows
 
 
-class AuditTrail(LazyList[AuditRecord]):
+class AuditTrail(SourceList[AuditRecord]):
     """Audit records in the order of what happened: iterate them with `async for`, or `await` them all."""
 
     what = "audit records"
 
     def __init__(
-        self, engine: Engine, project: Project, key: EntryKey | None, *, after: int | None, limit: int, reverse: bool
+        self,
+        source: ClosableSource,
+        project: Project,
+        key: EntryKey | None,
+        *,
+        after: int | None,
+        limit: int,
+        reverse: bool,
     ) -> None:
-        super().__init__(engine)
-        self._engine = engine
+        super().__init__(source)
         self._project = project.prefix
         self._log = project.audit_log
         self._key = key
@@ -164,7 +169,7 @@ class AuditTrail(LazyList[AuditRecord]):
 
     def _of_project(self) -> AsyncIterator[Page]:
         _, end = rows_below(self._log)
-        return Pages(self._engine, Scan(SPACE, self._log + self._start, end, self._limit, self._reverse))
+        return Pages(self._engine, Scan(SPACE, self._log + self._start, end, self._limit, self._reverse, times=True))
 
     async def _of_key(self, key: EntryKey) -> AsyncIterator[list[Record]]:
         """Pages of two reads each: where the records are, then the records."""
@@ -186,10 +191,10 @@ class AuditTrail(LazyList[AuditRecord]):
         index, conflicts = key.audit_index, key.conflicts
         entry, changed, refused, [*across] = await self._engine.read(
             Get(SPACE, key.entry, include_expired=True),
-            Scan(SPACE, index + low, index + high, count, self._reverse),
-            Scan(SPACE, conflicts + low, conflicts + high, count, self._reverse, keys_only=True),
+            Scan(SPACE, index + low, index + high, count, self._reverse, times=True),
+            Scan(SPACE, conflicts + low, conflicts + high, count, self._reverse, keys_only=True, times=True),
             # An index row lists records before it: this one may list some below `high`.
-            Scan(SPACE, index + high, index + _HIGHEST, 1),
+            Scan(SPACE, index + high, index + _HIGHEST, 1, times=True),
         )
         found = {pointer[-POSITION_BYTES:] for pointer in refused.keys}
         for row in (*changed, *across):

@@ -79,6 +79,7 @@ class SemanticClient(ServiceClient, Writes):
 
         Raises:
             Unanswered: NATS can't be reached, or refuses this user.
+            InvalidArgument: The URL is not an address of NATS.
         """
         client = cls(Nats(), tenant, project, prefix=prefix, timeout=timeout)
         name, inbox = f"keyloft tenant {tenant}", f"_INBOX_{keys.tenant_user(tenant)}"

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from keyloft import limits
-from keyloft.core.engine import Engine, shown
-from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Expired, Get, Now, Purge, Record, Set
+from keyloft.core.engine import Engine
+from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Get, Now, Record, Set, Space
+from keyloft.core.sweeper import Swept, purge, sweep
 from keyloft.core.values import Encoding
 from keyloft.errors import Closed, DatabaseError, InvalidArgument, NothingToRestore, Undecodable
 from keyloft.semantic import keys, replays
@@ -59,8 +60,8 @@ class Committer:
 
     @property
     def shown(self) -> str:
-        """Where the data is, and whether that is closed, for `repr`."""
-        return shown(self._engine)
+        """Where the data is, and whether the store or the database is closed, for `repr`."""
+        return f"{self._engine.location}, {'closed' if self.is_closed or self._engine.is_closed else 'open'}"
 
     def open_engine(self) -> Engine:
         """The database.
@@ -226,39 +227,40 @@ class Committer:
         Returns how many entries expired.
         """
         expired = 0
-        while True:
-            [due] = await self.read(Expired(SPACE, limits.SWEEP_SLICE))
-            entries = [record for record in due if keys.is_entry(record.key)]
-            rest = [record for record in due if not keys.is_entry(record.key)]
-            swept = sum(await asyncio.gather(*[self._expire(record) for record in entries]))
-            removed = await self._purge(rest) if rest else 0
-            expired += swept
-            if len(due) < limits.SWEEP_SLICE or not removed + swept:
-                return expired
 
-    async def _expire(self, due: Record) -> bool:
-        """Expire one entry; returns whether it was still the one that was due."""
+        async def remove(engine: Engine, space: Space, due: Sequence[Record]) -> Swept:
+            nonlocal expired
+            entries = [record for record in due if keys.is_entry(record.key)]
+            done = await asyncio.gather(*[self._expire(record) for record in entries])
+            swept = [one for one in done if one is not None]
+            expired += len(swept)
+            if rest := [record for record in due if not keys.is_entry(record.key)]:
+                swept.append(await self._purge(rest))
+            return Swept(sum([one.rows for one in swept]), len(swept), max([one.version for one in swept], default=0))
+
+        await self._answer(sweep(self.open_engine(), SPACE, remove, limits.SWEEP_SLICE))
+        return expired
+
+    async def _expire(self, due: Record) -> Swept | None:
+        """Expire one entry; None if it is no longer the one that was due."""
         record, now = await self.read(Get(SPACE, due.key, include_expired=True), Now())
         if record is None or record.version != due.version or record.is_alive(now):
-            return False
+            return None
         plan = CommitPlan(self._hasher or await self._make_hasher(), self._retention)
         try:
             key, was = keys.parse(keys.key_of_row(record.key)), read_entry(record)
         except (Undecodable, ValueError) as error:
             logger.error("[KV] a damaged entry has expired and is removed: %s", error)
-            await self._purge([record])
-            return True
+            return await self._purge([record])
         plan.expire(key, record, now - record.expires_at)
-        if isinstance(await self.commit(plan.batch()), Conflict):
-            return False
+        done = await self.commit(plan.batch())
+        if isinstance(done, Conflict):
+            return None
         self._signals.expiry(key.key, was, record.version)
-        return True
+        return Swept(1, 1, done.version)
 
-    async def _purge(self, expired: Sequence[Record]) -> int:
-        """Remove expired rows; returns how many were still stored."""
-        done = await self.commit(Batch(tuple(Purge(SPACE, row.key, row.version) for row in expired)))
-        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
-        return sum(done.found)
+    async def _purge(self, expired: Sequence[Record]) -> Swept:
+        return await self._answer(purge(self.open_engine(), SPACE, expired))
 
     # The database
 

@@ -8,8 +8,7 @@ from datetime import datetime
 from msgspec.structs import asdict, replace
 
 from keyloft import limits
-from keyloft.core.engine import Engine
-from keyloft.core.lazy import LazyList
+from keyloft.core.lazy import ClosableSource, SourceList
 from keyloft.core.paging import Pages
 from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get, Scan, Set
 from keyloft.core.values import Encoding
@@ -98,7 +97,7 @@ class DeadLetters:
 
     def list(self, project: str) -> "DeadLetterList":
         """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first: await it, or use `async for`."""
-        return DeadLetterList(self._committer.open_engine(), parse_prefix(project, "project").project)
+        return DeadLetterList(self._committer, parse_prefix(project, "project").project)
 
     async def retry(
         self, letter: DeadLetter, *, expected_version: ExpectedVersion | None = None
@@ -129,18 +128,17 @@ class DeadLetters:
         return done.found[0]
 
 
-class DeadLetterList(LazyList[DeadLetter]):
+class DeadLetterList(SourceList[DeadLetter]):
     """The dead letters of a project: iterate them with `async for`, or `await` them all."""
 
     what = "dead letters"
 
-    def __init__(self, engine: Engine, project: Project) -> None:
-        super().__init__(engine)
-        self._engine = engine
+    def __init__(self, source: ClosableSource, project: Project) -> None:
+        super().__init__(source)
         self._project = project
 
     async def __aiter__(self) -> AsyncIterator[DeadLetter]:
-        scan = Scan(SPACE, *rows_below(self._project.dead_letters), NO_LIMIT)
+        scan = Scan(SPACE, *rows_below(self._project.dead_letters), NO_LIMIT, times=True)
         async for page in Pages(self._engine, scan):
             for record in page:
                 yield DeadLetter(

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from keyloft import limits
+from keyloft.core.json_text import on_any_stack
 from keyloft.core.records import Record
 from keyloft.core.values import decode_json
 from keyloft.errors import Undecodable
@@ -143,7 +144,7 @@ def row_reader(kind: type[T], damaged: str) -> Callable[[Record], T]:
 
     def read(record: Record) -> T:
         try:
-            return decode(record.value)
+            return on_any_stack(decode, record.value)
         except msgspec.MsgspecError as error:
             raise Undecodable(damaged.format(record.key)) from error
 
@@ -157,7 +158,7 @@ def read_entry(record: Record) -> StoredEntry:
         Undecodable: It holds something else.
     """
     try:
-        stored = _read_stored(record.value)
+        stored = on_any_stack(_read_stored, record.value)
         _read_semantics(bytes(stored.semantics_json))
         return stored
     except msgspec.MsgspecError as error:

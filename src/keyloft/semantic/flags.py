@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
-from keyloft.errors import Closed, InvalidArgument, KeyloftError
+from keyloft.errors import Closed, HistoryGone, InvalidArgument, KeyloftError
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.keys import Project, check_part, parse
 from keyloft.semantic.monitoring import logger
@@ -33,7 +33,7 @@ class Flags:
         self._prefix = f"{project.prefix}flags/"
         self.defaults = dict(defaults)
         for name in self.defaults:
-            self._key(name)
+            self._key(name, "defaults")
 
     def __repr__(self) -> str:
         return f"<Flags of {self._prefix.removesuffix('/flags/')} in {self._store!r}>"
@@ -89,23 +89,28 @@ class Flags:
 
     async def watch(self) -> AsyncIterator[dict[str, Any]]:
         """All flags now, then all of them again after each change."""
-        # The watch begins before the read, so that no change falls between the two.
-        async with self._store.changes(self._prefix) as changes:
-            stored = await self._stored()
-            yield self.defaults | stored
-            async for changed in changes:
-                for key, entry in changed.items():
-                    stored.pop(key.removeprefix(self._prefix), None)
-                    if entry is not None:
-                        stored[key.removeprefix(self._prefix)] = entry.value
+        while True:
+            # The watch begins before the read, so that no change falls between the two.
+            async with self._store.changes(self._prefix) as changes:
+                stored = await self._stored()
                 yield self.defaults | stored
+                try:
+                    async for changed in changes:
+                        for key, entry in changed.items():
+                            stored.pop(key.removeprefix(self._prefix), None)
+                            if entry is not None:
+                                stored[key.removeprefix(self._prefix)] = entry.value
+                        yield self.defaults | stored
+                    return
+                except HistoryGone:
+                    continue  # so many changes that the log has forgotten some: read all flags again
 
     def live(self) -> "LiveFlags":
         """The flags as a mapping that keeps itself up to date: `async with flags.live() as now:`."""
         return LiveFlags(self)
 
-    def _key(self, name: str) -> str:
-        return parse(self._prefix + check_part(name, "name"), "name").key
+    def _key(self, name: str, argument: str = "name") -> str:
+        return parse(self._prefix + check_part(name, argument), argument).key
 
 
 class LiveFlags(AsyncClosing, Mapping[str, Any]):

@@ -8,14 +8,15 @@ import msgspec
 from msgspec import Raw, Struct
 
 from keyloft import limits
+from keyloft.core.json_text import on_any_stack
 from keyloft.core.values import decode_json
-from keyloft.errors import StaleFence, VersionConflict
+from keyloft.errors import InvalidArgument, StaleFence, VersionConflict
 from keyloft.semantic import rules
 from keyloft.semantic.envelope import Envelope, Semantics, StoredEntry, semantics_json, to_json
 from keyloft.semantic.keys import EntryKey, parse
 from keyloft.semantic.rules import ANY, ExpectedVersion
 
-Action: TypeAlias = Literal["put", "delete", "restore"]
+IntentAction: TypeAlias = Literal["put", "delete", "restore"]
 ConflictReason: TypeAlias = Literal["version", "fence", "request_id"]
 
 
@@ -25,7 +26,7 @@ class Intent(Struct, frozen=True, kw_only=True):
     Dead letters keep it as it is.
     """
 
-    action: Action
+    action: IntentAction
     key: str
     expected: int | None
     """The version that the entry must have; 0 for no entry, None for any version or none."""
@@ -111,6 +112,12 @@ class Intent(Struct, frozen=True, kw_only=True):
         return f"<{self.action} {self.key} by {self.writer}, expected version {self.expected_version}>"
 
 
+def put_of_json(key: str, value: Raw, *, expected_version: ExpectedVersion, **others: Any) -> Intent:
+    """What `Intent.put` makes, of a value that is compact JSON already."""
+    expected = rules.check_expected_version(expected_version)
+    return Intent(action="put", key=key, expected=expected, value_json=Raw(rules.check_size(bytes(value))), **others)
+
+
 def stored_entry(
     put: Intent, hashed: str, request_id: str | None, kept_fence: int | None, number: int = 0, unindexed: bytes = b""
 ) -> StoredEntry:
@@ -158,6 +165,13 @@ class WriteRequest(Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(to_json(fields), digest_size=16).hexdigest()
 
 
+def check_batch(operations: Sequence[object]) -> None:
+    """Refuse a batch of too few or too many operations."""
+    most = limits.BATCH_OPERATIONS
+    if not 1 <= len(operations) <= most:
+        raise InvalidArgument(f"operations: expected 1 to {most:,} puts and deletes, got {len(operations):,}")
+
+
 class FailedWrite(Struct, frozen=True, rename="camel"):
     """A put, delete or restore that was refused because of what is stored."""
 
@@ -196,6 +210,6 @@ def _sorted_value(intent: Intent) -> bytes:
     if b"{" not in data:
         return data
     try:
-        return _to_sorted_json(decode_json(data))
+        return on_any_stack(_to_sorted_json, decode_json(data))
     except (msgspec.MsgspecError, OverflowError, ValueError):
         return data  # msgspec can't encode ints this long

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from keyloft import limits
 from keyloft.core.engine import Watch
+from keyloft.core.log_text import field, printable
 from keyloft.core.records import Batch, Check, Conflict, Get, Record, Touch
 from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
 from keyloft.semantic.commits import Committer
@@ -317,7 +318,8 @@ class Lock:
             guard.cancel()
         fields = {"operation": "semantic_lock_lost", "key": self.key, "writer": self._intent.writer, "reason": reason}
         fields["directive"] = directive_of(self._intent.writer)
-        logger.warning("[KV] lock lost: key=%(key)s directive=%(directive)s %(reason)s", fields, extra=fields)
+        text = "[KV] lock lost: key=%s directive=%s %s"
+        logger.warning(text, self.key, field(fields["directive"]), reason, extra=fields)
         if self._holder is not None:
             self._holder.cancel()
 
@@ -326,4 +328,4 @@ def _loss(current: Envelope | Record | None) -> str:
     """Why a lock is lost, by what is stored now."""
     if isinstance(current, Record):
         current = envelope_of(current)
-    return "it has expired, or was deleted" if current is None else f"{current.last_writer} has it"
+    return "it has expired, or was deleted" if current is None else f"{printable(current.last_writer)} has it"

@@ -6,12 +6,14 @@ Log lines carry writer, purpose and version; never a value.
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from itertools import takewhile
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
 from keyloft import limits
+from keyloft.core.log_text import field
 from keyloft.semantic.envelope import Semantics, StoredEntry
 from keyloft.semantic.intents import FailedWrite, Intent
 from keyloft.semantic.rules import directive_of
@@ -25,7 +27,7 @@ ALERTS: Final[tuple[AlertName, ...]] = ("conflict_rate", "storage_outage")
 _WRITE: Final = "key=%(key)s directive=%(directive)s purpose=%(semantics.purpose)s requestId=%(requestId)s"
 _EXPIRED: Final = (
     "[KV] expired: key=%(key)s directive=%(directive)s purpose=%(semantics.purpose)s producer=%(semantics.producer)s "
-    "consumerHints=%(hints)s ttlSeconds=%(semantics.ttlSeconds)s version=%(version)d"
+    "consumerHints=%(hints)s ttlSeconds=%(semantics.ttlSeconds)s version=%(version)s"
 )
 
 
@@ -52,7 +54,8 @@ class Signals:
         """Args:
         on_alert: Called when an alert is raised and when it is cleared.
         conflict_rate: The share of writes that may meet conflicts, from 0 to 1.
-        conflict_window: For how many seconds it must be higher to raise an alert, and lower to clear it.
+        conflict_window: For how many seconds it must be higher to raise an alert, and lower to clear it. With fewer
+            than 10 writes in that time, the window is doubled until it has 10, up to 64 times as long.
         outage_after: After how many seconds of failures of the database an alert is raised.
         seconds: Replaces `time.monotonic`, for tests.
         """
@@ -65,8 +68,10 @@ class Signals:
         self._window = conflict_window
         self._outage_after = outage_after
         self._seconds = seconds or time.monotonic
+        self._step = conflict_window / limits.CONFLICT_WINDOW_STEPS
+        self._longest_window = conflict_window * 2**limits.CONFLICT_WINDOW_DOUBLINGS
+        self._kept = self._longest_window * (1 + 1 / limits.CONFLICT_WINDOW_PARTS)
         self._steps: deque[_Step] = deque()
-        self._busy_since = 0.0
         self._failing_since: float | None = None
 
     # What happened
@@ -76,7 +81,7 @@ class Signals:
         self._count("success", semantics)
         if logger.isEnabledFor(logging.INFO):
             fields = _fields(intent.action, intent.key, intent.writer, semantics, request_id, version)
-            logger.info(f"[KV] {intent.action}: {_WRITE} version=%(version)d", fields, extra=fields)
+            logger.info(f"[KV] {intent.action}: {_WRITE} version=%(version)s", _shown(fields), extra=fields)
 
     def conflict(self, intent: Intent, failed: FailedWrite, request_id: str | None, correlation_id: str) -> None:
         """A write was refused because of what is stored."""
@@ -87,7 +92,7 @@ class Signals:
         fields = _fields(intent.action, intent.key, intent.writer, semantics, request_id, version)
         fields |= {"error_code": "VERSION_CONFLICT", "reason": failed.reason, "correlationId": correlation_id}
         outcome = "version=%(version)s correlationId=%(correlationId)s"
-        logger.warning(f"[KV] {intent.action} conflict (%(reason)s): {_WRITE} {outcome}", fields, extra=fields)
+        logger.warning(f"[KV] {intent.action} conflict (%(reason)s): {_WRITE} {outcome}", _shown(fields), extra=fields)
 
     def expiry(self, key: str, was: StoredEntry, version: int) -> None:
         """An entry has expired."""
@@ -99,7 +104,8 @@ class Signals:
             "semantics.consumerHints": [*hints],
             "semantics.ttlSeconds": semantics.ttl_seconds,
         }
-        logger.info(_EXPIRED, fields | {"hints": ",".join(hints)}, extra=fields)
+        shown = _shown(fields) | {"hints": ",".join(map(field, hints))}
+        logger.info(_EXPIRED, shown, extra=fields)
 
     def failure(self) -> None:
         """The database failed."""
@@ -125,22 +131,35 @@ class Signals:
         self._check_conflicts(now)
 
     def _check_conflicts(self, now: float) -> None:
-        steps = self._steps
-        while steps and steps[0].began <= now - self._window - self._window / limits.CONFLICT_WINDOW_STEPS:
-            steps.popleft()
-        writes = sum(step.writes for step in steps)
-        conflicts = sum(step.conflicts for step in steps)
-        high = writes >= limits.CONFLICT_FEWEST_WRITES and self._is_high(steps)
+        while self._steps and self._steps[0].began <= now - self._kept:
+            self._steps.popleft()
+        window, steps = self._recent(now)
         parts: dict[int, list[_Step]] = {}
         for step in steps:
-            part = int(limits.CONFLICT_WINDOW_PARTS * (now - step.began) / self._window)
+            part = int(limits.CONFLICT_WINDOW_PARTS * (now - step.began) / window)
             parts.setdefault(min(part, limits.CONFLICT_WINDOW_PARTS - 1), []).append(step)
-        lasts = now - self._busy_since >= self._window and all(map(self._is_high, parts.values()))
-        message = f"{conflicts} of {writes} writes within {self._window:g} s met conflicts"
-        if high and lasts:
+        writes, conflicts = sum(step.writes for step in steps), sum(step.conflicts for step in steps)
+        # Without writes in the newest part, the conflicts are over.
+        high = 0 in parts and self._is_high(steps)
+        is_everywhere = len(parts) == limits.CONFLICT_WINDOW_PARTS and all(map(self._is_high, parts.values()))
+        enough = writes >= limits.CONFLICT_FEWEST_WRITES and now - self._steps[0].began >= window
+        message = f"{conflicts} of {writes} writes within {window:g} s met conflicts"
+        if high and is_everywhere and enough:
             self._set("conflict_rate", True, f"{message}, which is more than {self._rate:.0%}")
         elif not high:
             self._set("conflict_rate", False, message)
+
+    def _recent(self, now: float) -> tuple[float, list["_Step"]]:
+        """The shortest window with enough writes, and its steps; the longest one if none has."""
+        window = self._window
+        while True:
+            steps = self._since(now - window - self._step)
+            if sum(step.writes for step in steps) >= limits.CONFLICT_FEWEST_WRITES or window >= self._longest_window:
+                return window, steps
+            window *= 2
+
+    def _since(self, moment: float) -> list["_Step"]:
+        return list(takewhile(lambda step: step.began > moment, reversed(self._steps)))
 
     def _is_high(self, steps: Collection["_Step"]) -> bool:
         return sum(step.conflicts for step in steps) > self._rate * sum(step.writes for step in steps)
@@ -148,10 +167,8 @@ class Signals:
     def _count(self, outcome: Literal["success", "conflict"], semantics: Semantics | None) -> None:
         self.counts[outcome, "" if semantics is None else semantics.purpose] += 1
         now = self._seconds()
-        if not self._steps or now - self._steps[-1].began >= self._window / limits.CONFLICT_WINDOW_STEPS:
+        if not self._steps or now - self._steps[-1].began >= self._step:
             self._check_conflicts(now)
-            if not self._steps:
-                self._busy_since = now
             self._steps.append(_Step(now))
         step = self._steps[-1]
         step.writes += 1
@@ -181,6 +198,11 @@ class _Step(Struct):
     began: float
     writes: int = 0
     conflicts: int = 0
+
+
+def _shown(fields: Mapping[str, object]) -> dict[str, object]:
+    """The fields as a line shows them: writers, request ids and producers are texts that a caller chose."""
+    return {name: field(content) for name, content in fields.items()}
 
 
 def _fields(

@@ -55,12 +55,17 @@ def value_json(value: object) -> bytes:
         ValueTooLarge: It takes more than 64 KiB.
     """
     try:
-        data = values.encode_json(value, limits.SEMANTIC_VALUE_BYTES)
+        data = values.encode_json(value, limits.SEMANTIC_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH)
     except ValueTooLarge as error:
         raise too_large(error.size) from None
-    if len(data) > limits.SEMANTIC_VALUE_BYTES:
-        raise too_large(len(data))
-    return data
+    return check_size(data)
+
+
+def check_size(stored: bytes) -> bytes:
+    """The stored form of a value, unless it takes more than 64 KiB."""
+    if len(stored) > limits.SEMANTIC_VALUE_BYTES:
+        raise too_large(len(stored))
+    return stored
 
 
 def check_text(content: object, argument: str, longest: int = limits.WRITER_CHARACTERS) -> str:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine, Watch
-from keyloft.core.lazy import LazyList, check_limit
+from keyloft.core.lazy import ClosableSource, SourceList, check_limit
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Change, Get, Scan
 from keyloft.core.sweeper import sweep_regularly
@@ -110,6 +110,15 @@ class SemanticStore(AsyncClosing, Writes):
     def __repr__(self) -> str:
         return f"<SemanticStore on {self._kv!r}, {'closed' if self._committer.is_closed else 'open'}>"
 
+    @property
+    def engine(self) -> Engine:
+        """The database.
+
+        Raises:
+            Closed: This store is closed.
+        """
+        return self._committer.open_engine()
+
     async def aclose(self) -> None:
         """End the sweeps and refuse further calls. The caller closes the store below."""
         if self._sweeping is not None:
@@ -145,12 +154,11 @@ class SemanticStore(AsyncClosing, Writes):
             limit: At most so many.
             after: Only entries after this key: the last key of a list continues it.
         """
-        engine = self._committer.open_engine()
         start, end = keys.parse_prefix(prefix).entries
-        scan = Scan(SPACE, start, end, check_limit(limit))
+        scan = Scan(SPACE, start, end, check_limit(limit), times=True)
         if after is not None and (last := keys.parse(after, "after").entry) >= start:
             scan = replace(scan, start=last, end=max(end, last), after=True)
-        return EnvelopeList(engine, scan, self._page_size, values=values)
+        return EnvelopeList(self._committer, scan, self._page_size, values=values)
 
     def watch(self, key: str) -> "EntryWatch[Envelope | None]":
         """The entry at a key now, then after each change; None once it is deleted or has expired.
@@ -178,12 +186,11 @@ class SemanticStore(AsyncClosing, Writes):
             limit: At most so many.
             reverse: The last one first.
         """
-        engine = self._committer.open_engine()
         most = check_limit(limit)
         rules.check_number(after, "after", "the sequence of an audit record", 2**63 - 1)
         within = keys.parse_prefix(about, "about")
         key = keys.parse(about, "about") if within.path else None
-        return AuditTrail(engine, within.project, key, after=after, limit=most, reverse=reverse)
+        return AuditTrail(self._committer, within.project, key, after=after, limit=most, reverse=reverse)
 
     # Writing
 
@@ -409,14 +416,13 @@ class EntryWatch(AsyncClosing, Generic[T]):
         await self._watch.aclose()
 
 
-class EnvelopeList(LazyList[Envelope]):
+class EnvelopeList(SourceList[Envelope]):
     """Entries on request: iterate them with `async for`, or `await` them all."""
 
     what = "entries"
 
-    def __init__(self, engine: Engine, scan: Scan, page_size: PageSize, *, values: bool) -> None:
-        super().__init__(engine)
-        self._engine = engine
+    def __init__(self, source: ClosableSource, scan: Scan, page_size: PageSize, *, values: bool) -> None:
+        super().__init__(source)
         self._scan = scan
         self._page_size = page_size
         self._values = values

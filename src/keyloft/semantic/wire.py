@@ -6,22 +6,22 @@ in a reply is whole.
 
 import difflib
 import re
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from keyloft import errors, limits
+from keyloft.core import json_text
 from keyloft.core.lazy import check_limit
 from keyloft.core.values import encode_json
 from keyloft.nats import errors as wire_errors
 from keyloft.nats import payloads
 from keyloft.semantic import keys
 from keyloft.semantic.envelope import Envelope, Semantics, to_json
-from keyloft.semantic.intents import FailedWrite, Intent, WriteRequest
+from keyloft.semantic.intents import FailedWrite, Intent, WriteRequest, check_batch, put_of_json
 from keyloft.semantic.keys import Project
 from keyloft.semantic.rules import got, too_large, wrong
 
@@ -38,6 +38,9 @@ _NAMES: Final = {
 }
 """The fields of a request, by operation."""
 _SEMANTICS: Final = ("purpose", "producer", "consumerHints", "ttlSeconds")
+
+_BATCH_LEVELS: Final = 3 + limits.PLUGIN_VALUE_DEPTH
+"""How deep a batch may nest: a value, the operation, the list of operations, and the object that it is a field of."""
 
 _JSON_KINDS: Final = {
     "None": "null",
@@ -60,6 +63,20 @@ class ListRequest(Struct, frozen=True, kw_only=True):
     values: bool
     limit: int
     after: str | None
+
+
+class _PutText(Struct):
+    """The value of a put as JSON; of a delete, UNSET."""
+
+    value: Raw | UnsetType = UNSET
+
+
+class _BatchText(Struct):
+    operations: list[_PutText]
+
+
+_read_put = msgspec.json.Decoder(_PutText).decode
+_read_batch = msgspec.json.Decoder(_BatchText).decode
 
 
 def key_within(project: Project, path: object, argument: str = "key") -> str:
@@ -90,15 +107,25 @@ def _path_within(path: object, argument: str) -> str:
 
 def read(operation: str, project: Project, data: bytes) -> str | ListRequest | WriteRequest:
     """What a request asks for; a get asks for a key."""
-    with _as_sent():
-        fields = _read(operation, data)
-        _check_names(fields, _NAMES[operation])
-        if operation == "get":
-            return key_within(project, payloads.field(fields, "key"))
-        if operation == "list":
-            return _list_request(project, fields)
-        intents = _operations(project, fields) if operation == "batch" else (_intent(project, operation, fields),)
-        return WriteRequest(intents=intents, request_id=fields.get("requestId"), is_batch=operation == "batch")
+    try:
+        with json_text.collecting_no_garbage(data):
+            return _request(operation, project, *_read(operation, data))
+    except errors.InvalidInput as error:
+        raise _as_sent(error) from None
+
+
+def _request(operation: str, project: Project, fields: dict[str, Any], text: bytes) -> str | ListRequest | WriteRequest:
+    _check_names(fields, _NAMES[operation])
+    if operation == "get":
+        return key_within(project, payloads.field(fields, "key"))
+    if operation == "list":
+        return _list_request(project, fields)
+    is_batch = operation == "batch"
+    if is_batch:
+        intents = _operations(project, fields, text)
+    else:
+        intents = (_intent(project, operation, fields, json_text.on_any_stack(_read_put, text)),)
+    return WriteRequest(intents=intents, request_id=fields.get("requestId"), is_batch=is_batch)
 
 
 def _list_request(project: Project, fields: Mapping[str, Any]) -> ListRequest:
@@ -113,20 +140,27 @@ def _list_request(project: Project, fields: Mapping[str, Any]) -> ListRequest:
     )
 
 
-def _operations(project: Project, fields: Mapping[str, Any]) -> tuple[Intent, ...]:
+def _operations(project: Project, fields: Mapping[str, Any], text: bytes) -> tuple[Intent, ...]:
     operations = payloads.field(fields, "operations")
     if not isinstance(operations, list):
         raise wrong("operations", "an array of puts and deletes", operations)
+    if operations:  # the store refuses an empty batch, after the other fields were checked
+        check_batch(operations)
+    for number, operation in enumerate(operations):
+        if not isinstance(operation, dict):
+            rule = f'expected an object, as in {{"operation": "put", "key": …}}{got(operation)}'
+            raise errors.InvalidArgument(f"operations[{number}]: {rule}")
+    texts = json_text.on_any_stack(_read_batch, text).operations
     intents = []
     for number, operation in enumerate(operations):
-        with _as_sent(f"operations[{number}]: "):
-            intents.append(_operation(project, operation))
+        try:
+            intents.append(_operation(project, operation, texts[number]))
+        except errors.InvalidInput as error:
+            raise _as_sent(error, f"operations[{number}]: ") from None
     return tuple(intents)
 
 
-def _operation(project: Project, fields: object) -> Intent:
-    if not isinstance(fields, dict):
-        raise errors.InvalidArgument(f'expected an object, as in {{"operation": "put", "key": …}}{got(fields)}')
+def _operation(project: Project, fields: Mapping[str, Any], text: _PutText) -> Intent:
     action = payloads.field(fields, "operation")
     if action not in ("put", "delete"):
         raise wrong("operation", "put or delete", action, str)
@@ -135,10 +169,10 @@ def _operation(project: Project, fields: object) -> Intent:
             "requestId: expected beside operations, not in one of them; it is the whole batch's"
         )
     _check_names(fields, ("operation", *_NAMES[action]))
-    return _intent(project, action, fields)
+    return _intent(project, action, fields, text)
 
 
-def _intent(project: Project, action: str, fields: Mapping[str, Any]) -> Intent:
+def _intent(project: Project, action: str, fields: Mapping[str, Any], text: _PutText) -> Intent:
     key = key_within(project, payloads.field(fields, "key"))
     about = {
         "expected_version": payloads.field(fields, "expectedVersion"),
@@ -148,8 +182,9 @@ def _intent(project: Project, action: str, fields: Mapping[str, Any]) -> Intent:
     }
     if action == "delete":
         return Intent.delete(key, **about)
-    value, semantics = payloads.field(fields, "value"), _semantics(payloads.field(fields, "semantics"))
-    return Intent.put(key, value, semantics=semantics, **about)
+    payloads.field(fields, "value")
+    assert text.value is not UNSET
+    return put_of_json(key, text.value, semantics=_semantics(payloads.field(fields, "semantics")), **about)
 
 
 def fields_of(request: WriteRequest) -> tuple[str, dict[str, Any]]:
@@ -172,24 +207,20 @@ def _fields(intent: Intent) -> dict[str, Any]:
     return fields if intent.semantics is None else fields | {"value": intent.value_json, "semantics": intent.semantics}
 
 
-@contextmanager
-def _as_sent(prefix: str = "") -> Iterator[None]:
-    """Let errors name fields and types as a request has them, not as a Python caller writes them.
+def _as_sent(error: errors.InvalidInput, prefix: str = "") -> errors.InvalidInput:
+    """An error that names fields and types as a request has them, not as a Python caller writes them.
 
     `writer: expected a str, got int` becomes `lastWriter: expected a string, got a number`.
     """
-    try:
-        yield
-    except errors.ValueTooLarge as error:
-        raise errors.ValueTooLarge(error.size, error.limit, f"{prefix}{error}") from None
-    except errors.InvalidInput as error:
-        name, expected, rest = f"{prefix}{error}".partition(": expected ")
-        if expected:
-            name = re.sub(r"\bwriter$", "lastWriter", re.sub("_(.)", lambda letter: letter[1].upper(), name))
-            rule, got_, found = rest.partition(", got ")
-            kind, semicolon, cure = found.partition(";")
-            rest = re.sub(r"\bstr\b", "string", rule) + got_ + _JSON_KINDS.get(kind, kind) + semicolon + cure
-        raise type(error)(f"{name}{expected}{rest}") from None
+    if isinstance(error, errors.ValueTooLarge):
+        return errors.ValueTooLarge(error.size, error.limit, f"{prefix}{error}")
+    name, expected, rest = f"{prefix}{error}".partition(": expected ")
+    if expected:
+        name = re.sub(r"\bwriter$", "lastWriter", re.sub("_(.)", lambda letter: letter[1].upper(), name))
+        rule, got_, found = rest.partition(", got ")
+        kind, semicolon, cure = found.partition(";")
+        rest = re.sub(r"\bstr\b", "string", rule) + got_ + _JSON_KINDS.get(kind, kind) + semicolon + cure
+    return type(error)(f"{name}{expected}{rest}")
 
 
 def _check_names(fields: Mapping[str, Any], known: Sequence[str], within: str = "") -> None:
@@ -206,7 +237,7 @@ def _check_names(fields: Mapping[str, Any], known: Sequence[str], within: str = 
     cure = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(known)}"
     if unknown in (*_SEMANTICS, "ttl") and "semantics" in known:
         cure = "it belongs into semantics"
-    raise errors.InvalidArgument(f"{within}{ascii(unknown)[1:-1][:60]}: there is no such field; {cure}")
+    raise errors.InvalidArgument(f"{within}{ascii(unknown[:60])[1:-1][:60]}: there is no such field; {cure}")
 
 
 def _semantics(fields: object) -> Semantics:
@@ -216,14 +247,20 @@ def _semantics(fields: object) -> Semantics:
     if "purpose" not in fields:
         raise errors.MissingField("Missing required field: semantics.purpose")
     hints = () if fields.get("consumerHints") is None else fields["consumerHints"]
-    with _as_sent("semantics."):
-        return Semantics(fields["purpose"], fields.get("producer"), hints, fields.get("ttlSeconds"))
-
-
-def _read(operation: str, data: bytes) -> dict[str, Any]:
-    """The fields of a request. A request far over the limit is not parsed, unless it is a batch: it would take long."""
     try:
-        if len(data) <= _LARGEST or operation == "batch":
+        return Semantics(fields["purpose"], fields.get("producer"), hints, fields.get("ttlSeconds"))
+    except errors.InvalidInput as error:
+        raise _as_sent(error, "semantics.") from None
+
+
+def _read(operation: str, data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The fields of a request, and its text. A request far over the limit is not read, unless it is a batch."""
+    try:
+        if operation == "batch":
+            return payloads.read(data, _BATCH_LEVELS)
+        if operation == "list" and payloads.is_empty(data):
+            return {}, b"{}"
+        if len(data) <= _LARGEST:
             return payloads.read(data)
         payloads.check_json(data)
     except errors.ValueTooLarge as error:
@@ -286,7 +323,9 @@ _Show: TypeAlias = Callable[[Envelope], Envelope]
 
 def _shown(envelope: Envelope) -> Envelope:
     """An entry as it travels. Its value is encoded here: msgspec can't encode ints over 64 bits."""
-    return replace(envelope, value=Raw(encode_json(envelope.value, limits.SEMANTIC_VALUE_BYTES)))
+    return replace(
+        envelope, value=Raw(encode_json(envelope.value, limits.SEMANTIC_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH))
+    )
 
 
 def _valueless(envelope: Envelope) -> Envelope:

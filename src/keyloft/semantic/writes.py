@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from keyloft import limits
 from keyloft.errors import InvalidArgument, InvalidInput
 from keyloft.semantic.envelope import Envelope, Semantics
-from keyloft.semantic.intents import Intent, WriteRequest
+from keyloft.semantic.intents import Intent, WriteRequest, check_batch
 from keyloft.semantic.rules import ExpectedVersion, wrong
 
 Written: TypeAlias = list[Envelope | None]
@@ -102,9 +101,7 @@ class Writes:
         if isinstance(operations, Intent):
             raise wrong("operations", "several, as in batch([Intent.put(…), Intent.delete(…)])", operations)
         intents = (*operations,)
-        if not 1 <= len(intents) <= limits.BATCH_OPERATIONS:
-            most = limits.BATCH_OPERATIONS
-            raise InvalidArgument(f"operations: expected 1 to {most:,} puts and deletes, got {len(intents):,}")
+        check_batch(intents)
         for number, intent in enumerate(intents):
             if not isinstance(intent, Intent):
                 raise wrong(f"operations[{number}]", "what Intent.put or Intent.delete returns", intent)

@@ -22,7 +22,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        return report(error)
+        return report(error, extra="server")  # not one extra after another, until the service starts
     return 0
 
 

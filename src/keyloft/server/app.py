@@ -1,34 +1,44 @@
 """Runs the services: opens the database, connects to NATS, serves, and ends in order."""
 
 import asyncio
+import errno
 import logging
 import os
-import re
 import signal
-import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, NoReturn
 
-import msgspec
 from nats.aio.client import Client as Nats
 
 from keyloft import errors, limits
-from keyloft.core.extras import not_installed
-from keyloft.core.records import Batch, Check, Get, Space
+from keyloft.core.records import Batch, Check, Get, Space, StoreId
 from keyloft.core.urls import without_login
-from keyloft.errors import DatabaseError, InvalidArgument, KeyloftError, NatsServerFailed, NotPermitted, Unanswered
-from keyloft.nats.connection import Login, cancel, connect
+from keyloft.errors import (
+    AnotherStore,
+    DatabaseError,
+    InvalidArgument,
+    KeyloftError,
+    NatsServerFailed,
+    NotPermitted,
+    Unanswered,
+)
+from keyloft.nats.bounds import IntakeBounds
+from keyloft.nats.connection import cancel, connect
+from keyloft.nats.messages import NatsConnection
+from keyloft.nats.meters import ServiceMeters
 from keyloft.plugins.meters import Meters
 from keyloft.plugins.service import DatabaseService
 from keyloft.plugins.store import BotDatabase
+from keyloft.plugins.usage import PluginUsage
 from keyloft.semantic.monitoring import Signals
 from keyloft.semantic.service import SemanticService
 from keyloft.semantic.store import SemanticStore
-from keyloft.server.banner import database_name, show_banner
-from keyloft.server.config import Config
+from keyloft.server.banner import show_banner
+from keyloft.server.config import OFF, Config
 from keyloft.server.http import HttpServer, Response, shown, unavailable
 from keyloft.server.logging import set_up_logging
+from keyloft.server.members import QueueGroup
 from keyloft.server.metrics import Metrics
 from keyloft.server.nats_process import NatsServer
 from keyloft.tuples.store import Store
@@ -36,11 +46,14 @@ from keyloft.tuples.store import Store
 logger = logging.getLogger(__name__)
 
 _PERMANENT: Final = (errors.CannotOpen, errors.NotADatabase, errors.ReadOnly, errors.SchemaTooNew, errors.SchemaTooOld)
-"""What can be wrong with a database that no later attempt finds in order."""
+"""Failures to open a database that no later attempt can get past."""
 
 _PROBE: Final = Get(Space.PLUGINS, ("keyloft", "health"))
+_LOG_IN: Final = (
+    "serve logs in as SERVICE: set --nats-user SERVICE and KEYLOFT_NATS_PASSWORD, with the password that the "
+    "configuration of NATS has for it; or --nats-creds"
+)
 _NOT_OPEN: Final = "the database is not open yet"
-_NOT_SERVED: Final = re.compile(r"permissions violation for subscription to \"([^\"]+)\"", re.IGNORECASE)
 
 
 def run(config: Config, end_process: Callable[[int], NoReturn]) -> None:
@@ -94,14 +107,25 @@ class App:
         self._config = config
         self._meters = Meters()
         # A call to the database times out before its request does, so that the answer can name the reason.
-        self._db = BotDatabase(config.database, durability=config.durability, patience=0.8 * config.deadline)
+        self._db = BotDatabase(
+            config.database,
+            durability=config.durability,
+            patience=0.8 * config.deadline,
+            history_seconds=config.history_seconds,
+            history_mib=config.history_mib,
+        )
         self._signals = Signals()
-        self._metrics = Metrics(self._meters, self._db, self._signals, prefix=config.metrics_prefix)
+        self._tenants = ServiceMeters()
+        self._usage = PluginUsage(self._db, config.plugin_quotas())
+        self._metrics = Metrics(self._meters, self._usage, self._signals, self._tenants, prefix=config.metrics_prefix)
         self._nats_server: NatsServer | None = None
         self._nats: Nats | None = None
         self._pages: str | None = None
         """The address of metrics and health."""
+        self._no_pages = OFF
+        """Why there are none."""
         self._is_open = False
+        self._group: QueueGroup | None = None
         self._has_served = False
 
     async def run(self) -> None:
@@ -115,10 +139,13 @@ class App:
             await self._open_database()
             self._is_open = True
             stack.push_async_callback(self._db.aclose)
-            await stack.enter_async_context(self._metrics)
+            await stack.enter_async_context(self._usage)
             config = self._config
+            engine = await self._db.engine()
+            [store_id] = await engine.read(StoreId())
+            self._group = QueueGroup(config, store_id)
             store = SemanticStore(
-                Store(await self._db.engine()),
+                Store(engine),
                 audit_key=config.audit_key,
                 purposes=config.purposes,
                 request_memory=config.request_memory,
@@ -150,21 +177,21 @@ class App:
         try:
             host, port = await server.start(*address)
         except OSError as error:
-            reason = error.strerror or str(error)
-            logger.warning("no metrics and health: can't listen on %s: %s", self._config.http, reason)
+            is_taken = error.errno == errno.EADDRINUSE
+            reason = "is taken" if is_taken else f"can't be listened on: {error.strerror or error}"
+            self._no_pages = f"none: {self._config.http} {reason}"
+            cure = "choose another with --http, as in --http 127.0.0.1:0"
+            logger.warning("no metrics and health: %s %s: %s", self._config.http, reason, cure)
             return None
         return shown(host, port)
 
     async def _show_metrics(self) -> Response:
         if not self._is_open:
             return unavailable(_NOT_OPEN)
-        try:
-            return Response(await self._metrics.render(), content_type=self._metrics.content_type)
-        except ImportError:
-            return unavailable(not_installed("prometheus_client"))
+        return Response(await self._metrics.render(), content_type=self._metrics.content_type)
 
     async def _show_health(self) -> Response:
-        if not self._is_open:
+        if self._group is None:
             return unavailable(_NOT_OPEN)
         if self._nats is None or not self._nats.is_connected:
             return unavailable("not connected to NATS")
@@ -178,7 +205,7 @@ class App:
             # The message may name files and hosts: it belongs in the log.
             logger.warning("the database can't be used: %s", error)
             return unavailable(f"the database can't be used ({error.code})")
-        return Response(b"ok\n")
+        return Response(f"ok\nstore {self._group.store}\n".encode())
 
     async def _try_to_write(self) -> None:
         """Commit a check that fails: it takes the path of every write, and writes nothing."""
@@ -225,47 +252,50 @@ class App:
     async def _serve(self, addresses: list[str], store: SemanticStore) -> None:
         """Serve until the connection to NATS ends for good."""
         config, is_first = self._config, not self._has_served
-        not_served: list[str] = []
         closed = asyncio.Event()
-
-        def on_error(error: Exception) -> None:
-            not_served.extend(_NOT_SERVED.findall(str(error)))
 
         async def on_closed() -> None:
             closed.set()
 
+        group = self._group
+        assert group is not None, "set when the database was opened"
         async with AsyncExitStack() as stack:
-            self._nats = await self._connect(addresses, is_first, on_error=on_error, closed_cb=on_closed)
+            self._nats = nats = await self._connect(addresses, is_first, closed_cb=on_closed)
             closed.clear()  # a refused login has closed its connection
-            stack.push_async_callback(self._nats.close)
+            stack.push_async_callback(nats.close)
             shared: dict[str, Any] = {
                 "queue": config.queue,
-                "requests_in_all": config.requests_in_all,
+                "bounds": IntakeBounds(
+                    owner_bytes=int(config.owner_mib * 2**20),
+                    all_bytes=int(config.intake_mib * 2**20),
+                    requests_per_second=config.requests_per_second or None,
+                ),
                 "deadline": config.deadline,
-                "metadata": self._metadata(),
             }
             service = DatabaseService(
-                self._nats,
+                nats,
                 self._db,
                 prefixes=config.prefixes,
                 reserved=[config.semantic_prefix],
-                requests_per_plugin=config.requests_per_plugin,
                 cleanup_every=config.cleanup_every,
+                usage=self._usage,
                 meters=self._meters,
+                metadata=group.metadata(DatabaseService.name),
                 **shared,
             )
             semantic = SemanticService(
-                self._nats,
+                nats,
                 store,
                 prefix=config.semantic_prefix,
                 reserved=config.prefixes,
-                requests_per_tenant=config.requests_per_plugin,
+                meters=self._tenants,
+                metadata=group.metadata(SemanticService.name),
                 **shared,
             )
-            if is_first and config.login() == Login():
-                await self._find_other_services(self._nats)
+            if not await self._may_join(group, nats):
+                return
             stack.push_async_callback(service.aclose)
-            stack.push_async_callback(semantic.stop)
+            stack.push_async_callback(semantic.aclose)
             try:
                 await service.start()
                 await semantic.start()
@@ -273,39 +303,46 @@ class App:
                 logger.warning("the service can't start yet, trying again: %s", error or type(error).__name__)
                 await asyncio.sleep(limits.RECONNECT_SECONDS)
                 return
-            if not_served:
+            if not_served := [subject for subject in group.subjects if subject.lower() in nats.refused]:
                 refusal = f"NATS refused to let this user subscribe to {', '.join(not_served)}"
                 if is_first:
-                    raise NotPermitted(f"{refusal}: log in as the service with --nats-user or --nats-creds")
+                    raise NotPermitted(f"{refusal}; {_LOG_IN}")
                 logger.error("%s", refusal)
+            group.warn_of_unknown()
             if is_first:
-                show_banner(config, addresses, self._pages)
+                show_banner(config, addresses, self._pages, self._no_pages)
+            # Another service may have joined at the same moment: then at least one of the two finds the other now.
+            again = asyncio.create_task(self._may_join(group, nats), name="keyloft queue group")
+            stack.push_async_callback(cancel, again)
+            ending = asyncio.create_task(closed.wait(), name="keyloft connection")
+            stack.push_async_callback(cancel, ending)
+            await asyncio.wait([again, ending], return_when=asyncio.FIRST_COMPLETED)
+            if again.done() and not again.result():
+                return
             self._has_served = True
-            await closed.wait()
+            await ending
             logger.error("NATS has ended the connection; connecting again")
 
-    def _metadata(self) -> dict[str, str]:
-        return {"host": socket.gethostname(), "pid": str(os.getpid()), "database": database_name(self._config.database)}
+    async def _may_join(self, group: QueueGroup, nats: NatsConnection) -> bool:
+        """Whether all services of the queue group serve this store.
 
-    async def _find_other_services(self, nats: Nats) -> None:
-        """Warn of a second service with another database: each request would go to one of the two."""
+        Raises:
+            AnotherStore: One does not, and this service has not served yet.
+        """
+        user = self._config.login().user or (nats.connected_url.username if nats.connected_url else None)
         try:
-            message = await nats.request(f"$SRV.PING.{DatabaseService.name}", b"", timeout=limits.HEALTH_SECONDS)
-            other = msgspec.json.decode(message.data)["metadata"]
-        except Exception:
-            return  # no other service of Keyloft
-        mine = self._metadata()
-        where = f"{other.get('database')} (process {other.get('pid')} on {other.get('host')})"
-        if (other.get("database"), other.get("host")) == (mine["database"], mine["host"]):
-            logger.info("sharing the requests with another instance on %s", where)
-        else:
-            logger.warning(
-                "another Keyloft serves here already, from %s: each request goes to one of the two, and each has its "
-                "own data. Stop one, or give them different --prefixes or NATS servers",
-                where,
-            )
+            await group.check(nats, user)
+        except AnotherStore as error:
+            if not self._has_served:
+                raise
+            logger.error("not joining again, %s: %s", error.code, error)
+            await asyncio.sleep(limits.RECONNECT_SECONDS)
+            return False
+        except Exception as error:
+            logger.warning("other services can't be asked for their stores: %s", error or type(error).__name__)
+        return True
 
-    async def _connect(self, addresses: list[str], is_first: bool, **callbacks: Any) -> Nats:
+    async def _connect(self, addresses: list[str], is_first: bool, **callbacks: Any) -> NatsConnection:
         """Connect as soon as a server answers."""
         where = ", ".join(map(without_login, addresses))
         logger.info("connecting to NATS at %s", where)
@@ -316,11 +353,12 @@ class App:
                     name="keyloft serve",
                     login=self._config.login(),
                     skip_subject_validation=True,  # NATS has checked the reply subjects already
+                    subjects=lambda: (*self._config.prefixes, self._config.semantic_prefix),
                     **callbacks,
                 )
             except NotPermitted as error:
                 if is_first:
-                    raise NotPermitted(f"{where}: {error}; --nats-user, --nats-creds or --nats-ca log in") from error
+                    raise NotPermitted(f"{where}: {error}; {_LOG_IN}") from error
                 # A login that worked before may work again.
                 await asyncio.sleep(limits.RECONNECT_SECONDS)
             except KeyloftError:

@@ -18,13 +18,14 @@ from keyloft.server.config import DEFAULT_NATS_PORT, Config
 logger = logging.getLogger(__name__)
 
 
-def show_banner(config: Config, addresses: Sequence[str], pages: str | None) -> None:
+def show_banner(config: Config, addresses: Sequence[str], pages: str | None, no_pages: str) -> None:
     """Print it to standard error, which has the log, too; nothing reads a service's standard output.
 
     Args:
         config: The settings of the service.
         addresses: Those of NATS; without any in `config`, that of the nats-server which the service runs itself.
         pages: The address of metrics and health.
+        no_pages: What is shown instead where there is none.
     """
     nats = [without_login(address) for address in addresses]
     if config.log_format == "json":
@@ -36,13 +37,14 @@ def show_banner(config: Config, addresses: Sequence[str], pages: str | None) -> 
         }
         logger.info("Keyloft %s is running", keyloft.__version__, extra=where)
         return
+    metrics = no_pages if pages is None else f"{pages}/metrics, health at {pages}/healthz"
     needs_login = config.login() != Login() or any("@" in address for address in addresses)
     with contextlib.suppress(OSError):  # the terminal is closed
-        sys.stderr.write(_text(config, nats, pages, needs_login))
+        sys.stderr.write(_text(config, nats, metrics, needs_login))
         sys.stderr.flush()
 
 
-def _text(config: Config, nats: Sequence[str], pages: str | None, needs_login: bool) -> str:
+def _text(config: Config, nats: Sequence[str], metrics: str, needs_login: bool) -> str:
     options = ""
     if nats != [f"nats://127.0.0.1:{DEFAULT_NATS_PORT}"]:
         options += f" --nats {shlex.quote(','.join(nats))}"
@@ -54,7 +56,7 @@ Keyloft {keyloft.__version__} is running.
 
   data      {database_name(config.database)}
   NATS      {", ".join(nats)}{"" if config.nats else " (started by this service)"}
-  metrics   {"off" if pages is None else f"{pages}/metrics, health at {pages}/healthz"}
+  metrics   {metrics}
 
 Store a first value and read it, in another terminal{login}:
 

@@ -18,8 +18,10 @@ import msgspec
 from msgspec import Meta
 
 from keyloft import limits
-from keyloft.errors import InvalidArgument
-from keyloft.plugins.rules import PREFIXES, QUEUE
+from keyloft.core.urls import DatabaseUrl, check_nats_address
+from keyloft.errors import CannotOpen, InvalidArgument, InvalidPluginName
+from keyloft.plugins.quotas import Quota, Quotas
+from keyloft.plugins.rules import PREFIXES, QUEUE, plugin_name
 from keyloft.semantic.keys import PREFIX as SEMANTIC_PREFIX
 from keyloft.semantic.rules import check_purpose
 from keyloft.server.http import read_address
@@ -32,7 +34,7 @@ DEFAULT_NATS_PORT: Final = 4222
 OFF: Final = "off"
 
 _YEAR: Final = 365 * 86_400
-_NATS_ADDRESS: Final = re.compile(r"(?:(?:nats|tls|ws|wss)://)?[^\s/?#]+/?")
+_QUOTA: Final = re.compile(r"([^:]*):([0-9]{1,15}):([0-9]{1,15})", re.ASCII)
 _T = TypeVar("_T")
 
 
@@ -49,10 +51,6 @@ def _seconds(default: float, description: str, *, most: float) -> float:
     return _setting(float(default), description, metavar="SECONDS", gt=0, le=most)
 
 
-def _number(default: int, description: str, *, most: int) -> int:
-    return _setting(default, description, metavar="N", ge=1, le=most)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """The settings of `keyloft serve`."""
@@ -66,6 +64,21 @@ class Config:
     durability: Literal["full", "relaxed"] = _setting(
         "full",
         "full: acknowledged writes survive a power cut. relaxed: they survive a killed process, and are stored sooner.",
+    )
+    history_seconds: float = _setting(
+        limits.HISTORY_SECONDS,
+        "Seconds that the change log keeps what changed, at least: older changes go with later commits. A watch "
+        "that was away for less continues where it was.",
+        metavar="SECONDS",
+        ge=0,
+        le=10 * _YEAR,
+    )
+    history_mib: float = _setting(
+        limits.HISTORY_MIB,
+        "How large the change log may grow, in MiB; beyond, the oldest changes go first.",
+        metavar="MIB",
+        ge=0,
+        le=1_048_576,
     )
     nats: tuple[Annotated[str, Meta(min_length=1)], ...] = _setting(
         (),
@@ -107,12 +120,37 @@ class Config:
         limits.REQUEST_MEMORY_SECONDS, "Seconds that a requestId of the semantic store is remembered.", most=_YEAR
     )
     queue: str = _setting(QUEUE, "The queue group: services with the same one share the requests.", pattern=r"^[^\s]+$")
-    requests_per_plugin: int = _number(
-        limits.REQUESTS_PER_PLUGIN,
-        "How many unanswered requests a plugin or tenant may have before the next is answered BUSY.",
-        most=1_000_000,
+    owner_mib: float = _setting(
+        limits.OWNER_BYTES / 2**20,
+        "How many MiB the unanswered requests of a plugin or tenant may have before the next is answered BUSY.",
+        metavar="MIB",
+        gt=0,
+        le=1_048_576,
     )
-    requests_in_all: int = _number(limits.REQUESTS, "The same for all plugins, or tenants, together.", most=10_000_000)
+    intake_mib: float = _setting(
+        limits.INTAKE_BYTES / 2**20,
+        "The same for all plugins together, and for all tenants; a quarter of it is for replies that are being made.",
+        metavar="MIB",
+        gt=0,
+        le=1_048_576,
+    )
+    requests_per_second: float = _setting(
+        0.0,
+        "How many requests a plugin or tenant may send a second before the next is answered BUSY; 0: any number.",
+        metavar="N",
+        ge=0,
+        le=1_000_000_000,
+    )
+    quota_keys: int = _setting(0, "How many keys a plugin may store; 0: any number.", metavar="N", ge=0, le=10**12)
+    quota_bytes: int = _setting(
+        0, "How many bytes the values of a plugin may have in all; 0: any number.", metavar="N", ge=0, le=10**15
+    )
+    quotas: tuple[str, ...] = _setting(
+        (),
+        "Other quotas of some plugins, as in trivia:5000:1000000 for 5,000 keys and a million bytes; several with "
+        "commas. A 0 is any number, as in trivia:5000:0.",
+        metavar="PLUGIN:KEYS:BYTES",
+    )
     deadline: float = _seconds(
         limits.DEADLINE_SECONDS,
         "Seconds after which a request is answered with an error if the database has not answered.",
@@ -128,7 +166,27 @@ class Config:
 
     def http_address(self) -> tuple[str, int] | None:
         """Where metrics and health are served, or None for nowhere."""
-        return None if self.http == OFF else read_address("http", self.http, f"127.0.0.1:9464, or {OFF}")
+        return None if self.http == OFF else read_address(self.http, f"127.0.0.1:9464, or {OFF}")
+
+    def plugin_quotas(self) -> Quotas:
+        """How much plugins may store.
+
+        Raises:
+            InvalidArgument: One of `quotas` can't be read, or a plugin has two.
+        """
+        named: dict[str, Quota] = {}
+        for text in self.quotas:
+            found = _QUOTA.fullmatch(text)
+            if found is None:
+                raise InvalidArgument(f"expected PLUGIN:KEYS:BYTES, as in trivia:5000:1000000, got {text!a}")
+            try:
+                plugin = plugin_name(found[1])
+            except InvalidPluginName as error:
+                raise InvalidArgument(str(error)) from None
+            if plugin in named:
+                raise InvalidArgument(f"expected one quota for each plugin, got two for {plugin}")
+            named[plugin] = _quota(int(found[2]), int(found[3]))
+        return Quotas(_quota(self.quota_keys, self.quota_bytes), named)
 
     def login(self) -> "Login":
         """How to log in to the NATS server."""
@@ -137,6 +195,10 @@ class Config:
         names = {"credentials": "nats_creds", "ca": "nats_ca", "certificate": "nats_cert", "key": "nats_key"}
         files = {field: Path(file) for field, name in names.items() if (file := getattr(self, name)) is not None}
         return Login(user=self.nats_user, password=self.nats_password, token=self.nats_token, **files)
+
+
+def _quota(keys: int, size: int) -> Quota:
+    return Quota(keys or None, size or None)
 
 
 class Setting:
@@ -190,19 +252,19 @@ def _plain(message: str) -> str:
 
 SETTINGS: Final[Mapping[str, Setting]] = {declared.name: Setting(declared) for declared in fields(Config)}
 
-Flags: TypeAlias = Mapping[str, str | None]
+FlagValues: TypeAlias = Mapping[str, str | None]
 """The flags that were given, by name of the setting; `config` names the file."""
 
 _ARGUMENTS: Final = {"config": "--config"} | {name: setting.flag for name, setting in SETTINGS.items()}
 
 
-def to_arguments(flags: Flags) -> list[str]:
+def to_arguments(flags: FlagValues) -> list[str]:
     """The arguments for a process with these flags."""
     given = [(_ARGUMENTS[name], value) for name, value in flags.items() if value is not None]
     return [word for pair in given for word in pair]
 
 
-def from_arguments(arguments: list[str]) -> Flags:
+def from_arguments(arguments: list[str]) -> FlagValues:
     """The reverse of `to_arguments`."""
     names = {argument: name for name, argument in _ARGUMENTS.items()}
     return {names[flag]: value for flag, value in zip(arguments[::2], arguments[1::2], strict=True)}
@@ -212,7 +274,7 @@ NATS_SETTINGS: Final = tuple(name for name in SETTINGS if name.startswith("nats"
 """How to reach a NATS server: clients need these, too."""
 
 
-def load(flags: Flags, environment: Mapping[str, str] = os.environ, *, only: Iterable[str] = SETTINGS) -> Config:
+def load(flags: FlagValues, environment: Mapping[str, str] = os.environ, *, only: Iterable[str] = SETTINGS) -> Config:
     """Read the settings from all their sources.
 
     Args:
@@ -247,8 +309,13 @@ def check_service(config: Config) -> None:
     """Refuse settings that a service can't be started with.
 
     Raises:
-        InvalidArgument: Two settings contradict each other.
+        InvalidArgument: Two settings contradict each other, or the database's URL can't be one.
     """
+    try:
+        DatabaseUrl.parse(config.database)
+    except (InvalidArgument, CannotOpen) as error:
+        setting = SETTINGS["database"]
+        raise InvalidArgument(f"{setting.flag} or {setting.environment}: {error}") from None
     logins = [name for name in NATS_SETTINGS if name != "nats" and getattr(config, name) is not None]
     if logins and not config.nats:
         flag = SETTINGS[logins[0]].flag
@@ -289,10 +356,13 @@ def _check_one(name: str, config: Config) -> None:
             config.http_address()
         case "prefixes" | "semantic_prefix":
             isolate((), prefixes=config.prefixes, semantic_prefix=config.semantic_prefix)
+        case "quotas":
+            config.plugin_quotas()
         case "purposes":
             for purpose in value:
                 check_purpose(purpose)
-        case "nats" if not all(map(_NATS_ADDRESS.fullmatch, value)):
-            raise InvalidArgument(f"expected an address like nats://127.0.0.1:{DEFAULT_NATS_PORT}")
+        case "nats":
+            for address in value:
+                check_nats_address(address)
         case _ if SETTINGS[name].metavar == "FILE" and not os.access(value, os.R_OK):
             raise InvalidArgument(f"the file {value} does not exist, or can't be read")

@@ -13,15 +13,15 @@ def print_error(text: str) -> None:
     sys.stderr.write(f"keyloft: {text}\n")
 
 
-def describe(error: Exception) -> str:
-    """What went wrong, in one line."""
+def describe(error: Exception, extra: str | None = None) -> str:
+    """What went wrong, in one line; `extra` has all that is needed, where a package is missing."""
     match error:
         case InvalidInput():
             return str(error)
         case KeyloftError():
             return f"{error.code}: {error}"
         case ModuleNotFoundError() if (package := str(error.name).partition(".")[0]) in EXTRAS:
-            return not_installed(package)
+            return not_installed(package, extra)
         case FileNotFoundError():
             return f"there is no file {error.filename}"
         case OSError() if error.strerror and error.filename is not None:
@@ -31,14 +31,15 @@ def describe(error: Exception) -> str:
     return f"failed unexpectedly: {type(error).__name__}: {error}\nKEYLOFT_DEBUG=1 shows the traceback"
 
 
-def report(error: Exception, spelled: Callable[[str], str] = str) -> int:
+def report(error: Exception, spelled: Callable[[str], str] = str, *, extra: str | None = None) -> int:
     """Print what went wrong, and return the exit code: 2 for a wrong call, 1 for a failure. KEYLOFT_DEBUG raises it.
 
     Args:
         error: What went wrong.
         spelled: Changes the names of arguments in the message to those that the user has typed.
+        extra: Which extra to install where a package is missing, instead of that package's own.
     """
     if os.environ.get("KEYLOFT_DEBUG"):
         raise error
-    print_error(spelled(describe(error)))
+    print_error(spelled(describe(error, extra)))
     return 2 if isinstance(error, (InvalidInput, FileNotFoundError)) else 1

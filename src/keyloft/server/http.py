@@ -134,15 +134,15 @@ def _head(answer: Response) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-def read_address(setting: str, text: str, example: str) -> tuple[str, int]:
+def read_address(text: str, example: str, argument: str = "") -> tuple[str, int]:
     """The host and port of an address like 127.0.0.1:80 or [::1]:80.
 
     Raises:
-        InvalidArgument: It is none; the message names the setting, and an example.
+        InvalidArgument: It is none; the message has the example, and names the argument if there is one.
     """
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found[3]) > 65_535:
-        raise InvalidArgument(f"{setting} must be host:port, as in {example}")
+        raise InvalidArgument(f"{f'{argument}: ' if argument else ''}expected HOST:PORT, as in {example}")
     return found[1] or found[2], int(found[3])
 
 

@@ -6,7 +6,7 @@ refuses all but that user's subjects and inbox:
     user           publishes to                                       subscribes to   (for every prefix)
     trivia         db.kv.trivia.{set,get,delete,list}                 _INBOX_trivia.>
     TENANT-acme    db.semantic.acme.*.{put,get,delete,list,batch}     _INBOX_TENANT-acme.>
-    SERVICE        the inboxes                                        db.kv.>, db.semantic.>, both in a queue group;
+    SERVICE        the inboxes, $SRV.INFO                             db.kv.>, db.semantic.>, both in a queue group;
                                                                       $SRV.>; _INBOX_SERVICE.>
     ADMIN          db.kv.>, db.semantic.>, $SRV.>                     _INBOX.>, db.kv.>, db.semantic.>, $SRV.>
 
@@ -26,16 +26,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from keyloft import limits
 from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.plugins import rules
-from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic import keys
 from keyloft.server.http import read_address
+from keyloft.server.topology import Topology, leaf_user
 
 SERVICE: Final = "SERVICE"
 ADMIN: Final = "ADMIN"
+INFO: Final = "$SRV.INFO"
+"""Where a starting service asks the others for the ids of their stores."""
 
 # The first part can't be one that NATS uses itself, such as $SYS or _INBOX_trivia.
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
@@ -65,6 +68,8 @@ class Isolation:
     tenants: Mapping[str, NatsUser]
     service: NatsUser
     admin: NatsUser
+    others: Mapping[str, NatsUser]
+    """Users of a topology: `ROUTE`, `SYSTEM`, `LEAF-…`."""
 
     def write(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write the configuration to a file that only its owner can read.
@@ -72,15 +77,16 @@ class Isolation:
         Raises:
             InvalidArgument: The file exists and `replace` is false, or it can't be written.
         """
-        from keyloft.admin.files import complete_file  # here, since a service never writes one
+        from keyloft.admin.files import give_name, unfinished_file  # here, since a service never writes one
 
         target = Path(path)
         if not replace and os.path.lexists(target):
             raise InvalidArgument(f"{target} exists already, and its passwords may be in use")
         try:
             # Complete or not at all: nats-server accepts some truncated files, and then lets every client in.
-            with complete_file(target, overwrite=replace) as file:
+            with unfinished_file(target, overwrite=replace) as file:
                 file.write_text(self.text, encoding="utf-8")
+                give_name(file, target, overwrite=replace)
         except CannotOpen as error:
             raise InvalidArgument(str(error)) from error
         except OSError as error:
@@ -95,6 +101,7 @@ def isolate(
     semantic_prefix: str = keys.PREFIX,
     passwords: Mapping[str, str] | None = None,
     listen: str = "127.0.0.1:4222",
+    topology: Topology | None = None,
 ) -> Isolation:
     """Make the configuration for some plugins and tenants.
 
@@ -107,11 +114,12 @@ def isolate(
             takes them. Other users get a random one. To add a user to a configuration in use, pass the passwords in
             use.
         listen: Where the server listens, as host:port.
+        topology: How the server is connected to others: a cluster, leaf nodes, a system account.
 
     Raises:
         InvalidPluginName: No plugin can have this name.
         InvalidKey: No tenant can have this id.
-        InvalidArgument: A plugin or tenant is named twice; or a prefix, password or address can't be used.
+        InvalidArgument: A plugin or tenant is named twice; or a prefix, password, address or topology can't be used.
     """
     if isinstance(plugins, str) or isinstance(tenants, str):
         raise InvalidArgument("plugins, tenants: expected a sequence of names, got a string")
@@ -120,7 +128,9 @@ def isolate(
     if isinstance(prefixes, str) or not prefixes:
         raise InvalidArgument("prefixes: expected a sequence of at least one prefix")
     *spaces, semantic = _prefixes([*prefixes, semantic_prefix])
-    read_address("listen", listen, "127.0.0.1:4222")
+    read_address(listen, "127.0.0.1:4222", "listen")
+    topology = topology or Topology()
+    topology.check([*names, *map(keys.tenant_user, ids)])
     given = dict(passwords or {})
 
     def user(name: str) -> NatsUser:
@@ -134,18 +144,20 @@ def isolate(
         tenants={tenant: user(keys.tenant_user(tenant)) for tenant in ids},
         service=user(SERVICE),
         admin=user(ADMIN),
+        others={name: user(name) for name in topology.users},
     )
     if given:
         raise InvalidArgument(f"passwords: no such users: {', '.join(sorted(map(repr, given)))}")
-    return replace(isolation, text=_text(isolation, spaces, semantic, listen))
+    return replace(isolation, text=_text(isolation, spaces, semantic, listen, topology))
 
 
 def logins_in(text: str) -> dict[str, str]:
     """The users of a configuration that `isolate` made, and their passwords."""
-    return dict(re.findall(r'^ *user: "([^"]+)"\n *password: "([^"]+)"$', text, re.MULTILINE))
+    sent = {user: unquote(password) for user, password in re.findall(r'"nats-leaf://([^:"]+):([^@"]+)@', text)}
+    return sent | dict(re.findall(r'^ *user: "([^"]+)"\n *password: "([^"]+)"$', text, re.MULTILINE))
 
 
-def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: str) -> str:
+def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: str, topology: Topology) -> str:
     service, admin = isolation.service, isolation.admin
     confined = [*isolation.plugins.values(), *isolation.tenants.values()]
     requests = [f"{prefix}.>" for prefix in (*prefixes, semantic)]
@@ -154,26 +166,46 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
         "# This file holds passwords: only the user that runs the server should be able to read it.",
         "",
         f'listen: "{listen}"',
+        *topology.text({name: user.password for name, user in isolation.others.items()}),
         "",
         "# There is no user without a password: clients that don't log in are refused.",
         "authorization {",
         "  users: [",
-        "    # The service. It receives all requests, and only in a queue group, so that each is carried out once.",
-        "    # It publishes to inboxes only. allow_responses would let it publish to any subject that a request",
-        "    # names as its reply subject, another plugin's «set» included.",
-        *_user(service, map(_replies, (*confined, admin)), [*[f"{one} >" for one in requests], "$SRV.>"]),
-        "",
-        "    # The operator: all data, and the state of the services.",
-        *_user(admin, [*requests, "$SRV.>"], [*requests, "$SRV.>"]),
     ]
+    if topology.leaf_name is None:
+        replies = map(_replies, (*confined, admin, service))
+        lines += [
+            "    # The service. It receives all requests, and only in a queue group, so that each is carried out once.",
+            "    # It publishes to inboxes, and asks other services for their stores. allow_responses would let it",
+            "    # publish to any subject that a request names as its reply subject, another plugin's «set» included.",
+            *_user(service, [*replies, INFO], [*[f"{one} >" for one in requests], "$SRV.>"]),
+            "",
+            "    # The operator: all data, and the state of the services.",
+            *_user(admin, [*requests, "$SRV.>"], [*requests, "$SRV.>"]),
+        ]
     for name, user in isolation.plugins.items():
-        subjects = [f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in OPERATIONS]
         comment = f"The plugin {name}: its requests, and the replies to them; its inbox prefix is {user.inbox_prefix}"
+        subjects = [f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in rules.OPERATIONS]
         lines += ["", f"    # {comment}", *_user(user, subjects)]
     for tenant, user in isolation.tenants.items():
-        subjects = [f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS]
         comment = f"The tenant {tenant}: its requests, and the replies to them; its inbox prefix is {user.inbox_prefix}"
+        subjects = [f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS]
         lines += ["", f"    # {comment}", *_user(user, subjects)]
+    inboxes = {user.name: _replies(user) for user in confined}
+    # Not by operation: nats-server does not tell a leaf node that may publish to db.semantic.acme.*.put alone of a
+    # subscription to db.semantic.>.
+    spaces = {name: [f"{prefix}.{name}.>" for prefix in prefixes] for name in isolation.plugins}
+    spaces |= {user.name: [f"{semantic}.{tenant}.>"] for tenant, user in isolation.tenants.items()}
+    for leaf, there in topology.leaves.items():
+        lines += [
+            "",
+            f"    # The leaf node {leaf}: the requests of {', '.join(there)}, and the replies to them",
+            *_user(
+                isolation.others[leaf_user(leaf)],
+                [space for name in there for space in spaces[name]],
+                [inboxes[name] for name in there],
+            ),
+        ]
     return "\n".join([*lines, "  ]", "}", ""])
 
 

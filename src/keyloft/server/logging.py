@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from keyloft.core.log_text import printable, printable_json
+
 _USUAL: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "time", "level", "logger"}
 """The fields that every record has, or that every line has under another name."""
 
@@ -25,9 +27,16 @@ class TextLines(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s [%(name)s] %(message)s", "%Y-%m-%d %H:%M:%S")
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        # What a plugin sends may get into a message, and must not look like a line of its own.
-        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+    def format(self, record: logging.LogRecord) -> str:
+        record.message = record.getMessage()
+        record.asctime = self.formatTime(record, self.datefmt)
+        # What a plugin sends may get into any message, and must not look like a line of its own, nor move the cursor.
+        lines = [printable(self.formatMessage(record))]
+        if record.exc_info:
+            lines += _indented(self.formatException(record.exc_info))
+        if record.stack_info:
+            lines += _indented(record.stack_info)
+        return "\n".join(lines)
 
 
 class JsonLines(logging.Formatter):
@@ -44,7 +53,12 @@ class JsonLines(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _USUAL}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _to_json(line)
+        return printable_json(_to_json(line))
+
+
+def _indented(text: str) -> list[str]:
+    """The lines of a traceback. What follows a line break in an error's message must not begin a line of the log."""
+    return [f"    {printable(line)}" for line in text.split("\n")]
 
 
 def _to_json(line: dict[str, Any]) -> str:
@@ -52,4 +66,4 @@ def _to_json(line: dict[str, Any]) -> str:
         return msgspec.json.encode(line, enc_hook=str).decode()
     except (msgspec.MsgspecError, ValueError, RecursionError):
         # A lone surrogate, for example.
-        return msgspec.json.encode({name: ascii(value) for name, value in line.items()}).decode()
+        return msgspec.json.encode({printable(name): ascii(value) for name, value in line.items()}).decode()

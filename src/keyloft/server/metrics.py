@@ -1,29 +1,25 @@
 """The metrics of a service, as Prometheus reads them."""
 
 import asyncio
-import logging
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from keyloft import limits
-from keyloft.core.closing import AsyncClosing
-from keyloft.core.records import Usage, Used
+from keyloft.core.records import Used
 from keyloft.errors import KeyloftError
-from keyloft.plugins.meters import OTHER, Meters
-from keyloft.plugins.store import BotDatabase
-from keyloft.plugins.wire import OPERATIONS
+from keyloft.nats.meters import OTHER, ServiceMeters
+from keyloft.plugins.meters import Meters
+from keyloft.plugins.rules import OPERATIONS
+from keyloft.plugins.usage import PluginUsage
+from keyloft.semantic.keys import OPERATIONS as SEMANTIC_OPERATIONS
 from keyloft.semantic.monitoring import ALERTS, Signals
 
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
-logger = logging.getLogger(__name__)
+_BOUNDS: Final = (*limits.LATENCY_BOUNDS, "+Inf")
 
 
 class _Family(NamedTuple):
-    """A metric: a copy of its counters, which a thread can format while the service goes on counting."""
+    """A metric and its samples."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
@@ -34,91 +30,95 @@ class _Family(NamedTuple):
     """The values of the labels, and a number; of a histogram the buckets and the seconds."""
 
 
-class Metrics(AsyncClosing):
-    """A service's meters and what is stored, in Prometheus' text format."""
+class Metrics:
+    """The meters of the services and what is stored, in Prometheus' text format."""
 
     content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-    usage_every = limits.USAGE_EVERY_SECONDS
-    """Counting keys reads the whole table, so the result is kept for so many seconds."""
-    usage_seconds = limits.USAGE_SECONDS
-    """If counting takes longer, the previous result is shown."""
-
-    def __init__(self, meters: Meters, db: BotDatabase, signals: Signals | None = None, *, prefix: str) -> None:
+    def __init__(
+        self,
+        meters: Meters,
+        usage: PluginUsage,
+        signals: Signals | None = None,
+        tenants: ServiceMeters | None = None,
+        *,
+        prefix: str,
+    ) -> None:
         """Args:
         meters: The counters of the plugin service.
-        db: Its keys and bytes are counted.
+        usage: What plugins store.
         signals: The counters and alerts of the semantic store.
+        tenants: The counters of the semantic service.
         prefix: What the names of the metrics begin with.
         """
         self._meters = meters
-        self._db = db
+        self._usage = usage
         self._signals = signals or Signals()
+        self._tenants = tenants or ServiceMeters()
         self._prefix = prefix
-        self._used: Sequence[Used] | None = None
-        self._counted_at: float | None = None
-        self._counting: asyncio.Task[None] | None = None
 
     async def render(self) -> bytes:
-        """The metrics as they are now.
+        """The metrics as they are now."""
+        text: list[str] = []
+        for family in self._families(await self._usage.all()):
+            text.append(_text(self._prefix, family))
+            await asyncio.sleep(0)  # a thousand plugins have 5,000 lines
+        return "".join(text).encode(errors="backslashreplace")
 
-        Raises:
-            ImportError: prometheus-client is not installed.
-        """
-        await self._count()
-        # A thousand plugins have 60,000 lines: too many for the event loop.
-        return await asyncio.to_thread(_write, self._prefix, list(self._families()))
-
-    async def aclose(self) -> None:
-        """Stop counting; the database can be closed after this."""
-        if self._counting is not None:
-            self._counting.cancel()
-            await asyncio.gather(self._counting, return_exceptions=True)
-
-    async def _count(self) -> None:
-        """Count keys and bytes again, if the last count is too old."""
-        if self._counting is None:
-            if self._counted_at is not None and time.monotonic() - self._counted_at < self.usage_every:
-                return
-            self._counting = asyncio.create_task(self._read_usage(), name="keyloft usage")
-        await asyncio.wait([self._counting], timeout=self.usage_seconds)
-
-    async def _read_usage(self) -> None:
-        try:
-            [self._used] = await (await self._db.engine()).read(Usage())
-        except KeyloftError as error:
-            logger.warning("keys and bytes could not be counted: %s", error)
-            self._used = None
-        finally:
-            self._counted_at = time.monotonic()
-            self._counting = None
-
-    def _families(self) -> Iterator[_Family]:
-        meters, signals = self._meters.plugins.items(), self._signals
+    def _families(self, used: Sequence[Used] | None) -> Iterator[_Family]:
+        meters, signals = self._meters, self._signals
         for operation in OPERATIONS:
-            done = [([name], one.durations[operation].copied()) for name, one in meters if operation in one.durations]
-            total = [(label, sum(buckets)) for label, (buckets, _) in done]
+            total = _carried_out(meters, [operation])
             yield _Family("counter", f"kv_{operation}", f"{operation} operations carried out", ["plugin"], total)
-            yield _Family(
-                "histogram", f"kv_{operation}_duration_seconds", f"Duration of a {operation}", ["plugin"], done
-            )
-        errors = [([name, code], times) for name, meter in meters for code, times in meter.errors.items()]
-        yield _Family("counter", "kv_errors", "Requests refused or failed", ["plugin", "error_code"], errors)
-        if self._used is not None:
-            used = _bounded(self._used, self._meters.plugins)
-            entries = [([one.plugin], one.entries) for one in used]
+            taken: _Samples = [((), meters.histogram(operation).copied())]
+            yield _Family("histogram", f"kv_{operation}_duration_seconds", f"Duration of a {operation}", (), taken)
+        yield from _failures("kv", "plugin", meters)
+        if used is not None:
+            some = _bounded(used, meters.owners)
+            entries = [([one.plugin], one.entries) for one in some]
             yield _Family("gauge", "kv_keys_total", "Keys that are stored", ["plugin"], entries)
-            size = [([one.plugin], one.value_bytes) for one in used]
+            size = [([one.plugin], one.value_bytes) for one in some]
             yield _Family("gauge", "kv_storage_bytes", "What their values take", ["plugin"], size)
-        cleanups = [((), self._meters.cleanups.copied())]
+        cleanups = [((), meters.cleanups.copied())]
         yield _Family("histogram", "kv_cleanup_duration_seconds", "Duration of a removal of expired keys", (), cleanups)
-        yield _Family(
-            "counter", "kv_cleanup_deleted", "Expired keys that were removed", (), [((), self._meters.cleaned)]
-        )
+        yield _Family("counter", "kv_cleanup_deleted", "Expired keys that were removed", (), [((), meters.cleaned)])
         outcomes = "Writes that succeeded or met conflicts, entries that expired, failures of the database"
         yield _Family("counter", "semantic_operations", outcomes, ["outcome", "purpose"], list(signals.counts.items()))
         alerts = [([name], float(name in signals.alerts)) for name in ALERTS]
         yield _Family("gauge", "semantic_alert", "1 while an alert is raised", ["alert"], alerts)
+        total = _carried_out(self._tenants, SEMANTIC_OPERATIONS)
+        yield _Family("counter", "semantic_requests", "Requests carried out", ["tenant"], total)
+        taken = _durations(self._tenants, SEMANTIC_OPERATIONS)
+        yield _Family("histogram", "semantic_duration_seconds", "Duration of a request", ["operation"], taken)
+        yield from _failures("semantic", "tenant", self._tenants)
+
+
+_Samples: TypeAlias = list[tuple[Sequence[str], Any]]
+
+
+def _carried_out(meters: ServiceMeters, operations: Sequence[str]) -> _Samples:
+    """How many of some operations each owner had."""
+    rows: _Samples = []
+    for owner, meter in meters.owners.items():
+        if timings := [meter.durations[operation] for operation in operations if operation in meter.durations]:
+            rows.append(([owner], sum([timing.count for timing in timings])))
+    return rows or [([OTHER], 0)]
+
+
+def _durations(meters: ServiceMeters, operations: Sequence[str]) -> _Samples:
+    return [([operation], meters.histogram(operation).copied()) for operation in operations]
+
+
+def _failures(interface: str, owner: str, meters: ServiceMeters) -> Iterator[_Family]:
+    """What was not carried out. Each counter has a row from the start, so that dashboards and alerts find it."""
+    owners = meters.owners.items()
+    errors: _Samples = [([name, code], times) for name, meter in owners for code, times in meter.errors.items()]
+    about = "Requests refused or failed; BUSY: because too much was waiting"
+    errors = errors or [([OTHER, KeyloftError.code], 0)]
+    yield _Family("counter", f"{interface}_errors", about, [owner, "error_code"], errors)
+    dropped: _Samples = [([name], meter.dropped) for name, meter in owners if meter.dropped]
+    about = "Messages without a reply subject that were dropped, because too much was waiting"
+    yield _Family("counter", f"{interface}_dropped", about, [owner], dropped or [([OTHER], 0)])
 
 
 def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
@@ -133,26 +133,23 @@ def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
     return list(added.values())
 
 
-def _write(prefix: str, families: Iterable[_Family]) -> bytes:
-    # Imported here to save 2 MB in a service that is not scraped.
-    from prometheus_client.exposition import generate_latest
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-    from prometheus_client.registry import Collector
+def _text(prefix: str, family: _Family) -> str:
+    """A metric in the text format 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats."""
+    name = f"{prefix}_{family.name}{'_total' if family.kind == 'counter' else ''}"
+    lines = [f"# HELP {name} {family.description}", f"# TYPE {name} {family.kind}"]
+    for values, counted in family.rows:
+        pairs = [f'{label}="{_escaped(value)}"' for label, value in zip(family.labels, values, strict=True)]
+        labels = f"{{{','.join(pairs)}}}" if pairs else ""
+        if family.kind != "histogram":
+            lines.append(f"{name}{labels} {counted}")
+            continue
+        buckets, seconds = counted
+        for bound, total in zip(_BOUNDS, accumulate(buckets), strict=True):
+            within = ",".join([*pairs, f'le="{bound}"'])
+            lines.append(f"{name}_bucket{{{within}}} {total}")
+        lines += [f"{name}_count{labels} {sum(buckets)}", f"{name}_sum{labels} {seconds}"]
+    return "\n".join([*lines, ""])
 
-    kinds: Any = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
-    bounds = [*map(str, limits.LATENCY_BOUNDS), "+Inf"]
 
-    class _Families(Collector):
-        def collect(self) -> Iterator["Metric"]:
-            for family in families:
-                metric = kinds[family.kind](f"{prefix}_{family.name}", family.description, labels=family.labels)
-                for labels, counted in family.rows:
-                    if family.kind == "histogram":
-                        buckets, seconds = counted
-                        cumulated = zip(bounds, accumulate(map(float, buckets)), strict=True)
-                        metric.add_metric(labels, list(cumulated), seconds)
-                    else:
-                        metric.add_metric(labels, counted)
-                yield metric
-
-    return generate_latest(_Families())
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -10,7 +10,7 @@ from keyloft.core import keys, values
 from keyloft.core.engine import Engine
 from keyloft.core.keys import KeyLike
 from keyloft.core.records import Batch, Check, Committed, Delete, Max, Min, Mutation, Set, Space, Sum, Touch
-from keyloft.errors import InvalidArgument, InvalidValueType, NotACounter
+from keyloft.errors import CounterOutOfRange, InvalidArgument, InvalidValueType, NotACounter
 from keyloft.tuples.entries import Entry, entry_of, milliseconds
 
 _MISSING: Any = object()
@@ -104,8 +104,8 @@ class Atomic:
         batch = Batch(tuple(self._mutations), tuple(self._checks))
         try:
             outcome = await self._engine.commit(batch)
-        except NotACounter as error:
-            raise NotACounter(keys.decode(error.key)) from None
+        except (NotACounter, CounterOutOfRange) as error:
+            raise error.at(keys.decode(error.key)) from None
         if isinstance(outcome, Committed):
             return CommitResult(outcome.version)
         conflicts = [entry_of(keys.decode(failed.check.key), failed.current) for failed in outcome.failed]

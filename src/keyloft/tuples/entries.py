@@ -1,5 +1,6 @@
 """Entries: decodes the records that engines store into what callers get."""
 
+import functools
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from operator import length_hint
@@ -16,6 +17,9 @@ from keyloft.errors import InvalidArgument, Undecodable
 T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EXACT_MILLISECONDS = 2**33 * 1000
+"""Up to this moment, in the year 2242, a float holds a time in seconds with an error below half a microsecond."""
+_from_timestamp = datetime.fromtimestamp
 
 
 _IN_JSON = {"key": list[Any], "value": Any, "versionstamp": int | None, "expires_at": str | None}
@@ -64,6 +68,18 @@ class Entry(Struct, frozen=True, gc=False):
     def __get_pydantic_json_schema__(cls, schema: Any, json_schema_of: Callable[[Any], Any]) -> Any:
         return json_schema_of(schema["serialization"]["return_schema"])
 
+    # pydantic asks a value for this where the type says nothing about it, as with Any.
+    @property
+    def __pydantic_serializer__(self) -> Any:
+        return _pydantic_serializer()
+
+
+@functools.cache
+def _pydantic_serializer() -> Any:
+    from pydantic import TypeAdapter  # here, since pydantic is no requirement: only pydantic itself calls this
+
+    return TypeAdapter(Entry).serializer
+
 
 def entry_of(key: TupleKey, record: Record | None) -> Entry:
     """The entry at a key, decoded."""
@@ -72,7 +88,12 @@ def entry_of(key: TupleKey, record: Record | None) -> Entry:
     due = record.expires_at
     try:
         value = values.decode(record.value, record.encoding) if record.encoding else values.decode_json(record.value)
-        expires_at = None if due is None else _EPOCH + timedelta(milliseconds=due)
+        if due is None:
+            return Entry(key, value, record.version)
+        if due < _EXACT_MILLISECONDS:
+            # A float is exact enough, and takes half as long as the addition.
+            return Entry(key, value, record.version, _from_timestamp(due / 1000, UTC))
+        expires_at = _EPOCH + timedelta(milliseconds=due)
     except (Undecodable, OverflowError, TypeError) as error:
         raise Undecodable(f"the entry at {key!r} is damaged: {error}") from error
     return Entry(key, value, record.version, expires_at)

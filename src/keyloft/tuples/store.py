@@ -1,7 +1,7 @@
 """The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
@@ -10,14 +10,16 @@ from keyloft import limits
 from keyloft.core import keys, values
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine, shown, write
-from keyloft.core.keys import KeyLike, TupleKey
+from keyloft.core.keys import KeyLike, TupleKey, encode
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import Count, Delete, Get, Set, Space, Touch
+from keyloft.core.slices import free_in_slices, in_slices
 from keyloft.core.sweeper import sweep, sweep_regularly
 from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue
 from keyloft.tuples.atomic import Atomic
 from keyloft.tuples.entries import Entry, entries_of, entry_of, keys_of, milliseconds
 from keyloft.tuples.listing import Listing
+from keyloft.tuples.named import NamedEngine
 from keyloft.tuples.selector import Selector
 from keyloft.tuples.watching import Watching
 
@@ -52,9 +54,16 @@ class Store(AsyncClosing):
 
     async def get_many(self, keys: Iterable[KeyLike]) -> Entries:
         """The entries at several keys, in their order, all as of one moment."""
-        wanted = [*keys]
-        records = await self.engine.read(*[Get(_TUPLES, encoded) for encoded in _encode_each(wanted)])
-        return [entry_of(tuple(key), record) for key, record in zip(wanted, records, strict=True)]
+        wanted = _several(keys)
+        if len(wanted) <= limits.SLICE_ITEMS:
+            found = await self.engine.read(*[Get(_TUPLES, encode(key)) for key in wanted])
+            return [entry_of(tuple(key), record) for key, record in zip(wanted, found, strict=True)]
+        asks = await in_slices(lambda key: Get(_TUPLES, encode(key)), wanted)
+        records = await self.engine.read(*asks)
+        await free_in_slices(asks)
+        entries = await in_slices(lambda key, record: entry_of(tuple(key), record), wanted, records)
+        await free_in_slices(records)
+        return entries
 
     async def set(self, key: KeyLike, value: object, *, expire_in: float | timedelta | None = None) -> int:
         """Store a value and return its versionstamp; without `expire_in` it never expires."""
@@ -69,18 +78,22 @@ class Store(AsyncClosing):
         expire_in: float | timedelta | None = None,
     ) -> int:
         """Store several values, all or none, under one versionstamp, which is returned."""
-        pairs = entries.items() if isinstance(entries, Mapping) else _pairs(entries)
+        wanted, given = _columns(entries)
         due = milliseconds(expire_in)
-        sets = []
-        for key, value in pairs:
-            encoded = keys.encode(key)
+
+        def encoded(key: KeyLike, value: object) -> Set:
+            at = keys.encode(key)
             try:
                 data, encoding = values.encode(value, self._max_value_bytes)
             except InvalidValue as error:
                 error.add_note(f"this is the value for {key!r}; nothing was written")
                 raise
-            sets.append(Set(_TUPLES, encoded, data, encoding, due))
-        return (await write(self.engine, *sets)).version
+            return Set(_TUPLES, at, data, encoding, due)
+
+        sets = await in_slices(encoded, wanted, given)
+        version = (await write(self.engine, *sets)).version
+        await free_in_slices(sets)
+        return version
 
     async def delete(self, key: KeyLike) -> bool:
         """Remove an entry; returns whether there was one."""
@@ -88,7 +101,10 @@ class Store(AsyncClosing):
 
     async def delete_many(self, keys: Iterable[KeyLike]) -> int:
         """Remove several entries, all or none; returns how many there were."""
-        return sum((await write(self.engine, *[Delete(_TUPLES, key) for key in _encode_each(keys)])).found)
+        deletes = await in_slices(lambda key: Delete(_TUPLES, encode(key)), _several(keys))
+        found = sum((await write(self.engine, *deletes)).found)
+        await free_in_slices(deletes)
+        return found
 
     async def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> bool:
         """Give an entry another expiry, or with None no expiry; its value and versionstamp stay.
@@ -162,12 +178,24 @@ class Store(AsyncClosing):
         """Begin a set of writes that are made together, if their checks hold."""
         return Atomic(self.engine, self._max_value_bytes)
 
-    def watch(self, *watched: KeyLike, prefix: KeyLike | None = None) -> "Watching":
-        """Changes as they are committed, by this process or by another.
+    def watch(self, *watched: KeyLike, prefix: KeyLike | None = None, since: int | None = None) -> "Watching":
+        """Changes as they are committed, by this process or by another: writes, deletions and expiries.
 
         On keys: first their current entries, then all of them again, in the order given, whenever one changed. On a
         prefix: the entries that changed since the watch was made. An entry that was deleted or has expired has `exists`
-        False. A slow reader misses intermediate states, never the last one. The iteration ends when the store closes.
+        False; one that was touched has its old versionstamp. A slow reader misses intermediate states, never the last
+        one. To know all entries below a prefix at any time: watch, then list, then apply what the watch reports. The
+        iteration ends when the store closes.
+
+        Args:
+            watched: Keys.
+            prefix: Instead of keys, all that is stored below it.
+            since: A versionstamp: report what changed after it, instead of from now on. Keys are then reported only
+                once one of them has changed.
+
+        Raises:
+            HistoryGone: By the iteration: the change log does not reach back to `since`, or the reader of a prefix was
+                so slow that it does not reach back to what it has seen. List, then watch again.
 
         Example:
             async for [config, flags] in kv.watch(("config",), ("flags",)):
@@ -175,13 +203,16 @@ class Store(AsyncClosing):
         """
         if bool(watched) == (prefix is not None):
             raise InvalidArgument("watch takes keys or a prefix: watch(key, …) or watch(prefix=…)")
+        if since is not None and (type(since) is not int or since < 0):
+            raise InvalidArgument("since: expected a versionstamp, which is a whole number from 0 on")
         if prefix is not None:
-            return Watching(self.engine, Selector.of(prefix, None, None).scan())
-        return Watching(self.engine, *[Get(_TUPLES, keys.encode(key)) for key in watched])
+            return Watching(self.engine, Selector.of(prefix, None, None).scan(), since=since)
+        return Watching(self.engine, *[Get(_TUPLES, keys.encode(key)) for key in watched], since=since)
 
     async def sweep(self) -> int:
         """Remove what has expired from the database; returns how many entries. Readers never see them either way."""
-        return await sweep(self.engine, _TUPLES)
+        engine = self.engine.database if isinstance(self.engine, NamedEngine) else self.engine
+        return await sweep(engine, _TUPLES)
 
     async def aclose(self) -> None:
         """Finish the writes under way, end the watches and close the database. A second call does nothing."""
@@ -190,16 +221,25 @@ class Store(AsyncClosing):
         await self.engine.aclose()
 
 
-def _pairs(entries: Iterable[tuple[KeyLike, object]]) -> list[tuple[KeyLike, object]]:
+def _columns(
+    entries: Mapping[K, object] | Iterable[tuple[KeyLike, object]],
+) -> tuple[Sequence[KeyLike], Sequence[object]]:
+    """The keys and the values of some entries. Two lists: a pair for each would cost the garbage collector."""
+    if isinstance(entries, Mapping):
+        return [*entries], [*entries.values()]
+    wanted: list[KeyLike] = []
+    given: list[object] = []
     with suppress(TypeError, ValueError):
-        pairs = [(key, value) for key, value in entries]
-        if not any(isinstance(key, str) for key, _ in pairs):
-            return pairs
+        for key, value in entries:
+            wanted.append(key)
+            given.append(value)
+        if not any([isinstance(key, str) for key in wanted]):
+            return wanted, given
     raise InvalidArgument("entries: expected a dict, or pairs of a key and a value, as in {key: value, other_key: 1}")
 
 
-def _encode_each(many: Iterable[KeyLike]) -> list[bytes]:
+def _several(many: Iterable[KeyLike]) -> list[KeyLike]:
     several = [*many]
     if several and not isinstance(several[0], (tuple, list)):
         raise InvalidKeyType("keys: expected a list of keys, each a tuple, as in get_many([key, other_key])")
-    return [keys.encode(key) for key in several]
+    return several

@@ -13,9 +13,9 @@ from keyloft.tuples.entries import Entry, entry_of
 class Watching(AsyncClosing):
     """An open watch: iterate it with `async for`; closing it, or the store, ends the iteration."""
 
-    def __init__(self, engine: Engine, *asks: Get | Scan) -> None:
+    def __init__(self, engine: Engine, *asks: Get | Scan, since: int | None = None) -> None:
         self._engine = engine
-        self._watch = engine.watch(*asks)
+        self._watch = engine.watch(*asks, since=since)
         self._whole = isinstance(asks[0], Get)
         self._left: Sequence[Change] = ()
         self._is_closed = False
@@ -23,6 +23,15 @@ class Watching(AsyncClosing):
     def __repr__(self) -> str:
         what = "keys" if self._whole else "a prefix"
         return f"<Watching of {what} in {shown(self._engine)}{', ended' if self._is_closed else ''}>"
+
+    @property
+    def reported_to(self) -> int | None:
+        """The versionstamp up to which all changes were reported: `watch(…, since=…)` continues from there.
+
+        None until the database has answered where the watch begins. To continue after a restart, keep it once the
+        entries of a step are dealt with.
+        """
+        return self._watch.reported_to
 
     def __aiter__(self) -> "Watching":
         return self

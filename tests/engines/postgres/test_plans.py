@@ -13,17 +13,21 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import pytest
 
-from keyloft.core.records import Space
+from keyloft.core.records import Add, Batch, Check, Delete, Set, Space, Touch
 from keyloft.core.urls import DatabaseUrl
+from keyloft.core.values import Encoding
+from keyloft.engines import open_engine
+from keyloft.engines.postgres.log import LOCK_VERSION, READ_VERSION
 from keyloft.engines.postgres.server import PostgresServer
-from keyloft.engines.postgres.tables import CREATE, LAYOUTS, LOCK_VERSION, READ_VERSION, PostgresLayout
-from tools.postgres import fresh_database
+from keyloft.engines.postgres.tables import CREATE, LAYOUTS, PLUGIN_USAGE, PostgresLayout
+from tools.postgres import fresh_database, query
 
 T = TypeVar("T")
 Node: TypeAlias = dict[str, Any]
 
 ROWS = 20_000
 MANY = 64
+LARGE = 2000
 PLUGINS = LAYOUTS[Space.PLUGINS]
 
 # In an order that has nothing to do with that of the keys, as rows come in life. One in ten has an expiry, and half of
@@ -55,35 +59,63 @@ class Statement(NamedTuple):
 
 def statements(layout: PostgresLayout) -> dict[str, Statement]:
     """Each statement of a layout, as the engine uses it; scans and counts over wide ranges and narrow ones."""
-    numbers = range(1000, 1000 + 2 * MANY, 2)
+    numbers, large = range(1000, 1000 + 2 * MANY, 2), range(1000, 1000 + 2 * LARGE, 2)
     if layout is PLUGINS:
         key: tuple[Any, ...] = ("p0", "k001000")
         keys: tuple[Any, ...] = (["p0"] * MANY, [f"k{n:06d}" for n in numbers])
         wide: tuple[Any, ...] = ("p0", "k", "l")
         narrow: tuple[Any, ...] = ("p0", "k001000", "k001060")
         puts = (*keys, ["1"] * MANY, [1] * MANY, [None] * MANY)
+        own = {"usage": Statement(PLUGIN_USAGE, (None, *key, MANY), MANY)}
+        large_keys: tuple[Any, ...] = (["p0"] * LARGE, [f"k{n:06d}" for n in large])
+        large_puts = (*large_keys, ["1"] * LARGE, [1] * LARGE, [None] * LARGE)
     else:
         key = (b"k001000",)
         keys = ([b"k%06d" % n for n in numbers],)
         wide, narrow = (b"k", b"l"), (b"k001000", b"k001030")
         puts = (*keys, [b"1"] * MANY, [0] * MANY, [1] * MANY, [None] * MANY)
+        own = {}
+        large_keys = ([b"k%06d" % n for n in large],)
+        large_puts = (*large_keys, [b"1"] * LARGE, [0] * LARGE, [1] * LARGE, [None] * LARGE)
     asked = {
+        **own,
         "get": Statement(layout.get, (None, *key), 1),
         "gets": Statement(layout.gets, (None, *keys), MANY),
         "count": Statement(layout.count, (None, *narrow), 30),
         "expired": Statement(layout.expired, (None, MANY), MANY),
-        "load": Statement(layout.load, (None, *keys), MANY),
+        # All that expire in one millisecond come together: the half of one in ten.
+        "due": Statement(layout.due, (None, 0, MANY), ROWS // 20 + MANY + 2),
+        "next_expiry": Statement(layout.next_expiry, (None,), 1),
+        "load_heads": Statement(layout.load_heads, keys, MANY),
+        "load_moment": Statement(layout.load_moment, (None, *keys), MANY),
+        "load_values": Statement(layout.load_values, keys, MANY),
+        "lock": Statement(layout.lock, keys, 2 * MANY),
+        "find_locked": Statement(layout.find_locked, keys, 2 * MANY),
         "remove": Statement(layout.remove, keys, MANY),
-        "set_expiries": Statement(layout.set_expiries, ([None] * MANY, *keys), MANY),
-        "set": Statement(layout.set, (None, MANY, "me", *puts), 0),
+        "set_expiries": Statement(layout.set_expiries, (*keys, [None] * MANY), MANY),
         "put": Statement(layout.put, (1, *puts), 0),
+        "update": Statement(update_of(layout), (1, *puts), MANY),
+        "load_heads large": Statement(layout.load_heads, large_keys, LARGE),
+        "load_moment large": Statement(layout.load_moment, (None, *large_keys), LARGE),
+        "lock large": Statement(layout.lock, large_keys, 2 * LARGE),
+        "find_locked large": Statement(layout.find_locked, large_keys, 2 * LARGE),
+        "remove large": Statement(layout.remove, large_keys, LARGE),
+        "set_expiries large": Statement(layout.set_expiries, (*large_keys, [None] * LARGE), LARGE),
+        "update large": Statement(update_of(layout), (1, *large_puts), LARGE),
     }
-    for (reverse, keys_only, after), sql in layout.scans.items():
-        name = f"scan{' back' * reverse}{' keys' * keys_only}{' after' * after}"
+    for (reverse, keys_only, after, times), sql in layout.scans.items():
+        name = f"scan{' back' * reverse}{' keys' * keys_only}{' after' * after}{' times' * times}"
         # Of the rows between those that it shows, some have expired.
         asked[name] = Statement(sql, (None, *wide, MANY), 2 * MANY)
         asked[f"{name} narrow"] = Statement(sql, (None, *narrow, 1001), 30)
     return asked
+
+
+def update_of(layout: PostgresLayout) -> str:
+    """The statement of the function that commits by which rows are updated."""
+    columns = [*layout.columns.values(), "bigint", "bigint"]
+    arrays = [f"${at}::{kind}[]" for at, kind in enumerate(columns, 2)]
+    return layout.update_rows("0", "$1::bigint", arrays, condition="old.xmax = '0'")
 
 
 def literal(value: Any) -> str:
@@ -158,13 +190,17 @@ def due_index(layout: PostgresLayout) -> str:
 
 
 def looked_at(plan: Node, table: str) -> int:
-    """How many rows of a table were looked at, whether they were of use or not."""
+    """How many rows of a table were looked at, whether they were of use or not.
+
+    A row that is compared with many keys counts as often.
+    """
     counts: list[float] = [
         node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
         for node in nodes(plan)
         if node.get("Relation Name") == table and "Scan" in node["Node Type"]
     ]
-    return round(sum(counts))
+    compared: list[float] = [node["Actual Loops"] * node.get("Rows Removed by Join Filter", 0) for node in nodes(plan)]
+    return round(sum(counts) + sum(compared))
 
 
 @pytest.fixture(
@@ -176,6 +212,8 @@ def looked_at(plan: Node, table: str) -> int:
         "not analyzed, custom plans",
         "planned while it was empty",
         "planned while it was small",
+        "analyzed while it had a row, generic plans",
+        "analyzed while it had a row, custom plans",
     ],
 )
 def database(request: pytest.FixtureRequest, postgres_server: str) -> Iterator[AnalyzedDatabase]:
@@ -191,8 +229,13 @@ def database(request: pytest.FixtureRequest, postgres_server: str) -> Iterator[A
                 if request.param.endswith("empty"):
                     database.execute(fill(1, 100))
             else:
-                database.execute(fill(1, ROWS))
-                if request.param.startswith("analyzed"):
+                if "had a row" in request.param:
+                    database.execute(fill(1, 1))
+                    database.execute("ANALYZE")
+                    database.execute(fill(2, ROWS))
+                else:
+                    database.execute(fill(1, ROWS))
+                if request.param.startswith("analyzed, "):
                     database.execute("ANALYZE")
                 database.prepare_all(f"force_{'generic' if 'generic' in request.param else 'custom'}_plan")
             yield database
@@ -213,7 +256,7 @@ class TestPostgresPlans:
         assert too_many == {}
 
     def test_scans_walk_the_key_index_in_order(self, database: AnalyzedDatabase, layout: PostgresLayout) -> None:
-        assert len(layout.scans) == 8
+        assert len(layout.scans) == 16
         for name in [name for name in statements(layout) if name.startswith("scan") and "narrow" not in name]:
             plan = database.carried_out(layout, name)
             [scan] = [node for node in nodes(plan) if node.get("Relation Name") == layout.table]
@@ -232,10 +275,9 @@ class TestPostgresPlans:
 
     def test_an_upsert_searches_for_its_key_alone(self, database: AnalyzedDatabase, layout: PostgresLayout) -> None:
         key = "pk_plugin_kv_storage" if layout is PLUGINS else f"{layout.table}_pkey"
-        for name in ("set", "put"):
-            [write] = [node for node in nodes(database.carried_out(layout, name)) if "Conflict Resolution" in node]
-            assert write["Conflict Arbiter Indexes"] == [key]
-            assert (write["Tuples Inserted"], write["Conflicting Tuples"]) == (0, MANY)
+        [write] = [node for node in nodes(database.carried_out(layout, "put")) if "Conflict Resolution" in node]
+        assert write["Conflict Arbiter Indexes"] == [key]
+        assert (write["Tuples Inserted"], write["Conflicting Tuples"]) == (0, MANY)
 
 
 def test_the_version_counter_is_one_row(database: AnalyzedDatabase) -> None:
@@ -243,3 +285,30 @@ def test_the_version_counter_is_one_row(database: AnalyzedDatabase) -> None:
     for statement in (READ_VERSION.replace("$1", "NULL"), LOCK_VERSION):
         [shown] = database.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
         assert looked_at(json.loads(shown[0])[0]["Plan"], "keyloft_version_counter") == 1
+
+
+async def test_the_function_that_commits_scans_no_table(postgres_url: str) -> None:
+    """Its plans are made while the tables are empty, and used when they are large."""
+    spaces = ((Space.TUPLES, b"k%06d"), (Space.SEMANTIC, b"k%06d"), (Space.PLUGINS, "k%06d"))
+    engine = await open_engine(postgres_url)
+
+    async def write(first: int) -> None:
+        for number in range(first, first + 10):
+            for space, form in spaces:
+                key: Any = form % number if isinstance(form, bytes) else ("p0", form % number)
+                other: Any = form % (number + 1) if isinstance(form, bytes) else ("p0", form % (number + 1))
+                checks = (Check(space, key, None),)
+                await engine.commit(Batch((Set(space, key, b"1", Encoding.JSON),)))
+                await engine.commit(Batch((Add(space, key, 1), Touch(space, other, 5000)), checks))
+                await engine.commit(Batch((Add(space, key, 1), Touch(space, other, 5000))))
+                await engine.commit(Batch((Delete(space, key),)))
+
+    await write(ROWS + 1)
+    query(postgres_url, fill(1, ROWS).split(";")[0])
+    for statement in fill(1, ROWS).split(";")[1:]:
+        query(postgres_url, statement)
+    await write(1000)
+    await engine.aclose()
+    await asyncio.sleep(0.2)
+    read = query(postgres_url, "SELECT relname, seq_tup_read FROM pg_stat_user_tables WHERE seq_tup_read > 2000")
+    assert read == []

@@ -13,16 +13,41 @@ from keyloft.core.maintenance import Existing
 from keyloft.core.records import Record, Space
 from keyloft.core.values import JSON
 from keyloft.engines import open_engine, open_maintenance
+from keyloft.engines.postgres.engine import PostgresEngine
 from tests.engines.contract import EngineContract
+from tests.support.postgres_proxy import pooler
 from tools.postgres import query
 
 
 class TestPostgres(EngineContract):
     @pytest.fixture
-    async def engine(self, clock: ManualClock, postgres_url: str) -> AsyncIterator[Engine]:
-        engine = await open_engine(postgres_url, clock)
+    async def engine(self, clock: ManualClock, emptied_postgres_url: str) -> AsyncIterator[Engine]:
+        engine = await open_engine(emptied_postgres_url, clock)
         yield engine
         await engine.aclose()
+
+
+class TestPostgresByLocking(EngineContract):
+    """Where functions can't be made, commits take their locks first."""
+
+    @pytest.fixture
+    async def engine(self, clock: ManualClock, emptied_postgres_url: str) -> AsyncIterator[Engine]:
+        engine = await open_engine(emptied_postgres_url, clock)
+        assert isinstance(engine, PostgresEngine)
+        engine.server.has_function = False
+        yield engine
+        await engine.aclose()
+
+
+class TestPostgresBehindAPooler(EngineContract):
+    """Each transaction may get another session."""
+
+    @pytest.fixture
+    async def engine(self, clock: ManualClock, emptied_postgres_url: str) -> AsyncIterator[Engine]:
+        async with pooler(emptied_postgres_url) as (_, url):
+            engine = await open_engine(url, clock)
+            yield engine
+            await engine.aclose()
 
 
 async def test_a_cancelled_call_ends_wherever_it_is(postgres_url: str) -> None:

@@ -7,7 +7,17 @@ import pytest
 
 from keyloft.core.records import Space
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.tables import LAYOUTS, READ_VERSION, WRITE_VERSION, SqliteLayout
+from keyloft.engines.sqlite.tables import (
+    FIND_LOGGED,
+    IS_LOGGED_AFTER,
+    LAYOUTS,
+    OLDEST_LOGGED,
+    PLUGIN_USAGE,
+    READ_LOG,
+    READ_VERSION,
+    TRIM_LOG,
+    SqliteLayout,
+)
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +27,7 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> apsw.Connection:
 
 
 def plan(connection: apsw.Connection, statement: str) -> str:
-    count = max((statement.count(f"?{n}") and n for n in range(1, 10)), default=0)
+    count = max((statement.count(f"?{n}") and n for n in range(1, 11)), default=0)
     rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", (None,) * count).fetchall()
     return "\n".join(str(row[3]) for row in rows)
 
@@ -50,7 +60,7 @@ def due_index(layout: SqliteLayout) -> str:
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.table)
 class TestSqlitePlans:
     def test_points_are_looked_up_by_the_key(self, connection: apsw.Connection, layout: SqliteLayout) -> None:
-        for statement in (layout.get, layout.remove, layout.set_expiry):
+        for statement in (layout.get, layout.get_head, layout.remove, layout.set_expiry):
             assert plan(connection, statement) == by_key(layout)
 
     def test_many_points_are_looked_up_by_the_key_too(self, connection: apsw.Connection, layout: SqliteLayout) -> None:
@@ -63,8 +73,8 @@ class TestSqlitePlans:
         ]
 
     def test_scans_walk_the_key_index_in_order(self, connection: apsw.Connection, layout: SqliteLayout) -> None:
-        assert len(layout.scans) == 8
-        for (_, keys_only, _), statement in layout.scans.items():
+        assert len(layout.scans) == 16
+        for (_, keys_only, _, _), statement in layout.scans.items():
             assert plan(connection, statement) == by_range(layout) + ("" if keys_only else large(layout))
 
     def test_counting_walks_the_range_alone_and_what_has_expired(
@@ -81,6 +91,15 @@ class TestSqlitePlans:
             f"SEARCH {layout.table} USING INDEX {due_index(layout)} (expires_at<?)"
         )
 
+    def test_watches_find_what_expired_and_what_expires_next_by_the_same_index(
+        self, connection: apsw.Connection, layout: SqliteLayout
+    ) -> None:
+        for statement in (layout.due, layout.next_expiry):
+            shown = plan(connection, statement).splitlines()
+            searches = [line for line in shown if line.startswith(("SEARCH", "SCAN"))]
+            assert searches
+            assert all([f"INDEX {due_index(layout)} (expires_at>?" in line for line in searches]), shown
+
     def test_an_upsert_needs_no_plan(self, connection: apsw.Connection, layout: SqliteLayout) -> None:
         assert plan(connection, layout.put) == ""
 
@@ -95,7 +114,22 @@ class TestSqlitePlans:
             assert plan(connection, statement) == ""
 
 
-def test_the_version_counter_is_one_row(connection: apsw.Connection) -> None:
-    for statement in (READ_VERSION, WRITE_VERSION):
-        assert plan(connection, statement) == "SCAN keyloft_version_counter"
-    assert connection.execute("SELECT count(*) FROM keyloft_version_counter").fetchall() == [(1,)]
+def test_usage_is_counted_along_the_key_index(connection: apsw.Connection) -> None:
+    shown = plan(connection, PLUGIN_USAGE)
+    assert "INDEX idx_plugin_kv_prefix ((plugin_name,key)>(?,?))" in shown
+    assert "TEMP B-TREE" not in shown
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [READ_VERSION, OLDEST_LOGGED, FIND_LOGGED, READ_LOG, IS_LOGGED_AFTER, TRIM_LOG],
+    ids=["read version", "oldest", "find", "read", "is logged after", "trim"],
+)
+def test_the_change_log_is_read_in_the_order_of_its_key(connection: apsw.Connection, statement: str) -> None:
+    shown = plan(connection, statement)
+    assert "USING TEMP B-TREE" not in shown
+    without_condition = (READ_VERSION, OLDEST_LOGGED)  # both end of the key's tree
+    scans = [line for line in shown.splitlines() if line.startswith("SCAN keyloft_changes")]
+    assert bool(scans) == (statement in (*without_condition, TRIM_LOG)), shown
+    if statement not in without_condition:
+        assert "SEARCH keyloft_changes USING PRIMARY KEY (" in shown

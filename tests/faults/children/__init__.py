@@ -16,6 +16,10 @@ class ChildProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def line(self) -> str:
         """The next line that it prints, without the newline; empty once it has ended, or if its end cut the line."""
         assert self._process.stdout is not None

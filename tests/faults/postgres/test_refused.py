@@ -77,8 +77,7 @@ async def test_password_changed_while_the_store_is_open(mortal_postgres: MortalS
             assert _WRONG not in str(caught.value)
         await kv.aclose()
     finally:
-        tables = "keyloft_version, keyloft_version_counter, keyloft_tuples, keyloft_semantic, plugin_kv_storage"
-        query(mortal_postgres.url, f"DROP TABLE IF EXISTS {tables}")
+        query(mortal_postgres.url, "DROP OWNED BY changing")
         query(mortal_postgres.url, "DROP ROLE changing")
 
 
@@ -258,31 +257,22 @@ async def test_serialization_failures_are_retried(isolation: str, postgres_url: 
         assert (await one.get(("sum",))).value == 60
 
 
-async def test_deadlocks_are_retried(postgres_url: str) -> None:
-    """Another client locks rows, then the version counter, while the engine holds the counter and wants these rows."""
-    query(postgres_url, f"ALTER DATABASE {name_of(postgres_url)} SET deadlock_timeout = '300ms'")
+async def test_a_client_that_locks_a_table_and_then_the_counter_meets_no_deadlock(postgres_url: str) -> None:
+    """A commit waits for the table before it locks the version counter."""
+    query(postgres_url, f"ALTER DATABASE {name_of(postgres_url)} SET deadlock_timeout = '10ms'")
     async with keyloft.open(postgres_url) as kv:
         await writes_for_a_while(kv, 1)
         rival = await asyncpg.connect(postgres_url)
-        deadlocks = 0
-        for turn in range(3):
-            # The session that has waited this long finds the deadlock and gives way: the engine, the rival, the engine.
-            await rival.execute(f"SET deadlock_timeout = '{'10ms' if turn % 2 else '10s'}'")
+        for _ in range(3):
             await rival.execute("BEGIN; LOCK TABLE keyloft_tuples IN SHARE MODE")
             writing = asyncio.create_task(writes_for_a_while(kv, 1))
             while not await rival.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
                 await asyncio.sleep(0.005)
-            try:
-                await rival.execute("SELECT * FROM keyloft_version_counter FOR UPDATE")
-            except asyncpg.DeadlockDetectedError:
-                pass
-            else:
-                deadlocks += 1
+            await rival.execute("SELECT * FROM keyloft_version_counter FOR UPDATE")
             await rival.execute("ROLLBACK")
             async with asyncio.timeout(5):
                 await writing
         await rival.close()
-        assert deadlocks == 2, "the engine is to give way twice"
         assert (await kv.get(("sum",))).value == 4
 
 

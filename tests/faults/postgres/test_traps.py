@@ -10,6 +10,9 @@ import pytest
 import keyloft
 from keyloft import Store
 from keyloft.core.keys import encode
+from keyloft.core.records import Batch, Scan, Set, Space
+from keyloft.core.values import Encoding
+from keyloft.engines import open_engine
 from tests.support.postgres_proxy import Message, pooler, proxy, silent_port
 from tools.postgres import query
 
@@ -218,6 +221,35 @@ async def test_a_caller_that_makes_a_watch_and_then_reads_or_writes_misses_nothi
             assert seen == {"new": number, "old": None}
             await watch.aclose()
             await other.delete(("users", "new"))
+
+
+async def test_a_submitted_write_waits_for_a_new_watch_so_that_what_follows_it_is_reported(postgres_url: str) -> None:
+    """The server is slow to tell from where the watch reports; the write's outcome lets another process go ahead."""
+    engine, other = await open_engine(postgres_url), await open_engine(postgres_url)
+    reads: Any = engine._reads  # type: ignore[attr-defined]
+    counter, go_on, done = reads.counter, asyncio.Event(), asyncio.Event()
+
+    async def late() -> Any:
+        await go_on.wait()
+        return await counter()
+
+    reads.counter = late
+    watch = engine.watch(Scan(Space.TUPLES, b"k", b"l", 10))
+    first = Batch((Set(Space.TUPLES, b"go ahead", b"1", Encoding.JSON),))
+    engine.submit(first, lambda _: done.set())
+    try:
+        async with asyncio.timeout(0.5):
+            await done.wait()
+    except TimeoutError:
+        go_on.set()
+        await done.wait()
+    await other.commit(Batch((Set(Space.TUPLES, b"k", b"1", Encoding.JSON),)))
+    go_on.set()
+    async with asyncio.timeout(5):
+        assert [change.key for change in await anext(aiter(watch))] == [b"k"]
+    await watch.aclose()
+    await engine.aclose()
+    await other.aclose()
 
 
 async def test_lock_that_is_never_let_go_ends_a_write_in_time_and_undone(postgres_url: str) -> None:

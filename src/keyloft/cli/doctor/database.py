@@ -12,6 +12,8 @@ from keyloft.admin import Finding
 from keyloft.admin.threads import in_thread
 from keyloft.cli.doctor.checks import ok, problem, skipped, warning
 from keyloft.cli.terminal import sized
+from keyloft.core.adoption import CHAPTER
+from keyloft.core.schema import PLUGIN_TABLE
 from keyloft.core.urls import DatabaseUrl
 from keyloft.engines import Inspection, inspect_database
 from keyloft.errors import CannotOpen, DatabaseError, InvalidInput, NotADatabase, Unreachable
@@ -45,7 +47,15 @@ async def examine(url: str) -> list[Finding]:
     if found is None or found.severity == "ok":
         found = ok("database", f"{place} opens and answers ({inspection.software})")
     obstacles = [problem("rights", seen, cure=advice) for seen, advice in inspection.obstacles]
-    return [found, schema(inspection, migrate), *obstacles, clock(inspection)]
+    return [
+        found,
+        schema(inspection, migrate),
+        *([ok("store", f"its id is {inspection.store}")] if inspection.store else []),
+        *existing_table(inspection),
+        *obstacles,
+        *checksums(inspection),
+        clock(inspection),
+    ]
 
 
 def _failed(error: Exception) -> Finding:
@@ -148,6 +158,32 @@ def schema(inspection: Inspection, migrate: str) -> Finding:
     what = f"schema {revision} is {'older' if is_older else 'newer'} than {wanted}, which this version of Keyloft has"
     advice = f"stop what uses it, make a copy, then {migrate}" if is_older else "upgrade Keyloft"
     return problem("schema", what, cure=advice)
+
+
+def existing_table(inspection: Inspection) -> list[Finding]:
+    """What opening the database would do with a plugins' table that another program made."""
+    if (adoption := inspection.adoption) is None:
+        return []
+    what = f"a table {PLUGIN_TABLE} is there already"
+    if adoption.differences:
+        advice = f"change or rename it: {CHAPTER}, has the statements"
+        return [problem("adoption", f"{what}, and can't be adopted: {'; '.join(adoption.differences)}", cure=advice)]
+    if not adoption.statements:
+        return [ok("adoption", f"{what}: opening adopts it, leaves it as it is, and keeps its rows")]
+    advice = "make a copy first; `keyloft migrate --dry-run` shows the statements"
+    return [
+        warning(
+            "adoption", f"{what}: opening adopts it, changes its columns or indexes, and keeps its rows", cure=advice
+        )
+    ]
+
+
+def checksums(inspection: Inspection) -> list[Finding]:
+    """Whether a server notices pages that a disk has changed."""
+    if inspection.has_checksums is not False:
+        return []
+    what = "the server has no checksums of its pages (data_checksums): what a disk changes is served as data"
+    return [warning("checksums", what, cure="stop the server, run pg_checksums --enable, and start it again")]
 
 
 def clock(inspection: Inspection) -> Finding:

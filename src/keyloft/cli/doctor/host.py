@@ -16,7 +16,7 @@ from keyloft.admin.threads import in_thread
 from keyloft.cli.doctor.checks import ok, problem, warning
 from keyloft.engines import SQLITE_VERSION
 from keyloft.errors import NatsServerFailed
-from keyloft.server.config import OFF, SETTINGS, Config
+from keyloft.server.config import SETTINGS, Config
 from keyloft.server.nats_process import find_binary
 
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -49,8 +49,6 @@ def packages(config: Config) -> list[Finding]:
         lack("Alembic", "sql", "`keyloft migrate` needs it")
     if not _is_there("nats"):
         lack("nats-py", "nats", "all that goes over NATS needs it", must=bool(config.nats))
-    if config.http != OFF and not _is_there("prometheus_client"):
-        lack("prometheus-client", "server", "the metrics of `keyloft serve` need it")
     if not config.nats:
         try:
             find_binary()
@@ -82,8 +80,9 @@ async def _pages_port(host: str, port: int) -> Finding:
     if trouble.errno != errno.EADDRINUSE:
         return warning(name, f"{host}:{port} can't be listened on: {_reason(trouble)}", cure=advice)
     status, what = await _health(host, port)
-    if (status, what) == (200, "ok"):
-        return ok(name, "taken by a service of Keyloft, which is healthy")
+    healthy, _, store = what.partition("\n")
+    if (status, healthy) == (200, "ok"):
+        return ok(name, f"taken by a service of Keyloft, which is healthy{f' ({store})' if store else ''}")
     if status == 503:
         return warning(name, f"the service there is not healthy: {what}", cure="see the log of that service")
     return warning(name, "taken by another program: `keyloft serve` would show no metrics", cure=advice)

@@ -23,7 +23,6 @@ from keyloft.cli.plugin import check_server_listens, some_at_once
 from keyloft.core.urls import without_login
 from keyloft.errors import InvalidPluginName, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered
 from keyloft.plugins import rules
-from keyloft.plugins.wire import OPERATIONS
 from keyloft.semantic import keys
 from keyloft.server.config import Config
 from keyloft.server.isolation import ADMIN, SERVICE
@@ -269,7 +268,7 @@ def _too_wide(name: str, permitted: Sequence[Attempt]) -> Finding:
 
 def _attempts(config: Config) -> list[Attempt]:
     """What no plugin and no tenant may do: publish and subscribe to another one's subjects."""
-    requests = [f"{prefix}.{_NO_PLUGIN}.{operation}" for prefix in config.prefixes for operation in OPERATIONS]
+    requests = [f"{prefix}.{_NO_PLUGIN}.{operation}" for prefix in config.prefixes for operation in rules.OPERATIONS]
     requests += [f"{config.semantic_prefix}.{_NO_PLUGIN}.{_NO_PLUGIN}.{operation}" for operation in keys.OPERATIONS]
     everything = [f"{prefix}.>" for prefix in (*config.prefixes, config.semantic_prefix)]
     inboxes = [f"_INBOX_{_NO_PLUGIN}.answer", "_INBOX.answer"]

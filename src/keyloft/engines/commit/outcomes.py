@@ -1,17 +1,19 @@
 """The outcome of a group of batches: what its callers, its engine and the watches learn of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
 from msgspec import Struct
 
-from keyloft.core.records import Address, Batch
-from keyloft.engines.commit.settle import Verdict
+from keyloft import limits
+from keyloft.core.engine import Verdict
+from keyloft.core.records import Batch, LoggedChange
+from keyloft.engines.commit.settle import Settled
 from keyloft.errors import DatabaseError, KeyloftError
 
-_NO_VERSION: Final = -1
-"""A `version_before` that no watch has seen, so that all of them read again."""
+NO_VERSION: Final = -1
+"""A `version_before` that no watch has seen, so that the watches read the change log."""
 
 
 class Outcome(Struct, frozen=True):
@@ -21,7 +23,17 @@ class Outcome(Struct, frozen=True):
     """None for a batch that was not decided and goes with the next group."""
     version_before: int
     version_after: int
-    touched: Iterable[Address] = ()
+    changes: Sequence[LoggedChange] = ()
+    next_expiry: int | None = None
+    """The earliest expiry that the group has given to an entry."""
+
+
+def committed(settled: Settled, before: int) -> Outcome:
+    """The group was committed as it was settled, after version `before`."""
+    if len(settled.changes) > limits.WATCH_INLINE_CHANGES:
+        # Watches read them from the log: it would take the event loop long to free them.
+        return Outcome(settled.verdicts, NO_VERSION, settled.version, (), settled.next_expiry)
+    return Outcome(settled.verdicts, before, settled.version, settled.changes, settled.next_expiry)
 
 
 def failed(group: Sequence[Batch], error: DatabaseError, version: int) -> Outcome:
@@ -35,9 +47,10 @@ def joined(outcomes: Sequence[Outcome]) -> Outcome:
     alone = all(one.version_after == other.version_before for one, other in pairwise(outcomes))
     return Outcome(
         [verdict for outcome in outcomes for verdict in outcome.verdicts],
-        outcomes[0].version_before if alone else _NO_VERSION,
+        outcomes[0].version_before if alone else NO_VERSION,
         outcomes[-1].version_after,
-        [address for outcome in outcomes for address in outcome.touched],
+        [change for outcome in outcomes for change in outcome.changes],
+        min([outcome.next_expiry for outcome in outcomes if outcome.next_expiry is not None], default=None),
     )
 
 

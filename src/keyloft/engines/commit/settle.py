@@ -1,27 +1,33 @@
 """Decides a group of batches in memory, in order: group commit as a pure function.
 
-A group holds the batches of many callers for one database transaction. The engine loads the records that decide
-something (`deciding`), `settle` returns a verdict per batch and the rows to write, and the engine writes each touched
-key once. A batch that fails leaves no trace, so it can't harm the others of its group.
+A group holds the batches of many callers for one database transaction. The engine loads what decides something
+(`deciding`), `settle` returns a verdict per batch, the rows to write and the changes to log, and the engine writes each
+touched key once. A batch that fails leaves no trace, so it can't harm the others of its group.
 """
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from keyloft import limits
+from keyloft.core.engine import Verdict
 from keyloft.core.records import (
+    Add,
     Address,
     Append,
     Batch,
+    ChangeKind,
     Check,
     Committed,
     Conflict,
     Delete,
     FailedCheck,
+    Head,
+    LoggedChange,
     Max,
     Min,
     Mutation,
@@ -31,11 +37,8 @@ from keyloft.core.records import (
     Sum,
     Touch,
 )
-from keyloft.core.values import Encoding, pack_counter, unpack_counter
-from keyloft.errors import KeyloftError, NotACounter
-
-Verdict: TypeAlias = Committed | Conflict | KeyloftError
-"""What became of a batch; an error is raised to its caller, and to no other."""
+from keyloft.core.values import Encoding, decode_json, encode_json, pack_counter, unpack_counter
+from keyloft.errors import CounterOutOfRange, InvalidArgument, KeyloftError, NotACounter, Undecodable
 
 
 class PutRow(Struct, frozen=True, gc=False):
@@ -59,90 +62,171 @@ class RemoveRow(Struct, frozen=True, gc=False):
 Write: TypeAlias = PutRow | SetExpiry | RemoveRow
 _REMOVE: Final = RemoveRow()
 _COUNT: Final[Mapping[type, Callable[[int, int], int]]] = {Sum: operator.add, Min: min, Max: max}
-_Pending: TypeAlias = tuple[Record | None, Write]
-"""What a key holds after the batches so far, and the write that stores it."""
+_COUNTERS: Final = (Sum, Add, Min, Max)
+_BLIND: Final = (Set, Append)
+_Pending: TypeAlias = tuple[Record | None, Write, ChangeKind]
+"""What a key holds after the batches so far, the write that stores it, and what the last of them did to the key."""
+_PUT, _DELETE, _TOUCH, _EXPIRED = ChangeKind
+# One for all: each tuple of a long batch would cost the garbage collector.
+_DELETED: Final[_Pending] = None, _REMOVE, _DELETE
+_PURGED: Final[_Pending] = None, _REMOVE, _EXPIRED
 
 
 class Settled(Struct, frozen=True):
-    """The result for a group: a verdict per batch, a write per touched key, and the last version given."""
+    """The result for a group."""
 
     verdicts: list[Verdict]
     writes: dict[Address, Write]
+    """One per touched key."""
     version: int
+    """The last version given; that of the last commit before the group if nothing was committed."""
+    changes: list[LoggedChange]
+    """What is to be logged, in the order of versions."""
+    appended: dict[Address, tuple[bytes, bytes]]
+    """For each key that an Append made, what stands before and after the version."""
+    next_expiry: int | None = None
+    """The earliest expiry that the group gives to an entry, perhaps only for a part of the group."""
 
 
-def deciding(group: Iterable[Batch]) -> set[Address]:
-    """The keys whose stored records `settle` needs.
+def deciding(group: Iterable[Batch]) -> dict[Address, bool]:
+    """The keys whose stored records `settle` needs, and whether it needs their values, too.
 
-    A Set or an Append succeeds whatever is stored, so most writes load nothing.
+    A plain Set or an Append succeeds whatever is stored, so most writes load nothing.
     """
-    addresses = set()
+    addresses: dict[Address, bool] = {}
     for batch in group:
         for check in batch.checks:
-            addresses.add((check.space, check.key))
+            addresses.setdefault((check.space, check.key), False)
         for mutation in batch.mutations:
-            if type(mutation) is not Set and type(mutation) is not Append:
-                addresses.add((mutation.space, mutation.key))
+            if type(mutation) in _COUNTERS:
+                addresses[mutation.space, mutation.key] = True
+            elif type(mutation) not in _BLIND or (type(mutation) is Set and mutation.if_absent):
+                addresses.setdefault((mutation.space, mutation.key), False)
     return addresses
 
 
-def settle(group: Sequence[Batch], current: Mapping[Address, Record], version: int, now: int) -> Settled:
+def settle(
+    group: Sequence[Batch],
+    current: Mapping[Address, Record],
+    version: int,
+    now: int,
+    *,
+    latest_expiry: int = limits.LARGEST_INTEGER,
+) -> Settled:
     """Decide a group as if its batches were committed one by one.
 
     Args:
-        current: The stored records of all `deciding` keys, expired ones included; a key without a row is left out.
+        current: The stored records of all `deciding` keys, expired ones included; a key without a row is left out. A
+            Head stands for a record whose value was not loaded; `unread` tells which of those a Conflict shows.
         version: The version of the last commit before this group.
         now: The time of this group, in milliseconds.
+        latest_expiry: A batch with a later expiry, or with one before 1970, fails with InvalidArgument.
     """
     verdicts: list[Verdict] = []
-    state = _State(current, now)
+    changes: list[LoggedChange] = []
+    state = _State(current, now, latest_expiry)
+    pending = state.pending
     for batch in group:
-        if failed := [failure for check in batch.checks if (failure := state.failure(check)) is not None]:
-            verdicts.append(Conflict(tuple(failed)))
-            continue
         try:
-            found = state.apply(batch.mutations, version + 1)
+            if len(batch.mutations) == 1 and type(only := batch.mutations[0]) is Set and not batch.checks:
+                address = (only.space, only.key)
+                if address not in pending and not only.if_absent and address not in current:
+                    # Most batches: they succeed whatever is stored, and nothing is known of that.
+                    expires_at = state.expiry(only)
+                    version += 1
+                    record = Record(only.key, only.value, only.encoding, version, expires_at, now, now)
+                    pending[address] = record, PutRow(record, False), _PUT
+                    changes.append(LoggedChange(version, only.space, only.key, _PUT, now))
+                    verdicts.append(Committed(version, (), now))
+                    continue
+            if batch.checks and (failed := [failure for check in batch.checks if (failure := state.failure(check))]):
+                verdicts.append(Conflict(tuple(failed)))
+                continue
+            found, values = state.apply(batch.mutations, version + 1, changes)
         except KeyloftError as error:
             verdicts.append(error)
             continue
         version += 1
-        verdicts.append(Committed(version, found, now))
-    return Settled(verdicts, {address: write for address, (_, write) in state.pending.items()}, version)
+        verdicts.append(Committed(version, found, now, values))
+    writes = {address: write for address, (_, write, _) in pending.items()}
+    return Settled(verdicts, writes, version, changes, state.appended, state.next_expiry)
+
+
+def unread(settled: Settled) -> set[Address]:
+    """The keys of Heads that a Conflict shows: their values are to be read, and given to `with_values`."""
+    return {
+        (failure.check.space, failure.check.key)
+        for verdict in settled.verdicts
+        if type(verdict) is Conflict
+        for failure in verdict.failed
+        if isinstance(failure.current, Head)
+    }
+
+
+def with_values(settled: Settled, stored: Mapping[Address, Record]) -> Settled:
+    """The same with values in all conflicts. `stored` holds the records of `unread` as they were before the group."""
+
+    def filled(failure: FailedCheck) -> FailedCheck:
+        head = failure.current
+        if not isinstance(head, Head):
+            return failure
+        record = stored[failure.check.space, failure.check.key]
+        return FailedCheck(failure.check, replace(record, version=head.version, expires_at=head.expires_at))
+
+    verdicts = [
+        Conflict(tuple([filled(failure) for failure in verdict.failed])) if type(verdict) is Conflict else verdict
+        for verdict in settled.verdicts
+    ]
+    return replace(settled, verdicts=verdicts)
 
 
 class _State:
     """The records and writes of a group so far."""
 
-    def __init__(self, current: Mapping[Address, Record], now: int) -> None:
+    def __init__(self, current: Mapping[Address, Record], now: int, latest_expiry: int) -> None:
         self._current = current
         self._now = now
+        self._latest_expiry = latest_expiry
         self.pending: dict[Address, _Pending] = {}
+        self.appended: dict[Address, tuple[bytes, bytes]] = {}
+        self.next_expiry: int | None = None
 
     def failure(self, check: Check) -> FailedCheck | None:
         address = (check.space, check.key)
-        record, _ = self.pending.get(address) or (self._current.get(address), None)
+        pending = self.pending.get(address)
+        record = self._current.get(address) if pending is None else pending[0]
         if not check.include_expired:
             record = self._alive(record)
         version = None if record is None else record.version
         return None if version == check.version else FailedCheck(check, record)
 
-    def apply(self, mutations: Sequence[Mutation], version: int) -> tuple[bool, ...]:
-        """Apply all mutations, or raise and apply none."""
+    def apply(
+        self, mutations: Sequence[Mutation], version: int, changes: list[LoggedChange]
+    ) -> tuple[tuple[bool, ...], tuple[int, ...]]:
+        """Apply all mutations and add to the changes, or raise and apply none."""
         draft: dict[Address, _Pending] = {}
+        appended: dict[Address, tuple[bytes, bytes]] = {}
         found: list[bool] = []
+        values: list[int] = []
         for mutation in mutations:
             if type(mutation) is Append:
+                around = mutation.key, mutation.suffix
                 mutation = mutation.at(version)
+                appended[mutation.space, mutation.key] = around
             address = (mutation.space, mutation.key)
-            stored, write = draft.get(address) or self.pending.get(address) or (self._current.get(address), None)
+            before = draft.get(address) or self.pending.get(address)
+            stored, write = (self._current.get(address), None) if before is None else before[:2]
             record = None if stored is None else self._alive(stored)
             match mutation:
                 case Set():
-                    draft[address] = self._set(mutation, record, write, version)
+                    if mutation.if_absent:
+                        found.append(record is not None)
+                    if not mutation.if_absent or record is None:
+                        draft[address] = self._set(mutation, record, write, version)
                 case Delete():
                     found.append(record is not None)
                     if record is not None:
-                        draft[address] = None, _REMOVE
+                        draft[address] = _DELETED
                 case Touch():
                     found.append(record is not None)
                     if record is not None:
@@ -151,42 +235,101 @@ class _State:
                     is_due = stored is not None and record is None and stored.version == mutation.version
                     found.append(is_due)
                     if is_due:
-                        draft[address] = None, _REMOVE
-                case Sum() | Min() | Max():
-                    draft[address] = self._count(mutation, record, write, version)
+                        draft[address] = _PURGED
+                case Sum() | Add() | Min() | Max():
+                    number, draft[address] = self._count(mutation, record, write, version)
+                    values.append(number)
         self.pending.update(draft)
-        return tuple(found)
+        self.appended.update(appended)
+        for (space, key), (_, _, kind) in draft.items():
+            changes.append(LoggedChange(version, space, key, kind, self._now))
+        return tuple(found), tuple(values)
 
     def _alive(self, record: Record | None) -> Record | None:
         return record if record is not None and record.is_alive(self._now) else None
 
-    def _expiry(self, expire_in: int | None) -> int | None:
-        return None if expire_in is None else self._now + expire_in
+    def expiry(self, mutation: Set | Touch | Sum | Add | Min | Max) -> int | None:
+        """When the entry expires that a mutation writes.
+
+        Raises:
+            InvalidArgument: No database can hold that time.
+        """
+        moment = mutation.expire_at if mutation.expire_in is None else self._now + mutation.expire_in
+        if moment is None:
+            return None
+        if type(moment) is not int or not 0 <= moment <= self._latest_expiry:
+            field = "expire_at" if mutation.expire_in is None else "expire_in"
+            raise InvalidArgument(f"{field}: expected a whole number of milliseconds that leads to 1970 up to 9999")
+        if self.next_expiry is None or moment < self.next_expiry:
+            self.next_expiry = moment
+        return moment
 
     def _set(self, mutation: Set, record: Record | None, write: Write | None, version: int) -> _Pending:
-        expires_at = self._expiry(mutation.expire_in)
+        expires_at = self.expiry(mutation)
         created_at = self._now if record is None else record.created_at
         new = Record(mutation.key, mutation.value, mutation.encoding, version, expires_at, created_at, self._now)
-        return new, PutRow(new, removes_row(write))
+        return new, PutRow(new, makes_new_entry(write, record)), _PUT
 
     def _touch(self, mutation: Touch, record: Record, write: Write | None) -> _Pending:
-        expires_at = self._expiry(mutation.expire_in)
+        expires_at = self.expiry(mutation)
         new = replace(record, expires_at=expires_at)
-        return new, PutRow(new, write.is_new_entry) if isinstance(write, PutRow) else SetExpiry(expires_at)
+        if isinstance(write, PutRow):
+            return new, PutRow(new, write.is_new_entry), _TOUCH
+        return new, SetExpiry(expires_at), _TOUCH
 
-    def _count(self, mutation: Sum | Min | Max, record: Record | None, write: Write | None, version: int) -> _Pending:
+    def _count(
+        self, mutation: Sum | Add | Min | Max, record: Record | None, write: Write | None, version: int
+    ) -> tuple[int, _Pending]:
+        """The new number, and what stores it."""
         if record is None:
-            number, expires_at, created_at = mutation.operand, self._expiry(mutation.expire_in), self._now
+            number, expires_at, created_at = mutation.operand, self.expiry(mutation), self._now
+            encoding: int = Encoding.JSON if type(mutation) is Add else Encoding.U64
         else:
-            if record.encoding != Encoding.U64:
+            expires_at, created_at, encoding = record.expires_at, record.created_at, record.encoding
+            if type(mutation) is Add:
+                number = _integer(record) + mutation.operand
+                if encoding == Encoding.U64 and not 0 <= number <= limits.U64_MAX:
+                    raise CounterOutOfRange(mutation.key)
+            elif encoding != Encoding.U64:
                 raise NotACounter(mutation.key)
-            number = _COUNT[type(mutation)](unpack_counter(record.value), mutation.operand)
-            expires_at, created_at = record.expires_at, record.created_at
-        value = pack_counter(number % (limits.U64_MAX + 1))
-        new = Record(mutation.key, value, Encoding.U64, version, expires_at, created_at, self._now)
-        return new, PutRow(new, removes_row(write))
+            else:
+                number = _COUNT[type(mutation)](unpack_counter(record.value), mutation.operand)
+        if encoding == Encoding.JSON:
+            value = encode_json(number, limits.VALUE_BYTES)
+        else:
+            number %= limits.U64_MAX + 1
+            value = pack_counter(number)
+        new = Record(mutation.key, value, encoding, version, expires_at, created_at, self._now)
+        return number, (new, PutRow(new, makes_new_entry(write, record)), _PUT)
+
+
+def _integer(record: Record) -> int:
+    """The number that a record holds, as a JSON integer or as a U64.
+
+    Raises:
+        NotACounter: It holds something else.
+    """
+    if record.encoding == Encoding.U64:
+        return unpack_counter(record.value)
+    number: Any = None
+    if record.encoding == Encoding.JSON:
+        with contextlib.suppress(Undecodable):
+            number = decode_json(record.value)
+    if type(number) is not int:
+        raise NotACounter(record.key, takes_json=True)
+    return number
+
+
+def makes_new_entry(write: Write | None, record: Record | None) -> bool:
+    """Whether the `created_at` of the row that the database still holds no longer counts.
+
+    Args:
+        write: What this group has done to the key so far.
+        record: The live entry that this left: None if it removed the entry, or let it expire.
+    """
+    return (write is not None and record is None) or removes_row(write)
 
 
 def removes_row(write: Write | None) -> bool:
-    """Whether this group removes the row that the database still holds, so that its `created_at` no longer counts."""
+    """Whether this group removes the row that the database still holds."""
     return isinstance(write, RemoveRow) or (isinstance(write, PutRow) and write.is_new_entry)

@@ -1,8 +1,11 @@
 """The engine on a PostgreSQL database.
 
-`engine` reads, commits and watches; `reads` and `writes` use the statements of `tables`; `server` and `connections`
-connect; `errors` explains failures such as a full disk; `notifications` learns of commits of other processes;
-`maintenance` and `inspection` serve operators.
+`engine` reads, commits and watches. `reads` uses the statements of `tables` and `log`. `writes` decides groups:
+`by_function` calls the function of `function` (`pooled_call` behind a pooler) with what `drafts` has settled,
+`by_locking` takes locks first, `attempts` has what both share, and `held_back` keeps batches in order behind a locked
+row. `server` and `connections` connect; `errors` explains failures such as a full disk; `notifications` learns of
+commits of other processes; `adoption` examines a plugins' table of another program; `maintenance` and `inspection`
+serve operators.
 """
 
 from keyloft.errors import CannotOpen

@@ -2,23 +2,28 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from keyloft import limits
-from keyloft.engines.postgres.errors import Failure
-from keyloft.engines.postgres.server import Connection, PostgresServer
+from keyloft.engines.postgres.errors import Failure, is_stale
+from keyloft.engines.postgres.server import Connection, PostgresServer, timeout
 from keyloft.errors import DatabaseError
 
 T = TypeVar("T")
+
+SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+"""Begins a transaction in which all reads show one moment."""
 
 
 class Slot:
     """Holds one connection: made when it is needed, and replaced after it was lost."""
 
-    def __init__(self, server: PostgresServer) -> None:
+    def __init__(self, server: PostgresServer, lock_seconds: float | None = None) -> None:
+        """`lock_seconds` is how long a statement waits for a lock, if not as long as the server's sessions do."""
         self._server = server
+        self._lock_timeout = None if lock_seconds is None else f"lock_timeout = {timeout(lock_seconds)}"
         self._connection: Connection = None
         self._prepared: dict[str, Any] = {}
         self._loop = asyncio.get_running_loop()
@@ -31,7 +36,14 @@ class Slot:
             await self._ping()
         if self._connection is None or self._connection.is_closed():
             self.drop()
-            self._connection = await self._server.connect()
+            connection = await self._server.connect()
+            if self._lock_timeout is not None and not self._server.is_pooled:
+                try:
+                    await connection.execute(f"SET SESSION {self._lock_timeout}")
+                except BaseException:  # a cancelled caller must leave no session behind
+                    connection.terminate()
+                    raise
+            self._connection = connection
         self._used = now
         return self._connection
 
@@ -52,8 +64,20 @@ class Slot:
             except asyncio.CancelledError:
                 self.abandon()
                 raise
-        async with self.transaction(self._server.begin):
+        begin = self._server.begin
+        if self._lock_timeout is not None:
+            begin = f"{begin}; SET LOCAL {self._lock_timeout}"
+        async with self.transaction(begin):
             return await self._fetch(statement, *bindings)
+
+    async def call(self, statement: str, *bindings: Any) -> list[Any]:
+        """The rows of one statement on a session of its own; behind a pooler there is none."""
+        await self.connected()
+        try:
+            return await self._fetch(statement, *bindings)
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
 
     @asynccontextmanager
     async def transaction(self, begin: str) -> AsyncIterator["Transaction"]:
@@ -84,11 +108,26 @@ class Slot:
             return rows
         prepared = self._prepared.get(statement)
         if prepared is None:
-            # A name that no other process uses: behind an unnoticed pooler, two processes may share a session.
-            name = f"{self._server.token}_{len(self._prepared)}"
-            prepared = self._prepared[statement] = await self._connection.prepare(statement, name=name)
+            prepared = await self._prepare(statement)
         rows = await prepared.fetch(*bindings)
         return rows
+
+    async def prepare(self, statements: Iterable[str]) -> None:
+        """Prepare statements before a transaction that locks something.
+
+        While the driver prepares one, the server waits for its next message without a time limit.
+        """
+        await self.connected()
+        if not self._server.is_pooled:
+            for statement in statements:
+                if statement not in self._prepared:
+                    await self._prepare(statement)
+
+    async def _prepare(self, statement: str) -> Any:
+        # A name that no other process uses: behind an unnoticed pooler, two processes may share a session.
+        name = f"{self._server.token}_{len(self._prepared)}"
+        prepared = self._prepared[statement] = await self._connection.prepare(statement, name=name)
+        return prepared
 
     async def retry(self, work: Callable[[], Awaitable[T]], arrived: float | None = None) -> T:
         """Do something that changes nothing, again after a failure, until the caller has waited for `patience` seconds.
@@ -103,6 +142,7 @@ class Slot:
         server = self._server
         deadline = server.patience + (self._loop.time() if arrived is None else arrived)
         failure: DatabaseError | None = None
+        was_stale = False
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
@@ -111,8 +151,9 @@ class Slot:
                     except Failure as error:
                         self.drop()
                         failure = server.explain(error)
-                        if not server.may_succeed_after(error):
+                        if not server.may_succeed_after(error) and (was_stale or not is_stale(error)):
                             raise failure from error
+                        was_stale = was_stale or is_stale(error)
                         await asyncio.sleep(limits.POSTGRES_RETRY_SECONDS)
         except TimeoutError:
             self.drop()

@@ -20,7 +20,11 @@ _TEMPORARY: Final = (*_LOST, "53300", "25006")
 # The server rolled back, and the next attempt may succeed: serialization, deadlock, lock and statement timeouts.
 _LOCKED: Final = "55P03"
 _RETRYABLE: Final = ("40001", "40P01", _LOCKED, "57014")
-# A table has changed under a prepared statement.
+_NO_FUNCTION: Final = "42883"
+_DENIED: Final = "42501"
+TOO_SLOW: Final = "KL002"
+"""By which the function that commits says that it held the version counter for too long."""
+# A table has changed under a prepared statement; or the server lacks something.
 _CHANGED: Final = "0A000"
 # A prepared statement is missing, or exists already: a pooler gives each transaction another session.
 _POOLED: Final = ("26000", "42P05")
@@ -28,9 +32,23 @@ CREATED_BY_ANOTHER: Final = ("23505", "42P07", "42710", *_RETRYABLE)
 """What the slower of two processes gets that create the same tables."""
 
 
-def is_locked(error: DatabaseError) -> bool:
+def is_locked(error: Exception) -> bool:
     """Whether another client held a lock for too long."""
-    return _state(error.__cause__) == _LOCKED
+    return _LOCKED in (_state(error), _state(error.__cause__))
+
+
+def is_too_slow(error: Exception) -> bool:
+    """Whether a commit was given up because others have waited for it for too long."""
+    return TOO_SLOW in (_state(error), _state(error.__cause__))
+
+
+def is_missing_function(error: Exception) -> bool:
+    return _state(error) == _NO_FUNCTION
+
+
+def is_denied(error: Exception) -> bool:
+    """Whether this user lacks a right."""
+    return _state(error) == _DENIED
 
 
 def is_lost(error: Exception) -> bool:
@@ -46,7 +64,12 @@ def is_of_pooler(error: Exception) -> bool:
 
 def may_pass(error: Exception) -> bool:
     """Whether the same statement may succeed later."""
-    return is_lost(error) or _state(error).startswith((*_RETRYABLE, *_TEMPORARY, *_POOLED, _CHANGED))
+    return is_lost(error) or _state(error).startswith((*_RETRYABLE, *_TEMPORARY, *_POOLED))
+
+
+def is_stale(error: Exception) -> bool:
+    """Whether a prepared statement may be older than a change of its table; prepared again, it may succeed."""
+    return _state(error) == _CHANGED
 
 
 def _state(error: BaseException | None) -> str:
@@ -64,11 +87,13 @@ def explain(error: BaseException, address: PostgresAddress) -> DatabaseError:
             return DiskFull(f"{name}: its disk is full; nothing was written")
         case "25006":
             return _read_only(name)
-        case "42501":
+        case _ if state == _DENIED:
             return CannotOpen(f"{name}: {message}: {_grant_for(message)}")
         case "42P01" | "3F000":
             migrate = f"run `keyloft migrate --database {shlex.quote(address.shown)}`"
             return DatabaseError(f"{name}: {message}: {migrate}; if the tables are in another schema, set search_path")
+    if state == TOO_SLOW:
+        return Busy(f"{name}: a commit took so long that others waited for it; nothing was written: write less at once")
     if state in _RETRYABLE:
         return Busy(f"{name}: {message}; nothing was written: try again")
     if state.startswith(_TEMPORARY) or (isinstance(error, Failure) and is_lost(error)):

@@ -6,9 +6,10 @@ from typing import Final
 from keyloft.core import schema
 from keyloft.core.urls import PostgresAddress
 from keyloft.engines.inspection import Inspection
+from keyloft.engines.postgres.adoption import find_adoption
 from keyloft.engines.postgres.errors import Failure
+from keyloft.engines.postgres.log import milliseconds
 from keyloft.engines.postgres.server import Connection, PostgresServer
-from keyloft.engines.postgres.tables import milliseconds
 
 _ALL: Final = "SELECT, INSERT, UPDATE, DELETE"
 _RIGHTS: Final = {
@@ -16,13 +17,16 @@ _RIGHTS: Final = {
     schema.TUPLE_TABLE: _ALL,
     schema.SEMANTIC_TABLE: _ALL,
     schema.VERSION_COUNTER_TABLE: "SELECT, UPDATE",
+    schema.CHANGES_TABLE: "SELECT, INSERT, DELETE",
+    schema.STORE_TABLE: "SELECT",
 }
 """By table, the rights that a service needs."""
 
 _TIME: Final = f"SELECT {milliseconds('clock_timestamp()')}"
 _STATE: Final = (
     "SELECT current_setting('server_version'), pg_is_in_recovery() OR current_setting('default_transaction_read_only')"
-    "::bool, current_schema(), coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)"
+    "::bool, current_schema(), coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), "
+    "current_setting('data_checksums', true)"
 )
 
 
@@ -48,9 +52,10 @@ async def _inspect(server: PostgresServer, connection: Connection) -> Inspection
     now = await connection.fetchval(_TIME) / 1000
     after = time.time()
     async with connection.transaction(readonly=True):
-        version, is_read_only, namespace, may_create = await connection.fetchrow(_STATE)
+        version, is_read_only, namespace, may_create, checksums = await connection.fetchrow(_STATE)
     revision = await server.revision(connection)
     obstacles: list[tuple[str, str]] = []
+    store = None
     if is_read_only:
         obstacles.append(("it is a standby, or set to read-only", "name the primary in the URL"))
     if revision is None and namespace is None:
@@ -59,14 +64,21 @@ async def _inspect(server: PostgresServer, connection: Connection) -> Inspection
         granted = f"GRANT USAGE, CREATE ON SCHEMA {namespace} TO it, or let its owner run `keyloft migrate`"
         obstacles.append((f"this user may not make tables in the schema {namespace}", granted))
     elif revision == schema.REVISION:
-        obstacles += await _missing_rights(connection)
+        missing = await _missing_rights(connection)
+        obstacles += missing
+        if not missing:
+            async with connection.transaction(readonly=True):
+                store = await connection.fetchval(schema.READ_STORE_ID)
     return Inspection(
         software=f"PostgreSQL {version.split(' ')[0]}",
         revision=revision,
         wanted=schema.REVISION,
+        store=store,
         # The server read its clock somewhere between the two: certain is only a difference beyond them.
         ahead=round(now - after if now > after else min(0.0, now - before), 3),
+        has_checksums=None if checksums is None else checksums == "on",
         obstacles=tuple(obstacles),
+        adoption=await find_adoption(connection) if revision is None else None,
     )
 
 

@@ -2,22 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from keyloft import limits
-from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Snapshot
+from keyloft.core.maintenance import Existing, Facts, Loaded, LogRow, Progress, Range, Snapshot, version_after_jump
 from keyloft.core.records import Key, Record, Space
-from keyloft.core.schema import REVISION, Row
+from keyloft.core.schema import CHANGES_TABLE, REVISION, STORE_TABLE, Row
 from keyloft.engines import loading
 from keyloft.engines.loading import TIMES, TableSnapshot
-from keyloft.engines.postgres import tables
+from keyloft.engines.postgres import log, tables
+from keyloft.engines.postgres.attempts import clock_set_back
 from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.errors import Failure, is_lost
+from keyloft.engines.postgres.log import READ_VERSION
 from keyloft.engines.postgres.server import PostgresServer
-from keyloft.engines.postgres.tables import LAYOUTS, READ_VERSION, PostgresLayout
+from keyloft.engines.postgres.tables import LAYOUTS, PostgresLayout
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 from keyloft.engines.tables import Layout, created_names
@@ -42,6 +45,25 @@ def _put_whole_rows(layout: PostgresLayout) -> str:
         f"INSERT INTO {layout.table} ({names}) SELECT {selected} FROM unnest({bound}) AS new ({names}) "
         f"ON CONFLICT ({', '.join(layout.key)}) DO UPDATE SET {replaced}"
     )
+
+
+def _lock_rows(layout: PostgresLayout) -> str:
+    """The statement that locks the rows of some keys, and waits for those that others have locked."""
+    keys = [f"${at}::{layout.columns[column]}[]" for at, column in enumerate(layout.key, 1)]
+    return f"SELECT count(*) FROM {layout.of_keys(*keys, lock='FOR UPDATE')}"
+
+
+_LOG: Final = (
+    f"INSERT INTO {CHANGES_TABLE} (version, part, base, at, size, changes) SELECT * FROM unnest"
+    "($1::bigint[], $2::int[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[])"
+)
+"""versions, parts, bases, times, sizes, changes: an array each"""
+
+
+@asynccontextmanager
+async def _separate_reads(slot: Slot, connection: Any) -> AsyncIterator[Transaction]:
+    """Statements that are a transaction each."""
+    yield Transaction(connection.execute, slot.fetch)
 
 
 class PostgresMaintenance:
@@ -77,31 +99,52 @@ class PostgresMaintenance:
         return Facts(f"PostgreSQL {version}", REVISION, size, None)
 
     @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator["PostgresSnapshot"]:
+    async def snapshot(self, *, held: bool = True) -> AsyncIterator["PostgresSnapshot"]:
         slot = Slot(self.server)
         try:
             async with self.explained():
-                await slot.connected()
-            async with slot.transaction(_HOLD) as transaction:
+                connection = await slot.connected()
+            async with slot.transaction(_HOLD) if held else _separate_reads(slot, connection) as transaction:
                 async with self.explained():
                     version, now = self.server.counter_row(await transaction.fetch(READ_VERSION, None))
                 yield PostgresSnapshot(self, transaction, version, now)
         finally:
             slot.abandon()
 
-    async def load(self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing) -> Loaded:
-        return await self._write(lambda transaction: loading.load(transaction, rows, version, existing))
+    async def load(
+        self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing, *, is_copy: bool = False
+    ) -> Loaded:
+        return await self._write(
+            lambda transaction: loading.load(transaction, rows, version, existing, is_copy=is_copy), rows
+        )
 
-    async def become(self, source: Snapshot, progress: Progress, *, expected_version: int | None = None) -> int:
+    async def become(
+        self,
+        source: Snapshot,
+        progress: Progress,
+        *,
+        expected_version: int | None = None,
+        with_history: bool = False,
+    ) -> int:
         done: tuple[int, int] | None = None
 
         async def work(transaction: "_PostgresLoad") -> tuple[int, int | None]:
             nonlocal done
-            if expected_version is not None and done is not None and transaction.version == done[1]:
+            if done is not None and transaction.version == done[1]:
                 # The commit was made, and its reply lost: no other process moved the version counter.
                 return done[0], None
-            done = await loading.replace_all(transaction, source, progress, expected_version)
+            done = await loading.replace_all(
+                transaction, source, progress, expected_version=expected_version, with_history=with_history
+            )
             return done
+
+        return await self._write(work)
+
+    async def restart_history(self) -> int:
+        async def work(transaction: "_PostgresLoad") -> tuple[int, int]:
+            version = version_after_jump(transaction.version)
+            await loading.restart_history(transaction, version)
+            return version, version
 
         return await self._write(work)
 
@@ -121,7 +164,7 @@ class PostgresMaintenance:
         copy = await SqliteMaintenance.open(SqliteFile(target), make=True)
         try:
             async with self.snapshot() as snapshot:
-                await copy.become(snapshot, progress)
+                await copy.become(snapshot, progress, with_history=True)
             await copy.make_plain()
         finally:
             await copy.aclose()
@@ -140,21 +183,32 @@ class PostgresMaintenance:
         async with self.explained():
             return await self.slot.fetch(statement, *bindings)
 
-    async def _write(self, work: Callable[["_PostgresLoad"], Awaitable[tuple[T, int | None]]]) -> T:
+    async def _write(
+        self,
+        work: Callable[["_PostgresLoad"], Awaitable[tuple[T, int | None]]],
+        rows: Sequence[tuple[Space, Record]] | None = None,
+    ) -> T:
         """Do something in one transaction that holds the version counter, and again if that failed and may succeed.
 
         If it is repeated after a commit whose reply was lost, it meets its own rows, and leaves them as they are.
+
+        Args:
+            work: Returns its result, and the new version counter, or None if it wrote nothing.
+            rows: What it may write; None for everything, and the change log then begins with one empty row.
         """
         deadline = asyncio.get_running_loop().time() + limits.BUSY_SECONDS
+        begin = self.server.begin if rows is None else self.server.begin_commit
         while True:
             try:
-                async with self.slot.transaction(f"{self.server.begin}; {tables.LOCK_VERSION}") as transaction:
-                    version, now = self.server.counter_row(await transaction.fetch(READ_VERSION, None))
-                    result, after = await work(_PostgresLoad(transaction, version, now))
+                async with self.slot.transaction(begin) as transaction:
+                    load = await self._locked(transaction, rows)
+                    result, after = await work(load)
                     if after is not None:
-                        await transaction.execute(
-                            tables.WRITE_VERSION_AND_COMMIT.format(version=after, name=self.server.process)
-                        )
+                        await transaction.execute(f"{log.WRITE_VERSION.format(version=after, at=load.now)}; COMMIT")
+                if after is not None:
+                    # Where the server has no notifications, watches poll the version counter.
+                    with suppress(*Failure):
+                        await self.slot.fetch(log.NOTIFY.format(name=self.server.process, version=after))
                 return result
             except Failure as error:
                 may_succeed = self.server.may_succeed_after(error)
@@ -163,6 +217,23 @@ class PostgresMaintenance:
                 if is_lost(error):
                     self.slot.drop()
                 await asyncio.sleep(limits.POSTGRES_RETRY_SECONDS)
+
+    async def _locked(self, transaction: Transaction, rows: Sequence[tuple[Space, Record]] | None) -> "_PostgresLoad":
+        """Lock rows, or all tables, and then the version counter: the order in which commits do it."""
+        if rows is None:
+            tables_ = ", ".join([layout.table for layout in LAYOUTS.values()])
+            await transaction.execute(f"LOCK TABLE {tables_} IN EXCLUSIVE MODE")
+        for space, layout in LAYOUTS.items():
+            if some := sorted({row.key for at, row in rows or () if at is space}):
+                await transaction.fetch(_lock_rows(layout), *layout.bind_keys(some))
+        await transaction.execute(log.LOCK_VERSION)
+        found = await transaction.fetch(log.READ_COUNTER, None)
+        version, last_commit, clock, size = self.server.counter_row(found)
+        if rows is not None:
+            if last_commit - clock > 1000 * limits.CLOCK_AHEAD_SECONDS:
+                raise clock_set_back(self.server.name, last_commit - clock)
+            clock = max(clock, last_commit)
+        return _PostgresLoad(transaction, version, clock, size or 0)
 
     @asynccontextmanager
     async def explained(self) -> AsyncIterator[None]:
@@ -179,11 +250,12 @@ class _PostgresLoad(Struct):
     transaction: Transaction
     version: int
     now: int
+    log_size: int
 
     async def stored(self, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
         layout = LAYOUTS[space]
         keys = layout.bind_keys([row.key for row in rows])
-        return layout.loaded(await self.transaction.fetch(layout.load, None, *keys))
+        return layout.found(await self.transaction.fetch(layout.load_values, *keys))
 
     async def put(self, space: Space, rows: Sequence[Record]) -> None:
         if rows:
@@ -193,6 +265,15 @@ class _PostgresLoad(Struct):
     async def clear(self) -> None:
         for layout in LAYOUTS.values():
             await self.transaction.execute(f"DELETE FROM {layout.table}")
+
+    async def log(self, rows: Sequence[LogRow]) -> None:
+        await self.transaction.fetch(_LOG, *zip(*map(astuple, rows), strict=True))
+
+    async def clear_log(self) -> None:
+        await self.transaction.execute(f"DELETE FROM {CHANGES_TABLE}")
+
+    async def name_store(self, store_id: str) -> None:
+        await self.transaction.fetch(f"UPDATE {STORE_TABLE} SET store_id = $1", store_id)
 
 
 class PostgresSnapshot(TableSnapshot):

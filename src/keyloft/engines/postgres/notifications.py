@@ -5,30 +5,30 @@ import logging
 from collections.abc import Callable
 
 from keyloft import limits
-from keyloft.engines.commit.groups import Groups
+from keyloft.engines.commit.batcher import Batcher
 from keyloft.engines.postgres.connections import Slot
 from keyloft.engines.postgres.errors import Failure
+from keyloft.engines.postgres.log import CHANNEL, NOTIFY, READ_VERSION
 from keyloft.engines.postgres.server import Connection, PostgresServer
-from keyloft.engines.postgres.tables import CHANNEL, READ_VERSION
-from keyloft.engines.watches import Notifier
+from keyloft.engines.watches.feed import ChangeFeed
 from keyloft.errors import Closed, DatabaseError
 
 logger = logging.getLogger(__name__)
 
 
 class CommitListener:
-    """Reports commits of other processes to the notifier, for as long as there are watches.
+    """Reports commits of other processes to the watches' feed, for as long as there are watches.
 
     The version counter is polled in any case: often until the first notification arrives, and now and then after that.
     If it moved without a notification, those get lost on their way, as with PgBouncer, and it is polled often again.
     """
 
     def __init__(
-        self, server: PostgresServer, notifier: Notifier, groups: Groups, set_clock: Callable[[int], None]
+        self, server: PostgresServer, feed: ChangeFeed, batcher: Batcher, set_clock: Callable[[int], None]
     ) -> None:
         self._server = server
-        self._notifier = notifier
-        self._groups = groups
+        self._feed = feed
+        self._batcher = batcher
         self._set_clock = set_clock
         self._listening = Slot(server)
         self._polling = Slot(server)
@@ -49,7 +49,7 @@ class CommitListener:
 
     async def _run(self) -> None:
         try:
-            while self._notifier.has_watches:
+            while self._feed.has_watches:
                 try:
                     await self._listen()
                     await self._poll()
@@ -66,7 +66,11 @@ class CommitListener:
             self._polling.abandon()
 
     async def _listen(self) -> None:
-        if self._server.is_pooled or (self._listener is not None and not self._listener.is_closed()):
+        if (
+            self._server.announcer is None
+            or self._server.is_pooled
+            or (self._listener is not None and not self._listener.is_closed())
+        ):
             return
         self._notifications_arrive = False
         self._listener = await self._listening.retry(self._listening.connected)
@@ -74,7 +78,7 @@ class CommitListener:
             async with asyncio.timeout(self._server.patience):
                 await self._listener.add_listener(CHANNEL, self._on_notification)
                 # If notifications arrive here, so does this one.
-                await self._listener.execute(f"SELECT pg_notify('{CHANNEL}', '{self._server.process} 0')")
+                await self._listener.execute(NOTIFY.format(name=self._server.process, version=0))
         except (*Failure, TimeoutError) as error:
             logger.info("%s sends no notifications, so its version counter is polled: %s", self._server.name, error)
 
@@ -84,19 +88,19 @@ class CommitListener:
         name, _, version = payload.partition(" ")
         store, _, _ = name.partition(".")
         if name != self._server.process and self._server.process.startswith(f"{store}."):
-            self._notifier.committed_up_to(int(version) if version.isdecimal() else 0)
+            self._feed.observe(int(version) if version.isdecimal() else 0)
 
     async def _poll(self) -> None:
         """Read the version counter, unless this engine is committing: then the outcome will report it."""
-        if not self._groups.idle:
+        if not self._batcher.idle:
             return
-        seen = self._notifier.last_version
+        seen = self._feed.last_version
         rows = await self._polling.retry(lambda: self._polling.fetch(READ_VERSION, None))
         latest, now = self._server.counter_row(rows)
         self._set_clock(now)
-        if self._groups.idle and seen == self._notifier.last_version:
+        if self._batcher.idle and seen == self._feed.last_version:
             if latest != seen:
                 self._missed += 1
                 # One notification may still be on its way; two in a row are lost.
                 self._notifications_arrive = self._notifications_arrive and self._missed < 2
-            self._notifier.observe(latest, latest)
+            self._feed.observe(latest)

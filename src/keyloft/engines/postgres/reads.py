@@ -2,23 +2,41 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from itertools import starmap
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from keyloft import limits
-from keyloft.core.records import Ask, Count, Expired, Get, Latest, Now, Record, Scan, Space, Usage, Used
+from keyloft.core.records import (
+    Ask,
+    Changes,
+    Count,
+    Due,
+    DuePage,
+    Expired,
+    Get,
+    Latest,
+    LogSlice,
+    Now,
+    Record,
+    Scan,
+    Space,
+    StoreId,
+    Usage,
+)
+from keyloft.core.schema import NEVER, READ_STORE_ID, lost_store_id
 from keyloft.engines.commit.outcomes import copy
-from keyloft.engines.postgres.connections import Slot, Transaction
+from keyloft.engines.postgres import log
+from keyloft.engines.postgres.connections import SNAPSHOT, Slot, Transaction
+from keyloft.engines.postgres.log import READ_VERSION
 from keyloft.engines.postgres.server import PostgresServer
-from keyloft.engines.postgres.tables import LAYOUTS, PLUGIN_USAGE, READ_VERSION
-from keyloft.errors import Busy, Closed, DatabaseError, KeyloftError, Unreachable
+from keyloft.engines.postgres.tables import LAYOUTS, PLUGIN_USAGE
+from keyloft.engines.tables import usage_slice
+from keyloft.errors import Busy, Closed, DatabaseError, HistoryGone, KeyloftError, Unreachable
 
 logger = logging.getLogger(__name__)
 
-_SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # A count of a whole range or table may also scan the table sequentially.
-_COUNTING: Final = f"{_SNAPSHOT}; SET LOCAL enable_seqscan = on; SET LOCAL enable_bitmapscan = on"
+_COUNTING: Final = f"{SNAPSHOT}; SET LOCAL enable_seqscan = on; SET LOCAL enable_bitmapscan = on"
 
 
 _Lookup: TypeAlias = tuple[Sequence[Get], asyncio.Future[list[Record | None]], float]
@@ -177,6 +195,16 @@ class PostgresReads:
         space = getattr(asks[0], "space", None)
         if all([type(ask) is Get and ask.space is space and not ask.include_expired for ask in asks]):
             return await self.points.read(cast("Space", space), cast("Sequence[Get]", asks))
+        return await self._on_connection(lambda slot: self._answer(slot, asks))
+
+    async def counter(self) -> tuple[int, int]:
+        """The version counter and the time."""
+        rows = await self._on_connection(lambda slot: slot.fetch(READ_VERSION, self._server.now()))
+        version, now = self._server.counter_row(rows)
+        return version, now
+
+    async def _on_connection(self, read: Callable[[Slot], Awaitable[list[Any]]]) -> list[Any]:
+        """Read on a connection that no one else uses meanwhile."""
         arrived = self._loop.time()
         try:
             async with asyncio.timeout_at(arrived + self._server.patience):
@@ -187,7 +215,7 @@ class PostgresReads:
         try:
             if self._closed:
                 raise Closed
-            return await slot.retry(lambda: self._answer(slot, asks), arrived)
+            return await slot.retry(lambda: read(slot), arrived)
         finally:
             if self._closed:
                 slot.abandon()
@@ -195,11 +223,12 @@ class PostgresReads:
             self._free.release()
 
     async def _answer(self, slot: Slot, asks: Sequence[Ask]) -> list[Any]:
-        counts = all([isinstance(ask, (Count, Usage)) for ask in asks])
+        counts = all([isinstance(ask, Count) for ask in asks])
         now = self._server.now()
-        if len(asks) == 1 and not counts:
+        # What has expired, and what expires next, must be of one moment.
+        if len(asks) == 1 and not counts and not isinstance(asks[0], Due):
             return [await _answer_one(self._server, slot, asks[0], now)]
-        async with slot.transaction(_COUNTING if counts else _SNAPSHOT) as transaction:
+        async with slot.transaction(_COUNTING if counts else SNAPSHOT) as transaction:
             return [await _answer_one(self._server, transaction, ask, now) for ask in asks]
 
     async def aclose(self) -> None:
@@ -213,10 +242,20 @@ async def _answer_one(server: PostgresServer, at: Slot | Transaction, ask: Ask, 
     if isinstance(ask, (Latest, Now)):
         version, time = server.counter_row(await at.fetch(READ_VERSION, now))
         return version if isinstance(ask, Latest) else time
+    if isinstance(ask, StoreId):
+        for [store_id] in await at.fetch(READ_STORE_ID):
+            return store_id
+        raise lost_store_id(server.name)
     if isinstance(ask, Usage):
-        return list(starmap(Used, await at.fetch(PLUGIN_USAGE, now)))
+        rows = await at.fetch(PLUGIN_USAGE, now, *ask.after, ask.limit)
+        version = server.counter_row(rows)[0]
+        return usage_slice([row[1:] for row in rows if row[1] is not None], ask.limit, version)
+    if isinstance(ask, Changes):
+        return await _read_log(at, ask)
     layout = LAYOUTS[ask.space]
     match ask:
+        case Due():
+            return await _read_due(server, at, ask, now)
         case Get():
             key = layout.bind_key(ask.key)
             finding = at.fetch(layout.get_expired, *key) if ask.include_expired else at.fetch(layout.get, now, *key)
@@ -230,3 +269,19 @@ async def _answer_one(server: PostgresServer, at: Slot | Transaction, ask: Ask, 
         case Expired():
             return list(layout.page(await at.fetch(layout.expired, now, ask.limit)))
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
+
+
+async def _read_log(at: Slot | Transaction, ask: Changes) -> LogSlice:
+    rows = await at.fetch(log.READ_LOG, *log.read_log_bindings(ask.after))
+    if not log.holds(ask.after, rows):
+        [[oldest_base, latest]] = await at.fetch(log.LOG_ENDS)
+        raise HistoryGone(ask.after.version, oldest_base + 1, latest)
+    return log.log_slice(ask.after, rows)
+
+
+async def _read_due(server: PostgresServer, at: Slot | Transaction, ask: Due, now: int | None) -> DuePage:
+    layout = LAYOUTS[ask.space]
+    _, moment = server.counter_row(await at.fetch(log.READ_SNAPSHOT_VERSION, now))
+    rows = [tuple(row) for row in await at.fetch(layout.due, now, ask.after, ask.limit)]
+    upcoming = [row[0] for row in await at.fetch(layout.next_expiry, now) if row[0] != NEVER]
+    return layout.due_page(rows, upcoming[0] if upcoming else None, ask, moment)

@@ -1,5 +1,7 @@
 """An engine on an SQLite file.
 
-`engine` is the engine; `reads` and `writes` run the SQL that `tables` holds; `file` opens connections; `errors`
-explains failures such as a full disk; `wal` checkpoints the write-ahead log; `maintenance` works on whole files.
+`engine` is the engine; `reads` and `writes` run the SQL that `tables` holds; `connection` owns the connection that
+writes; `commits` decides where a group is committed, `callers` whether the event loop may wait for it; `file` opens
+connections; `errors` explains failures such as a full disk; `wal` checkpoints the write-ahead log; `checksums` finds
+damaged rows; `maintenance` works on whole files.
 """

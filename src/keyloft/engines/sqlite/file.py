@@ -15,15 +15,20 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core import schema
+from keyloft.core.adoption import Adoption, examine_sqlite, examined
 from keyloft.core.files import create_private
+from keyloft.core.records import Space
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.sqlite import errors, tables
+from keyloft.engines.tables import create_beside
 from keyloft.errors import CannotOpen, DatabaseError, NotADatabase, ReadOnly
 
 logger = logging.getLogger(__name__)
 
 LIBRARY_VERSION: Final[str] = apsw.sqlite_lib_version()
 """The version of the SQLite that is part of apsw; Python's `sqlite3` has another one."""
+
+_PLUGINS: Final = tables.LAYOUTS[Space.PLUGINS]
 
 
 class SqliteFile(Struct, frozen=True):
@@ -33,6 +38,8 @@ class SqliteFile(Struct, frozen=True):
     """`:memory:` is a private database in memory."""
     durability: str = "full"
     """"full" or "relaxed"."""
+    sync: str = "auto"
+    """"auto": the event loop may wait for the commit of a lone caller; "thread": it never waits for the disk."""
     vfs: str | None = None
     """The name of an SQLite VFS, for tests."""
     cache_mib: int = limits.SQLITE_CACHE_MIB
@@ -102,12 +109,20 @@ class SqliteFile(Struct, frozen=True):
         with self.explained(), closing(apsw.Connection(uri, flags=flags, vfs=self.vfs)) as connection:
             connection.set_busy_timeout(int(limits.INSPECTION_SECONDS * 1000))
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            revision = self._revision(connection)
+            revision, store = self._revision(connection), None
             if revision == schema.REVISION:
                 for layout in tables.LAYOUTS.values():
                     connection.execute(f"SELECT {layout.row} FROM {layout.table} LIMIT 1").fetchall()
                 connection.execute(tables.READ_VERSION).fetchall()
-        return Inspection(software=f"SQLite {LIBRARY_VERSION}", revision=revision, wanted=schema.REVISION)
+                store = connection.execute(schema.READ_STORE_ID).get
+            adoption = self._adoption(connection) if revision is None else None
+        return Inspection(
+            software=f"SQLite {LIBRARY_VERSION}",
+            revision=revision,
+            wanted=schema.REVISION,
+            store=store,
+            adoption=adoption,
+        )
 
     def close(self, connection: apsw.Connection) -> None:
         """Close a connection; SQLite checkpoints the write-ahead log with the last one."""
@@ -133,20 +148,22 @@ class SqliteFile(Struct, frozen=True):
         """The error for the caller: what is wrong with this file, and what to do."""
         return errors.explain(error, self.path, connection, read_only=self.read_only)
 
-    def check_in_place(self, connection: apsw.Connection) -> None:
-        """Refuse to write to a file that its path no longer names; in WAL mode SQLite does not check that.
+    def place_check(self, connection: apsw.Connection) -> Callable[[], None]:
+        """A check before each write that the path still names the file; in WAL mode SQLite does not check that.
 
-        Raises:
-            DatabaseError: The file was moved, removed or replaced.
+        It raises DatabaseError if the file was moved, removed or replaced.
         """
-        if self.in_memory:
-            return
+        # Made once: that takes longer than the question itself.
         moved = ctypes.c_int(0)
-        known = connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved))
-        if known and moved.value:
-            raise DatabaseError(
-                f"{self.path} was moved, removed or replaced while it was open; nothing was written: open it again"
-            )
+        address, control = ctypes.addressof(moved), connection.file_control
+
+        def check() -> None:
+            if control("main", apsw.SQLITE_FCNTL_HAS_MOVED, address) and moved.value:
+                raise DatabaseError(
+                    f"{self.path} was moved, removed or replaced while it was open; nothing was written: open it again"
+                )
+
+        return (lambda: None) if self.in_memory else check
 
     def _set_pragmas(self, connection: apsw.Connection) -> None:
         deadline = time.monotonic() + limits.BUSY_SECONDS
@@ -167,6 +184,8 @@ class SqliteFile(Struct, frozen=True):
         connection.pragma("synchronous", "FULL" if self.durability == "full" else "NORMAL")
         connection.pragma("fullfsync", True)
         connection.pragma("wal_autocheckpoint", 0)
+        # A log that grew while a reader needed it becomes short again when it restarts.
+        connection.pragma("journal_size_limit", limits.WAL_BYTES_KEPT)
         connection.pragma("cache_size", -1024 * self.cache_mib)
 
     def _create_schema(self, connection: apsw.Connection) -> None:
@@ -174,12 +193,26 @@ class SqliteFile(Struct, frozen=True):
         try:
             # Another process may have been faster.
             if self._revision(connection) is None:
-                connection.execute("; ".join(tables.CREATE)).fetchall()
+                adoption = self._adoption(connection)
+                if adoption is not None:
+                    adoption.check(self.path)
+                    logger.info("%s: adopting its table %s", self.path, schema.PLUGIN_TABLE)
+                connection.execute("; ".join(create_beside(tables.CREATE, _PLUGINS.create, adoption))).fetchall()
             connection.execute("COMMIT")
-        except apsw.Error:
+        except BaseException as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+            if isinstance(error, apsw.SQLError):  # a name is taken; no later attempt would succeed
+                raise CannotOpen(
+                    f"{self.path} can't be made a database of Keyloft: {error}; rename what has this name, or name "
+                    "another file. Nothing was changed"
+                ) from error
             raise
+
+    @staticmethod
+    def _adoption(connection: apsw.Connection) -> Adoption | None:
+        """What is to be done with a plugins' table that another program made."""
+        return examined(examine_sqlite(_PLUGINS.create), lambda query: connection.execute(query).fetchall())
 
     def _revision(self, connection: apsw.Connection) -> str | None:
         """The revision of the schema; None in a database that is not Keyloft's yet."""

@@ -6,22 +6,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from keyloft import limits
 from keyloft.clock import SystemClock
 from keyloft.core.files import create_private
-from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Range, Snapshot
+from keyloft.core.maintenance import Existing, Facts, Loaded, LogRow, Progress, Range, Snapshot, version_after_jump
 from keyloft.core.records import Key, Record, Space
-from keyloft.core.schema import REVISION, Row
-from keyloft.engines import loading
+from keyloft.core.schema import CHANGES_TABLE, REVISION, STORE_TABLE, Row
+from keyloft.core.values import DAMAGED, LOST
+from keyloft.engines import change_log, loading
 from keyloft.engines.loading import TableSnapshot
 from keyloft.engines.sqlite.file import LIBRARY_VERSION, SqliteFile, busy_handler
-from keyloft.engines.sqlite.reads import point, read_version
-from keyloft.engines.sqlite.tables import CREATE, LAYOUTS, READ_VERSION, WRITE_VERSION, SqliteLayout, milliseconds
+from keyloft.engines.sqlite.reads import last_logged, point
+from keyloft.engines.sqlite.tables import CREATE, LAYOUTS, LOG, READ_VERSION, SqliteLayout, checksum, milliseconds
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.sqlite.writes import put
 from keyloft.engines.tables import Layout, created_names
@@ -59,17 +61,42 @@ class SqliteMaintenance:
         return Facts(f"SQLite {LIBRARY_VERSION}", REVISION, *sizes)
 
     @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator["SqliteSnapshot"]:
+    async def snapshot(self, *, held: bool = True) -> AsyncIterator["SqliteSnapshot"]:
         async with self._reader(cache_mib=2) as reader:
-            yield SqliteSnapshot(self, reader, await self._begin(reader, "BEGIN"))
+            if held:
+                await self.execute(reader, "BEGIN")
+            version, last_commit, _ = await self.do(partial(last_logged, reader.cursor()))
+            yield SqliteSnapshot(self, reader, version, max(SystemClock().now(), last_commit))
 
-    async def load(self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing) -> Loaded:
-        return await self._write(lambda transaction: loading.load(transaction, rows, version, existing))
-
-    async def become(self, source: Snapshot, progress: Progress, *, expected_version: int | None = None) -> int:
+    async def load(
+        self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing, *, is_copy: bool = False
+    ) -> Loaded:
         return await self._write(
-            lambda transaction: loading.replace_all(transaction, source, progress, expected_version)
+            lambda transaction: loading.load(transaction, rows, version, existing, is_copy=is_copy)
         )
+
+    async def become(
+        self,
+        source: Snapshot,
+        progress: Progress,
+        *,
+        expected_version: int | None = None,
+        with_history: bool = False,
+    ) -> int:
+        return await self._write(
+            lambda transaction: loading.replace_all(
+                transaction, source, progress, expected_version=expected_version, with_history=with_history
+            ),
+            restarts_history=True,
+        )
+
+    async def restart_history(self) -> int:
+        async def work(transaction: _SqliteLoad) -> tuple[int, int]:
+            version = version_after_jump(transaction.version)
+            await loading.restart_history(transaction, version)
+            return version, version
+
+        return await self._write(work, restarts_history=True)
 
     async def damage(self) -> list[str]:
         async with self._reader(cache_mib=limits.SQLITE_CACHE_MIB) as reader:
@@ -181,19 +208,22 @@ class SqliteMaintenance:
         finally:
             await self.do(partial(self.file.close, reader))
 
-    async def _begin(self, connection: apsw.Connection, begin: str) -> int:
-        """Begin a transaction; returns the version counter, which it shows from then on."""
+    async def _begin(self, connection: apsw.Connection, begin: str) -> tuple[int, int, int]:
+        """Begin a transaction; returns what `last_logged` tells, which it shows from then on."""
         await self.execute(connection, begin)
-        return await self.do(partial(read_version, connection.cursor()))
+        return await self.do(partial(last_logged, connection.cursor()))
 
-    async def _write(self, work: Callable[["_SqliteLoad"], Awaitable[tuple[T, int | None]]]) -> T:
-        """Do something in one transaction, and set the version counter that it returns."""
+    async def _write(
+        self, work: Callable[["_SqliteLoad"], Awaitable[tuple[T, int | None]]], *, restarts_history: bool = False
+    ) -> T:
+        """Do something in one transaction. A log that is replaced need not continue the time of the last commit."""
         writer = await self.do(self.writer)
         try:
-            version = await self._begin(writer, "BEGIN IMMEDIATE")
-            result, new_version = await work(_SqliteLoad(self, writer, version, SystemClock().now()))
-            if new_version is not None:
-                await self.do(lambda: writer.execute(WRITE_VERSION, (new_version,)))
+            version, last_commit, log_size = await self._begin(writer, "BEGIN IMMEDIATE")
+            now = SystemClock().now()
+            if not restarts_history:
+                now = change_log.commit_time(now, last_commit, self.file.path)
+            result, _ = await work(_SqliteLoad(self, writer, version, now, log_size))
             await self.do(lambda: writer.execute("COMMIT"))  # without `writer`: not to be interrupted
         except BaseException:
             if writer.in_transaction:
@@ -203,12 +233,13 @@ class SqliteMaintenance:
 
 
 class _SqliteLoad(Struct):
-    """A transaction that loads rows."""
+    """A transaction that loads rows. The newest row that it logs is the version counter."""
 
     maintenance: SqliteMaintenance
     writer: apsw.Connection
     version: int
     now: int
+    log_size: int
 
     async def stored(self, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
         return await self.maintenance.do(partial(_stored, self.writer, space, rows), self.writer)
@@ -222,14 +253,32 @@ class _SqliteLoad(Struct):
             if layout.large is not None:
                 await self.maintenance.execute(self.writer, f"DELETE FROM {layout.large.table}")
 
+    async def log(self, rows: Sequence[LogRow]) -> None:
+        bindings = list(map(astuple, rows))
+        await self.maintenance.do(lambda: self.writer.executemany(LOG, bindings).fetchall(), self.writer)
+
+    async def clear_log(self) -> None:
+        await self.maintenance.execute(self.writer, f"DELETE FROM {CHANGES_TABLE}")
+
+    async def name_store(self, store_id: str) -> None:
+        await self.maintenance.execute(self.writer, f"UPDATE {STORE_TABLE} SET store_id = ?1", (store_id,))
+
 
 class SqliteSnapshot(TableSnapshot):
     """A file at one moment."""
 
-    def __init__(self, maintenance: SqliteMaintenance, connection: apsw.Connection, version: int) -> None:
-        super().__init__(maintenance.file.path, LAYOUTS, version, SystemClock().now())
+    def __init__(self, maintenance: SqliteMaintenance, connection: apsw.Connection, version: int, now: int) -> None:
+        super().__init__(maintenance.file.path, LAYOUTS, version, now)
         self._maintenance = maintenance
         self._connection = connection
+
+    def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
+        """A row that does not match its checksum has the encoding DAMAGED, so that nothing moves it as a whole one."""
+        layout = LAYOUTS[part.space]
+        if layout.large is None:
+            return super().rows(part, after)
+        columns = ", ".join((layout.row, *loading.TIMES, "checksum"))
+        return self._pages(part, after, columns, _checked, with_values=True)
 
     async def fetch(self, statement: str, bindings: Row) -> list[Row]:
         return await self._maintenance.execute(self._connection, statement, bindings)
@@ -251,6 +300,16 @@ class SqliteSnapshot(TableSnapshot):
             return found
 
         return await self._maintenance.do(read, self._connection)
+
+
+def _checked(key: Key, value: Any, encoding: Any, version: int, *others: Any) -> Record:
+    *times, stored = others
+    row = Record(key, value, encoding, version, *times)
+    if stored is None or encoding == LOST:
+        return row
+    if type(key) is type(value) is bytes and type(encoding) is int and checksum(key, encoding, value) == stored:
+        return row
+    return replace(row, value=b"", encoding=DAMAGED)
 
 
 def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:

@@ -3,32 +3,93 @@
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from itertools import starmap
-from typing import Any, Final
+from typing import Any, cast
+from zlib import adler32
 
 import apsw
 
 from keyloft import limits
-from keyloft.core.records import Ask, Count, Expired, Get, Key, Latest, Now, Page, Record, Scan, Space, Usage, Used
-from keyloft.core.schema import Row, lost_counter
-from keyloft.core.values import LOST
+from keyloft.core.records import (
+    WHOLE,
+    Ask,
+    Changes,
+    Count,
+    Due,
+    Expired,
+    Get,
+    Key,
+    Latest,
+    LogPosition,
+    LogSlice,
+    Now,
+    Record,
+    Scan,
+    Space,
+    StoreId,
+    Usage,
+)
+from keyloft.core.schema import READ_STORE_ID, Row, lost_counter, lost_store_id
+from keyloft.core.values import DAMAGED, LOST
+from keyloft.engines import change_log
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.tables import LAYOUTS, PLUGIN_USAGE, READ_VERSION, time_text
+from keyloft.engines.sqlite.tables import (
+    CHANGES,
+    CHECKSUM_BASE,
+    FIND_LOGGED,
+    IS_LOGGED_AFTER,
+    LAYOUTS,
+    OLDEST_LOGGED,
+    PLUGIN_USAGE,
+    READ_LOG,
+    READ_VERSION,
+    SqliteLayout,
+    StoredHead,
+    time_text,
+)
 from keyloft.engines.sqlite.worker import Worker
-
-_VALUE_TYPES: Final = (bytes, str)  # a text was written by hand; an int is the id of a large value
+from keyloft.engines.tables import usage_slice
 
 
 def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
     """The stored entry at a key, whether expired or not."""
     layout = LAYOUTS[space]
-    for row in cursor.execute(layout.get, layout.bind_key(key)).fetchall():
-        if type(row[0]) not in _VALUE_TYPES and layout.large is not None:
-            # With a statement of its own: as a subquery, SQLite would copy the value once more.
-            for [value] in cursor.execute(layout.large.get, (key, row[0])).fetchall():
-                return layout.record(key, value, *row[1:])
-            return layout.record(key, b"", LOST, *row[2:])
-        return layout.record(key, *row)
+    if (large := layout.large) is None:
+        for row in cursor.execute(layout.get, layout.bind_key(key)).fetchall():
+            return layout.record(key, *row)
+        return None
+    found: Row | None = cursor.execute(layout.get, (key,)).get
+    if found is None:
+        return None
+    value, encoding, version, expires_at, created_at, updated_at, stored = found
+    if type(value) is not int:
+        try:
+            # As `checksum` does it: a call takes a hundredth of a get.
+            if stored is None or adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored:
+                return Record(key, value, encoding, version, expires_at, created_at, updated_at)
+        except TypeError:
+            pass
+        return _damaged(key, version)
+    # With a statement of its own: as a subquery, SQLite would copy the value once more. It is not compared with its
+    # checksum, which would take as long as to read it; `check` does that.
+    rows: list[Row] = cursor.execute(large.get, (key, value)).fetchall()
+    for [value] in rows:
+        return Record(key, value, *found[1:-1])
+    return Record(key, b"", LOST, *found[2:-1])
+
+
+def _damaged(key: Key, version: object) -> Record:
+    """The record of a row that does not match its checksum.
+
+    One changed bit can change the type of a column, and then those behind it are wrong, too.
+    """
+    return Record(key, b"", DAMAGED, version if type(version) is int else 0, None)
+
+
+def head(cursor: apsw.Cursor, space: Space, key: Key) -> StoredHead | None:
+    """The stored entry at a key, whether expired or not, without its value."""
+    layout = LAYOUTS[space]
+    for row in cursor.execute(layout.get_head, layout.bind_key(key)).fetchall():
+        return layout.head_record(key, *row)
     return None
 
 
@@ -44,12 +105,28 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
         layout, keys = LAYOUTS[space], [ask.key for ask in some]
         records: list[Record | None] = [None] * len(some)
         rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
-        for position, *columns in rows:
-            if columns[0] is None:
-                columns[:2] = b"", LOST
-            records[position] = _alive(layout.record(keys[position], *columns), some[position], now)
+        for row in rows:
+            position = row[0]
+            record = _record_of(layout, keys[position], row)
+            records[position] = record if record.expires_at is None else _alive(record, some[position], now)
         found += records
     return found
+
+
+def _record_of(layout: SqliteLayout, key: Key, row: Row) -> Record:
+    """The record of a row of `gets`, which begins with the position of its key."""
+    if layout.large is None:
+        return layout.record(key, *row[1:])
+    _, value, encoding, version, expires_at, created_at, updated_at, stored = row
+    if value is None:
+        value, encoding = b"", LOST
+    elif len(value) <= limits.ROW_BYTES and stored is not None:
+        try:
+            if adler32(value, adler32(key, encoding)) + CHECKSUM_BASE != stored:
+                return _damaged(key, version)
+        except TypeError:
+            return _damaged(key, version)
+    return Record(key, value, encoding, version, expires_at, created_at, updated_at)
 
 
 def _alive(record: Record | None, ask: Get, now: int) -> Record | None:
@@ -58,7 +135,7 @@ def _alive(record: Record | None, ask: Get, now: int) -> Record | None:
     return None
 
 
-def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Record] | list[Used] | int | None:
+def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
     """Answer one ask. All rows are fetched: a statement that is left half-way keeps its lock."""
     if type(ask) is Get:
         return _alive(point(cursor, ask.space, ask.key), ask, now)
@@ -66,8 +143,15 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Reco
         return read_version(cursor)
     if isinstance(ask, Now):
         return now
+    if isinstance(ask, StoreId):
+        for [store_id] in cursor.execute(READ_STORE_ID).fetchall():
+            return store_id
+        raise lost_store_id(cursor.connection.filename)
+    if isinstance(ask, Changes):
+        return read_log(cursor, ask.after)
     if isinstance(ask, Usage):
-        return list(starmap(Used, cursor.execute(PLUGIN_USAGE, (time_text(now),)).fetchall()))
+        rows = cursor.execute(PLUGIN_USAGE, (time_text(now), *ask.after, ask.limit)).fetchall()
+        return usage_slice(rows, ask.limit, read_version(cursor))
     layout = LAYOUTS[ask.space]
     moment = layout.bind_time(now)
     match ask:
@@ -79,19 +163,44 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> Record | Page | list[Reco
             return count
         case Expired():
             return list(layout.page(cursor.execute(layout.expired, (moment, ask.limit)).fetchall()))
+        case Due():
+            rows = cursor.execute(layout.due, (moment, layout.bind_time(ask.after), ask.limit)).fetchall()
+            return layout.due_page(rows, cursor.execute(layout.next_expiry, (moment,)).get, ask, now)
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
 
 
 def read_version(cursor: apsw.Cursor) -> int:
-    """The version counter.
+    """The version of the last commit."""
+    return last_logged(cursor)[0]
+
+
+def last_logged(cursor: apsw.Cursor) -> tuple[int, int, int]:
+    """The version and the time of the last commit, and the size of the change log."""
+    rows: list[Row] = cursor.execute(READ_VERSION).fetchall()
+    for version, at, size in rows:
+        return version, at, size
+    raise lost_counter(cursor.connection.filename, CHANGES)
+
+
+def read_log(cursor: apsw.Cursor, after: LogPosition) -> LogSlice:
+    """A slice of the change log.
 
     Raises:
-        DatabaseError: It is lost.
+        HistoryGone: The log does not hold that position.
     """
-    version: int | None = cursor.execute(READ_VERSION).get
-    if version is None:
-        raise lost_counter(cursor.connection.filename)
-    return version
+    latest = read_version(cursor)
+    oldest: Row = cursor.execute(OLDEST_LOGGED).fetchall()[0]
+    change_log.check_kept(after, oldest[0], latest)
+    found: Row = cursor.execute(FIND_LOGGED, (after.version,)).fetchall()[0]
+    bindings = (after.version, after.part, limits.LOG_SLICE_BYTES, limits.LOG_SLICE_ROWS)
+    rows: list[Row] = cursor.execute(READ_LOG, bindings).fetchall()
+    changes = [change for _, _, base, at, part in rows for change in change_log.unpack(base, at, part)]
+    if changes and changes[0].version <= after.version and after.part == WHOLE:
+        # The position lies within a group.
+        changes = [change for change in changes if change.version > after.version]
+    end = LogPosition(rows[-1][0], rows[-1][1]) if rows else after
+    is_last = not cursor.execute(IS_LOGGED_AFTER, (end.version, end.part)).get
+    return LogSlice(changes, LogPosition(latest) if is_last else end, is_last, found[1])
 
 
 class View:
@@ -152,6 +261,8 @@ class LongReader:
         with self._file.explained(self._connection):
             try:
                 cursor.execute("BEGIN")
+                if all([type(ask) is Get for ask in asks]):
+                    return points(cursor, cast("Sequence[Get]", asks), now)
                 return [answer(cursor, ask, now) for ask in asks]
             finally:
                 if self._connection.in_transaction:

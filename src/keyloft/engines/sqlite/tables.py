@@ -9,13 +9,14 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
+from zlib import adler32
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core import schema
 from keyloft.core.maintenance import plugin_text
-from keyloft.core.records import Page, PluginKey, Record, Space
+from keyloft.core.records import Due, DuePage, Head, Page, PluginKey, Record, Space
 from keyloft.core.schema import Row
 from keyloft.core.values import JSON, LOST
 from keyloft.engines import tables
@@ -72,7 +73,12 @@ class SqliteLayout(Layout):
     """The three columns of key and value."""
     bind_time: Callable[[int | None], Any]
     """A time in milliseconds as the columns hold it."""
+    time_of: Callable[[Any], int | None]
+    """The reverse of `bind_time`."""
     bind_put: Callable[[Record, bool], Row]
+    head: str
+    """SQL: the columns of which `head_record` makes the head of a key."""
+    head_record: Callable[..., "StoredHead"]
     large: LargeValueTable | None = None
 
     def __post_init__(self) -> None:
@@ -80,6 +86,8 @@ class SqliteLayout(Layout):
         table = self.table
         self.get = f"SELECT {self.found} FROM {table} WHERE {self.equal(1)}"
         """key"""
+        self.get_head = f"SELECT {self.head} FROM {table} WHERE {self.equal(1)}"
+        """key; does not read the value"""
         asked = [f"asked_{column}" for column in self.key]
         keys = ", ".join([f"({at}{', ?' * len(asked)})" for at in range(limits.SQLITE_GETS_PER_STATEMENT)])
         same = " AND ".join(map("{} = {}".format, self.key, asked))
@@ -104,9 +112,18 @@ class SqliteLayout(Layout):
         self.put_large = self._upsert("large")
         """the same, with NULL for a large value, and the id of the large value or NULL"""
 
+    def selected_time(self, column: str) -> str:
+        return column
+
+    def due_page(self, rows: Sequence[Row], next_expiry: Any, ask: Due, now: int) -> DuePage:
+        found = [(*row[:-1], self.time_of(row[-1])) for row in rows]
+        return super().due_page(found, self.time_of(next_expiry), ask, now)
+
     def _upsert(self, *large: str) -> str:
         names = [*self.content, "version", "expires_at", "created_at", "updated_at"]
-        marks = {name: f"?{at}" for at, name in enumerate(names, 1)} | dict.fromkeys(large, "?9")
+        marks = {name: f"?{at}" for at, name in enumerate(names, 1)}
+        if self.large is not None:
+            marks |= {"checksum": "?9"} | dict.fromkeys(large, "?10")
         updates = [f"{name} = {mark}" for name, mark in marks.items() if name not in (*self.key, "created_at")]
         return (
             f"INSERT INTO {self.table} ({', '.join(marks)}) VALUES ({', '.join(marks.values())}) "
@@ -115,10 +132,27 @@ class SqliteLayout(Layout):
         )
 
 
+class StoredHead(Head, frozen=True, gc=False):
+    """What a row holds besides its value."""
+
+    large: int | None = None
+    """The id of its large value."""
+
+
 _NO_KEYS: Final = (None,) * limits.SQLITE_GETS_PER_STATEMENT  # no key equals NULL
 
 
-def _bytes_layout(table: str, *, lists_times: bool = False) -> SqliteLayout:
+CHECKSUM_BASE: Final = 2**32
+"""Added to each checksum, so that SQLite stores it in six bytes: one flipped bit could turn a column of four bytes into
+NULL, which is what a row written by hand has."""
+
+
+def checksum(key: bytes, encoding: int, value: bytes) -> int:
+    """The checksum of a row. Adler-32 takes half the time of a CRC for a small row, and notices every changed byte."""
+    return adler32(value, adler32(key, encoding)) + CHECKSUM_BASE
+
+
+def _bytes_layout(table: str) -> SqliteLayout:
     """A table with one binary key, whose rows lie in the order of their keys.
 
     In a WITHOUT ROWID table a row is part of the key's tree: one lookup finds key and value, and a list reads
@@ -126,8 +160,21 @@ def _bytes_layout(table: str, *, lists_times: bool = False) -> SqliteLayout:
     """
     large = LargeValueTable(table)
     columns = "encoding, version, expires_at, created_at, updated_at"
-    # Lists of tuples don't show `updated_at`: leaving it out makes a list of 1000 a seventh faster.
-    times = f"version, expires_at{', updated_at' if lists_times else ''}"
+
+    def bind_put(record: Record, is_new_entry: bool) -> Row:
+        key, value, encoding = record.key, record.value, record.encoding
+        return (
+            key,
+            value,
+            encoding,
+            record.version,
+            record.expires_at,
+            record.created_at,
+            record.updated_at,
+            is_new_entry,
+            adler32(value, adler32(key, encoding)) + CHECKSUM_BASE,  # as `checksum` does it, without the call
+        )
+
     return SqliteLayout(
         table=table,
         key=("key",),
@@ -136,17 +183,19 @@ def _bytes_layout(table: str, *, lists_times: bool = False) -> SqliteLayout:
         create=(
             f"CREATE TABLE {table} (key BLOB NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
             "version INTEGER NOT NULL, expires_at INTEGER, created_at INTEGER NOT NULL, "
-            "updated_at INTEGER NOT NULL, large INTEGER, value BLOB) WITHOUT ROWID",
+            "updated_at INTEGER NOT NULL, checksum INTEGER, large INTEGER, value BLOB) WITHOUT ROWID",
             f"CREATE INDEX {table}_expires ON {table} (expires_at) WHERE expires_at IS NOT NULL",
             f"CREATE TABLE {large.table} (id INTEGER NOT NULL PRIMARY KEY, key BLOB NOT NULL, value BLOB NOT NULL)",
         ),
-        found=f"coalesce(value, large), {columns}",
-        found_whole=f"coalesce(value, {large.value}), {columns}",
-        keys_only=f"{table}.key, x'', encoding, {times}",
+        found=f"coalesce(value, large), {columns}, checksum",
+        found_whole=f"coalesce(value, {large.value}), {columns}, checksum",
+        keys_only=f"{table}.key, x'', encoding, version, expires_at",
         # A join looks a large value up once and does not copy it; for a single key, opening both tables takes longer.
         source=f"{table} LEFT JOIN {large.table} AS big ON {large.same}",
         listed=f"{table}.key, coalesce({table}.value, big.value, x''), "
-        f"CASE WHEN {table}.value IS NULL AND big.id IS NULL THEN {LOST} ELSE encoding END, {times}",
+        f"CASE WHEN {table}.value IS NULL AND big.id IS NULL THEN {LOST} ELSE encoding END, version, expires_at",
+        head=f"{columns}, large",
+        head_record=lambda key, *row: StoredHead(key, b"", *row),
         row=f"key, coalesce(value, {large.value}, x''), "
         f"CASE WHEN {large.is_lost} THEN {LOST} ELSE encoding END, version",
         row_record=Record,
@@ -156,27 +205,35 @@ def _bytes_layout(table: str, *, lists_times: bool = False) -> SqliteLayout:
         page=lambda rows: Page(*zip(*rows, strict=True)),
         bind_keys=lambda keys: (*keys, *_NO_KEYS[len(keys) :]),
         bind_time=lambda moment: moment,
-        bind_put=lambda record, is_new_entry: (*astuple(record), is_new_entry),
+        time_of=lambda moment: moment,
+        bind_put=bind_put,
     )
 
 
 def _plugin_layout() -> SqliteLayout:
     """The plugins' table, made to be read by people: texts, JSON, and times that any SQL shell can compare.
 
-    A row that was inserted by hand has version 0, and is read like any other.
+    A row that was inserted by hand is read like any other; the 0 in its column `version` counts as VERSION_BY_HAND.
     """
     key = ("plugin_name", "key")
-    value = "CAST(value_json AS BLOB)"
+    value, version = "CAST(value_json AS BLOB)", f"max(version, {schema.VERSION_BY_HAND})"
 
     def bind_time(moment: int | None) -> str | None:
         return None if moment is None else time_text(moment)
 
     def record(key: PluginKey, value: bytes, version: int, expires_at: object) -> Record:
-        return Record(key, value, JSON, version, None if expires_at is None else milliseconds(expires_at))
+        return Record(key, value, JSON, version, milliseconds(expires_at))
+
+    def head_record(key: PluginKey, version: int, expires_at: object) -> StoredHead:
+        return StoredHead(key, b"", JSON, version, milliseconds(expires_at))
 
     def page(rows: Sequence[Row]) -> Page:
         page = tables.plugin_page(rows)
-        return replace(page, expiries=list(map(milliseconds, page.expiries))) if any(page.expiries) else page
+        if not any(page.expiries) and not page.created:
+            return page
+        columns = page.expiries, page.created, page.updated
+        expiries, created, updated = [list(map(milliseconds, times)) for times in columns]
+        return replace(page, expiries=expiries, created=created, updated=updated)
 
     def bind_put(record: Record, is_new_entry: bool) -> Row:
         times = map(bind_time, (record.expires_at, record.created_at, record.updated_at))
@@ -187,11 +244,13 @@ def _plugin_layout() -> SqliteLayout:
         key=key,
         content=(*key, "value_json"),
         create=tables.create_plugin_table("", "DATETIME", "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"),
-        found=f"{value}, version, expires_at",
-        found_whole=f"{value}, version, expires_at",
-        keys_only="plugin_name, key, x'', version, expires_at",
-        listed=f"plugin_name, key, {value}, version, expires_at",
-        row=f"plugin_name, key, {value}, version",
+        found=f"{value}, {version}, expires_at",
+        found_whole=f"{value}, {version}, expires_at",
+        keys_only=f"plugin_name, key, x'', {version}, expires_at",
+        listed=f"plugin_name, key, {value}, {version}, expires_at",
+        head=f"{version}, expires_at",
+        head_record=head_record,
+        row=f"plugin_name, key, {value}, {version}",
         row_record=lambda plugin, key, value, version, *times: Record((plugin, key), value, JSON, version, *times),
         length=f"length({value})",
         milliseconds=lambda column: f"milliseconds({column})",
@@ -199,6 +258,7 @@ def _plugin_layout() -> SqliteLayout:
         page=page,
         bind_keys=lambda keys: (*chain.from_iterable(keys), *(2 * _NO_KEYS[len(keys) :])),
         bind_time=bind_time,
+        time_of=milliseconds,
         bind_put=bind_put,
     )
 
@@ -234,15 +294,44 @@ def milliseconds(text: object) -> int | None:
 
 LAYOUTS: Final[Mapping[Space, SqliteLayout]] = {
     Space.TUPLES: _bytes_layout(schema.TUPLE_TABLE),
-    Space.SEMANTIC: _bytes_layout(schema.SEMANTIC_TABLE, lists_times=True),
+    Space.SEMANTIC: _bytes_layout(schema.SEMANTIC_TABLE),
     Space.PLUGINS: _plugin_layout(),
 }
 
-PLUGIN_USAGE: Final = tables.plugin_usage("?1", "sum(octet_length(value_json))")
-"""now"""
+PLUGIN_USAGE: Final = tables.plugin_usage(LAYOUTS[Space.PLUGINS])
+"""now, plugin and key after which, rows"""
 
-READ_VERSION: Final = f"SELECT version FROM {schema.VERSION_COUNTER_TABLE}"
-WRITE_VERSION: Final = f"UPDATE {schema.VERSION_COUNTER_TABLE} SET version = ?1"
+CHANGES: Final = schema.CHANGES_TABLE
+READ_VERSION: Final = f"SELECT version, at, size FROM {CHANGES} ORDER BY version DESC, part DESC LIMIT 1"
+"""Selects the version counter: the version of the log's newest row, with its time and the size of the log."""
+LOG: Final = f"INSERT INTO {CHANGES} (version, part, base, at, size, changes) VALUES (?1, ?2, ?3, ?4, ?5, ?6)"
+"""version, part, the version before the group, time, size of the log, changes"""
+FIND_LOGGED: Final = f"SELECT base, at FROM {CHANGES} WHERE version >= ?1 ORDER BY version, part LIMIT 1"
+"""version; selects its row"""
+OLDEST_LOGGED: Final = f"SELECT base, at, size FROM {CHANGES} ORDER BY version, part LIMIT 1"
+SECOND_LOGGED: Final = f"SELECT at, size FROM {CHANGES} ORDER BY version, part LIMIT 1 OFFSET 1"
+"""Selects the second row of the log: while it is too young to go, the first one stays, too."""
+_AFTER: Final = f"FROM {CHANGES} WHERE (version, part) > (?1, ?2)"
+READ_LOG: Final = (
+    f"SELECT version, part, base, at, changes {_AFTER} "
+    f"AND size <= ?3 + (SELECT size {_AFTER} ORDER BY version, part LIMIT 1) ORDER BY version, part LIMIT ?4"
+)
+"""version, part, bytes, rows; selects the log after that position: one row, and as many more as have these bytes"""
+IS_LOGGED_AFTER: Final = f"SELECT EXISTS (SELECT 1 {_AFTER})"
+"""version, part; selects whether the log goes on after that position"""
+TRIM_LOG: Final = (
+    f"DELETE FROM {CHANGES} WHERE version < (SELECT max(version) FROM "
+    f"(SELECT version, at, size FROM {CHANGES} ORDER BY version, part LIMIT ?3) WHERE at < ?1 OR size <= ?2)"
+)
+"""oldest time, oldest size, rows; the newest row that may go stays, and so do all rows of its version"""
 
-CREATE: Final = tables.create_all(LAYOUTS.values(), "INTEGER")
+CREATE: Final = tables.create_all(
+    LAYOUTS.values(),
+    f"CREATE TABLE {CHANGES} (version INTEGER NOT NULL, part INTEGER NOT NULL, base INTEGER NOT NULL, "
+    "at INTEGER NOT NULL, size INTEGER NOT NULL, changes BLOB NOT NULL, PRIMARY KEY (version, part)) WITHOUT ROWID",
+    f"INSERT INTO {CHANGES} (version, part, base, at, size, changes) "
+    f"VALUES ({schema.VERSION_BY_HAND}, 0, -1, 0, 0, x'90')",
+    f"CREATE TABLE {schema.STORE_TABLE} (id INTEGER NOT NULL PRIMARY KEY CHECK (id = 1), store_id TEXT NOT NULL)",
+    f"INSERT INTO {schema.STORE_TABLE} (id, store_id) VALUES (1, lower(hex(randomblob(16))))",
+)
 """The statements that turn an empty database into one of Keyloft's."""

@@ -5,35 +5,29 @@ SQLite itself would checkpoint within a commit, and the callers of that commit w
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import apsw
 
 from keyloft import limits
+from keyloft.engines.sqlite.connection import WritingConnection
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 
 class WriteAheadLog:
-    """Decides when the WAL is checkpointed, on the event loop; the worker does it."""
+    """Decides when the WAL is checkpointed, on the event loop; the thread does it."""
 
-    def __init__(
-        self, file: SqliteFile, connection: apsw.Connection, worker: Worker, end_reads: Callable[[], None]
-    ) -> None:
-        """`end_reads` ends the read transaction of the connection."""
+    def __init__(self, file: SqliteFile, writing: WritingConnection) -> None:
         self._file = file
-        self._connection = connection
-        self._worker = worker
-        self._end_reads = end_reads
+        self._writing = writing
+        self._connection = writing.connection
         self._loop = asyncio.get_running_loop()
-        self.is_checkpointing = False
-        """The worker uses the connection; the event loop may not."""
         self._pages_left = 0
         self._commits = 0
         self._last_commit = 0.0
         self._not_before = 0.0
+        self._incomplete = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def restarts(self) -> bool:
@@ -44,8 +38,8 @@ class WriteAheadLog:
     def committed(self) -> None:
         """Checkpoint if it is time, or once nothing is written for a moment."""
         self._commits += 1
-        if self.is_checkpointing:
-            return
+        if self._writing.is_lent:
+            return  # a checkpoint waits for the thread
         pages, checkpointed = self._length()
         self._pages_left = left = pages - checkpointed
         due, due_after_small = limits.CHECKPOINT_PAGES, limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS
@@ -76,7 +70,7 @@ class WriteAheadLog:
 
     def _start_if_quiet(self) -> None:
         self._timer = None
-        if self.is_checkpointing or self._pages_left < limits.CHECKPOINT_QUIET_PAGES:
+        if self._writing.is_lent or self._pages_left < limits.CHECKPOINT_QUIET_PAGES:
             return
         rest = max(self._last_commit + limits.CHECKPOINT_QUIET_SECONDS, self._not_before) - self._loop.time()
         if rest > 0:
@@ -85,15 +79,15 @@ class WriteAheadLog:
             self._start()
 
     def _start(self) -> None:
-        self._end_reads()
-        self.is_checkpointing = True
-        self._commits = 0
-        self._worker.submit(self._checkpoint, self._finished)
+        self._writing.lend(self._checkpoint, self._finished)
 
     def _checkpoint(self) -> bool:
         """Returns whether all pages were checkpointed."""
         try:
-            pages, checkpointed = self._connection.wal_checkpoint()
+            # A long reader has let the WAL grow beyond its limit: give the space back, now that it has left.
+            is_oversized = self._pages_left > 2 * limits.CHECKPOINT_PAGES
+            mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_oversized else apsw.SQLITE_CHECKPOINT_PASSIVE
+            pages, checkpointed = self._connection.wal_checkpoint(mode=mode)
             return pages == checkpointed
         except apsw.Error as error:
             logger.debug("a checkpoint failed, retrying later: %s", self._file.explain(error, self._connection))
@@ -102,11 +96,14 @@ class WriteAheadLog:
         return False
 
     def _finished(self, is_complete: bool) -> None:
-        self.is_checkpointing = False
         if is_complete:
-            self._pages_left = 0
+            self._pages_left = self._commits = self._incomplete = 0
             self._not_before = 0.0
         else:
-            # A reader needs the WAL, another process checkpoints it, or the disk is full: nothing is lost.
-            self._not_before = self._loop.time() + limits.CHECKPOINT_RETRY_SECONDS
-            self._wait(limits.CHECKPOINT_RETRY_SECONDS)
+            # A reader needs the WAL, another process checkpoints it, or the disk is full: nothing is lost. A read that
+            # begins in the midst of a checkpoint is such a reader for a moment, so the next commit tries again.
+            first, longest = limits.CHECKPOINT_RETRY_PAUSES
+            pause = min(first * 2**self._incomplete, longest) if self._incomplete else 0.0
+            self._incomplete += 1
+            self._not_before = self._loop.time() + pause
+            self._wait(max(pause, limits.CHECKPOINT_QUIET_SECONDS))

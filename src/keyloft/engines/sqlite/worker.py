@@ -44,6 +44,8 @@ class Worker:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            # Else what it refers to would be freed with the next job: all at once, while the event loop waits.
+            del job
 
     def _report(self, done: Callable[[T], None], result: T) -> None:
         try:

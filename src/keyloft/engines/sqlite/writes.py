@@ -3,20 +3,44 @@
 import contextlib
 import logging
 import math
-from time import perf_counter
+from collections.abc import Iterable, Sequence
+from time import monotonic, perf_counter
 
 import apsw
 from msgspec import Struct
 
 from keyloft import limits
 from keyloft.clock import Clock
-from keyloft.core.records import Address, Batch, Key, Record
-from keyloft.engines.commit.outcomes import Outcome, failed, joined
-from keyloft.engines.commit.settle import PutRow, RemoveRow, SetExpiry, Settled, Write, deciding, settle
+from keyloft.core.records import Address, Batch, Key, LoggedChange, Record, Space
+from keyloft.core.schema import LAST_MOMENT, Row
+from keyloft.core.slices import give_way
+from keyloft.engines import change_log
+from keyloft.engines.change_log import KeptHistory
+from keyloft.engines.commit.long_batches import GatheredVerdict, divided, is_long
+from keyloft.engines.commit.outcomes import Outcome, committed, failed, joined
+from keyloft.engines.commit.settle import (
+    PutRow,
+    SetExpiry,
+    Settled,
+    Write,
+    deciding,
+    settle,
+    unread,
+    with_values,
+)
+from keyloft.engines.sqlite.callers import sync_times
 from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
-from keyloft.engines.sqlite.reads import point, read_version
-from keyloft.engines.sqlite.tables import LAYOUTS, WRITE_VERSION, LargeValueTable, SqliteLayout
+from keyloft.engines.sqlite.reads import head, last_logged, point
+from keyloft.engines.sqlite.tables import (
+    LAYOUTS,
+    LOG,
+    SECOND_LOGGED,
+    TRIM_LOG,
+    LargeValueTable,
+    SqliteLayout,
+    StoredHead,
+)
 from keyloft.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
@@ -24,15 +48,27 @@ logger = logging.getLogger(__name__)
 
 def put(cursor: apsw.Cursor, layout: SqliteLayout, record: Record, *, is_new_entry: bool) -> None:
     """Store a record; a large value goes into the large value table."""
-    bindings, large, key = layout.bind_put(record, is_new_entry), layout.large, record.key
+    bindings, large = layout.bind_put(record, is_new_entry), layout.large
     if large is not None and large.holds(record):
-        cursor.execute(layout.put_large, (key, None, *bindings[2:], _put_large(cursor, large, key, record.value)))
+        large_id = _put_large(cursor, large, record.key, record.value)
+        cursor.execute(layout.put_large, (record.key, None, *bindings[2:], large_id))
+    else:
+        put_rows(cursor, layout, [bindings])
+
+
+def put_rows(cursor: apsw.Cursor, layout: SqliteLayout, rows: Sequence[Row]) -> None:
+    """Store records without large values, each as `bind_put` binds it: one call for all takes half the time."""
+    connection, large = cursor.connection, layout.large
+    before = connection.total_changes()
+    cursor.executemany(layout.put, rows)
+    if large is None or connection.total_changes() - before == len(rows):
         return
-    cursor.execute(layout.put, bindings)
-    if large is not None and not cursor.connection.changes():
-        # `put` changes nothing over a large value: remove that one first.
-        cursor.execute(large.remove, (key, cursor.execute(large.find, (key,)).get))
-        cursor.execute(layout.put_large, (*bindings, None))
+    # `put` changes nothing over a large value: remove that one first.
+    for bindings in rows:
+        key = bindings[0]
+        if (large_id := cursor.execute(large.find, (key,)).get) is not None:
+            cursor.execute(large.remove, (key, large_id))
+            cursor.execute(layout.put_large, (*bindings, None))
 
 
 def _put_large(cursor: apsw.Cursor, large: LargeValueTable, key: Key, value: bytes) -> int:
@@ -46,21 +82,25 @@ def _put_large(cursor: apsw.Cursor, large: LargeValueTable, key: Key, value: byt
     return cursor.connection.last_insert_rowid()
 
 
-def remove(cursor: apsw.Cursor, layout: SqliteLayout, record: Record) -> None:
+def remove(cursor: apsw.Cursor, layout: SqliteLayout, stored: Record) -> None:
     """Remove a stored record, and its large value if it has one."""
-    large, key = layout.large, record.key
-    # A value that is not bytes was written by hand, so its size does not tell which table holds it.
-    if large is not None and (type(record.value) is not bytes or large.holds(record)):
-        cursor.execute(large.remove, (key, cursor.execute(large.find, (key,)).get))
+    large, key = layout.large, stored.key
+    if large is not None:
+        large_id = stored.large if type(stored) is StoredHead else cursor.execute(large.find, (key,)).get
+        if large_id is not None:
+            cursor.execute(large.remove, (key, large_id))
     cursor.execute(layout.remove, layout.bind_key(key))
 
 
 class UncommittedGroup(Struct, frozen=True):
     """A group that is written in an open transaction, before its COMMIT."""
 
-    group: list[Batch]
-    settled: Settled
-    version_before: int
+    outcome: Outcome
+    """Once it is committed."""
+    at: int
+    has_version: bool
+    """Whether a batch of it took a version; if not, nothing was written."""
+    is_small: bool
 
 
 class _TakesTooLong(Exception):
@@ -70,51 +110,80 @@ class _TakesTooLong(Exception):
 class SqliteWriter:
     """Commits groups on the writing connection, which its owner lends to one thread at a time."""
 
-    def __init__(self, file: SqliteFile, clock: Clock, connection: apsw.Connection) -> None:
+    def __init__(self, file: SqliteFile, clock: Clock, connection: apsw.Connection, history: KeptHistory) -> None:
         self._file = file
+        self._history = history
         self._clock = clock
         self.connection = connection
         self._cursor = connection.cursor()
-        self._last_version = 0
+        self._check_place = file.place_check(connection)
+        self._last_version = self.last_commit_at = 0
+        """Of the last commit that is known here, by any process: its version, and its time; 0 if none is known."""
+        with contextlib.suppress(apsw.Error, DatabaseError):  # the first read or write reports what is wrong
+            self._last_version, self.last_commit_at, _ = last_logged(self._cursor)
+        self._begun: UncommittedGroup | None = None
+        """The group that `try_begin` has written."""
+        self.sync_times = sync_times(None if file.in_memory else file.path)
         self._wait_for_lock = busy_handler()
         self._allow_spill(False)
 
-    def begin(self, group: list[Batch]) -> UncommittedGroup | None:
-        """Write a group up to its COMMIT, on the event loop: without waiting for a lock, and for a millisecond at most.
+    def try_begin(self, group: list[Batch]) -> bool:
+        """Write a group up to COMMIT, on the event loop: without waiting for a lock, in a millisecond at most.
 
-        Returns None, and leaves nothing behind, if that did not work; `commit` then waits, or finds the error.
+        Returns whether that worked. Otherwise nothing is left behind: `commit` waits, or finds the error.
         """
         try:
-            return self._begin(group, perf_counter() + limits.INLINE_SECONDS)
-        except BaseException as error:
+            self._begun = self._begin(group, perf_counter() + limits.INLINE_SECONDS)
+        except (apsw.Error, DatabaseError, _TakesTooLong):
             self.roll_back()
-            if isinstance(error, (apsw.Error, DatabaseError, _TakesTooLong)):
-                return None
-            raise
+            return False
+        return True
 
-    def commit_begun(self, begun: UncommittedGroup) -> Outcome:
-        """Commit a group that `begin` has written; never raises, an error is part of the outcome."""
-        return self._decided(begun.group, begun)
+    def try_end(self) -> None:
+        """Commit the group that `try_begin` has written, on the event loop. If it fails, nothing is left behind."""
+        assert self._begun is not None
+        try:
+            self._end(self._begun)
+        except apsw.Error:
+            self.roll_back()
+
+    def take_outcome(self) -> Outcome | None:
+        """The outcome of a group that was committed on the event loop, or None if none was.
+
+        If a signal's handler raised there, SQLite has committed, or the transaction is still open.
+        """
+        if self._begun is None or self.connection.in_transaction:
+            return None
+        begun, self._begun = self._begun, None
+        return self._outcome(begun)
 
     def commit(self, group: list[Batch]) -> Outcome:
-        """Write and commit a group; waits for other processes' locks. Never raises, an error is part of the outcome."""
+        """Commit a group on the thread, or what `try_begin` has written of it; waits for other processes' locks.
+
+        Never raises, an error is in the outcome.
+        """
+        begun = self._begun if self.connection.in_transaction else None
+        if begun is not None:
+            self._begun = None
+            return self._decided(group, begun)
         self.roll_back()  # what an exception of a signal's handler may have left open
-        is_large = sum([batch.size for batch in group]) > limits.INLINE_BYTES
+        # To add up the sizes of a long batch takes milliseconds, in which the event loop may wait.
+        is_large = is_long(group[0]) or sum([batch.size for batch in group]) > limits.INLINE_BYTES
         self.connection.set_busy_handler(self._wait_for_lock)
         if is_large:
             self._allow_spill(True)
         try:
-            return self._decided(group, None)
+            return self._decided(group)
         finally:
             self.connection.set_busy_handler(None)
             if is_large:
                 self._allow_spill(False)
 
-    def _decided(self, group: list[Batch], begun: UncommittedGroup | None) -> Outcome:
+    def _decided(self, group: list[Batch], begun: UncommittedGroup | None = None) -> Outcome:
         try:
             begun = begun or self._begin(group)
-            self.end(begun)
-            return self.outcome(begun)
+            self._end(begun)
+            return self._outcome(begun)
         except apsw.Error as error:
             failure = self._file.explain(error, self.connection)
             failure.__cause__ = error
@@ -132,44 +201,119 @@ class SqliteWriter:
 
     def _begin(self, group: list[Batch], deadline: float = math.inf) -> UncommittedGroup:
         self._cursor.execute("BEGIN IMMEDIATE")
-        self._file.check_in_place(self.connection)
-        version = read_version(self._cursor)
-        current: dict[Address, Record] = {}
-        for space, key in deciding(group):
-            if (record := point(self._cursor, space, key)) is not None:
-                current[space, key] = record
+        self._check_place()
+        version, last_commit, log_size = last_logged(self._cursor)
+        now = change_log.commit_time(self._clock.now(), last_commit, self._file.path)
+        if is_long(group[0]):
+            return self._begin_long(group[0], version, now, log_size)
+        settled, current = self._settled(group, version, now, deadline)
+        has_version = settled.version != version
+        if has_version:
+            self._apply(settled.writes, current, deadline)
+            log_size, part = self._log(settled.changes, settled.version, version, now, log_size)
+            # After several parts, too: so the log never grows by more rows than are removed.
+            if part > 1 or version // limits.TRIM_EVERY != settled.version // limits.TRIM_EVERY:
+                self._trim_log(now, log_size)
+        is_small = len(settled.writes) <= limits.INLINE_OPERATIONS
+        return UncommittedGroup(committed(settled, version), now, has_version, is_small)
+
+    def _begin_long(self, batch: Batch, version: int, now: int, log_size: int) -> UncommittedGroup:
+        gathered, parts = GatheredVerdict(version, now), 0
+        for part in divided(batch):
+            if gathered.refuses(part):
+                break
+            settled, current = self._settled([part], version, now, math.inf)
+            gathered.add(settled)
+            self._apply(settled.writes, current, math.inf)
+            if settled.changes:
+                log_size, parts = self._log(settled.changes, version + 1, version, now, log_size, parts)
+            give_way()
+        outcome = gathered.outcome()
+        has_version = outcome.version_after != version
+        if has_version:
+            if not parts:
+                log_size, _ = self._log((), version + 1, version, now, log_size)
+            self._trim_log(now, log_size)
+        return UncommittedGroup(outcome, now, has_version, is_small=False)
+
+    def _settled(
+        self, group: list[Batch], version: int, now: int, deadline: float
+    ) -> tuple[Settled, dict[Address, Record]]:
+        """The decisions on a group, and the rows that decided."""
+        current = self._load(deciding(group).items(), deadline)
+        settled = settle(group, current, version, now, latest_expiry=LAST_MOMENT)
+        if shown := unread(settled):
+            settled = with_values(settled, self._load([(address, True) for address in shown], deadline))
+        return settled, current
+
+    def _load(self, wanted: Iterable[tuple[Address, bool]], deadline: float) -> dict[Address, Record]:
+        """What is stored at some keys, with its value where that is asked for."""
+        found: dict[Address, Record] = {}
+        for address, with_value in wanted:
+            record = (point if with_value else head)(self._cursor, *address)
+            if record is not None:
+                found[address] = record
             if perf_counter() > deadline:  # a large value takes long to load, however small the batch
                 raise _TakesTooLong
-        settled = settle(group, current, version, self._clock.now())
-        if settled.version != version:
-            self._apply(settled.writes, current, deadline)
-            self._cursor.execute(WRITE_VERSION, (settled.version,))
-        return UncommittedGroup(group, settled, version)
+        return found
+
+    def _log(
+        self, changes: Sequence[LoggedChange], version: int, before: int, now: int, size: int, part: int = 0
+    ) -> tuple[int, int]:
+        """Log changes from this part on; returns the size of the log, and the number of the next part."""
+        for packed in change_log.pack(changes, before):
+            size += len(packed)
+            self._cursor.execute(LOG, (version, part, before, now, size, packed))
+            part += 1
+        return size, part
+
+    def _trim_log(self, now: int, size: int) -> None:
+        rows: list[Row] = self._cursor.execute(SECOND_LOGGED).fetchall()
+        oldest = self._history.oldest_time(now), self._history.oldest_size(size)
+        if rows and (rows[0][0] < oldest[0] or rows[0][1] <= oldest[1]):
+            self._cursor.execute(TRIM_LOG, (*oldest, limits.TRIM_ROWS))
 
     def _apply(self, writes: dict[Address, Write], current: dict[Address, Record], deadline: float) -> None:
+        rows: dict[Space, list[Row]] = {}
         # In the order of the keys, so that neighbours on one page are written together.
-        for space, key in sorted(writes):
-            layout, write = LAYOUTS[space], writes[space, key]
-            match write:
-                case PutRow():
-                    put(self._cursor, layout, write.record, is_new_entry=write.is_new_entry)
-                case RemoveRow():
-                    if (stored := current.get((space, key))) is not None:
-                        remove(self._cursor, layout, stored)
-                case SetExpiry():
-                    bindings = (layout.bind_time(write.expires_at), *layout.bind_key(key))
-                    self._cursor.execute(layout.set_expiry, bindings)
+        for at, address in enumerate(sorted(writes), 1):
+            space, key = address
+            layout, write = LAYOUTS[space], writes[address]
+            if type(write) is PutRow:
+                record = write.record
+                if layout.large is not None and layout.large.holds(record):
+                    put(self._cursor, layout, record, is_new_entry=write.is_new_entry)
+                elif (some := rows.get(space)) is None:
+                    rows[space] = [layout.bind_put(record, write.is_new_entry)]
+                else:
+                    some.append(layout.bind_put(record, write.is_new_entry))
+            elif type(write) is SetExpiry:
+                bindings = (layout.bind_time(write.expires_at), *layout.bind_key(key))
+                self._cursor.execute(layout.set_expiry, bindings)
+            elif (stored := current.get(address)) is not None:
+                remove(self._cursor, layout, stored)
+            # Not after each: to read the clock takes a hundredth of a write.
+            if at % 4 == 1 and perf_counter() > deadline:
+                raise _TakesTooLong
+        for space, some in rows.items():
+            put_rows(self._cursor, LAYOUTS[space], some)
             if perf_counter() > deadline:
                 raise _TakesTooLong
 
-    def end(self, begun: UncommittedGroup) -> None:
-        """Commit a group that `begin` has written; on the event loop only where COMMIT does not sync."""
-        self._cursor.execute("ROLLBACK" if begun.settled.version == begun.version_before else "COMMIT")
+    def _end(self, begun: UncommittedGroup) -> None:
+        if not begun.has_version:
+            self._cursor.execute("ROLLBACK")
+            return
+        began = monotonic()
+        self._cursor.execute("COMMIT")
+        now = monotonic()
+        if begun.is_small:  # a large commit writes for longer than it syncs
+            self.sync_times.add(now - began, now)
 
-    def outcome(self, begun: UncommittedGroup) -> Outcome:
-        settled = begun.settled
-        self._last_version = settled.version
-        return Outcome(settled.verdicts, begun.version_before, settled.version, settled.writes)
+    def _outcome(self, begun: UncommittedGroup) -> Outcome:
+        self._last_version = begun.outcome.version_after
+        self.last_commit_at = begun.at
+        return begun.outcome
 
     def _allow_spill(self, allowed: bool) -> None:
         """Whether SQLite may write pages to the WAL before COMMIT: only in a large transaction, on the thread."""
@@ -178,6 +322,7 @@ class SqliteWriter:
 
     def roll_back(self) -> None:
         """End the open transaction, if there is one."""
+        self._begun = None
         try:
             if self.connection.in_transaction:
                 self._cursor.execute("ROLLBACK")

@@ -1,0 +1,79 @@
+"""Reads the change log: which keys were changed, when and how."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from keyloft.admin.databases import Database, opened
+from keyloft.admin.export_format import written_key
+from keyloft.core.records import LoggedChange
+from keyloft.core.schema import LAST_MOMENT
+from keyloft.errors import InvalidArgument
+
+
+class KeyChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a commit did to a key. The value is not part of it."""
+
+    version: int
+    at: datetime
+    """The time of the commit."""
+    kind: Literal["put", "delete", "touch", "expired"]
+    """`touch`: its expiry changed, and nothing else. `expired`: the expired entry was removed."""
+    space: str
+    """`tuples`, `semantic` or `plugins`."""
+    store: str | UnsetType = UNSET
+    """The name of the tuple store, if it has one."""
+    plugin: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    """As text, as exports have it."""
+    key_hex: str | UnsetType = UNSET
+    """Instead of `key`, if that can't be decoded."""
+
+
+async def changes(
+    database: Database, *, since: int | None = None, limit: int | None = None
+) -> AsyncIterator[KeyChange]:
+    """The changes that the change log holds, oldest first, as it is at one moment.
+
+    Example:
+        >>> async for change in admin.changes("app.db", since=4711):
+        ...     print(change.version, change.kind, change.key)
+
+    Args:
+        database: A path, `sqlite:///…` or `postgresql://…`.
+        since: Only what changed after this version; None for all that the log holds.
+        limit: At most so many.
+
+    Raises:
+        HistoryGone: The log does not reach back to `since`.
+        InvalidArgument: `since` or `limit` is below 0.
+        DatabaseError: The database can't be read.
+    """
+    for name, number in (("since", since), ("limit", limit)):
+        if number is not None and number < 0:
+            raise InvalidArgument(f"{name}: expected a number from 0 on")
+    left = limit
+    async with opened(database) as whole, whole.snapshot() as snapshot:
+        async for some in snapshot.changes(since):
+            for change in some if left is None else some[:left]:
+                yield _shown(change)
+            if left is not None:
+                left -= len(some)
+                if left <= 0:
+                    return
+
+
+def _shown(change: LoggedChange) -> KeyChange:
+    key = written_key(change.space, change.key)
+    return KeyChange(
+        version=change.version,
+        at=datetime.fromtimestamp(min(max(change.at, 0), LAST_MOMENT) / 1000, UTC),
+        kind=change.kind.name.lower(),  # type: ignore[arg-type]
+        space=change.space.value,
+        store=key.store,
+        plugin=key.plugin,
+        key=key.key,
+        key_hex=key.key_hex,
+    )

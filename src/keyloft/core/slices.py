@@ -1,0 +1,34 @@
+"""Does the work of a long call a slice at a time, so that other tasks run in between."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from keyloft import limits
+
+R = TypeVar("R")
+
+
+async def in_slices(make: Callable[..., R], *columns: Sequence[Any]) -> list[R]:
+    """Call `make` for each item, or with one item of each column; a short sequence is done at once."""
+    count = len(columns[0])
+    if count <= limits.SLICE_ITEMS:
+        return list(map(make, *columns))
+    made: list[R] = []
+    for first in range(0, count, limits.SLICE_ITEMS):
+        made += map(make, *[column[first : first + limits.SLICE_ITEMS] for column in columns])
+        await asyncio.sleep(0)
+    return made
+
+
+async def free_in_slices(items: list[Any]) -> None:
+    """Empty a list. To free the objects of a long one takes as long as to make them."""
+    while len(items) > limits.SLICE_ITEMS:
+        del items[-limits.SLICE_ITEMS :]
+        await asyncio.sleep(0)
+
+
+def give_way() -> None:
+    """Let other threads run, the event loop's among them: a thread that computes would let go every 5 ms only."""
+    time.sleep(limits.GIVE_WAY_SECONDS)

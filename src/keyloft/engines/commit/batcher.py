@@ -1,0 +1,212 @@
+"""Gathers batches into groups: the next group fills while the current one is being committed.
+
+There is no timer. A lone write starts at once, and the busier the store, the larger the groups.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.core.engine import Verdict
+from keyloft.core.records import Batch, Committed, Conflict
+from keyloft.engines.commit.long_batches import is_long
+from keyloft.errors import Closed, CommitUnknown, WrongLoop
+
+logger = logging.getLogger(__name__)
+
+_INTERRUPTED: Final = (
+    "an exception in the event loop interrupted this write: it was committed or not; read the entry to find out"
+)
+
+
+class Recovery(Protocol):
+    """How an engine recovers from a group that an exception in the event loop has lost."""
+
+    async def wait_for_jobs(self) -> None:
+        """Return once every job that was handed to a thread is done."""
+
+    async def abandon_group(self) -> None:
+        """Roll back a group that no job works on any more."""
+
+
+class QueuedBatch(Struct, eq=False):
+    """A batch that waits for its group, or is in it."""
+
+    batch: Batch
+    arrived: float
+    """When, by the event loop's time."""
+    future: "asyncio.Future[Committed | Conflict] | None" = None
+    """What a caller awaits, instead of `done`."""
+    done: Callable[[Verdict], None] | None = None
+    is_in_group: bool = False
+    is_withdrawn: bool = False
+
+    def withdraw(self) -> bool:
+        self.is_withdrawn = not self.is_in_group
+        return self.is_withdrawn
+
+    def decide(self, verdict: Verdict) -> None:
+        """Tell the caller."""
+        if self.future is None:
+            assert self.done is not None
+            try:
+                self.done(verdict)
+            except Exception:
+                logger.exception("a callback for the outcome of a write failed")
+        elif self.future.done():
+            pass  # the caller was cancelled
+        elif isinstance(verdict, Exception):
+            self.future.set_exception(verdict)
+        else:
+            self.future.set_result(verdict)
+
+
+class Batcher:
+    """Hands groups of batches to `start`, one at a time; the engine calls `finished` after each."""
+
+    def __init__(self, start: Callable[[list[Batch]], None], recovery: Recovery | None = None) -> None:
+        """With `recovery`, a group that an exception in the event loop has lost is found and rolled back.
+
+        A signal's handler can raise in any callback of the event loop, also in one that starts or finishes a group. The
+        callers of a lost group get CommitUnknown, and the next group starts.
+        """
+        self._start = start
+        self._recovery = recovery
+        self._timer: asyncio.TimerHandle | None = None
+        self._rescue: asyncio.Task[None] | None = None
+        self._group_at_tick: list[QueuedBatch] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[QueuedBatch] = deque()
+        self._current: list[QueuedBatch] = []
+        self._time = self._loop.time
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+        self.group_operations = self.group_bytes = 0
+        """How many checks and mutations the current group has, and how many bytes its values."""
+
+    @property
+    def idle(self) -> bool:
+        return self._idle.is_set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch waits or is being committed."""
+        return not self._current and not self._waiting
+
+    def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> QueuedBatch:
+        """Queue a batch; `done` is called with its verdict."""
+        queued = QueuedBatch(batch, self._time(), None, done)
+        if self._closed or self._idle.is_set():
+            self._queue(queued)
+        else:
+            # Without a look at the running event loop, which asks the system: a service has one loop for all.
+            self._waiting.append(queued)
+        return queued
+
+    async def commit(self, batch: Batch) -> Committed | Conflict:
+        """Wait for the verdict on a batch. Cancelling a caller whose batch is not yet in a group withdraws it."""
+        future: asyncio.Future[Committed | Conflict] = self._loop.create_future()
+        self._queue(QueuedBatch(batch, self._time(), future))
+        return await future
+
+    def _queue(self, queued: QueuedBatch) -> None:
+        if self._closed:
+            raise Closed
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop
+        self._waiting.append(queued)
+        if self._idle.is_set():
+            # Not at once: other tasks of this iteration of the event loop may add their batches.
+            self._loop.call_soon(self._hand_over)
+            self._idle.clear()
+            if self._timer is None and self._recovery is not None:
+                self._tick()
+
+    @property
+    def arrived_at(self) -> list[float]:
+        """When the batches of the current group arrived, by the event loop's time, in order."""
+        return [queued.arrived for queued in self._current]
+
+    def finished(self, verdicts: Sequence[Verdict | None]) -> None:
+        """Give the callers of the current group their verdicts, then start the next one.
+
+        A batch whose verdict is None joins the next group.
+        """
+        again: list[QueuedBatch] = []
+        for queued, verdict in zip(self._current, verdicts, strict=True):
+            future = queued.future
+            if verdict is None:
+                queued.is_in_group = False
+                again.append(queued)
+            elif future is not None and type(verdict) is Committed and not future.done():
+                future.set_result(verdict)  # most of them, without a call
+            else:
+                queued.decide(verdict)
+        self._current = []
+        self._waiting.extendleft(reversed(again))
+        # After the callers that were just woken, so that what they write next is in the next group.
+        self._loop.call_soon(self._hand_over)
+
+    async def close(self) -> None:
+        """Refuse new batches and wait until those that were accepted are decided."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._recovery is not None:
+            while not self.idle:
+                await self._abandon_if_lost(self._recovery)
+        await self._idle.wait()
+
+    def _tick(self) -> None:
+        """Regularly, while there are batches: is a group still there that was there the last time?"""
+        self._timer = None
+        if self.idle or self._closed:
+            return
+        self._timer = self._loop.call_later(limits.LOST_GROUP_SECONDS, self._tick)
+        assert self._recovery is not None
+        if self._current is self._group_at_tick and (self._rescue is None or self._rescue.done()):
+            self._rescue = self._loop.create_task(self._abandon_if_lost(self._recovery))
+        self._group_at_tick = self._current
+
+    async def _abandon_if_lost(self, recovery: Recovery) -> None:
+        """Give up the current group if no job works on it, and start the next one."""
+        group, count = self._current, len(self._current)
+        await recovery.wait_for_jobs()
+        # Two iterations: in the first the job's result arrives, in the second the next group starts.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if not self.idle and self._current is group and len(group) == count:
+            await recovery.abandon_group()
+            self.finished([CommitUnknown(_INTERRUPTED) for _ in group])
+
+    def _hand_over(self) -> None:
+        if self._current:
+            return  # `close` called `finished` for a group that was only late
+        group: list[Batch] = []
+        operations = size = 0
+        while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
+            queued = self._waiting[0]
+            batch = queued.batch
+            if group and is_long(batch):
+                break
+            self._waiting.popleft()
+            # A cancelled future withdraws its batch, too.
+            if not queued.is_withdrawn and (queued.future is None or not queued.future.done()):
+                group.append(batch)
+                queued.is_in_group = True
+                self._current.append(queued)
+                operations += len(batch.checks) + len(batch.mutations)
+                if operations < limits.GROUP_OPERATIONS:  # else it is full, and a long batch takes long to add up
+                    size += batch.size
+        self.group_operations, self.group_bytes = operations, size
+        if group:
+            self._idle.clear()  # a signal's handler may have raised before `_queue` did it
+            self._start(group)
+        else:
+            self._idle.set()

@@ -1,0 +1,213 @@
+"""Commits a group without holding a lock while the server waits for this process.
+
+Reads what decides something, without a lock, settles the group, and calls the function that compares and writes. A
+group of plain sets depends on nothing that is stored: the call is its only round trip.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from keyloft import limits
+from keyloft.core import schema
+from keyloft.core.records import Address, Batch, Head, Record, Space
+from keyloft.core.schema import Row
+from keyloft.engines.change_log import KeptHistory
+from keyloft.engines.commit.outcomes import Outcome
+from keyloft.engines.commit.settle import deciding, unread, with_values
+from keyloft.engines.postgres import function, pooled_call
+from keyloft.engines.postgres.attempts import Attempted, CommitAttempt, LostRace, by_space, clock_set_back, load_values
+from keyloft.engines.postgres.connections import SNAPSHOT, Slot, Transaction
+from keyloft.engines.postgres.drafts import Draft, settled_draft
+from keyloft.engines.postgres.function import ARGUMENTS
+from keyloft.engines.postgres.server import PostgresServer, ServerClock, timeout
+from keyloft.engines.postgres.tables import LAYOUTS
+
+
+class ByFunction:
+    """Commits groups through the function."""
+
+    def __init__(
+        self, server: PostgresServer, history: KeptHistory, clock: ServerClock, wants_changes: Callable[[], bool]
+    ) -> None:
+        """`wants_changes` tells whether an outcome is to list its changes, for watches."""
+        self._server = server
+        self._history = history
+        self._clock = clock
+        self._wants_changes = wants_changes
+        self._last_at = 0
+        """The time of the last commit, as far as known; none is before it."""
+        self._calls: dict[tuple[str, ...], str] = {}
+        """By the names of their arguments, the statements that call the function."""
+
+    async def commit(self, slot: Slot, attempt: CommitAttempt) -> Attempted:
+        group = attempt.group
+        wanted = deciding(group)
+        draft: Draft | None = None
+        if _needs_no_moment(group, wanted):
+            if (found := await self._read(slot, wanted)) is None:
+                return LostRace.CHANGED
+            draft = settled_draft(group, found.current, wanted, found.stamps, found.now)
+        if draft is None or not draft.versions:
+            # A group in which nothing is committed is answered from what was read, which must then be of one moment.
+            async with slot.transaction(SNAPSHOT) if len(by_space(wanted)) > 1 else nullcontext(slot) as at:
+                if (moment := await self._read_moment(at, wanted)) is None:
+                    return LostRace.CHANGED
+                version, found = moment
+                draft = settled_draft(group, found.current, wanted, found.stamps, found.now)
+                if (shown := unread(draft.settled)) and (draft := await self._with_values(at, draft, shown)) is None:
+                    return LostRace.CHANGED
+            if not draft.versions:
+                return self._outcome(draft, version, draft.read_at)
+        base, now = await self._call(slot, attempt, draft)
+        match base:
+            case function.LOCKED | function.CHANGED:
+                self._note_time(now)
+                return LostRace.LOCKED if base == function.LOCKED else LostRace.CHANGED
+            case function.REFUSED:
+                self._clock.set(now)
+                return LostRace.REFUSED
+            case function.CLOCK_SET_BACK:
+                raise clock_set_back(self._server.name, now)
+            case function.NO_COUNTER:
+                raise schema.lost_counter(self._server.name, schema.VERSION_COUNTER_TABLE)
+            case function.WRONG_ISOLATION:
+                self._server.note_wrong_isolation()
+                return LostRace.REFUSED
+        self._note_time(now)
+        return self._outcome(draft, base, now)
+
+    def _note_time(self, now: int) -> None:
+        """Remember the server's time at a commit, or at one that has lost a race."""
+        self._last_at = now
+        if self._server.clock is None:
+            self._clock.set(now)
+
+    def _outcome(self, draft: Draft, base: int, now: int) -> Outcome:
+        return draft.completed(base, now, with_changes=self._wants_changes())
+
+    async def _read(self, slot: Slot, wanted: Mapping[Address, bool]) -> "_Loaded | None":
+        """What is stored at keys of one space, and an estimate of the time; None if a row has changed meanwhile.
+
+        It leaves out the version counter, which takes as long to read as half of the rows. The function compares rows
+        and expiries with what was read.
+        """
+        now = self._server.now()
+        found = _Loaded(max(self._clock.now() if now is None else now, self._last_at), {}, {})
+        for space, keys in by_space(wanted).items():
+            layout = LAYOUTS[space]
+            rows = await slot.fetch(layout.load_heads, *layout.bind_keys(keys))
+            found.add(space, rows)
+        return await self._with_large(slot, found, wanted)
+
+    async def _read_moment(
+        self, at: Slot | Transaction, wanted: Mapping[Address, bool]
+    ) -> "tuple[int, _Loaded] | None":
+        """The version counter, the time, and what is stored at some keys; None if a row has changed meanwhile."""
+        now = self._server.now()
+        version = None
+        found = _Loaded(0, {}, {})
+        for space, keys in by_space(wanted).items():
+            layout = LAYOUTS[space]
+            rows = await at.fetch(layout.load_moment, now, *layout.bind_keys(keys))
+            counter, moment = self._server.counter_row(rows)[:2]
+            if version is None:
+                version, now = counter, moment
+                found = _Loaded(moment, {}, {})
+            found.add(space, [row[2:] for row in rows if row[2] is not None])
+        assert version is not None
+        complete = await self._with_large(at, found, wanted)
+        return None if complete is None else (version, complete)
+
+    async def _with_large(
+        self, at: Slot | Transaction, found: "_Loaded", wanted: Mapping[Address, bool]
+    ) -> "_Loaded | None":
+        """The same with large values where they are needed; None if one of their rows has changed meanwhile."""
+        current = found.current
+        large = [address for address, record in current.items() if type(record) is Head and wanted[address]]
+        if large:
+            values = await load_values(at, large)
+            if any([not _is_same(current[address], values.get(address)) for address in large]):
+                return None
+            current.update(values)
+        return found
+
+    async def _with_values(self, at: Slot | Transaction, draft: Draft, shown: Iterable[Address]) -> Draft | None:
+        """The same with the values that Conflicts show; None if one of their rows has changed meanwhile."""
+        values = await load_values(at, shown)
+        if any([not _is_same(draft.current[address], values.get(address)) for address in shown]):
+            return None
+        return replace(draft, settled=with_values(draft.settled, values))
+
+    async def _call(self, slot: Slot, attempt: CommitAttempt, draft: Draft) -> tuple[int, int]:
+        server, arguments = self._server, self._arguments(attempt, draft)
+        connection = await slot.connected()
+        attempt.completed = lambda base, now: self._outcome(draft, base, now)
+        if server.is_pooled:
+            answer = await pooled_call.call(connection, server.function.name, arguments)
+            if answer is None:
+                raise ConnectionError("the answer of a commit got lost")
+        else:
+            names = tuple(arguments)
+            if (statement := self._calls.get(names)) is None:
+                statement = self._calls[names] = server.function.call(names)
+            [[answer]] = await slot.call(statement, *arguments.values())
+        base, now = answer
+        return base, now
+
+    def _arguments(self, attempt: CommitAttempt, draft: Draft) -> dict[str, Any]:
+        """The arguments of the function: those of all groups, then those of the kinds of rows that this one has."""
+        server = self._server
+        names, values = server.transaction_settings()
+        arguments: dict[str, Any] = {
+            "commit_id": attempt.commit_id,
+            "not_after": self._clock.now() + round(1000 * limits.POSTGRES_TRY_SECONDS),
+            "read_at": draft.read_at,
+            "counter_timeout": timeout(server.lock_seconds),
+            "most_milliseconds": round(1000 * server.holding_seconds(attempt.operations)),
+            "versions": draft.versions,
+            "parts": draft.parts(),
+            "kept_for": self._history.milliseconds,
+            "kept_bytes": self._history.bytes,
+        }
+        if server.clock is not None:
+            arguments["given_clock"] = server.now()
+        if server.announcer is not None:
+            arguments["announcer"] = server.announcer
+        if names is not None:
+            arguments |= {"setting_names": names, "setting_values": values}
+        arrays = draft.arrays()
+        for space, kinds in ARGUMENTS.items():
+            bound = arrays.get(space, {})
+            for kind, columns in kinds.items():
+                if kind in bound:
+                    arguments |= zip(columns, bound[kind], strict=True)
+                elif len(arrays) > 1:
+                    # Groups of several spaces are rare. They bind all arguments, so that they share one statement.
+                    arguments |= dict.fromkeys(columns)
+        return arguments
+
+
+class _Loaded(NamedTuple):
+    """What is stored at the keys that decide something, expired or not; without keys that have no row."""
+
+    now: int
+    """When it was read; entries that expire later are alive."""
+    current: dict[Address, Record]
+    stamps: dict[Address, str]
+
+    def add(self, space: Space, rows: Sequence[Row]) -> None:
+        layout = LAYOUTS[space]
+        self.current.update({(space, key): record for key, record in layout.heads(rows).items()})
+        self.stamps.update({(space, key): stamp for key, stamp in layout.stamps(rows).items()})
+
+
+def _needs_no_moment(group: Sequence[Batch], wanted: Mapping[Address, bool]) -> bool:
+    """Whether to read without the version counter: no check can fail, and one statement reads all keys."""
+    return not any([batch.checks for batch in group]) and len(by_space(wanted)) <= 1
+
+
+def _is_same(one: Record, other: Record | None) -> bool:
+    return other is not None and (one.version, one.expires_at) == (other.version, other.expires_at)

@@ -1,0 +1,364 @@
+"""The PL/pgSQL function that commits a group in one statement, and the arguments that it takes.
+
+A group is settled from what was read without a lock. The function locks the version counter, compares all rows that
+decided something with what was read, and writes the group if nothing has changed. It answers with two numbers, the
+version before the group and its time, or with one of the codes below. It never raises for a lost race, which would fill
+the server's log, and never returns rows, for which a stopped client would make it wait while it holds the lock.
+
+While it holds the counter it waits for no row. Commits of Keyloft lock rows only under the counter, so a row that is
+locked is another client's, and its `xmax` is not 0. So rows are first updated on the condition that they are as they
+were read, and that `xmax` is 0. If one is not (`xmax` may also be left over from before), this is undone, and the rows
+are compared, locked without waiting, and updated.
+
+All other commits wait meanwhile, so it gives up if it takes too long; it looks at the clock after each statement.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.core import schema
+from keyloft.core.records import Space
+from keyloft.engines.postgres.errors import TOO_SLOW
+from keyloft.engines.postgres.log import CHANGES, CHANNEL, COUNTER, milliseconds, trim
+from keyloft.engines.postgres.tables import LAYOUTS, PostgresLayout
+
+# Answers in place of a version. Nothing was written.
+LOCKED: Final = -1
+"""Another client has locked a row."""
+CHANGED: Final = -2
+"""A row is not as it was read, or has expired since."""
+REFUSED: Final = -3
+"""This id was abandoned, or the time up to which it could be committed has passed."""
+CLOCK_SET_BACK: Final = -4
+"""The last commit is this many milliseconds ahead of the clock."""
+NO_COUNTER: Final = -5
+WRONG_ISOLATION: Final = -6
+"""The transaction is not READ COMMITTED, so it would not see what others have committed."""
+
+SPACES: Final = tuple(LAYOUTS)
+_PREFIXES: Final = {Space.TUPLES: "t", Space.SEMANTIC: "s", Space.PLUGINS: "p"}
+
+_WRITES: Final = ("update", "put", "insert", "touch", "remove")
+_RACE_LOST: Final = "KL001"
+"""The SQLSTATE by which updates are undone; the function catches it."""
+_COMMON: Final = {
+    "commit_id": "bytea",
+    "not_after": "bigint",  # by the server's clock: after it, the log may no longer tell that the id was abandoned
+    "given_clock": "bigint",  # NULL for the server's
+    "read_at": "bigint",  # the time by which the group was settled
+    "counter_timeout": "text",  # how long it waits for the version counter
+    "most_milliseconds": "bigint",  # how long it may hold the version counter
+    "versions": "bigint",  # how many the group takes
+    "parts": "bytea[]",  # of the change log
+    "announcer": "text",  # the name of the process in notifications; NULL where the server has none
+    "kept_for": "bigint",  # how many milliseconds the log keeps a change
+    "kept_bytes": "bigint",
+    "setting_names": "text[]",  # of this transaction; NULL where the session has them
+    "setting_values": "text[]",
+}
+
+
+def _arguments(layout: PostgresLayout, prefix: str) -> dict[str, dict[str, str]]:
+    """For each kind of rows of a space, its arrays and their types."""
+    keys = dict(zip([f"{name}s" for name in layout.key], layout.key_types, strict=True))
+    values = {f"{name}s": kind for name, kind in layout.columns.items()}
+    seen = {"versions": "bigint", "dues": "bigint"} | ({"stamps": "text"} if layout.stamp else {})
+    written = values | {"versions": "bigint", "dues": "bigint"}
+    kinds = {
+        "read": keys | seen,  # what decided something, but for updates
+        "update": written | {f"seen_{name}": kind for name, kind in seen.items()},  # what was read and is there
+        "put": written,  # what was not read
+        "insert": written | ({} if layout.stamp else {"suffixes": "bytea"}),  # what is not there; Appends
+        "touch": keys | {"dues": "bigint"},
+        "remove": keys,
+    }
+    return {
+        kind: {f"{prefix}_{kind}_{name}": f"{of}[]" for name, of in columns.items()} for kind, columns in kinds.items()
+    }
+
+
+ARGUMENTS: Final = {space: _arguments(LAYOUTS[space], _PREFIXES[space]) for space in SPACES}
+"""By space and kind of rows, the names and types of the arguments."""
+TYPES: Final = _COMMON | {
+    name: kind for kinds in ARGUMENTS.values() for arguments in kinds.values() for name, kind in arguments.items()
+}
+"""The types of all arguments, by name. One that is left out is NULL."""
+
+
+def _keys(space: Space, kind: str) -> list[str]:
+    return list(ARGUMENTS[space][kind])[: len(LAYOUTS[space].key)]
+
+
+def _any_of(space: Space, *kinds: str) -> str:
+    return " OR ".join([f"{_keys(space, kind)[0]} IS NOT NULL" for kind in kinds])
+
+
+def _in_time() -> str:
+    return f"IF clock_timestamp() > until THEN RAISE SQLSTATE '{TOO_SLOW}' USING MESSAGE = 'too slow'; END IF"
+
+
+def _wait_for_table(space: Space) -> str:
+    """Waits for a client that has locked the whole table, before the counter is locked; not for long."""
+    return f"""
+    IF {_any_of(space, *_WRITES)} THEN
+        LOCK TABLE {LAYOUTS[space].table} IN ROW EXCLUSIVE MODE;
+    END IF;"""
+
+
+def _seen(layout: PostgresLayout) -> list[str]:
+    return ["version", "due", *(["stamp"] if layout.stamp else [])]
+
+
+def _compare(space: Space, kind: str) -> str:
+    layout, arguments = LAYOUTS[space], ARGUMENTS[space][kind]
+    seen = _seen(layout)
+    names = [*layout.key, *seen]
+    bound = [*_keys(space, kind), *list(arguments)[-len(seen) :]]
+    version, due = layout.version("version"), layout.milliseconds("expires_at")
+    stored = f"{version} AS version, {due} AS due, xmax <> '0' AS is_held"
+    if layout.stamp:
+        stored += f", {layout.stamp} AS stamp"
+    same_key = " AND ".join([f"{layout.table}.{name} = seen.{name}" for name in layout.key])
+    differs = " OR ".join([f"stored.{name} IS DISTINCT FROM seen.{name}" for name in seen])
+    return f"""
+    IF {_any_of(space, kind)} THEN
+        SELECT bool_or({differs} OR (seen.due <= read_at) <> (seen.due <= now_at)), bool_or(stored.is_held)
+            INTO is_changed, is_held FROM unnest({", ".join(bound)}) AS seen ({", ".join(names)})
+            LEFT JOIN LATERAL (SELECT {stored} FROM {layout.table} WHERE {same_key} LIMIT 1) AS stored ON true;
+        IF is_changed THEN
+            setting := set_config('synchronous_commit', 'off', true);  -- nothing is written: don't wait for the disk
+            RETURN ARRAY[{CHANGED}, now_at];
+        END IF;
+        may_wait := may_wait OR coalesce(is_held, false);
+        {_in_time()};
+    END IF;"""
+
+
+def _update_unless_lost(space: Space) -> str:
+    """Updates rows unless one has changed or may be locked."""
+    layout, arguments = LAYOUTS[space], ARGUMENTS[space]
+    update, put = list(arguments["update"]), list(arguments["put"])
+    same = [
+        f"{layout.version('old.version')} = new.seen_version",
+        f"{layout.milliseconds('old.expires_at')} IS NOT DISTINCT FROM new.seen_due",
+        "(new.seen_due <= read_at) IS NOT DISTINCT FROM (new.seen_due <= now_at)",
+        *([f"{layout.stamp.replace('updated_at', 'old.updated_at')} = new.seen_stamp"] if layout.stamp else []),
+        "old.xmax = '0'",
+    ]
+    seen = [f"seen_{name}" for name in _seen(layout)]
+    return f"""
+            IF {_any_of(space, "update")} THEN
+                {layout.update_rows("base", "now_at", update, *seen, condition=" AND ".join(same))};
+                GET DIAGNOSTICS rows_written = ROW_COUNT;
+                IF rows_written < cardinality({update[0]}) THEN
+                    RAISE SQLSTATE '{_RACE_LOST}';
+                END IF;
+                {_in_time()};
+            END IF;
+            IF {_any_of(space, "put")} THEN
+                {layout.update_rows("base", "now_at", put, condition="old.xmax = '0'")};
+                GET DIAGNOSTICS rows_written = ROW_COUNT;
+                IF rows_written < cardinality({put[0]}) THEN
+                    SELECT count(*) INTO rows_stored FROM {layout.of_keys(*_keys(space, "put"))};
+                    IF rows_written < rows_stored THEN
+                        RAISE SQLSTATE '{_RACE_LOST}';
+                    END IF;
+                    {layout.insert("base", "now_at", put, over=False)};
+                END IF;
+                {_in_time()};
+            END IF;"""
+
+
+def _lock(space: Space) -> str:
+    columns = zip(*[_keys(space, kind) for kind in _WRITES], strict=True)
+    return f"""
+        IF {_any_of(space, *_WRITES)} THEN
+            {LAYOUTS[space].lock_rows([" || ".join(names) for names in columns])} INTO rows_stored, rows_written;
+            IF rows_written < rows_stored THEN
+                setting := set_config('synchronous_commit', 'off', true);
+                RETURN ARRAY[{LOCKED}, now_at];
+            END IF;
+            {_in_time()};
+        END IF;"""
+
+
+def _update(space: Space) -> str:
+    """Updates rows that are compared and locked."""
+    layout, arguments = LAYOUTS[space], ARGUMENTS[space]
+    update, put = list(arguments["update"])[: -len(_seen(layout))], list(arguments["put"])
+    return f"""
+        IF {_any_of(space, "update")} THEN
+            {layout.update_rows("base", "now_at", update)};
+            {_in_time()};
+        END IF;
+        IF {_any_of(space, "put")} THEN
+            {layout.insert("base", "now_at", put)};
+            {_in_time()};
+        END IF;"""
+
+
+def _write(space: Space) -> str:
+    layout, arguments = LAYOUTS[space], ARGUMENTS[space]
+    insert = layout.insert("base", "now_at", list(arguments["insert"]), with_suffix=not layout.stamp)
+    return f"""
+    IF {_any_of(space, "remove")} THEN
+        {layout.delete_rows(list(arguments["remove"]))};
+        {_in_time()};
+    END IF;
+    IF {_any_of(space, "insert")} THEN
+        {insert};
+        {_in_time()};
+    END IF;
+    IF {_any_of(space, "touch")} THEN
+        {layout.touch_rows("now_at", list(arguments["touch"]))};
+        {_in_time()};
+    END IF;"""
+
+
+def _for_each_space(step: Callable[..., str], *arguments: str) -> str:
+    return "".join([step(space, *arguments) for space in SPACES])
+
+
+_BODY: Final = f"""
+#variable_conflict use_column
+DECLARE
+    base bigint;
+    now_at bigint;
+    last_at bigint;
+    clock bigint;
+    until timestamptz;
+    log_size bigint;
+    rows_stored bigint;
+    rows_written bigint;
+    setting text;
+    is_changed boolean;
+    is_held boolean;
+    may_wait boolean := false;
+    is_written boolean := false;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN ARRAY[{WRONG_ISOLATION}, 0];
+    END IF;
+    IF setting_names IS NOT NULL THEN
+        PERFORM set_config(name, value, true) FROM unnest(setting_names, setting_values) AS given (name, value);
+    END IF;
+{_for_each_space(_wait_for_table)}
+    setting := set_config('lock_timeout', counter_timeout, true);
+    SELECT counter.version, counter.at INTO base, last_at FROM {COUNTER} AS counter WHERE counter.id = 1 FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN ARRAY[{NO_COUNTER}, 0];
+    END IF;
+    until := clock_timestamp() + most_milliseconds * interval '1 millisecond';
+    clock := {milliseconds("clock_timestamp()")};
+    SELECT EXISTS (SELECT FROM {CHANGES} AS logged WHERE logged.commit_id = $1),
+        (SELECT logged.size FROM {CHANGES} AS logged ORDER BY logged.version DESC, logged.part DESC LIMIT 1)
+        INTO is_changed, log_size;
+    IF clock > not_after OR is_changed THEN
+        RETURN ARRAY[{REFUSED}, clock];
+    END IF;
+    clock := coalesce(given_clock, clock);
+    now_at := greatest(clock, last_at);
+    IF now_at - clock > {round(1000 * limits.CLOCK_AHEAD_SECONDS)} THEN
+        RETURN ARRAY[{CLOCK_SET_BACK}, now_at - clock];
+    END IF;
+    -- Another client may still lock a row, or have inserted one that it has not committed: not for long, all wait.
+    setting := set_config('lock_timeout', '{round(1000 * limits.POSTGRES_INSERT_SECONDS)}', true);
+{_for_each_space(_compare, "read")}
+    IF NOT may_wait THEN
+        BEGIN
+{_for_each_space(_update_unless_lost)}
+            is_written := true;
+        EXCEPTION WHEN SQLSTATE '{_RACE_LOST}' THEN
+            NULL;
+        END;
+    END IF;
+    IF NOT is_written THEN
+{_for_each_space(_compare, "update")}
+{_for_each_space(_lock)}
+{_for_each_space(_update)}
+    END IF;
+{_for_each_space(_write)}
+    UPDATE {COUNTER} SET version = base + versions, at = now_at WHERE id = 1;
+    log_size := coalesce(log_size, 0);
+    IF cardinality(parts) = 1 THEN
+        INSERT INTO {CHANGES} (version, part, base, at, size, commit_id, changes)
+            VALUES (base + versions, 0, base, now_at, log_size + octet_length(parts[1]), $1, parts[1]);
+    ELSE
+        INSERT INTO {CHANGES} (version, part, base, at, size, commit_id, changes)
+            SELECT base + versions, new.place - 1, base, now_at,
+                log_size + sum(octet_length(new.part)) OVER (ORDER BY new.place),
+                CASE new.place WHEN 1 THEN $1 END, new.part
+            FROM unnest(parts) WITH ORDINALITY AS new (part, place);
+    END IF;
+    IF cardinality(parts) > 1 OR base / {limits.TRIM_EVERY} <> (base + versions) / {limits.TRIM_EVERY} THEN
+        {trim("now_at", "log_size", "kept_for", "kept_bytes")};
+    END IF;
+    IF announcer IS NOT NULL THEN
+        PERFORM pg_notify('{CHANNEL}', announcer || ' ' || (base + versions));
+    END IF;
+    RETURN ARRAY[base, now_at];
+END
+"""
+
+PREFIX: Final = "keyloft_commit_"
+"""How the names of all such functions begin; the revision of the schema follows."""
+_TABLES: Final = (*[layout.table for layout in LAYOUTS.values()], COUNTER, CHANGES)
+
+FIND_TABLES: Final = (
+    "SELECT name, quote_ident(nspname), pg_class.oid::bigint "
+    f"FROM unnest('{{{','.join(_TABLES)}}}'::text[]) AS name JOIN pg_class ON pg_class.oid = to_regclass(name) "
+    "JOIN pg_namespace ON pg_namespace.oid = relnamespace"
+)
+"""Selects the tables that the function uses, with their schemas and their numbers."""
+
+
+class CommitFunction(Struct, frozen=True):
+    """The function of this version of Keyloft: processes of several versions may share a database.
+
+    It stands in the schema of the version counter, and names its tables with their schemas. So it is the same function,
+    and writes to the same tables, whatever `search_path` a session has.
+    """
+
+    name: str
+    """With its schema."""
+    create: str
+    """Creates it."""
+    may_call: str
+    """Selects whether it is there, and this user may call it."""
+    find_others: str
+    """Selects the functions of other revisions of the schema, which this user may drop: no process needs them."""
+
+    def call(self, names: Iterable[str]) -> str:
+        """The statement that calls it with these arguments bound; arrays of integers as text."""
+        # Only with those that a group needs, of some ninety.
+        return f"SELECT {self.name}({', '.join([f'{name} => {_bound(name, at)}' for at, name in enumerate(names, 1)])})"
+
+
+def _bound(name: str, at: int) -> str:
+    kind = TYPES[name]
+    return f"${at}::text::{kind}" if kind in ("bigint[]", "int[]") else f"${at}::{kind}"
+
+
+def function_in(schemas: Mapping[str, str]) -> CommitFunction:
+    """The function for tables that are in these schemas."""
+    names = {name: f"{schemas[name]}.{name}" if name in schemas else name for name in _TABLES}
+    body = re.sub(rf"\b({'|'.join(names)})\b", lambda found: names[found[1]], _BODY)
+    digest = hashlib.sha256(f"{TYPES}{body}".encode()).hexdigest()[:8]
+    home = schemas.get(COUNTER, "public")
+    name = f"{home}.{PREFIX}{schema.REVISION}_{digest}"
+    literal = name.replace("'", "''")
+    return CommitFunction(
+        name,
+        create=f"CREATE FUNCTION {name} ({', '.join([f'{name} {kind} DEFAULT NULL' for name, kind in TYPES.items()])}) "
+        f"RETURNS bigint[] LANGUAGE plpgsql AS $keyloft${body}$keyloft$",
+        may_call=f"SELECT coalesce(has_function_privilege(to_regproc('{literal}'), 'EXECUTE'), false)",
+        find_others="SELECT pg_proc.oid::regprocedure::text FROM pg_proc "
+        f"WHERE pronamespace = (SELECT pronamespace FROM pg_proc WHERE oid = to_regproc('{literal}')) "
+        f"AND proname ~ '^{PREFIX}[0-9]+_' "
+        f"AND proname !~ '^{PREFIX}{schema.REVISION}_' AND pg_has_role(proowner, 'USAGE')",
+    )

@@ -1,0 +1,64 @@
+"""Decides whether the event loop may wait for the disk: only if no other task waits, and not for long (ADR 6)."""
+
+import asyncio
+from pathlib import Path
+
+from keyloft import limits
+
+
+class Callers:
+    """Which task calls an engine, and when another one last did."""
+
+    def __init__(self) -> None:
+        self._caller: int | None = None
+        self.are_several = False
+        """Set if several tasks have called since the last question."""
+        self._last_call = -limits.LONE_CALLER_SECONDS
+        self._last_other = -limits.LONE_CALLER_SECONDS
+
+    def note(self, now: float) -> None:
+        """The current task calls. A caller that is no task counts as another one each time."""
+        task = asyncio.current_task()
+        caller = id(task)  # no reference: the task may end
+        if caller != self._caller or task is None:
+            self._caller, self._last_other = caller, self._last_call
+        self._last_call = now
+
+    def is_lone(self, now: float) -> bool:
+        """Whether all recent calls came from one task."""
+        if self.are_several:
+            self.are_several = False
+            self._caller, self._last_other = None, now
+        return now - self._last_other > limits.LONE_CALLER_SECONDS
+
+
+class SyncTimes:
+    """How long the last syncs of a device took. All engines of the process on that device share it."""
+
+    def __init__(self) -> None:
+        self._fast_at = float("-inf")
+        self._slow_at = float("-inf")
+
+    def add(self, seconds: float, now: float) -> None:
+        """A commit took so long, most of it for the disk."""
+        self._fast_at = now if seconds < limits.FAST_SYNC_SECONDS else float("-inf")
+        if seconds > limits.SLOW_SYNC_SECONDS:
+            self._slow_at = now
+
+    def expect_fast(self, now: float) -> bool:
+        """Whether the next sync will probably be short."""
+        return now - self._fast_at < limits.RECENT_SYNC_SECONDS and now - self._slow_at > limits.AFTER_SLOW_SYNC_SECONDS
+
+
+_devices: dict[int, SyncTimes] = {}
+
+
+def sync_times(path: str | None) -> SyncTimes:
+    """Those of the device that holds a file; None for a database in memory."""
+    if path is None:
+        return SyncTimes()
+    try:
+        device = Path(path).stat().st_dev
+    except OSError:  # a VFS of its own may keep the file elsewhere
+        return SyncTimes()
+    return _devices.setdefault(device, SyncTimes())

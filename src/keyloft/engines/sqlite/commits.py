@@ -1,0 +1,85 @@
+"""Commits groups one after the other: on the event loop if no other task has to wait, else on the thread (ADR 6)."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from time import monotonic
+
+from keyloft import limits
+from keyloft.core.records import Batch
+from keyloft.engines.commit.outcomes import Outcome
+from keyloft.engines.sqlite.callers import Callers
+from keyloft.engines.sqlite.connection import WritingConnection
+from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.wal import WriteAheadLog
+from keyloft.engines.sqlite.writes import SqliteWriter
+
+
+class CommitStep(StrEnum):
+    """The steps of a group that run on the event loop, where a signal's handler may raise."""
+
+    TO_THREAD = "to thread"
+    INLINE = "inline"
+    FINISHED = "finished"
+
+
+class SqliteCommits:
+    """Decides where a group is written, and where it is committed."""
+
+    def __init__(
+        self,
+        file: SqliteFile,
+        writing: WritingConnection,
+        writer: SqliteWriter,
+        wal: WriteAheadLog,
+        finished: Callable[[Outcome], None],
+    ) -> None:
+        """`finished` is called with the outcome of each group."""
+        self._in_memory = file.in_memory
+        self._is_durable = file.durability == "full"
+        self._writing = writing
+        self._writer = writer
+        self._wal = wal
+        self._finished = finished
+        self.callers: Callers | None = None
+        """Who calls the engine; None if that makes no difference."""
+        if file.sync == "auto" and self._is_durable and not self._in_memory:
+            self.callers = Callers()
+        self.before_step: Callable[[CommitStep], None] = lambda step: None
+        """For tests: called before each step of a group; what it raises is as if a signal's handler had raised it."""
+
+    def start(self, group: list[Batch], operations: int, size: int) -> None:
+        """Commit a group of so many operations, whose values have so many bytes."""
+        if self._in_memory:
+            self.finish(self._writer.commit(group))
+            return
+        is_small = operations <= limits.INLINE_OPERATIONS and size <= limits.INLINE_BYTES
+        try:
+            if is_small and not self._writing.is_lent:
+                self._writing.view.end()
+                may_commit = self._may_commit_here()
+                self.before_step(CommitStep.INLINE)
+                if self._writer.try_begin(group) and may_commit:
+                    self._writer.try_end()
+        finally:
+            # Also if a signal's handler raised: the callers of this group wait for it.
+            outcome = self._writer.take_outcome()
+            if outcome is None:
+                self.before_step(CommitStep.TO_THREAD)
+                self._writing.lend(partial(self._writer.commit, group), self.finish)
+            else:
+                self.finish(outcome)
+
+    def finish(self, outcome: Outcome) -> None:
+        self.before_step(CommitStep.FINISHED)
+        self._finished(outcome)
+        self._wal.committed()
+
+    def _may_commit_here(self) -> bool:
+        """Whether COMMIT takes microseconds, or delays no other task while it syncs."""
+        if self._is_durable:
+            now = monotonic()
+            if self.callers is None or not self.callers.is_lone(now) or not self._writer.sync_times.expect_fast(now):
+                return False
+        # The commit that restarts the log syncs once more, whatever the durability.
+        return not self._wal.restarts()

@@ -1,0 +1,56 @@
+"""Owns the connection that writes to an SQLite file, and lends it to the thread."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import apsw
+
+from keyloft.engines.sqlite.reads import View
+from keyloft.engines.sqlite.worker import Worker
+
+T = TypeVar("T")
+
+
+class WritingConnection:
+    """The connection that writes, and who may use it: the thread while it is lent, otherwise the event loop."""
+
+    def __init__(self, connection: apsw.Connection, worker: Worker, *, own_transaction: bool) -> None:
+        self.connection = connection
+        self.view = View(connection, own_transaction=own_transaction)
+        """What the event loop reads with it."""
+        self.is_lent = False
+        """Whether the thread has it, or is about to have it: the event loop may not use it."""
+        self._worker = worker
+        self._loans: set[object] = set()
+
+    def lend(self, job: Callable[[], T], done: Callable[[T], None]) -> None:
+        """Lend it to the thread for a job that doesn't raise; `done` is called when the event loop has it back.
+
+        A second loan waits for the first.
+        """
+        self.view.end()
+        loan = object()
+        # In this order: if a signal's handler raises in between, it stays lent, and all else is done on the thread.
+        self._loans.add(loan)
+        self.is_lent = True
+        self._worker.submit(job, partial(self._take_back, loan, done))
+
+    def _take_back(self, loan: object, done: Callable[[T], None], result: T) -> None:
+        self._loans.discard(loan)
+        self.is_lent = bool(self._loans)
+        done(result)
+
+    async def wait_for_loans(self) -> None:
+        """Return once the thread has done every job that it was given."""
+        given = self._loans.copy()
+        await self._worker.call(lambda: None)
+        # A signal's handler may have raised before one was taken back.
+        self._loans -= given
+        self.is_lent = bool(self._loans)
+
+    async def close(self, close: Callable[[apsw.Connection], None]) -> None:
+        """Close it on the thread: closing checkpoints, which waits for the disk."""
+        self.view.end()
+        self.is_lent = True
+        await self._worker.call(lambda: close(self.connection))

@@ -1,0 +1,266 @@
+"""Follows the change log for all watches of an engine, and wakes those that a change or an expiry concerns.
+
+Commits of this process are dispatched as they finish. Those of other processes are read from the log, as soon as the
+engine has noticed that the version counter moved. Expiries leave no row in the log until they are swept: they are read
+from the index of expiries when the first of them is due.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.clock import Clock, Timer
+from keyloft.core.engine import Reader
+from keyloft.core.records import ChangeKind, Changes, Due, Get, Latest, LoggedChange, LogPosition, Scan, Space
+from keyloft.engines.commit.outcomes import Outcome
+from keyloft.engines.watches.interest import Interest, Registration
+from keyloft.engines.watches.watch import EngineWatch, KeyWatch, RangeWatch
+from keyloft.errors import Closed, DatabaseError, HistoryGone, Undecodable
+
+logger = logging.getLogger(__name__)
+
+_MOVES_EXPIRY: Final = (ChangeKind.PUT, ChangeKind.TOUCH)
+
+
+class Start(Struct, frozen=True):
+    """From where on a watch reports: later versions, and later expiries."""
+
+    version: int
+    at: int
+    """The engine's time, in milliseconds."""
+
+
+class ChangeFeed:
+    """The one reader of the change log in an engine; it follows the log while there are watches."""
+
+    def __init__(self, reader: Reader, clock: Clock) -> None:
+        """`reader` never waits for a watch to start; `clock` is for timers only."""
+        self.reader = reader
+        self._clock = clock
+        self._interest: Interest[EngineWatch] = Interest()
+        self.position: LogPosition | None = None
+        """How far the log was dispatched; None until the first watch has started."""
+        self.expired_to: dict[Space, int] = {}
+        """For each watched space, up to which moment expiries were dispatched."""
+        # Strong while a task waits in a watch: nothing else may refer to that task, and it must not be collected.
+        self.awaited: set[object] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._must_read = False
+        self._check_expiries = False
+        self._timer: Timer | None = None
+        self._timer_moment: int | None = None
+        self._expected_meanwhile: int | None = None
+        self._is_reading = False
+
+    # Watches
+
+    @property
+    def has_watches(self) -> bool:
+        return bool(self._interest)
+
+    @property
+    def last_version(self) -> int:
+        """The last version that was dispatched."""
+        return -1 if self.position is None else self.position.version
+
+    def watch(self, asks: tuple[Get | Scan, ...], since: int | None, start: Start | None) -> EngineWatch:
+        """Make a watch.
+
+        Args:
+            asks: Gets, or one Scan.
+            since: A version after which to report changes, instead of from now on.
+            start: Where `now` is; None if the engine has yet to find out, and then calls `started`.
+        """
+        scans = [ask for ask in asks if isinstance(ask, Scan)]
+        gets = [ask for ask in asks if isinstance(ask, Get)]
+        watch: EngineWatch
+        if len(scans) == 1 and not gets:
+            watch = RangeWatch(self, scans[0], since)
+        elif gets and not scans:
+            watch = KeyWatch(self, gets, since)
+        else:
+            raise ValueError("watch takes Gets, or one Scan")
+        if not self._interest:
+            self.position, self.expired_to = None, {}
+        watch.registration = self._interest.add(watch, asks)
+        if start is not None:
+            self.started(watch, start)
+        return watch
+
+    def started(self, watch: EngineWatch, start: Start) -> None:
+        """The engine knows from where on this watch reports."""
+        if self.position is None:
+            self.position = LogPosition(start.version)
+        for space in watch.registration.spaces:
+            if space not in self.expired_to:
+                self.expired_to[space] = start.at
+                self._check_expiries = True
+        watch.start(start.version, start.at)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._follow(), name="keyloft watches")
+        self._woken.set()
+
+    def forget(self, registration: Registration[EngineWatch]) -> None:
+        """The watch of this registration has ended."""
+        self._interest.remove(registration)
+        if not self._interest:
+            self._set_timer(None)
+            self._woken.set()
+
+    async def wait_until_reported(self, seconds: float) -> None:
+        """Wait until the watches have reported what they were woken for, but no longer than this."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while any([watch.is_busy for watch in self._interest.watches()]) and loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(limits.WATCH_DRAIN_POLL_SECONDS)
+
+    def close(self) -> None:
+        """End all watches."""
+        for watch in self._interest.watches():
+            watch.end()
+        self._set_timer(None)
+        if self._task is not None:
+            self._task.cancel()
+
+    # What happened
+
+    def committed(self, outcome: Outcome) -> None:
+        """This process committed a group."""
+        if self.position is None or outcome.version_after == outcome.version_before:
+            return
+        is_next = outcome.version_before == self.position.version and not self._is_reading and not self._must_read
+        if is_next and len(outcome.changes) <= limits.WATCH_INLINE_CHANGES:
+            of = self._interest.of
+            for change in outcome.changes:
+                for watch in of(change.space, change.key):
+                    watch.changed(change.key, change.version)
+            self.position = LogPosition(outcome.version_after)
+            if outcome.next_expiry is not None:
+                self._expect(outcome.next_expiry)
+        else:
+            self.observe(outcome.version_after)
+
+    def observe(self, version: int) -> None:
+        """The version counter stands here: read the log if that is news."""
+        if self.position is not None and version > self.position.version:
+            self._must_read = True
+            self._woken.set()
+
+    # Following
+
+    async def _follow(self) -> None:
+        while self._interest:
+            await self._woken.wait()
+            self._woken.clear()
+            try:
+                if self._must_read:
+                    self._must_read = False
+                    await self._read_log()
+                if self._check_expiries:
+                    self._check_expiries = False
+                    await self._read_expiries()
+            except Closed:
+                return
+            except HistoryGone as gone:
+                self._start_again(gone)
+            except Undecodable as error:
+                await self._fail_all(error)
+            except DatabaseError as error:
+                logger.warning("reading the change log for watches failed, retrying: %s", error)
+                self._must_read = self._check_expiries = True
+                self._woken.set()
+                await asyncio.sleep(limits.WATCH_POLL_SECONDS)
+
+    async def _read_log(self) -> None:
+        self._is_reading = True
+        try:
+            while self.position is not None:
+                [piece] = await self.reader.read(Changes(self.position))
+                woken = 0
+                for change in piece.changes:
+                    woken += self._dispatch(change)
+                    if woken >= limits.WATCHES_WOKEN_AT_ONCE:
+                        woken = 0
+                        await asyncio.sleep(0)
+                self.position = piece.end
+                if any([change.kind in _MOVES_EXPIRY for change in piece.changes]):
+                    self._check_expiries = True
+                if piece.is_last:
+                    return
+                await asyncio.sleep(0)
+        finally:
+            self._is_reading = False
+
+    async def _read_expiries(self) -> None:
+        upcoming: list[int] = []
+        self._expected_meanwhile = None
+        for space in self._interest.spaces():
+            while True:
+                after = self.expired_to[space]
+                [page] = await self.reader.read(Due(space, after, limits.WATCH_DUE_KEYS))
+                if page.is_last and page.up_to < after:
+                    # The clock was set back: what expired by it since then may be reported a second time.
+                    self.expired_to[space] = page.up_to - round(1000 * limits.CLOCK_AHEAD_SECONDS)
+                    continue
+                for key in page.keys:
+                    for watch in self._interest.of(space, key):
+                        watch.expired(key)
+                self.expired_to[space] = page.up_to
+                if page.is_last:
+                    break
+                await asyncio.sleep(0)
+            if page.next_expiry is not None:
+                upcoming.append(page.next_expiry)
+        if self._expected_meanwhile is not None:
+            upcoming.append(self._expected_meanwhile)
+        self._set_timer(min(upcoming, default=None))
+
+    async def _fail_all(self, error: Undecodable) -> None:
+        """The log is damaged: what it held is not known, so every watch ends with the error."""
+        logger.error("watches end: %s", error)
+        for watch in self._interest.watches():
+            watch.fail(error)
+        [latest] = await self.reader.read(Latest())
+        self.position = LogPosition(latest)
+
+    def _start_again(self, gone: HistoryGone) -> None:
+        """The log was trimmed behind this reader's back: watches of ranges fail, watches of keys read again."""
+        for watch in self._interest.watches():
+            watch.lost(gone)
+        self.position = LogPosition(gone.latest)
+        self._must_read = self._check_expiries = True
+        self._woken.set()
+
+    def _dispatch(self, change: LoggedChange) -> int:
+        """Report a change to the watches that it concerns; returns how many of them that wakes."""
+        woken = 0
+        for watch in self._interest.of(change.space, change.key):
+            woken += not watch.is_woken
+            watch.changed(change.key, change.version)
+        return woken
+
+    # The timer of expiries
+
+    def _expect(self, moment: int) -> None:
+        """An entry expires at this moment; a read of expiries that is under way may not show it."""
+        if self._expected_meanwhile is None or moment < self._expected_meanwhile:
+            self._expected_meanwhile = moment
+        if self._timer_moment is None or moment < self._timer_moment:
+            self._set_timer(moment)
+
+    def _set_timer(self, moment: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._timer_moment = moment
+        if moment is not None:
+            self._timer = self._clock.call_at(moment, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = self._timer_moment = None
+        self._check_expiries = True
+        self._woken.set()

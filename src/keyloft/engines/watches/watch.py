@@ -1,0 +1,302 @@
+"""What a watch is to its user: an async iterator over the changes of some keys, or of a range.
+
+A watch learns from the feed which keys changed, and reads their entries when its user asks for the next changes. So it
+holds keys that changed and are not yet reported, at most a bounded number of them, and no entries.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.core.records import Change, Changes, Due, Get, Key, LogPosition, Record, Scan
+from keyloft.engines.watches.interest import Registration
+from keyloft.errors import Closed, HistoryGone, KeyloftError, Undecodable
+
+if TYPE_CHECKING:
+    from keyloft.engines.watches.feed import ChangeFeed
+
+
+class EngineWatch(ABC):
+    """An async iterator that sleeps until the feed wakes it."""
+
+    registration: "Registration[EngineWatch]"
+    """Set by the feed."""
+
+    def __init__(self, feed: "ChangeFeed") -> None:
+        self._feed = feed
+        self._woken = asyncio.Event()
+        self._started_at: int | None = None
+        """The version from which on the feed's changes count; None until it is known."""
+        self.reported_to: int | None = None
+        self._failure: KeyloftError | None = None
+        self._ended = False
+        self._is_reading = False
+
+    def __aiter__(self) -> AsyncIterator[list[Change]]:
+        return self
+
+    async def __anext__(self) -> list[Change]:
+        while True:
+            self._feed.awaited.add(self)
+            try:
+                await self._woken.wait()
+            finally:
+                self._feed.awaited.discard(self)
+            if self._failure is not None and not self._ended:
+                self.end()
+                raise self._failure
+            if self._ended:
+                raise StopAsyncIteration
+            # Cleared before reading, so that a change during the read wakes it again.
+            self._woken.clear()
+            self._is_reading = True
+            try:
+                changes = await self._read_changes()
+            except Closed:
+                # The store began to close during the read: that ends a watch.
+                self.end()
+                raise StopAsyncIteration from None
+            except (HistoryGone, Undecodable):
+                self.end()
+                raise
+            except BaseException:
+                self._woken.set()
+                raise
+            finally:
+                self._is_reading = False
+            if changes:
+                return changes
+
+    @property
+    def is_woken(self) -> bool:
+        return self._woken.is_set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a task waits for what this watch is about to report."""
+        return self._is_reading or (self._woken.is_set() and self in self._feed.awaited)
+
+    async def aclose(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._ended = True
+        self._woken.set()
+        self._feed.forget(self.registration)
+
+    def start(self, version: int, at: int) -> None:
+        """The feed reports changes after this version, and expiries after this moment."""
+        self._started_at = version
+
+    def fail(self, error: KeyloftError) -> None:
+        """The engine can't start this watch, or has lost what it would report."""
+        self._failure = error
+        self._woken.set()
+
+    @abstractmethod
+    def changed(self, key: Key, version: int) -> None:
+        """A commit changed this key."""
+
+    @abstractmethod
+    def expired(self, key: Key) -> None:
+        """The entry at this key has expired."""
+
+    @abstractmethod
+    def lost(self, gone: HistoryGone) -> None:
+        """The feed has missed changes."""
+
+    @abstractmethod
+    async def _read_changes(self) -> list[Change]:
+        """What changed since the last call; if this raises, nothing counts as reported."""
+
+
+class KeyWatch(EngineWatch):
+    """The state of some keys: once at first, or with `since` once one has changed; then whenever one changed."""
+
+    def __init__(self, feed: "ChangeFeed", gets: list[Get], since: int | None) -> None:
+        super().__init__(feed)
+        self._gets = gets
+        self._since = since
+        self._reported: list[tuple[int, int | None] | None] | None = None
+
+    def start(self, version: int, at: int) -> None:
+        super().start(version, at)
+        # Not before: what changed between a first read and the start would be missed.
+        self._woken.set()
+
+    def changed(self, key: Key, version: int) -> None:
+        if self._started_at is None or version > self._started_at:
+            self._woken.set()
+
+    def expired(self, key: Key) -> None:
+        self._woken.set()
+
+    def lost(self, gone: HistoryGone) -> None:
+        self._woken.set()  # a comparison with what was reported tells what changed
+
+    async def _read_changes(self) -> list[Change]:
+        if self._since is not None and not await self._has_changed(self._since):
+            self._since = None
+            return []
+        reached = self._feed.last_version
+        records = await self._feed.reader.read(*self._gets)
+        self.reported_to = max(reached, self.reported_to or 0)
+        state = [None if record is None else (record.version, record.expires_at) for record in records]
+        if state == self._reported:
+            return []
+        self._since, self._reported = None, state
+        return [Change(get.key, record) for get, record in zip(self._gets, records, strict=True)]
+
+    async def _has_changed(self, since: int) -> bool:
+        """Whether one of the keys changed, or its entry expired, after a version."""
+        position = LogPosition(since)
+        [piece] = await self._feed.reader.read(Changes(position))
+        began, addresses = piece.began, self.registration.addresses
+        while not any([(change.space, change.key) in addresses for change in piece.changes]):
+            if piece.is_last:
+                stored = await self._feed.reader.read(
+                    *[Get(get.space, get.key, include_expired=True) for get in self._gets]
+                )
+                alive = await self._feed.reader.read(*self._gets)
+                return any(
+                    record is not None and record.expires_at is not None and record.expires_at > began and now is None
+                    for record, now in zip(stored, alive, strict=True)
+                )
+            position = piece.end
+            await asyncio.sleep(0)
+            [piece] = await self._feed.reader.read(Changes(position))
+        return True
+
+
+class _Backlog(Struct):
+    """Where a watch stands that reads the change log itself, until it has caught up with the feed."""
+
+    position: LogPosition
+    expired_to: int | None
+    """Up to which moment expiries were reported; None if that is the time of the position's version."""
+    has_read_expiries: bool = False
+    clock_is_behind: bool = False
+    """The clock was set back, so that the feed is ahead of it; the feed reads these expiries again."""
+
+
+class RangeWatch(EngineWatch):
+    """The keys of a range that changed."""
+
+    def __init__(self, feed: "ChangeFeed", scan: Scan, since: int | None) -> None:
+        super().__init__(feed)
+        self._scan = scan
+        self._pending: dict[Key, int] = {}
+        """Keys that changed and are not yet reported, each with the version of its change, 0 for an expiry."""
+        self._backlog: _Backlog | None = None
+        self._drained = LogPosition(0)
+        self._drained_at = 0
+        """The position and the time up to which all was reported when there was last nothing pending."""
+        if since is not None:
+            self.reported_to = since
+            self._backlog = _Backlog(LogPosition(since), None)
+            self._woken.set()
+
+    def start(self, version: int, at: int) -> None:
+        super().start(version, at)
+        self._drained, self._drained_at = LogPosition(version), at
+        if self._backlog is None:
+            self.reported_to = version
+        self._pending = {key: changed for key, changed in self._pending.items() if changed > version or not changed}
+
+    def changed(self, key: Key, version: int) -> None:
+        if self._started_at is None or version > self._started_at:
+            self._add(key, version)
+
+    def expired(self, key: Key) -> None:
+        self._add(key, 0)
+
+    def lost(self, gone: HistoryGone) -> None:
+        self.fail(gone)
+
+    def _add(self, key: Key, version: int) -> None:
+        if self._backlog is not None:
+            return  # it will be read from the log
+        self._pending[key] = version
+        if len(self._pending) > limits.WATCH_PENDING_KEYS and self._started_at is not None:
+            self._backlog = _Backlog(self._drained, self._drained_at)
+            self._pending.clear()
+        self._woken.set()
+
+    async def _read_changes(self) -> list[Change]:
+        if self._backlog is not None:
+            return await self._read_backlog(self._backlog)
+        taken, self._pending = self._pending, {}
+        position, now = self._feed.position, self._feed.expired_to.get(self._scan.space, 0)
+        try:
+            changes = await self._read(taken, self._feed.last_version)
+        except BaseException:
+            self._pending = taken | self._pending
+            raise
+        if self._backlog is None and position is not None:
+            self._drained, self._drained_at = position, now
+            self.reported_to = position.version
+        return changes
+
+    async def _read_backlog(self, backlog: _Backlog) -> list[Change]:
+        """Report one slice of the log, or one page of expiries. Expiries come first: what is swept meanwhile is logged.
+
+        The watch is live again once it has reached what the feed has dispatched.
+        """
+        self._woken.set()  # until it has caught up
+        reader, feed, space = self._feed.reader, self._feed, self._scan.space
+        if backlog.expired_to is None:
+            [piece] = await reader.read(Changes(backlog.position))
+            backlog.expired_to = piece.began
+        if not backlog.has_read_expiries:
+            [page] = await reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
+            # What was written again since is in the log.
+            changes = await self._read({key: 0 for key in page.keys if self._contains(key)}, 0)
+            backlog.clock_is_behind = page.is_last and page.up_to < feed.expired_to.get(space, 0)
+            backlog.expired_to, backlog.has_read_expiries = page.up_to, page.is_last
+            return changes
+        [piece] = await reader.read(Changes(backlog.position))
+        keys = {c.key: c.version for c in piece.changes if c.space is space and self._contains(c.key)}
+        up_to = piece.end.version if piece.is_last or not piece.changes else piece.changes[-1].version
+        changes = await self._read(keys, up_to)
+        backlog.position = piece.end
+        # The rest of the last version may be in the next slice.
+        self.reported_to = up_to if piece.is_last else max(self.reported_to or 0, up_to - 1)
+        # No await from here on: the feed dispatches nothing between this comparison and the switch.
+        if piece.is_last and feed.position is not None and piece.end >= feed.position:
+            if feed.expired_to.get(space, 0) > backlog.expired_to and not backlog.clock_is_behind:
+                backlog.has_read_expiries = False
+            else:
+                self._started_at = piece.end.version
+                self._drained, self._drained_at = piece.end, backlog.expired_to
+                self._backlog = None
+                self._woken.clear()
+        return changes
+
+    def _contains(self, key: Key) -> bool:
+        return bool(self._scan.start <= key < self._scan.end)
+
+    async def _read(self, changed: Mapping[Key, int], up_to: int) -> list[Change]:
+        """What is stored at some keys now, in the order of their changes.
+
+        An entry that was changed again by a commit that this watch has not reached is left out: that commit will report
+        it. So a reader that continues from the last versionstamp it has seen misses nothing in between.
+
+        Args:
+            changed: Keys, each with the version of the change to report.
+            up_to: The version that this watch has reached.
+        """
+        keys = sorted(changed, key=lambda key: (changed[key], key))
+        changes: list[Change] = []
+        for first in range(0, len(keys), limits.SCAN_ROWS):
+            some = keys[first : first + limits.SCAN_ROWS]
+            records: list[Record | None] = await self._feed.reader.read(*[Get(self._scan.space, key) for key in some])
+            changes += [
+                Change(key, record)
+                for key, record in zip(some, records, strict=True)
+                if record is None or record.version <= max(up_to, changed[key])
+            ]
+        return changes

@@ -1,0 +1,136 @@
+"""Sends the replies of a service, all of one iteration of the event loop at once, and refusals of a flood cheaply."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from nats.aio.client import Client as Nats
+
+from keyloft import limits
+from keyloft.errors import Busy
+from keyloft.nats.connection import cancel
+from keyloft.nats.errors import refusal
+from keyloft.nats.messages import NatsConnection, publish_all, publish_to_all
+from keyloft.nats.requests import Operation, Owner
+
+TOO_MUCH: Final = "too many requests at once, and this one was not carried out: try again later"
+_BUSY: Final = refusal(Busy(TOO_MUCH))
+
+
+class Outbox:
+    """The replies that wait to be sent; `sent`, `refused` and `failed` learn what became of them."""
+
+    def __init__(
+        self,
+        nats: Nats,
+        reserved: Sequence[str],
+        sent: Callable[[Owner, int], None],
+        refused: Callable[[Owner, Operation, int, int], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Args:
+        nats: The connection.
+        reserved: What no reply's subject may begin with: such a reply would be a request in the service's name.
+        sent: Called with an owner and the size of its replies that were sent, or could not be.
+        refused: Called with an owner, an operation, how many requests were answered BUSY, and how many were dropped.
+        failed: Called with the reason if replies can't be sent.
+        """
+        self._nats = nats
+        self._sending = nats.sending if isinstance(nats, NatsConnection) else asyncio.Lock()
+        self._reserved = tuple([prefix.encode() for prefix in reserved])
+        self._sent = sent
+        self._refused = refused
+        self._failed = failed
+        self._replies: list[tuple[str, bytes]] = []
+        self._owners: list[tuple[Owner, int]] = []
+        self._busy: dict[tuple[Owner, Operation], list[bytes]] = {}
+        self._arrived = asyncio.Event()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._is_idle = True
+        """Whether the task waits for something to send."""
+        self._task = asyncio.create_task(self._send_forever(), name="keyloft replies")
+
+    def add(self, owner: Owner, subject: str, data: bytes) -> None:
+        """Send a reply soon. `sent` is called for it."""
+        self._replies.append((subject, data))
+        self._owners.append((owner, len(data)))
+        if self._is_idle:
+            self._wake()
+
+    def add_all(self, owner: Owner, replies: Iterable[tuple[str, bytes]], size: int) -> None:
+        """Send replies of so many bytes in all soon. `sent` is called for them."""
+        self._replies += replies
+        self._owners.append((owner, size))
+        if self._is_idle:
+            self._wake()
+
+    def refuse(self, owner: Owner, operation: Operation) -> list[bytes]:
+        """The list to which the caller adds the reply subjects of refused messages; empty for a published one."""
+        if self._is_idle:
+            self._wake()
+        return self._busy.setdefault((owner, operation), [])
+
+    def _wake(self) -> None:
+        self._is_idle = False
+        self._arrived.set()
+        self._is_empty.clear()
+
+    def is_full(self) -> bool:
+        """Whether so much is unsent that no further message should be read."""
+        return self._nats.is_connected and self._nats.pending_data_size > limits.UNSENT_BYTES
+
+    async def wait_for_room(self) -> None:
+        async with self._sending:
+            await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        while self.is_full():  # noqa: ASYNC110 (nats-py has no event for it)
+            await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
+
+    async def close(self, seconds: float) -> None:
+        """Return once all replies are sent, or after so many seconds if NATS does not take them."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._is_empty.wait()
+        await cancel(self._task)
+
+    async def _send_forever(self) -> None:
+        while True:
+            if not self._replies and not self._busy:
+                self._is_idle = True
+                self._is_empty.set()
+                self._arrived.clear()
+                await self._arrived.wait()
+            replies, self._replies = self._replies, []
+            owners, self._owners = self._owners, []
+            busy, self._busy = self._busy, {}
+            try:
+                await self._send(replies, busy)
+            except Exception as error:
+                # The replies are lost, and their receivers time out: the next ones may be sent again.
+                self._failed(str(error) or type(error).__name__)
+            for owner, size in owners:
+                self._sent(owner, size)
+
+    async def _send(
+        self, replies: Sequence[tuple[str, bytes]], busy: dict[tuple[Owner, Operation], list[bytes]]
+    ) -> None:
+        # In turns with other services of this connection: one whose replies are large would keep it full for ever.
+        async with self._sending:
+            # If nats-py's buffer were full, each further reply would wait until all before it are sent.
+            await self._wait_for_room()
+            if busy:
+                await self._send_busy(busy)
+            if replies:
+                await publish_all(self._nats, replies)
+
+    async def _send_busy(self, busy: dict[tuple[Owner, Operation], list[bytes]]) -> None:
+        wanted: list[bytes] = []
+        for (owner, operation), subjects in busy.items():
+            answered = [subject for subject in subjects if subject]
+            self._refused(owner, operation, len(answered), len(subjects) - len(answered))
+            wanted += [subject for subject in answered if not subject.startswith(self._reserved)]
+        if wanted:
+            await publish_to_all(self._nats, wanted, _BUSY)

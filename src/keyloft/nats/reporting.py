@@ -1,0 +1,33 @@
+"""What a service gives its intake: the meaning of a subject, and a log for what becomes of requests."""
+
+from typing import Any, NamedTuple, Protocol
+
+from keyloft.nats.requests import Operation, Request
+
+
+class Route(NamedTuple):
+    """What a subject means."""
+
+    owner: str
+    operation: Operation
+    about: Any
+    """What the operation knows of the subject: a plugin, or a project."""
+
+
+class IntakeReporter(Protocol):
+    """Logs what becomes of requests, and says how they are refused."""
+
+    def logs_all(self) -> bool:
+        """Whether each request is logged, or slow ones alone."""
+
+    def done(self, request: Request, seconds: float, outcome: Any) -> None:
+        """A request was carried out, and is to be logged."""
+
+    def refused(self, request: Request, error: Exception) -> bytes:
+        """A request was refused or failed; returns the reply."""
+
+    def refused_busy(self, owner: str, operation: Operation, answered: int, dropped: int) -> None:
+        """So many requests were answered BUSY, and so many published messages were dropped."""
+
+    def unsent(self, reason: str) -> None:
+        """Replies could not be sent."""

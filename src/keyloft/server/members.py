@@ -1,0 +1,182 @@
+"""Finds the services that would share this service's requests, and refuses to join those of another store.
+
+Services of one queue group share the requests below their prefixes: each goes to one of them. If they serve different
+databases, a plugin reads now from one, now from the other.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+from msgspec import Struct
+from nats.aio.msg import Msg
+
+from keyloft import limits
+from keyloft.errors import AnotherStore
+from keyloft.nats.messages import NatsConnection
+from keyloft.plugins.service import DatabaseService
+from keyloft.semantic.service import SemanticService
+from keyloft.server.banner import database_name
+from keyloft.server.config import Config
+from keyloft.server.isolation import INFO, SERVICE
+
+logger = logging.getLogger(__name__)
+
+
+class _Endpoint(Struct):
+    subject: str = ""
+    queue_group: str = ""
+
+
+class Member(Struct):
+    """A service as `$SRV.INFO` shows it. Services of other programs answer there, too."""
+
+    name: str
+    metadata: Mapping[str, str] = {}
+    endpoints: Sequence[_Endpoint] = ()
+
+    @property
+    def store(self) -> str | None:
+        """The id of its store; None if it does not say, as an earlier version of Keyloft."""
+        return self.metadata.get("store")
+
+    @property
+    def where(self) -> str:
+        """Its store, database, process and machine, for messages."""
+        about = self.metadata
+        place = f"{about.get('database')}, process {about.get('pid')} on {about.get('host')}"
+        return f"store {self.store or 'unknown'} ({place})"
+
+    def is_same(self, other: "Member") -> bool:
+        """Whether it is this very process."""
+        return all([self.metadata.get(name) == other.metadata.get(name) for name in ("store", "host", "pid")])
+
+    def prefixes(self) -> list[str]:
+        """What its requests begin with."""
+        if named := self.metadata.get("prefixes"):
+            return named.split(" ")
+        return [endpoint.subject.partition(".*")[0] for endpoint in self.endpoints]
+
+    def shares(self, name: str, queue: str, prefixes: Sequence[str]) -> bool:
+        """Whether it would get some of the requests to a service with this name, queue group and prefixes."""
+        return (
+            self.name == name
+            and any([endpoint.queue_group == queue for endpoint in self.endpoints])
+            and any([_overlap(one, other) for one in prefixes for other in self.prefixes()])
+        )
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+class QueueGroup:
+    """The services that share the requests of this one."""
+
+    def __init__(self, config: Config, store: str) -> None:
+        self.store = store
+        """The id of this service's store."""
+        self._queue = config.queue
+        self._database = database_name(config.database)
+        self._served = {DatabaseService.name: config.prefixes, SemanticService.name: [config.semantic_prefix]}
+        self._may_ask = True
+        self._has_warned = False
+        self._known: set[str] = set()
+
+    @property
+    def subjects(self) -> list[str]:
+        """What this service subscribes to."""
+        return [f"{prefix}.>" for prefixes in self._served.values() for prefix in prefixes]
+
+    def metadata(self, name: str) -> dict[str, str]:
+        """What the service of this name tells about itself in `$SRV.PING` and `$SRV.INFO`."""
+        return {
+            "store": self.store,
+            "database": self._database,
+            "host": socket.gethostname(),
+            "pid": str(os.getpid()),
+            "prefixes": " ".join(self._served[name]),
+        }
+
+    def warn_of_unknown(self) -> None:
+        """Warn, once, if `check` could not ask; after the start, since a user that may not serve gets an error."""
+        if not self._may_ask and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "whether other services here serve the same store is not known: NATS refuses to let this user "
+                "publish to %s. `keyloft nats-config --replace` writes a configuration that allows it",
+                INFO,
+            )
+
+    async def check(self, nats: NatsConnection, user: str | None) -> None:
+        """Find the members, and refuse to join those of another store.
+
+        Args:
+            nats: The connection.
+            user: Its user name.
+
+        Raises:
+            AnotherStore: It names both stores, and what to do.
+        """
+        services = await find_services(nats, user)
+        self._may_ask = services is not None
+        if services is None:
+            return
+        for name, prefixes in self._served.items():
+            mine = Member(name, self.metadata(name))
+            members = [one for one in services if one.shares(name, self._queue, prefixes) and not one.is_same(mine)]
+            others = [member for member in members if member.store not in (None, self.store)]
+            if others:
+                raise AnotherStore(_refusal(mine, others))
+            for member in members:
+                if member.store is None:
+                    logger.warning("another service here does not tell its store, is it the same? %s", member.where)
+                elif member.where not in self._known:
+                    self._known.add(member.where)
+                    logger.info("sharing the requests with another instance on %s", member.where)
+
+
+def _refusal(mine: Member, others: Sequence[Member]) -> str:
+    more = f", and {len(others) - 1} more" if len(others) > 1 else ""
+    return (
+        f"{', '.join(mine.prefixes())}: served here already from another database, {others[0].where}{more}; this "
+        f"service has {mine.where}. Each request would go to one of them. Stop one, let all use the same --database, "
+        "or give each its own --prefixes and --semantic-prefix, or its own NATS server"
+    )
+
+
+async def find_services(nats: NatsConnection, user: str | None) -> list[Member] | None:
+    """All services on NATS that answer within a second; None if this user may not ask."""
+    inbox = nats.new_inbox()
+    if user == SERVICE:
+        inbox = f"_INBOX_{SERVICE}.{inbox.rpartition('.')[2]}"
+    found: list[Member] = []
+    is_alone = asyncio.Event()
+
+    async def receive(message: Msg) -> None:
+        if not message.data and (message.headers or {}).get("Status") == "503":
+            is_alone.set()  # no service is there
+            return
+        try:
+            found.append(msgspec.json.decode(message.data, type=Member))
+        except msgspec.MsgspecError:
+            logger.debug("a service answers %s in another form", INFO)
+
+    subscription = await nats.subscribe(inbox, cb=receive)
+    try:
+        await nats.publish(INFO, b"", reply=inbox)
+        # nats-py's ping overtakes what is in its buffer: the first flush makes sure that the buffer is sent.
+        for _ in range(2):
+            await nats.flush()
+        if inbox.lower() in nats.refused or INFO.lower() in nats.refused:
+            return None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.MEMBERS_SECONDS):
+                await is_alone.wait()
+        return found
+    finally:
+        await subscription.unsubscribe()

@@ -1,0 +1,139 @@
+"""A bit that changed on the disk is never served as data, and a check finds it."""
+
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import keyloft
+from keyloft import KeyloftError, Undecodable, admin
+from keyloft.core.keys import TupleKey
+from keyloft.core.records import Get, Space
+from keyloft.core.values import DAMAGED
+from keyloft.engines.sqlite.engine import SqliteEngine
+from tests.support.examples import TIMES
+
+ROWS = (
+    "SELECT key, encoding, coalesce(value, (SELECT value FROM keyloft_tuples_large WHERE id = large)) "
+    "FROM keyloft_tuples"
+)
+
+
+@pytest.fixture
+async def stored(tmp_path: Path) -> dict[TupleKey, Any]:
+    """The entries of a file without a write-ahead log, small ones of all kinds."""
+    entries: dict[TupleKey, Any] = {}
+    for number in range(60):
+        entries["text", number] = "abc" * (number % 40)
+        entries["number", number] = number**number
+        entries["bytes", number] = bytes(range(number))
+        entries["counter", number] = keyloft.U64(number)
+    async with keyloft.open(tmp_path / "app.db", sweep_every=None) as kv:
+        for key, value in entries.items():
+            await kv.set(key, value, expire_in=1e6 if key[1] == 3 else None)
+    return entries
+
+
+async def problems(path: Path) -> int:
+    """How many problems a check of a file finds."""
+    try:
+        return (await admin.check(path)).problems
+    except KeyloftError:
+        return 1  # it can't even be opened
+
+
+def flipped(path: Path, rng: random.Random, times: int) -> Iterator[Path]:
+    """Copies of a file, each with one bit changed behind its header."""
+    content = path.read_bytes()
+    copy = path.with_name("flipped.db")
+    for _ in range(times):
+        at, bit = rng.randrange(100, len(content)), 1 << rng.randrange(8)
+        copy.write_bytes(content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
+        yield copy
+        for part in ("-wal", "-shm"):
+            Path(f"{copy}{part}").unlink(missing_ok=True)
+
+
+@pytest.mark.blocks_the_loop  # it copies files
+@pytest.mark.slow
+async def test_no_changed_bit_is_served_as_data(
+    stored: dict[TupleKey, Any], tmp_path: Path, rng: random.Random
+) -> None:
+    refused = 0
+    for path in flipped(tmp_path / "app.db", rng, 150 * TIMES):
+        try:
+            async with keyloft.open(path, sweep_every=None) as kv:
+                for at_once in (False, True):
+                    for key, value in stored.items():
+                        try:
+                            many = [key] * 6 if at_once else [key]
+                            found = await kv.get_many(many) if at_once else [await kv.get(key)]
+                            assert all(entry.value == value for entry in found if entry), path
+                        except KeyloftError as error:
+                            refused += not isinstance(error, Undecodable) or str(key) in str(error)
+        except KeyloftError:
+            refused += 1
+    assert refused > 10
+
+
+@pytest.mark.blocks_the_loop  # it copies files
+async def test_a_check_finds_every_changed_row(stored: dict[TupleKey, Any], tmp_path: Path, rng: random.Random) -> None:
+    async with keyloft.open(tmp_path / "app.db", sweep_every=None) as kv:
+        await kv.set(("large",), rng.randbytes(20_000))
+    with closing(apsw.Connection(str(tmp_path / "app.db"))) as connection:
+        before = connection.execute(ROWS).fetchall()
+    assert await problems(tmp_path / "app.db") == 0
+    changed = 0
+    for path in flipped(tmp_path / "app.db", rng, 300 * TIMES):
+        try:
+            with closing(apsw.Connection(str(path))) as connection:
+                rows = connection.execute(ROWS).fetchall()
+        except apsw.Error:
+            changed += 1
+            continue
+        if rows != before:
+            changed += 1
+            assert await problems(path), sorted(set(rows) ^ set(before))
+    assert changed > 20
+
+
+async def test_one_damaged_row_hides_no_other(stored: dict[TupleKey, Any], tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute(
+            "UPDATE keyloft_tuples SET value = CAST(replace(value, 'abcabc', 'abcabd') AS BLOB) "
+            "WHERE instr(value, CAST('abcabc' AS BLOB))"
+        )
+    async with keyloft.open(path, sweep_every=None) as kv:
+        engine = kv.engine
+        assert isinstance(engine, SqliteEngine)
+        keys = [key for key in stored if key[0] == "text"]
+        with pytest.raises(
+            Undecodable, match=r"\('text', 2\) is damaged: the stored value does not match its checksum"
+        ):
+            await kv.get(("text", 2))
+        records = await engine.read(*[Get(Space.TUPLES, keyloft.core.keys.encode(key)) for key in keys])
+        damaged = [record.encoding == DAMAGED for record in records if record is not None]
+        assert damaged == [number % 40 >= 2 for number in range(60)]
+        assert (await kv.get(("text", 1))).value == "abc"
+        await kv.set(("text", 2), "again")
+        assert (await kv.get(("text", 2))).value == "again"
+    assert await problems(path) == sum(damaged) - 1
+
+
+async def test_a_row_written_by_hand_has_no_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with keyloft.open(path) as kv:
+        await kv.set(("k",), 1)
+    shutil.copy(path, tmp_path / "copy.db")
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("UPDATE keyloft_tuples SET value = x'37', checksum = NULL")
+    assert await problems(path) == 0
+    async with keyloft.open(path) as kv:
+        assert (await kv.get(("k",))).value == 7
+        assert await kv.get_many([("k",)] * 6) == [await kv.get(("k",))] * 6

@@ -1,0 +1,218 @@
+"""The intake of a service: what a stuck write holds up, what is given up in time, and what is forgotten."""
+
+import asyncio
+import gc
+import json
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import asyncpg  # type: ignore[import-untyped,unused-ignore]
+import pytest
+from nats.aio.client import Client as Nats
+
+import keyloft
+from keyloft import InvalidArgument
+from keyloft.nats.bounds import IntakeBounds
+from keyloft.nats.connection import connect
+from keyloft.plugins import BotDatabase, DatabaseService
+from keyloft.semantic import SemanticService, SemanticStore
+from tests.support.postgres import database_url
+from tools.postgres import TIMEOUT_SECONDS
+
+PREFIX = "intake.kv"
+
+
+@pytest.fixture
+async def client(nats_url: str) -> AsyncIterator[Nats]:
+    connection = await connect(nats_url, name="intake")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def db(tmp_path: Path) -> AsyncIterator[BotDatabase]:
+    async with BotDatabase(tmp_path / "bot.db") as db:
+        yield db
+
+
+async def ask(client: Nats, subject: str, **fields: Any) -> Any:
+    reply = await client.request(f"{PREFIX}.{subject}", json.dumps(fields).encode(), timeout=TIMEOUT_SECONDS)
+    return json.loads(reply.data)
+
+
+async def publish(client: Nats, subject: str, **fields: Any) -> None:
+    await client.publish(f"{PREFIX}.{subject}", json.dumps(fields).encode())
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(client: Nats, db: BotDatabase, **options: Any) -> AsyncIterator[DatabaseService]:
+    async with DatabaseService(client, db, prefixes=[PREFIX], **options) as service:
+        yield service
+
+
+@asynccontextmanager
+async def locked(db: BotDatabase) -> AsyncIterator[None]:
+    """Another program holds the file: no write is made meanwhile."""
+    other = apsw.Connection((await db.engine()).location)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+class TestAStuckWrite:
+    @pytest.fixture
+    def url(self, request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+        # Not within the event loop: the first one starts a server.
+        return database_url("postgresql", request, tmp_path)
+
+    async def test_uses_up_no_room_for_the_replies_of_others(self, url: str, client: Nats) -> None:
+        async with BotDatabase(url) as db, serving(client, db) as service:
+            for number in range(5):
+                await db.kv_set(f"t{number}", "k", 0)
+            other = await asyncpg.connect(url)
+            async with other.transaction():
+                await other.fetch("SELECT 1 FROM plugin_kv_storage WHERE plugin_name <> 't4' FOR UPDATE")
+                for number in range(4):
+                    await publish(client, f"t{number}.set", key="k", value=1)
+                    for _ in range(4):
+                        await publish(client, f"t{number}.list")
+                await until(lambda: service.unanswered == 20)
+                assert await ask(client, "t4.list") == {"success": True, "keys": ["k"], "count": 1, "truncated": False}
+                assert await ask(client, "t4.set", key="k", value=2) == {"success": True}
+            await other.close()
+            await until(lambda: not service.unanswered)
+
+    async def test_keeps_no_value_of_later_writes_that_are_done(self, url: str, client: Nats) -> None:
+        async with BotDatabase(url) as db, serving(client, db) as service:
+            await db.kv_set("trivia", "k", 0)
+            other = await asyncpg.connect(url)
+            async with other.transaction():
+                await other.fetch("SELECT 1 FROM plugin_kv_storage FOR UPDATE")
+                await publish(client, "trivia.set", key="k", value=1)
+                await until(lambda: service.unanswered == 1)
+                with grows_by_no_more_than(2_000_000):
+                    for _ in range(100):
+                        assert (await ask(client, "trivia.set", key="other", value="x" * 60_000))["success"]
+            await other.close()
+            await until(lambda: not service.unanswered)
+
+
+async def test_a_get_waits_for_the_write_before_one_that_was_withdrawn(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db, deadline=0.4) as service:
+        await db.kv_set("trivia", "k", 0)
+        async with locked(db):
+            await publish(client, "trivia.set", key="k", value=1)
+            await until(lambda: service.unanswered == 1)
+            withdrawn = await ask(client, "trivia.set", key="k", value=2)
+            assert "was not carried out" in withdrawn["message"]
+            late = await ask(client, "trivia.get", key="k")
+            assert late.get("error_code") == "DATABASE_ERROR", "it does not show the value before the published one"
+        assert (await ask(client, "trivia.get", key="k"))["value"] == 1
+
+
+async def test_late_requests_among_many_published_ones_are_answered_in_time(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db, deadline=0.5) as service:
+        async with locked(db):
+            for number in range(3000):
+                await publish(client, "trivia.set", key=f"{number}", value=1)
+            replies = await asyncio.gather(*[ask(client, "trivia.get", key="k") for _ in range(500)])
+            assert {reply["error_code"] for reply in replies} == {"DATABASE_ERROR"}
+            assert service.unanswered == 3000, "what was published has no deadline"
+        await until(lambda: not service.unanswered)
+        assert (await ask(client, "trivia.list", limit=10_000))["count"] == 3000
+
+
+async def test_a_late_request_is_not_answered_at_another_owners_subject(client: Nats, db: BotDatabase) -> None:
+    heard = await client.subscribe(f"{PREFIX}.victim.set")
+    async with serving(client, db, deadline=0.3) as service:
+        async with locked(db):
+            for number in range(300):
+                await publish(client, "rogue.set", key=f"{number}", value=1)
+            await client.publish(f"{PREFIX}.rogue.get", b'{"key":"k"}', reply=f"{PREFIX}.victim.set")
+            assert (await ask(client, "rogue.get", key="k"))["error_code"] == "DATABASE_ERROR"
+        await until(lambda: not service.unanswered)
+    assert heard.pending_msgs == 0
+
+
+async def test_a_refused_subject_keeps_none_of_its_messages(client: Nats) -> None:
+    async with (
+        keyloft.open() as kv,
+        SemanticStore(kv, sweep_every=None) as store,
+        SemanticService(client, store, prefix="intake.semantic"),
+    ):
+        with grows_by_no_more_than(2_000_000):
+            for _ in range(100):
+                reply = await client.request("intake.semantic.acme.X.put", b"x" * 60_000, timeout=TIMEOUT_SECONDS)
+                assert json.loads(reply.data)["success"] is False
+
+
+@contextmanager
+def grows_by_no_more_than(size: int) -> Iterator[None]:
+    """Python's objects take no more than so many bytes afterwards."""
+    tracemalloc.start()
+    try:
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        yield
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        assert after - before <= size
+    finally:
+        tracemalloc.stop()
+
+
+async def test_owners_with_much_unanswered_do_not_shut_out_those_with_little(client: Nats, db: BotDatabase) -> None:
+    bounds = IntakeBounds(all_bytes=1_600_000, owner_bytes=400_000)
+    async with serving(client, db, bounds=bounds) as service:
+        async with locked(db):
+            for number in range(600):
+                await publish(client, f"large{number % 3}.set", key=f"{number}", value="x" * 2000)
+            await until(lambda: sum(meter.dropped for meter in service.meters.owners.values()) > 0)
+            assert (await ask(client, "small.get", key="k")) == {"success": True, "exists": False}
+        await until(lambda: not service.unanswered)
+
+
+@pytest.mark.parametrize(("rate", "carried_out"), [(0.5, 1), (5.0, 5)])
+async def test_a_limit_of_the_rate_allows_so_many_at_once(
+    rate: float, carried_out: int, client: Nats, db: BotDatabase
+) -> None:
+    async with serving(client, db, bounds=IntakeBounds(requests_per_second=rate)):
+        replies = await asyncio.gather(*[ask(client, "trivia.get", key="k") for _ in range(50)])
+    codes = [reply.get("error_code", "ok") for reply in replies]
+    assert carried_out <= codes.count("ok") < 50
+    assert set(codes) == {"ok", "BUSY"}
+
+
+async def test_a_service_starts_once_and_on_a_connected_client(client: Nats, db: BotDatabase) -> None:
+    with pytest.raises(InvalidArgument, match="connected client"):
+        await DatabaseService(Nats(), db).start()
+    async with serving(client, db) as service:
+        with pytest.raises(InvalidArgument, match="started already"):
+            await service.start()
+
+
+async def test_a_cancelled_closing_can_be_repeated(client: Nats, db: BotDatabase) -> None:
+    service = DatabaseService(client, db, prefixes=[PREFIX])
+    await service.start()
+    async with locked(db):
+        await publish(client, "trivia.set", key="k", value=1)
+        await until(lambda: service.unanswered == 1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await service.aclose()
+        assert service.unanswered == 1
+    await service.aclose()
+    assert await db.kv_get("trivia", "k") == {"exists": True, "value": 1}
