@@ -24,6 +24,7 @@ from keyloft.nats.messages import NatsConnection, check_nats_py
 from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.reporting import Route
 from keyloft.nats.requests import Operation, Request
+from keyloft.nats.schemas import Messages
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
 warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
@@ -36,6 +37,8 @@ class NatsService(AsyncClosing):
     description: ClassVar[str]
     subject_names: ClassVar[Sequence[str]]
     """What a subject names between its prefix and the operation; the first of them is the owner."""
+    messages: ClassVar[Mapping[str, Messages]]
+    """What the requests and replies of each operation look like."""
 
     def __init__(
         self,

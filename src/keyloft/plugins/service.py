@@ -23,6 +23,7 @@ from keyloft.plugins import rules
 from keyloft.plugins.logs import OperationLog
 from keyloft.plugins.meters import Meters
 from keyloft.plugins.operations import operations, under_quotas
+from keyloft.plugins.schemas import MESSAGES
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.usage import PluginUsage
 
@@ -41,6 +42,7 @@ class DatabaseService(NatsService):
     name = "keyloft-plugins"
     description = "JSON storage for the plugins of a bot"
     subject_names = ("plugin",)
+    messages = MESSAGES
 
     def __init__(
         self,

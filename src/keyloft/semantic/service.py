@@ -19,6 +19,7 @@ from keyloft.nats.service import NatsService
 from keyloft.semantic import keys, wire
 from keyloft.semantic.keys import Project
 from keyloft.semantic.operations import operations
+from keyloft.semantic.schemas import MESSAGES
 from keyloft.semantic.store import SemanticStore
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class SemanticService(NatsService):
     name = "keyloft-semantic"
     description = "semantic store: state of workflows"
     subject_names = ("tenant", "project")
+    messages = MESSAGES
 
     def __init__(
         self,

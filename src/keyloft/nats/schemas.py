@@ -1,0 +1,109 @@
+"""JSON Schemas of requests and replies: with these, each operation of a service describes itself.
+
+They keep to the keywords of draft 7, which AsyncAPI 3 and most validators understand.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
+
+from keyloft import limits
+
+Schema: TypeAlias = Mapping[str, Any]
+
+ANY_JSON: Final[Schema] = {}
+TEXT: Final[Schema] = {"type": "string"}
+BOOLEAN: Final[Schema] = {"type": "boolean"}
+COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+VERSION: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
+TIME: Final[Schema] = {"type": "string", "format": "date-time"}
+TTL: Final[Schema] = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": limits.LONGEST_TTL_SECONDS,
+    "description": "seconds until the entry expires",
+}
+
+
+class Messages(Struct, frozen=True, kw_only=True):
+    """The messages of one operation, for the AsyncAPI document and for clients in other languages."""
+
+    summary: str
+    """What the operation does: one sentence."""
+    request: Schema
+    """The message that asks for it. It is never narrower than what the service takes."""
+    reply: Schema
+    """The reply to a request that was carried out; `refusal` is that of all others."""
+    examples: tuple[Mapping[str, Any], ...]
+    """Requests that the service carries out one after the other, on an empty store; a test sends them."""
+    refusal_fields: Mapping[str, Schema] = {}
+    """What a refusal may have besides the fields that every refusal has."""
+    event: Schema | None = None
+    """What the service publishes later because of it."""
+
+
+def request_of(
+    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None, *, ignores_unknown: bool = False
+) -> Schema:
+    """The schema of a request.
+
+    Args:
+        required: Its fields by name.
+        optional: Fields that may be absent, or null.
+        ignores_unknown: Whether other fields are ignored; otherwise they are refused.
+    """
+    may_be_absent = {name: nullable(schema) for name, schema in (optional or {}).items()}
+    return object_of(required, may_be_absent, others=ignores_unknown)
+
+
+def reply_of(required: Mapping[str, Schema] | None = None, optional: Mapping[str, Schema] | None = None) -> Schema:
+    """The schema of a reply that reports success, and of all its fields."""
+    return object_of({"success": {"const": True}, **(required or {})}, optional)
+
+
+def refusal_of(codes: list[str], more: Mapping[str, Schema]) -> Schema:
+    """The schema of a reply that reports an error with one of these codes."""
+    return object_of({"success": {"const": False}, "error_code": {"enum": codes}, "message": TEXT}, more)
+
+
+def object_of(
+    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None, *, others: bool = False
+) -> Schema:
+    """The schema of an object with these fields; `others` says whether it may have more."""
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": list(required),
+        "additionalProperties": others,
+    }
+
+
+def either(*schemas: Schema) -> Schema:
+    """The schema of what fits at least one of several."""
+    return {"anyOf": list(schemas)}
+
+
+def nullable(schema: Schema) -> Schema:
+    """The same, or null."""
+    if not schema:
+        return schema
+    return (
+        {**schema, "type": [schema["type"], "null"]}
+        if isinstance(schema.get("type"), str)
+        else either(schema, {"type": "null"})
+    )
+
+
+def array_of(items: Schema, most: int | None = None, least: int = 0) -> Schema:
+    """The schema of an array with so many items."""
+    bounds = {"minItems": least} if most is None else {"minItems": least, "maxItems": most}
+    return {"type": "array", "items": items, **bounds}
+
+
+def map_of(values: Schema, names: Schema | None = None, most: int | None = None) -> Schema:
+    """The schema of an object with names of the caller's."""
+    schema: dict[str, Any] = {"type": "object", "additionalProperties": values}
+    if names is not None:
+        schema["propertyNames"] = names
+    return schema if most is None else {**schema, "maxProperties": most}
