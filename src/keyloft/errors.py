@@ -19,6 +19,7 @@
     ├── NotACounter (TypeError)          NOT_A_COUNTER      sum, add, min or max met a value that it can't count with
     ├── CounterOutOfRange (ValueError)   COUNTER_OUT_OF_RANGE  a U64 would leave its range
     ├── QuotaExceeded                    QUOTA_EXCEEDED     a plugin would store more than it may
+    ├── ReplyTooLarge                    REPLY_TOO_LARGE    a reply does not fit into one message with others
     ├── HistoryGone                      HISTORY_GONE       the change log no longer reaches back so far
     ├── Undecodable                      UNDECODABLE        stored bytes are not a key or value of Keyloft
     ├── Closed                           CLOSED             used after aclose()
@@ -66,7 +67,7 @@ __all__ += ["IncompatibleLibrary", "NatsServerFailed", "NoService", "NotPermitte
 __all__ += ["CannotOpen", "DatabaseError", "NotADatabase", "ReadOnly", "SchemaTooNew", "SchemaTooOld"]
 __all__ += ["AlreadyExists", "AnotherStore", "Busy", "CommitUnknown", "DiskFull", "NotEmpty"]
 __all__ += ["Stalled", "TransferFailed", "Unreachable"]
-__all__ += ["ClockSetBack", "CounterOutOfRange", "HistoryGone", "QuotaExceeded"]
+__all__ += ["ClockSetBack", "CounterOutOfRange", "HistoryGone", "QuotaExceeded", "ReplyTooLarge"]
 
 CLOSED: Final = "this store is closed: open it again"
 
@@ -208,6 +209,10 @@ class QuotaExceeded(KeyloftError, code="QUOTA_EXCEEDED"):
         super().__init__(message)
         self.actual = actual
         self.limit = limit
+
+
+class ReplyTooLarge(KeyloftError, code="REPLY_TOO_LARGE"):
+    """The reply does not fit into one message with those to other requests; the message says what to do."""
 
 
 class HistoryGone(KeyloftError, code="HISTORY_GONE"):

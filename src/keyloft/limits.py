@@ -114,6 +114,9 @@ PLUGIN_SCAN_ROWS: Final = 64
 GETS_PER_READ: Final = 64
 """How many gets are read before their replies are sent: at most 4 MiB of values."""
 
+MANY_REQUESTS: Final = 1000
+"""How many requests one message may hold."""
+
 OWNER_BYTES: Final = 8 * 1024 * 1024
 """How many bytes the unanswered requests of one plugin, or of one tenant, may have before the next is answered BUSY."""
 
@@ -439,6 +442,12 @@ UNREAD_MESSAGES: Final = 20_000
 UNREAD_BYTES: Final = 64 * 1024 * 1024
 """The same for the size of the unread messages."""
 
+GATHERED_BYTES: Final = 256 * 1024
+"""How many bytes the requests have that a client sends in one message."""
+
+MANY_PROBE_SECONDS: Final = 60.0
+"""How often a client asks a service that does not answer `many` whether it does now."""
+
 CONNECT_SECONDS: Final = 3.0
 """The longest that a client waits for a connection to NATS."""
 
@@ -480,6 +489,12 @@ VALUE_REPLY_BYTES: Final = 64 * 1024 + 512
 
 PAGE_REPLY_BYTES: Final = 4 * 1024 * 1024
 """How much is reserved for a list: what is read for it, and its reply."""
+
+SHORT_REPLY_BYTES: Final = 512
+"""A reply of up to so many bytes always fits into one message with the others of a `many`."""
+
+HELD_REPLY_BYTES: Final = 8 * 1024 * 1024
+"""How many bytes of longer replies wait for the others of their `many`; those beyond are to be asked for alone."""
 
 OWNER_REPLY_BYTES: Final = 4 * 1024 * 1024
 """With so many bytes of replies that are being made or sent, the next requests of their owner wait."""

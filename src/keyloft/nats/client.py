@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import unquote, urlsplit
 
 from nats import errors as nats_errors
@@ -13,14 +13,18 @@ from keyloft.core.closing import AsyncClosing
 from keyloft.core.urls import check_nats_address
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NotPermitted, Unanswered
-from keyloft.nats.connection import Login, connect, inbox_prefix, servers, shown, unless
+from keyloft.nats.connection import Login, connect, inbox_prefix, servers, shown
 from keyloft.nats.errors import refused
+from keyloft.nats.gathering import RequestSender
 from keyloft.nats.messages import PERMISSION
 from keyloft.nats.payloads import to_json
 
 
 class ServiceClient(AsyncClosing):
     """What the clients of all services share: the connection, and requests over it."""
+
+    _gathered: ClassVar[frozenset[str]] = frozenset()
+    """The operations whose requests may travel in one message, if the service has `many`."""
 
     def __init__(self, nats: Nats, *, owner: str, subjects: str, log_in_as: str, timeout: float) -> None:
         """Args:
@@ -42,8 +46,7 @@ class ServiceClient(AsyncClosing):
         self._inbox = ""
         self._owns_connection = False
         self._is_closed = False
-        self._waiting: dict[asyncio.Future[NotPermitted], str] = {}
-        """The requests without a reply, each with its subject."""
+        self._sender: RequestSender | None = None
 
     def __repr__(self) -> str:
         state = "connected" if self.nats.is_connected else "not connected"
@@ -75,7 +78,7 @@ class ServiceClient(AsyncClosing):
                     name=name,
                     login=login,
                     on_error=self._on_error,
-                    subjects=self._waiting.values,
+                    subjects=self._subjects_in_use,
                     gives_up=True,
                     **options,
                 )
@@ -92,6 +95,8 @@ class ServiceClient(AsyncClosing):
     async def aclose(self) -> None:
         """Refuse further requests, and end the connection if `connect` made it. A second call does nothing."""
         self._is_closed = True
+        if self._sender is not None:
+            await self._sender.aclose()
         if self._owns_connection and not self.nats.is_closed:
             await self.nats.close()
 
@@ -109,27 +114,28 @@ class ServiceClient(AsyncClosing):
         """
         if self._is_closed:
             raise errors.Closed("this client is closed: make a new one")
-        not_permitted: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
-        self._waiting[not_permitted] = subject
+        if self._sender is None:
+            self._sender = RequestSender(
+                self.nats, timeout=self._timeout, gathered=self._gathered, timed_out=self._timed_out
+            )
+        space, _, operation = subject.rpartition(".")
         try:
-            reply = await unless(not_permitted, self.nats.request(subject, to_json(fields), timeout=self._timeout))
-            return self._read(reply.data)
+            return self._read(await self._sender.ask(space, operation, to_json(fields)))
         except nats_errors.NoRespondersError:
             raise errors.NoService(
                 f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one"
             ) from None
-        except nats_errors.TimeoutError:
-            state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"
-            waited = f"no answer to {subject} within {self._timeout:g} s ({state})"
-            raise errors.TimedOut(f"{waited}; it may have been carried out, or not") from None
         except (
             nats_errors.ConnectionClosedError,
             nats_errors.ConnectionDrainingError,
             nats_errors.OutboundBufferLimitError,
         ) as error:
             raise Unanswered(f"not connected to NATS: {error}") from error
-        finally:
-            del self._waiting[not_permitted]
+
+    def _timed_out(self, subject: str) -> errors.TimedOut:
+        state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"
+        waited = f"no answer to {subject} within {self._timeout:g} s ({state})"
+        return errors.TimedOut(f"{waited}; it may have been carried out, or not")
 
     def _read(self, data: bytes) -> dict[str, Any]:
         try:
@@ -146,15 +152,26 @@ class ServiceClient(AsyncClosing):
         """The exception for a reply that reports an error."""
         return refused(reply)
 
+    def _subjects_in_use(self) -> list[str]:
+        """The subjects of the requests that wait for a reply."""
+        return [] if self._sender is None else [message.subject for message in self._sender.sent]
+
     def _on_error(self, error: Exception) -> None:
         """Find the requests that NATS has refused: it reports a refusal to the connection, not to the request."""
         if (found := PERMISSION.search(str(error))) is None:
             return
         kind, refused_subject = found.group(1).lower(), found.group(2).lower()  # nats-py reports them in lower case
-        subscribe = f"subscribe to {self._inbox}.>, where its replies arrive"
-        for future, subject in self._waiting.items():
-            if future.done() or (kind == "publish" and refused_subject != subject.lower()):
+        if self._sender is None:
+            return
+        if kind != "publish":
+            self._sender.subscribe_again()
+        for message in self._sender.sent:
+            if kind == "publish" and refused_subject != message.subject.lower():
                 continue
-            action = f"publish to {subject}" if kind == "publish" else subscribe
-            message = f"NATS refused this request: {self._user} may not {action}. Log in as {self._log_in_as}"
-            future.set_result(NotPermitted(message))
+            if kind == "publish" and message.is_many:
+                self._sender.send_singly(message)
+                continue
+            subscribe = f"subscribe to {self._inbox}.>, where its replies arrive"
+            action = f"publish to {message.subject}" if kind == "publish" else subscribe
+            text = f"NATS refused this request: {self._user} may not {action}. Log in as {self._log_in_as}"
+            self._sender.fail(message, NotPermitted(text))

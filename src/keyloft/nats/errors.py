@@ -14,6 +14,7 @@ _KINDS: Final = (
     errors.InvalidPluginName,
     errors.InvalidSubject,
     errors.QuotaExceeded,
+    errors.ReplyTooLarge,
     errors.VersionConflict,
     errors.StaleFence,
     errors.Busy,

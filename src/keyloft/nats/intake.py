@@ -22,11 +22,12 @@ from keyloft.errors import Busy, InvalidSubject, Stalled
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import Deadlines
 from keyloft.nats.errors import wire_code
+from keyloft.nats.many import NO_REPLIES, Collector, HeldReplies, ManyRequests
 from keyloft.nats.messages import Handled
 from keyloft.nats.meters import OTHER, ServiceMeters
-from keyloft.nats.outbox import Outbox
+from keyloft.nats.outbox import TOO_MUCH, Outbox
 from keyloft.nats.reporting import IntakeReporter, Route
-from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, Request
+from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, RefusedOperation, Request
 from keyloft.nats.turns import Turns, steps
 
 
@@ -55,7 +56,9 @@ class Intake:
         deadline: How many seconds a sender waits for the database at most.
         bounds: How much is taken in.
         """
+        self._nats = nats
         self._engine = engine
+        self._held = HeldReplies()
         self._find_route = route
         self._reporter = reporter
         self._meters = meters
@@ -108,6 +111,8 @@ class Intake:
         """Accept a request, or refuse it."""
         name, operation, about = self._routes.get(subject) or self._route(subject)
         size = len(data) + len(reply) + limits.REQUEST_BYTES
+        if operation.holds_requests:
+            size += limits.REQUEST_BYTES * min(1 + data.count(b","), limits.MANY_REQUESTS)
         if (owner := self._owners.get(name)) is None:
             if len(self._owners) > limits.ROUTES:
                 size += limits.FURTHER_OWNER_BYTES
@@ -200,6 +205,9 @@ class Intake:
             self._end(request)
             return
         waits = False
+        if operation.holds_requests:
+            self._take_apart(request, content)
+            return
         if isinstance(operation, PointRead):
             waits = bool(owner.writes) and owner.must_wait(request, (content.key,))
         elif isinstance(operation, Call):
@@ -209,6 +217,52 @@ class Intake:
                 owner.begin_write(request, written)
         if not waits:
             self._begin(request, reads)
+
+    def _take_apart(self, request: Request, content: ManyRequests) -> None:
+        """Let the requests that a message holds be the owner's next ones."""
+        owner, most_often = request.owner, self._bounds.requests_per_second
+        request.content, count, collector = None, len(content.requests), None
+        if request.reply and count:
+            collector = Collector(
+                count,
+                in_parts=content.in_parts,
+                most_bytes=self._nats.max_payload,
+                held=self._held,
+                send=partial(self._collected, request, count),
+            )
+        requests = []
+        for position, (operation, data) in enumerate(content.requests):
+            if position and most_often is not None and owner.is_too_fast(most_often, request.arrived):
+                operation = RefusedOperation(Busy, TOO_MUCH)
+            requests.append(
+                Request(
+                    owner,
+                    operation,
+                    request.about,
+                    request.reply,
+                    data,
+                    request.arrived,
+                    len(data) + limits.REQUEST_BYTES,
+                    collector=collector,
+                    position=position,
+                )
+            )
+        owner.waiting.extendleft(reversed(requests))
+        given = sum([one.size for one in requests])  # the bounds have counted them with the message
+        request.size -= given
+        owner.under_way_bytes -= given
+        if collector is None:
+            self._collected(request, count, NO_REPLIES, True)
+
+    def _collected(self, request: Request, count: int, reply: bytes, is_last: bool) -> None:
+        """Send replies to the requests that a message held."""
+        if is_last:
+            self._finish(request, reply, count)
+            self._end(request)
+        else:
+            request.owner.reply_bytes += len(reply)
+            self._reply_bytes += len(reply)
+            self._outbox.add(request.owner, request.reply, reply)
 
     def _begin(self, request: Request, reads: list[Request]) -> None:
         """Begin a request that waits for nothing; reads are made at the end of the turn."""
@@ -287,7 +341,9 @@ class Intake:
                 reply = operation.reply(record)
             except Exception as error:
                 reply = self._reporter.refused(request, error)
-            if request.reply:
+            if request.collector is not None:
+                request.collector.add(request.position, reply, is_written=False)
+            elif request.reply:
                 replies.append((request.reply, reply))
                 reply_size += len(reply)
             reserved += request.reserved
@@ -345,15 +401,18 @@ class Intake:
         request.owner.meter.durations[request.operation.name].add(seconds)
         if seconds > limits.SLOW_SECONDS or self._reporter.logs_all():
             self._reporter.done(request, seconds, outcome)
-        self._send(request, reply)
+        self._send(request, reply, is_written=request.written is not None)
 
     def _refuse(self, request: Request, error: Exception) -> None:
         """Answer a request that was refused, or has failed."""
         request.owner.meter.errors[wire_code(error)] += 1
         self._send(request, self._reporter.refused(request, error))
 
-    def _send(self, request: Request, reply: bytes) -> None:
-        if request.reply:
+    def _send(self, request: Request, reply: bytes, *, is_written: bool = False) -> None:
+        if request.collector is not None:
+            collector, request.collector, request.reply = request.collector, None, ""
+            collector.add(request.position, reply, is_written=is_written)
+        elif request.reply:
             self._outbox.add(request.owner, request.reply, reply)
             request.reply = ""
             request.reserved -= len(reply)  # the outbox has them now

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from nats.aio.client import Client as Nats
 from nats.aio.subscription import Subscription
-from nats.errors import MaxPayloadError
+from nats.errors import BadSubjectError, MaxPayloadError
 
 from keyloft import limits
 from keyloft.errors import IncompatibleLibrary
@@ -231,6 +231,9 @@ _MESSAGE: Final = re.compile(
 ).match
 
 
+_WHITE_SPACE: Final = re.compile(r"\s").search
+
+
 def _log_unreadable(error: Exception) -> None:
     # A subject that is not UTF-8, or a broken header: such a message can be neither carried out nor answered.
     logger.debug("NATS: a message that can't be read was left out: %s", type(error).__name__)
@@ -251,6 +254,28 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
     await connection._flush_pending()
     if len(commands) < len(messages):
         raise MaxPayloadError
+
+
+async def publish_requests(connection: Nats, requests: Sequence[tuple[str, str, bytes]]) -> None:
+    """Publish requests, each with its subject, reply subject and data, in their order.
+
+    Raises:
+        BadSubjectError: A subject holds white space, or nothing.
+        MaxPayloadError: One is too large for a message; none was sent.
+        ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError: They can't be sent.
+    """
+    if not connection.is_connected or connection.is_draining_pubs:
+        for subject, reply, data in requests:
+            await connection.publish(subject, data, reply)
+        return
+    pub, largest = b"PUB %b %b %d\r\n%b\r\n", connection.max_payload
+    if any([not subject or _WHITE_SPACE(subject) for subject, _, _ in requests]):
+        raise BadSubjectError
+    if any([len(data) > largest for _, _, data in requests]):
+        raise MaxPayloadError
+    commands = [pub % (subject.encode(), reply.encode(), len(data), data) for subject, reply, data in requests]
+    await connection._send_command(b"".join(commands))
+    await connection._flush_pending()
 
 
 async def publish_to_all(connection: Nats, subjects: Sequence[bytes], data: bytes) -> None:

@@ -2,11 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Hashable
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, NoReturn, Optional, Protocol
 
 from msgspec import Struct
 
 from keyloft.core.records import Batch, Committed, Conflict, Get, Record
+from keyloft.errors import KeyloftError
 from keyloft.nats.meters import Meter
 
 
@@ -16,6 +17,8 @@ class Operation:
     name: str
     reply_bytes: ClassVar[int] = 0
     """What is reserved for its reply before a request is begun: the most that making it takes. 0 for a short reply."""
+    holds_requests: ClassVar[bool] = False
+    """Whether its messages hold several requests (`many.py`)."""
 
     def read(self, about: Any, data: bytes, /) -> Any:
         """What a message asks for.
@@ -78,6 +81,26 @@ class Call(Operation):
         raise NotImplementedError
 
 
+class RefusedOperation(Operation):
+    """Stands for what can't be carried out, such as the operation of a subject that names none: it is refused."""
+
+    name = ""
+
+    def __init__(self, kind: type[KeyloftError], message: str) -> None:
+        """`kind` and `message` of the error; not the error itself, whose traceback would keep each message."""
+        self._kind = kind
+        self._message = message
+
+    def read(self, about: Any, data: bytes, /) -> NoReturn:
+        raise self._kind(self._message)
+
+
+class ReplyCollector(Protocol):
+    """Takes the replies to the requests that were in one message."""
+
+    def add(self, position: int, reply: bytes, *, is_written: bool) -> None: ...
+
+
 class Request(Struct, gc=False, eq=False):
     """A message that was accepted and is not yet done."""
 
@@ -110,6 +133,10 @@ class Request(Struct, gc=False, eq=False):
     """Of a write: the later requests that wait for it."""
     cancel: Callable[[], bool] | None = None
     """Stops what was begun, if that is still possible; returns whether it was."""
+    collector: ReplyCollector | None = None
+    """Where its reply goes, if its message held several requests."""
+    position: int = 0
+    """Its position in that message."""
 
 
 class Owner:

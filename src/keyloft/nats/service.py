@@ -5,7 +5,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
@@ -23,7 +23,7 @@ from keyloft.nats.intake import Intake
 from keyloft.nats.messages import NatsConnection, check_nats_py
 from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.reporting import Route
-from keyloft.nats.requests import Operation, Request
+from keyloft.nats.requests import Operation, RefusedOperation, Request
 from keyloft.nats.schemas import Messages
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
@@ -170,17 +170,25 @@ class NatsService(AsyncClosing):
         """What a subject means: identity comes from it alone, never from the message."""
         prefix = next((prefix for prefix in self._prefixes if subject.startswith(prefix)), "")
         *names, name = subject[len(prefix) :].split(".")
-        operation = self._operations.get(name)
         try:
-            if operation is None or len(names) != len(self.subject_names):
-                operations = ", ".join(self._operations)
-                raise InvalidSubject(
-                    f"a subject is {self._shown_prefix}.{self._subject_form}, the operation one of {operations}"
-                )
+            operation = self._named(name if len(names) == len(self.subject_names) else "")
             owner, about = self._owner_of(names)
         except KeyloftError as error:
-            return Route("", UnknownSubject(type(error), str(error)), None)
+            return Route("", RefusedOperation(type(error), str(error)), None)
         return Route(owner, operation, about)
+
+    def _named(self, name: str) -> Operation:
+        """The operation of this name.
+
+        Raises:
+            InvalidSubject: There is none.
+        """
+        if (operation := self._operations.get(name)) is None:
+            operations = ", ".join(self._operations)
+            raise InvalidSubject(
+                f"a subject is {self._shown_prefix}.{self._subject_form}, the operation one of {operations}"
+            )
+        return operation
 
     @property
     def _shown_prefix(self) -> str:
@@ -235,20 +243,6 @@ class NatsService(AsyncClosing):
             endpoint.num_requests = endpoint.num_errors + done.count
             endpoint.processing_time = int(done.seconds * 1e9)
         return found
-
-
-class UnknownSubject(Operation):
-    """Stands for the operation of a subject that names none: it is refused."""
-
-    name = ""
-
-    def __init__(self, kind: type[KeyloftError], message: str) -> None:
-        """`kind` and `message` of the error; not the error itself, whose traceback would keep each message."""
-        self._kind = kind
-        self._message = message
-
-    def read(self, about: Any, data: bytes, /) -> NoReturn:
-        raise self._kind(self._message)
 
 
 class _Discovery(Service):

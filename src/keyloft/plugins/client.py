@@ -23,6 +23,8 @@ class DatabaseClient(ServiceClient):
             score = await client.kv.get("score", default=0)
     """
 
+    _gathered = rules.GATHERED
+
     def __init__(
         self, nats: Nats, plugin_name: str, *, prefix: str = PREFIX, timeout: float = limits.PATIENCE_SECONDS
     ) -> None:

@@ -17,8 +17,12 @@ PREFIXES: Final = ("db.kv", "rosey.db.kv")
 QUEUE: Final = "keyloft"
 """The queue group in which instances of the service share the requests, unless configured otherwise."""
 
-OPERATIONS: Final = ("set", "get", "delete", "list")
+OPERATIONS: Final = ("set", "get", "delete", "list", "many")
 """What plugins can ask for."""
+GATHERED: Final = frozenset({"set", "get", "delete", "incr", "touch"})
+"""What a client gathers into a `many`: short requests with short replies."""
+UNFIT_FOR_MANY: Final = frozenset({"many", "watch"})
+"""What can't be a part of `many`."""
 
 _NAME: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
 # No key has more than 255 characters, so a prefix with this appended sorts after all keys with that prefix.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from keyloft import limits
+from keyloft.nats.many import many_messages
 from keyloft.nats.schemas import (
     ANY_JSON,
     BOOLEAN,
@@ -16,13 +17,14 @@ from keyloft.nats.schemas import (
     reply_of,
     request_of,
 )
+from keyloft.plugins.rules import UNFIT_FOR_MANY
 
 KEY: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": limits.PLUGIN_KEY_CHARACTERS}
 VALUE: Final[Schema] = {"description": f"any JSON of at most {limits.PLUGIN_VALUE_BYTES} bytes"}
 PREFIX: Final[Schema] = {"type": "string", "maxLength": limits.PLUGIN_KEY_CHARACTERS}
 LIMIT: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": limits.MOST_LISTED_KEYS}
 
-MESSAGES: Final[Mapping[str, Messages]] = {
+_SINGLE: Final[Mapping[str, Messages]] = {
     "set": Messages(
         summary="Store a value.",
         request=request_of({"key": KEY, "value": VALUE}, {"ttl": TTL, "ttl_seconds": TTL}, ignores_unknown=True),
@@ -50,5 +52,10 @@ MESSAGES: Final[Mapping[str, Messages]] = {
         reply=reply_of({"keys": array_of(KEY), "count": COUNT, "truncated": BOOLEAN}),
         examples=({}, {"prefix": "s", "limit": 1, "after": None}),
     ),
+}
+
+MESSAGES: Final[Mapping[str, Messages]] = {
+    **_SINGLE,
+    "many": many_messages({name: one for name, one in _SINGLE.items() if name not in UNFIT_FOR_MANY}),
 }
 """The messages of each operation."""

@@ -14,6 +14,7 @@ from keyloft.errors import Busy, InvalidValue, KeyloftError, ValueTooLarge
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import cancel
 from keyloft.nats.errors import is_unexpected, refusal, wire_code
+from keyloft.nats.many import Many
 from keyloft.nats.meters import OTHER
 from keyloft.nats.outbox import TOO_MUCH
 from keyloft.nats.reporting import Route
@@ -75,7 +76,7 @@ class DatabaseService(NatsService):
         super().__init__(
             nats,
             prefixes,
-            operations(nats, db),
+            [*operations(nats, db), Many(nats, self._part_of_many, rules.UNFIT_FOR_MANY)],
             reserved=reserved,
             queue=queue,
             deadline=deadline,
@@ -112,10 +113,16 @@ class DatabaseService(NatsService):
 
     def _route(self, subject: str) -> Route:
         route = super()._route(subject)
-        if self._usage is not None and route.owner and self._usage.quotas.of(route.owner) is not None:
-            operation = self._under_quotas.get(route.operation.name, route.operation)
-            return route._replace(operation=operation)
-        return route
+        return route._replace(operation=self._under_quota(route.owner, route.operation)) if route.owner else route
+
+    def _under_quota(self, plugin: str, operation: Operation) -> Operation:
+        """What carries out an operation for a plugin, which may have a quota."""
+        if self._usage is None or self._usage.quotas.of(plugin) is None:
+            return operation
+        return self._under_quotas.get(operation.name, operation)
+
+    def _part_of_many(self, plugin: str, name: str) -> Operation:
+        return self._under_quota(plugin, self._named(name))
 
     # What became of requests
 

@@ -1,0 +1,280 @@
+"""Sends a client's requests in their order. Those that are made together travel in one message: a `many`.
+
+Calls of one iteration of the event loop are gathered, and calls that are made while the connection can't take more.
+A call that is alone is sent alone. The service answers a `many` in parts, so that no caller waits for another's write.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import monotonic
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+from nats import errors as nats_errors
+from nats.aio.client import Client as Nats
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from keyloft import errors, limits
+from keyloft.nats.messages import check_nats_py, publish_requests
+
+_MANY: Final = b'{"parts":true,"requests":[%b]}'
+_PROBE: Final = _MANY % b""
+_OP_BYTES: Final = 32
+"""What a request takes beyond its fields, at most: its operation, and a comma."""
+_STATUS: Final = "Status"
+_NO_RESPONDERS: Final = "503"
+
+
+class _Part(Struct):
+    """Some of the replies to a `many`, each with the position of its request; or its refusal."""
+
+    success: bool
+    replies: list[tuple[int, Raw]] = []
+    left: int = 0
+    error_code: str = ""
+
+
+_read_part = msgspec.json.Decoder(_Part).decode
+
+
+class _Call:
+    """A request of one caller."""
+
+    __slots__ = ("data", "ends", "is_alone", "operation", "reply", "space")
+
+    def __init__(self, space: str, operation: str, data: bytes, reply: "asyncio.Future[bytes]", ends: float) -> None:
+        self.space = space
+        self.operation = operation
+        self.data = data
+        self.reply = reply
+        self.ends = ends
+        """When its caller waits no longer."""
+        self.is_alone = False
+        """Whether it must not travel with others."""
+
+    @property
+    def subject(self) -> str:
+        return f"{self.space}.{self.operation}"
+
+    def fail(self, error: Exception) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(error)
+
+
+class SentMessage:
+    """A message that was sent, and the calls that wait for its reply."""
+
+    __slots__ = ("calls", "ends", "is_many", "number", "subject")
+
+    def __init__(self, number: str, subject: str, calls: Sequence[_Call], ends: float, *, is_many: bool) -> None:
+        self.number = number
+        """The last part of its reply subject."""
+        self.subject = subject
+        self.calls = calls
+        self.ends = ends
+        """When no caller waits for its reply any more."""
+        self.is_many = is_many
+
+
+class RequestSender:
+    """Sends the requests of one client over its connection, and hands out the replies."""
+
+    def __init__(
+        self, nats: Nats, *, timeout: float, gathered: frozenset[str], timed_out: Callable[[str], Exception]
+    ) -> None:
+        """Args:
+        nats: The connection.
+        timeout: How many seconds a caller waits for its reply.
+        gathered: The operations whose requests may travel in one message.
+        timed_out: The error for a caller whose request to this subject was not answered in time.
+        """
+        self._nats = nats
+        self._timeout = timeout
+        self._gathered = gathered
+        self._timed_out = timed_out
+        self._loop = asyncio.get_running_loop()
+        self._inbox = ""
+        self._subscription: Subscription | None = None
+        self._queue: list[_Call] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._waiting: dict[_Call, None] = {}
+        """The calls without a reply, in their order."""
+        self._sent: dict[str, SentMessage] = {}
+        """The messages without a reply, by number, in the order in which they were sent."""
+        self._numbered = 0
+        self._has_many = False
+        """Whether the service has answered a `many`. An older one does not, and older permissions don't allow it."""
+        self._next_probe = 0.0
+        """When to ask again whether it does."""
+        self._expiring: asyncio.TimerHandle | None = None
+
+    @property
+    def sent(self) -> Sequence[SentMessage]:
+        """The messages that wait for a reply."""
+        return list(self._sent.values())
+
+    async def ask(self, space: str, operation: str, data: bytes) -> bytes:
+        """Send a request, and return its reply.
+
+        Args:
+            space: The subject before the operation.
+            operation: What is asked for.
+            data: The fields of the request, as JSON.
+        """
+        call = _Call(space, operation, data, self._loop.create_future(), self._loop.time() + self._timeout)
+        self._queue.append(call)
+        self._waiting[call] = None
+        if self._sending is None:
+            self._sending = self._loop.create_task(self._send_all(), name="keyloft requests")
+        if self._expiring is None:
+            self._expiring = self._loop.call_at(call.ends, self._expire)
+        try:
+            return await call.reply
+        finally:
+            del self._waiting[call]
+
+    async def aclose(self) -> None:
+        """Receive no more replies; callers that still wait get an error."""
+        for call in self._waiting:
+            call.fail(errors.Unanswered("this client was closed before the reply arrived"))
+        if self._expiring is not None:
+            self._expiring.cancel()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not self._nats.is_closed:
+            await subscription.unsubscribe()
+
+    def fail(self, message: SentMessage, error: Exception) -> None:
+        """Let the calls of a message that was not delivered fail."""
+        del self._sent[message.number]
+        for call in message.calls:
+            call.fail(error)
+
+    def send_singly(self, message: SentMessage) -> None:
+        """Send the calls of a `many` that was not carried out again, each alone, and no `many` for a while."""
+        del self._sent[message.number]
+        self._has_many = False
+        for call in message.calls:
+            call.is_alone = True
+        self._queue[:0] = message.calls
+        if self._sending is None:
+            self._sending = self._loop.create_task(self._send_all(), name="keyloft requests")
+
+    def subscribe_again(self) -> None:
+        """The next request subscribes to its replies once more: NATS has refused it."""
+        self._subscription = None
+
+    # Sending
+
+    async def _send_all(self) -> None:
+        try:
+            while self._queue:
+                calls, self._queue = self._queue, []
+                try:
+                    if self._subscription is None:
+                        await self._subscribe()
+                    messages = list(self._messages(calls))
+                    self._sent |= {message.number: message for message, _ in messages}
+                    await publish_requests(
+                        self._nats,
+                        [(message.subject, f"{self._inbox}.{message.number}", data) for message, data in messages],
+                    )
+                except Exception as error:
+                    for call in calls:
+                        call.fail(error)
+        finally:
+            self._sending = None
+
+    async def _subscribe(self) -> None:
+        check_nats_py()
+        self._inbox = self._nats.new_inbox()
+        self._subscription = await self._nats.subscribe(f"{self._inbox}.*", cb=self._arrived)
+
+    def _messages(self, calls: Iterable[_Call]) -> Iterator[tuple[SentMessage, bytes]]:
+        """The messages that carry calls, in the order of the calls."""
+        together: list[_Call] = []
+        size = 0
+        for call in calls:
+            if call.reply.done():
+                continue  # cancelled meanwhile
+            more = len(call.data) + _OP_BYTES
+            if together and (
+                call.space != together[0].space
+                or call.operation not in self._gathered
+                or call.is_alone
+                or size + more > limits.GATHERED_BYTES
+                or len(together) >= limits.MANY_REQUESTS
+            ):
+                yield from self._as_messages(together)
+                together, size = [], 0
+            together.append(call)
+            size += more
+            if call.operation not in self._gathered or call.is_alone:
+                yield from self._as_messages(together)
+                together, size = [], 0
+        yield from self._as_messages(together)
+
+    def _as_messages(self, calls: Sequence[_Call]) -> Iterator[tuple[SentMessage, bytes]]:
+        """The message that carries calls; until the service is known to have `many`, one for each."""
+        if len(calls) > 1 and self._has_many:
+            requests = [b'{"op":"%b",%b' % (call.operation.encode(), call.data[1:]) for call in calls]
+            yield self._message(f"{calls[0].space}.many", calls), _MANY % b",".join(requests)
+            return
+        for call in calls:
+            yield self._message(f"{call.space}.{call.operation}", [call]), call.data
+        if len(calls) > 1 and (now := monotonic()) >= self._next_probe:
+            self._next_probe = now + limits.MANY_PROBE_SECONDS
+            yield self._message(f"{calls[0].space}.many", []), _PROBE
+
+    def _message(self, subject: str, calls: Sequence[_Call]) -> SentMessage:
+        self._numbered += 1
+        ends = self._loop.time() + self._timeout
+        return SentMessage(str(self._numbered), subject, calls, ends, is_many=len(calls) != 1)
+
+    # Receiving
+
+    async def _arrived(self, arrived: Msg) -> None:
+        message = self._sent.get(arrived.subject.rpartition(".")[2])
+        if message is None:
+            return  # too late
+        data = arrived.data
+        if not data and arrived.headers and arrived.headers.get(_STATUS) == _NO_RESPONDERS:
+            self.fail(message, nats_errors.NoRespondersError())
+        elif not message.is_many:
+            del self._sent[message.number]
+            [call] = message.calls
+            if not call.reply.done():
+                call.reply.set_result(data)
+        else:
+            self._read_part(message, data)
+
+    def _read_part(self, message: SentMessage, data: bytes) -> None:
+        try:
+            part = _read_part(data)
+        except msgspec.MsgspecError:
+            part = _Part(False)
+        if not part.success:
+            if part.error_code == errors.InvalidSubject.code:
+                self.send_singly(message)
+                return
+            # It was refused as a whole, which each caller learns as if it had been alone.
+            part = _Part(True, [(position, Raw(data)) for position in range(len(message.calls))])
+        else:
+            self._has_many = True
+        for position, reply in part.replies:
+            if position < len(message.calls) and not (waiting := message.calls[position].reply).done():
+                waiting.set_result(bytes(reply))
+        if not part.left:
+            del self._sent[message.number]
+
+    def _expire(self) -> None:
+        """Let the calls fail whose replies are late; the next one is looked at when its time has come."""
+        self._expiring, now = None, self._loop.time()
+        for number in [message.number for message in self._sent.values() if message.ends <= now]:
+            del self._sent[number]
+        for call in self._waiting:
+            if call.ends > now:
+                self._expiring = self._loop.call_at(call.ends, self._expire)
+                break
+            call.fail(self._timed_out(call.subject))

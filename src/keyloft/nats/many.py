@@ -1,0 +1,245 @@
+"""The operation `many`: several requests in one message, each carried out and answered as if sent alone."""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+from nats.aio.client import Client as Nats
+
+from keyloft import limits
+from keyloft.core import json_text
+from keyloft.errors import InvalidArgument, InvalidJson, InvalidSubject, KeyloftError, ReplyTooLarge
+from keyloft.nats import payloads
+from keyloft.nats.errors import refusal
+from keyloft.nats.requests import Operation, RefusedOperation
+from keyloft.nats.schemas import BOOLEAN, COUNT, Messages, Schema, array_of, either, object_of, reply_of, request_of
+
+_REPLIES: Final = b'{"success":true,"replies":[%b]}'
+NO_REPLIES: Final = _REPLIES % b""
+_PART: Final = b'{"success":true,"replies":[%b],"left":%d}'
+_LONGEST_FRAME: Final = len(_PART) + 24
+"""What stands around the replies, and the position before one of them."""
+
+# The form that Keyloft's client sends; any other form is read more slowly.
+_ORDINARY: Final = re.compile(rb'\{"op":"([a-z_]+)"(?:,|(?=\}))').match
+
+
+class ManyRequests(Struct, frozen=True):
+    """What a message asks for, request by request."""
+
+    requests: list[tuple[Operation, bytes]]
+    """Each with its operation and its message, as if sent alone."""
+    in_parts: bool
+    """Whether the replies may arrive in several messages."""
+
+
+class _ManyText(Struct):
+    requests: list[Raw]
+    parts: bool | UnsetType | None = UNSET
+
+
+_read_many = msgspec.json.Decoder(_ManyText).decode
+_read_members = msgspec.json.Decoder(dict[str, Raw]).decode
+_FIELDS: Final = ("requests", "parts")
+
+
+class Many(Operation):
+    """Takes a message apart; the intake carries out its requests, and a `Collector` gathers their replies."""
+
+    name = "many"
+    holds_requests = True
+
+    def __init__(self, nats: Nats, find: Callable[[Any, str], Operation], unfit: frozenset[str]) -> None:
+        """Args:
+        nats: The connection, which knows how large a message may be.
+        find: The operation of this name, for what a subject names; it raises a KeyloftError if there is none.
+        unfit: Names of operations that can't be a part of it.
+        """
+        self._nats = nats
+        self._find = find
+        self._unfit = unfit
+
+    def read(self, about: Any, data: bytes, /) -> ManyRequests:
+        try:
+            text = json_text.on_any_stack(_read_many, data)
+        except msgspec.MsgspecError:
+            _refuse_unreadable(data)
+            raise InvalidArgument('requests: expected an array of requests, as in [{"op": "get", "key": …}]') from None
+        requests, most = [bytes(one) for one in text.requests], limits.MANY_REQUESTS
+        if not text.parts:
+            most = min(most, self._nats.max_payload // (2 * limits.SHORT_REPLY_BYTES))
+        # What stands outside the requests are the names of the fields, each in two quotes.
+        names = 1 if text.parts is UNSET else 2
+        if data.count(b'"') - sum([one.count(b'"') for one in requests]) != 2 * names:
+            _refuse_unreadable(data)
+        if len(requests) > most:
+            raise InvalidArgument(f"requests: expected at most {most:,}, got {len(requests):,}; send several messages")
+        return ManyRequests([self._taken(about, one) for one in requests], bool(text.parts))
+
+    def details(self, content: Any, outcome: int) -> dict[str, int | None]:
+        return {"count": outcome}
+
+    def _taken(self, about: Any, data: bytes) -> tuple[Operation, bytes]:
+        """The operation of one request, and its message without the field that names it."""
+        try:
+            found = _ORDINARY(data)
+            rest = b"" if found is None else b"{" + data[found.end() :]
+            if found is None or b'"op"' in rest:
+                name, rest = _without_op(data)
+            else:
+                name = found[1].decode()
+            if name in self._unfit:
+                raise InvalidSubject(f"op: {name} can't be a part of many; send it alone")
+            return self._find(about, name), rest
+        except KeyloftError as error:
+            return RefusedOperation(type(error), str(error)), data
+
+
+def _refuse_unreadable(data: bytes) -> None:
+    """Refuse a message that is not JSON, or has other fields than it should."""
+    json_text.check_syntax(data)
+    try:
+        fields = json_text.on_any_stack(_read_members, data)
+    except msgspec.MsgspecError:
+        raise InvalidArgument('the payload must be a JSON object, as in {"requests": […]}') from None
+    payloads.refuse_unknown(fields, _FIELDS)
+    payloads.field(fields, "requests")
+    if bytes(fields.get("parts", b"null")) not in (b"true", b"false", b"null"):
+        raise InvalidArgument("parts: expected true or false")
+    if bytes(fields["requests"]).startswith(b"["):
+        raise InvalidJson("Invalid JSON: a name is twice in one object")
+
+
+def _without_op(data: bytes) -> tuple[str, bytes]:
+    """The operation that a request names, wherever it stands, and the request without that field."""
+    fields, text = payloads.read(data)
+    name = payloads.field(fields, "op")
+    if not isinstance(name, str):
+        raise InvalidArgument("op: expected the name of an operation")
+    members = json_text.on_any_stack(_read_members, text)
+    others = [payloads.to_json(field) + b":" + bytes(value) for field, value in members.items() if field != "op"]
+    return name, b"{" + b",".join(others) + b"}"
+
+
+class HeldReplies:
+    """How many bytes of long replies all collectors of a service may hold until their messages are complete."""
+
+    def __init__(self) -> None:
+        self.room = limits.HELD_REPLY_BYTES
+
+
+class Collector:
+    """Gathers the replies to the requests of one message, and sends them once all are there, or in parts."""
+
+    def __init__(
+        self, requests: int, *, in_parts: bool, most_bytes: int, held: HeldReplies, send: Callable[[bytes, bool], None]
+    ) -> None:
+        """Args:
+        requests: How many replies there will be, at least one.
+        in_parts: Whether the replies that are there are sent at the end of an iteration of the event loop.
+        most_bytes: How large a message may be.
+        held: Shared by all collectors of a service.
+        send: Called with each message, and whether it is the last.
+        """
+        self._left = requests
+        self._in_parts = in_parts
+        self._held = held
+        self._send = send
+        self._most_bytes = most_bytes - _LONGEST_FRAME
+        self._replies = [b""] * (0 if in_parts else requests)
+        # A short reply always fits; what they leave is for the long ones.
+        self._room = self._most_bytes - requests * (limits.SHORT_REPLY_BYTES + 1)
+        self._size = 0
+        """How many bytes the replies of the next part have, or the long replies of the only message."""
+        self._is_scheduled = False
+
+    def add(self, position: int, reply: bytes, *, is_written: bool) -> None:
+        """Add the reply to one of the requests.
+
+        Args:
+            position: The request's position in the message.
+            reply: Its reply.
+            is_written: Whether it has written something, so that it must not be repeated.
+        """
+        self._left -= 1
+        if self._in_parts:
+            self._add_to_part(position, reply, is_written)
+        else:
+            self._add_to_all(position, reply, is_written)
+
+    def _add_to_all(self, position: int, reply: bytes, is_written: bool) -> None:
+        if (size := len(reply)) > limits.SHORT_REPLY_BYTES:
+            if size > min(self._room, self._held.room):
+                reply = _too_large(is_written)
+            else:
+                self._room -= size
+                self._held.room -= size
+                self._size += size
+        self._replies[position] = reply
+        if not self._left:
+            self._held.room += self._size
+            self._send(_REPLIES % b",".join(self._replies), True)
+
+    def _add_to_part(self, position: int, reply: bytes, is_written: bool) -> None:
+        if len(reply) > self._most_bytes:
+            reply = _too_large(is_written)
+        item = b"[%d,%b]" % (position, reply)
+        if self._replies and self._size + len(item) > self._most_bytes:
+            self._send_part(self._left + 1)
+        self._replies.append(item)
+        self._size += len(item) + 1
+        if not self._left:
+            self._send_part(0)
+        elif not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._iteration_ended)
+
+    def _iteration_ended(self) -> None:
+        self._is_scheduled = False
+        if self._replies:
+            self._send_part(self._left)
+
+    def _send_part(self, left: int) -> None:
+        replies, self._replies, self._size = self._replies, [], 0
+        self._send(_PART % (b",".join(replies), left), not left)
+
+
+def _too_large(is_written: bool) -> bytes:
+    text = "it was carried out" if is_written else "send this request alone"
+    error = ReplyTooLarge(f"the reply does not fit into one message with the others; {text}")
+    return refusal(error, {"carried_out": is_written})
+
+
+def many_messages(operations: Mapping[str, Messages]) -> Messages:
+    """What the messages of `many` look like, with those of the operations that it can hold."""
+    requests = [_with_op(name, one.request) for name, one in operations.items()]
+    refused: dict[str, Schema] = {
+        "success": {"const": False},
+        "error_code": {"type": "string"},
+        "message": {"type": "string"},
+    }
+    reply = either(*[one.reply for one in operations.values()], object_of(refused, others=True))
+    position = {"type": "array", "items": [COUNT, reply], "minItems": 2, "maxItems": 2}
+    return Messages(
+        summary="Carry out several requests, each as if sent alone, in their order.",
+        request=request_of({"requests": array_of(either(*requests), limits.MANY_REQUESTS)}, {"parts": BOOLEAN}),
+        reply=either(
+            reply_of({"replies": array_of(reply, limits.MANY_REQUESTS)}),
+            reply_of({"replies": array_of(position, limits.MANY_REQUESTS), "left": COUNT}),
+        ),
+        examples=(
+            {"requests": [{"op": name, **request} for name, one in operations.items() for request in one.examples]},
+        ),
+    )
+
+
+def _with_op(name: str, request: Schema) -> Schema:
+    """The schema of a request as a part of `many`."""
+    return {
+        **request,
+        "properties": {"op": {"const": name}, **request["properties"]},
+        "required": ["op", *request["required"]],
+    }
