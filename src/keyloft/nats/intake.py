@@ -22,7 +22,7 @@ from keyloft.errors import Busy, InvalidSubject, Stalled
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import Deadlines
 from keyloft.nats.errors import wire_code
-from keyloft.nats.many import NO_REPLIES, Collector, HeldReplies, ManyRequests
+from keyloft.nats.many import NO_REPLIES, Collectors, ManyRequests
 from keyloft.nats.messages import Handled
 from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.nats.outbox import TOO_MUCH, Outbox
@@ -56,9 +56,8 @@ class Intake:
         deadline: How many seconds a sender waits for the database at most.
         bounds: How much is taken in.
         """
-        self._nats = nats
         self._engine = engine
-        self._held = HeldReplies()
+        self._collectors = Collectors(nats)
         self._find_route = route
         self._reporter = reporter
         self._meters = meters
@@ -220,33 +219,18 @@ class Intake:
 
     def _take_apart(self, request: Request, content: ManyRequests) -> None:
         """Let the requests that a message holds be the owner's next ones."""
-        owner, most_often = request.owner, self._bounds.requests_per_second
-        request.content, count, collector = None, len(content.requests), None
+        owner, most_often, arrived = request.owner, self._bounds.requests_per_second, request.arrived
+        count, collector = len(content.requests), None
         if request.reply and count:
-            collector = Collector(
-                count,
-                in_parts=content.in_parts,
-                most_bytes=self._nats.max_payload,
-                held=self._held,
-                send=partial(self._collected, request, count),
-            )
+            collector = self._collectors.collector(content, partial(self._collected, request, count))
         requests = []
         for position, (operation, data) in enumerate(content.requests):
-            if position and most_often is not None and owner.is_too_fast(most_often, request.arrived):
+            if position and most_often is not None and owner.is_too_fast(most_often, arrived):
                 operation = RefusedOperation(Busy, TOO_MUCH)
-            requests.append(
-                Request(
-                    owner,
-                    operation,
-                    request.about,
-                    request.reply,
-                    data,
-                    request.arrived,
-                    len(data) + limits.REQUEST_BYTES,
-                    collector=collector,
-                    position=position,
-                )
-            )
+            size = len(data) + limits.REQUEST_BYTES
+            one = Request(owner, operation, request.about, request.reply, data, arrived, size)
+            one.collector, one.position = collector, position
+            requests.append(one)
         owner.waiting.extendleft(reversed(requests))
         given = sum([one.size for one in requests])  # the bounds have counted them with the message
         request.size -= given
@@ -342,7 +326,7 @@ class Intake:
             except Exception as error:
                 reply = self._reporter.refused(request, error)
             if request.collector is not None:
-                request.collector.add(request.position, reply, is_written=False)
+                request.collector.add(request.position, reply, False)
             elif request.reply:
                 replies.append((request.reply, reply))
                 reply_size += len(reply)
@@ -411,7 +395,7 @@ class Intake:
     def _send(self, request: Request, reply: bytes, *, is_written: bool = False) -> None:
         if request.collector is not None:
             collector, request.collector, request.reply = request.collector, None, ""
-            collector.add(request.position, reply, is_written=is_written)
+            collector.add(request.position, reply, is_written)
         elif request.reply:
             self._outbox.add(request.owner, request.reply, reply)
             request.reply = ""

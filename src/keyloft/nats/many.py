@@ -20,10 +20,12 @@ from keyloft.nats.schemas import BOOLEAN, COUNT, Messages, Schema, array_of, eit
 _REPLIES: Final = b'{"success":true,"replies":[%b]}'
 NO_REPLIES: Final = _REPLIES % b""
 _PART: Final = b'{"success":true,"replies":[%b],"left":%d}'
-_LONGEST_FRAME: Final = len(_PART) + 24
+_FRAME_BYTES: Final = len(_PART) + 24
 """What stands around the replies, and the position before one of them."""
 
-# The form that Keyloft's client sends; any other form is read more slowly.
+# The forms that Keyloft's client sends; any other form is read more slowly.
+_IN_PARTS: Final = b'{"parts":true,"requests":['
+_IN_PARTS_BYTES: Final = len(_IN_PARTS) + len("]}") - 1  # there is a comma less than there are requests
 _ORDINARY: Final = re.compile(rb'\{"op":"([a-z_]+)"(?:,|(?=\}))').match
 
 
@@ -68,34 +70,38 @@ class Many(Operation):
         except msgspec.MsgspecError:
             _refuse_unreadable(data)
             raise InvalidArgument('requests: expected an array of requests, as in [{"op": "get", "key": …}]') from None
-        requests, most = [bytes(one) for one in text.requests], limits.MANY_REQUESTS
+        requests, most = list(map(bytes, text.requests)), limits.MANY_REQUESTS
+        if not data.startswith(_IN_PARTS) or len(data) != _IN_PARTS_BYTES + sum(map(len, requests)) + len(requests):
+            # What stands outside the requests are the names of the fields, each in two quotes.
+            names = 1 if text.parts is UNSET else 2
+            if data.count(b'"') - sum([one.count(b'"') for one in requests]) != 2 * names:
+                _refuse_unreadable(data)
         if not text.parts:
             most = min(most, self._nats.max_payload // (2 * limits.SHORT_REPLY_BYTES))
-        # What stands outside the requests are the names of the fields, each in two quotes.
-        names = 1 if text.parts is UNSET else 2
-        if data.count(b'"') - sum([one.count(b'"') for one in requests]) != 2 * names:
-            _refuse_unreadable(data)
         if len(requests) > most:
             raise InvalidArgument(f"requests: expected at most {most:,}, got {len(requests):,}; send several messages")
-        return ManyRequests([self._taken(about, one) for one in requests], bool(text.parts))
+        found: dict[str, Operation] = {}
+        return ManyRequests([self._taken(about, one, found) for one in requests], bool(text.parts))
 
     def details(self, content: Any, outcome: int) -> dict[str, int | None]:
         return {"count": outcome}
 
-    def _taken(self, about: Any, data: bytes) -> tuple[Operation, bytes]:
-        """The operation of one request, and its message without the field that names it."""
+    def _taken(self, about: Any, data: bytes, found: dict[str, Operation]) -> tuple[Operation, bytes]:
+        """The operation of one request, and its message without the field that names it.
+
+        `found` has the operations of earlier requests.
+        """
+        begins = _ORDINARY(data)
+        rest = b"" if begins is None else b"{" + data[begins.end() :]
         try:
-            found = _ORDINARY(data)
-            rest = b"" if found is None else b"{" + data[found.end() :]
-            if found is None or b'"op"' in rest:
-                name, rest = _without_op(data)
-            else:
-                name = found[1].decode()
-            if name in self._unfit:
-                raise InvalidSubject(f"op: {name} can't be a part of many; send it alone")
-            return self._find(about, name), rest
+            name, rest = _without_op(data) if begins is None or b'"op"' in rest else (begins[1].decode(), rest)
+            if (operation := found.get(name)) is None:
+                if name in self._unfit:
+                    raise InvalidSubject(f"op: {name} can't be a part of many; send it alone")
+                operation = found[name] = self._find(about, name)
         except KeyloftError as error:
             return RefusedOperation(type(error), str(error)), data
+        return operation, rest
 
 
 def _refuse_unreadable(data: bytes) -> None:
@@ -124,39 +130,42 @@ def _without_op(data: bytes) -> tuple[str, bytes]:
     return name, b"{" + b",".join(others) + b"}"
 
 
-class HeldReplies:
-    """How many bytes of long replies all collectors of a service may hold until their messages are complete."""
+class Collectors:
+    """Makes the collectors of one service."""
 
-    def __init__(self) -> None:
+    def __init__(self, nats: Nats) -> None:
+        self._nats = nats
         self.room = limits.HELD_REPLY_BYTES
+        """How many more bytes of long replies they may hold until their messages are complete."""
+
+    def collector(self, content: ManyRequests, send: Callable[[bytes, bool], None]) -> "Collector | PartCollector":
+        """The collector for a message, which calls `send` with each reply, and whether it is the last."""
+        count, most_bytes = len(content.requests), self._nats.max_payload
+        if content.in_parts:
+            return PartCollector(count, most_bytes, send)
+        return Collector(count, most_bytes, send, self)
 
 
 class Collector:
-    """Gathers the replies to the requests of one message, and sends them once all are there, or in parts."""
+    """Gathers the replies to the requests of one message, and sends them once all are there."""
 
-    def __init__(
-        self, requests: int, *, in_parts: bool, most_bytes: int, held: HeldReplies, send: Callable[[bytes, bool], None]
-    ) -> None:
+    def __init__(self, requests: int, most_bytes: int, send: Callable[[bytes, bool], None], shared: Collectors) -> None:
         """Args:
         requests: How many replies there will be, at least one.
-        in_parts: Whether the replies that are there are sent at the end of an iteration of the event loop.
         most_bytes: How large a message may be.
-        held: Shared by all collectors of a service.
-        send: Called with each message, and whether it is the last.
+        send: Called with the message, and that it is the last.
+        shared: Has the room that all collectors of a service share.
         """
         self._left = requests
-        self._in_parts = in_parts
-        self._held = held
+        self._shared = shared
         self._send = send
-        self._most_bytes = most_bytes - _LONGEST_FRAME
-        self._replies = [b""] * (0 if in_parts else requests)
+        self._replies = [b""] * requests
         # A short reply always fits; what they leave is for the long ones.
-        self._room = self._most_bytes - requests * (limits.SHORT_REPLY_BYTES + 1)
+        self._room = most_bytes - _FRAME_BYTES - requests * (limits.SHORT_REPLY_BYTES + 1)
         self._size = 0
-        """How many bytes the replies of the next part have, or the long replies of the only message."""
-        self._is_scheduled = False
+        """How many bytes the long replies have."""
 
-    def add(self, position: int, reply: bytes, *, is_written: bool) -> None:
+    def add(self, position: int, reply: bytes, is_written: bool) -> None:
         """Add the reply to one of the requests.
 
         Args:
@@ -164,33 +173,42 @@ class Collector:
             reply: Its reply.
             is_written: Whether it has written something, so that it must not be repeated.
         """
-        self._left -= 1
-        if self._in_parts:
-            self._add_to_part(position, reply, is_written)
-        else:
-            self._add_to_all(position, reply, is_written)
-
-    def _add_to_all(self, position: int, reply: bytes, is_written: bool) -> None:
         if (size := len(reply)) > limits.SHORT_REPLY_BYTES:
-            if size > min(self._room, self._held.room):
+            if size > min(self._room, self._shared.room):
                 reply = _too_large(is_written)
             else:
                 self._room -= size
-                self._held.room -= size
+                self._shared.room -= size
                 self._size += size
         self._replies[position] = reply
+        self._left -= 1
         if not self._left:
-            self._held.room += self._size
+            self._shared.room += self._size
             self._send(_REPLIES % b",".join(self._replies), True)
 
-    def _add_to_part(self, position: int, reply: bytes, is_written: bool) -> None:
+
+class PartCollector:
+    """The same, but at the end of each iteration of the event loop it sends the replies that are there."""
+
+    def __init__(self, requests: int, most_bytes: int, send: Callable[[bytes, bool], None]) -> None:
+        self._left = requests
+        self._send = send
+        self._most_bytes = most_bytes - _FRAME_BYTES
+        self._replies: list[bytes] = []
+        self._size = 0
+        self._is_scheduled = False
+
+    def add(self, position: int, reply: bytes, is_written: bool) -> None:
         if len(reply) > self._most_bytes:
             reply = _too_large(is_written)
         item = b"[%d,%b]" % (position, reply)
-        if self._replies and self._size + len(item) > self._most_bytes:
-            self._send_part(self._left + 1)
+        size = self._size + len(item) + 1
+        if size > self._most_bytes and self._replies:
+            self._send_part(self._left)
+            size = len(item) + 1
         self._replies.append(item)
-        self._size += len(item) + 1
+        self._size = size
+        self._left -= 1
         if not self._left:
             self._send_part(0)
         elif not self._is_scheduled:

@@ -98,7 +98,7 @@ class RefusedOperation(Operation):
 class ReplyCollector(Protocol):
     """Takes the replies to the requests that were in one message."""
 
-    def add(self, position: int, reply: bytes, *, is_written: bool) -> None: ...
+    def add(self, position: int, reply: bytes, is_written: bool) -> None: ...
 
 
 class Request(Struct, gc=False, eq=False):
