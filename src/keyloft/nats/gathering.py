@@ -44,14 +44,22 @@ class _Call:
 
     __slots__ = ("data", "ends", "is_alone", "operation", "reply", "space")
 
-    def __init__(self, space: str, operation: str, data: bytes, reply: "asyncio.Future[bytes]", ends: float) -> None:
+    def __init__(
+        self,
+        space: str,
+        operation: str,
+        data: bytes,
+        reply: "asyncio.Future[bytes]",
+        ends: float,
+        is_alone: bool,
+    ) -> None:
         self.space = space
         self.operation = operation
         self.data = data
         self.reply = reply
         self.ends = ends
         """When its caller waits no longer."""
-        self.is_alone = False
+        self.is_alone = is_alone
         """Whether it must not travel with others."""
 
     @property
@@ -123,7 +131,8 @@ class RequestSender:
             operation: What is asked for.
             data: The fields of the request, as JSON.
         """
-        call = _Call(space, operation, data, self._loop.create_future(), self._loop.time() + self._timeout)
+        is_alone = operation not in self._gathered or data == b"{}"
+        call = _Call(space, operation, data, self._loop.create_future(), self._loop.time() + self._timeout, is_alone)
         self._queue.append(call)
         self._waiting[call] = None
         if self._sending is None:
@@ -154,7 +163,7 @@ class RequestSender:
     def send_singly(self, message: SentMessage) -> None:
         """Send the calls of a `many` that was not carried out again, each alone, and no `many` for a while."""
         del self._sent[message.number]
-        self._has_many = False
+        self._has_many, self._next_probe = False, monotonic() + limits.MANY_PROBE_SECONDS
         for call in message.calls:
             call.is_alone = True
         self._queue[:0] = message.calls
@@ -198,21 +207,19 @@ class RequestSender:
         for call in calls:
             if call.reply.done():
                 continue  # cancelled meanwhile
+            if len(call.data) > self._nats.max_payload:
+                call.fail(nats_errors.MaxPayloadError())
+                continue
             more = len(call.data) + _OP_BYTES
-            if together and (
-                call.space != together[0].space
-                or call.operation not in self._gathered
-                or call.is_alone
-                or size + more > limits.GATHERED_BYTES
-                or len(together) >= limits.MANY_REQUESTS
-            ):
+            is_full = size + more > limits.GATHERED_BYTES or len(together) >= limits.MANY_REQUESTS
+            if together and (call.is_alone or is_full or call.space != together[0].space):
                 yield from self._as_messages(together)
                 together, size = [], 0
-            together.append(call)
-            size += more
-            if call.operation not in self._gathered or call.is_alone:
-                yield from self._as_messages(together)
-                together, size = [], 0
+            if call.is_alone:
+                yield from self._as_messages([call])
+            else:
+                together.append(call)
+                size += more
         yield from self._as_messages(together)
 
     def _as_messages(self, calls: Sequence[_Call]) -> Iterator[tuple[SentMessage, bytes]]:

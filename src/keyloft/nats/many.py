@@ -46,6 +46,8 @@ class _ManyText(Struct):
 _read_many = msgspec.json.Decoder(_ManyText).decode
 _read_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _FIELDS: Final = ("requests", "parts")
+_LEVELS: Final = payloads.LEVELS + 2
+"""How deep a message may nest: a request, the list of requests, and the object that it is a field of."""
 
 
 class Many(Operation):
@@ -67,7 +69,7 @@ class Many(Operation):
     def read(self, about: Any, data: bytes, /) -> ManyRequests:
         try:
             text = json_text.on_any_stack(_read_many, data)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             _refuse_unreadable(data)
             raise InvalidArgument('requests: expected an array of requests, as in [{"op": "get", "key": …}]') from None
         requests, most = list(map(bytes, text.requests)), limits.MANY_REQUESTS
@@ -106,6 +108,7 @@ class Many(Operation):
 
 def _refuse_unreadable(data: bytes) -> None:
     """Refuse a message that is not JSON, or has other fields than it should."""
+    json_text.check_depth(data, _LEVELS)
     json_text.check_syntax(data)
     try:
         fields = json_text.on_any_stack(_read_members, data)

@@ -52,6 +52,7 @@ _CLIENT_METHODS: Final = {
 _PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (Nats, _CLIENT_METHODS),
     (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "is_connected": "bool", "max_payload": "int"}),
+    (Nats, {"is_draining_pubs": "bool"}),
     (Parser, {"parse": "async (data=b'')", "reset": "()", "nc": "Client", "buf": "bytearray", "state": "int"}),
     (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
     (Nats, {"_handlers": _ABSENT, "handle": _ABSENT, "read_bytes": _ABSENT, "sending": _ABSENT}),
@@ -257,22 +258,19 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
 
 
 async def publish_requests(connection: Nats, requests: Sequence[tuple[str, str, bytes]]) -> None:
-    """Publish requests, each with its subject, reply subject and data, in their order.
+    """Publish requests, each with its subject, reply subject and data, in their order; none is larger than a message.
 
     Raises:
         BadSubjectError: A subject holds white space, or nothing.
-        MaxPayloadError: One is too large for a message; none was sent.
         ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError: They can't be sent.
     """
     if not connection.is_connected or connection.is_draining_pubs:
         for subject, reply, data in requests:
             await connection.publish(subject, data, reply)
         return
-    pub, largest = b"PUB %b %b %d\r\n%b\r\n", connection.max_payload
+    pub = b"PUB %b %b %d\r\n%b\r\n"
     if any([not subject or _WHITE_SPACE(subject) for subject, _, _ in requests]):
         raise BadSubjectError
-    if any([len(data) > largest for _, _, data in requests]):
-        raise MaxPayloadError
     commands = [pub % (subject.encode(), reply.encode(), len(data), data) for subject, reply, data in requests]
     await connection._send_command(b"".join(commands))
     await connection._flush_pending()

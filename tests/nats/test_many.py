@@ -1,0 +1,330 @@
+"""Several requests in one message: each is carried out and answered as if sent alone."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.aio.client import Client as Nats
+
+from keyloft import KeyloftError, limits
+from keyloft.nats.bounds import IntakeBounds
+from keyloft.nats.connection import connect
+from keyloft.nats.errors import WIRE_ERRORS, wire_code
+from keyloft.nats.many import Many
+from keyloft.nats.requests import Operation
+from keyloft.plugins import BotDatabase, DatabaseService
+from keyloft.plugins.quotas import Quota, Quotas
+from keyloft.plugins.rules import UNFIT_FOR_MANY
+from keyloft.plugins.usage import PluginUsage
+from tests.support.examples import examples
+
+PREFIX = "many.kv"
+SECONDS = 30
+
+
+@pytest.fixture
+async def client(nats_url: str) -> AsyncIterator[Nats]:
+    connection = await connect(nats_url, name="many")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def db(tmp_path: Path) -> AsyncIterator[BotDatabase]:
+    async with BotDatabase(tmp_path / "bot.db") as db:
+        yield db
+
+
+@asynccontextmanager
+async def serving(client: Nats, db: BotDatabase, **options: Any) -> AsyncIterator[DatabaseService]:
+    async with DatabaseService(client, db, prefixes=[PREFIX], **options) as service:
+        yield service
+        async with asyncio.timeout(SECONDS):
+            while service.unanswered:
+                await asyncio.sleep(0.005)
+        assert service._intake is not None
+        for owner in service._intake.owners:
+            assert (owner.request_bytes, owner.reply_bytes, owner.under_way, owner.under_way_bytes) == (0, 0, 0, 0)
+
+
+async def ask(client: Nats, subject: str, payload: Any) -> Any:
+    data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+    return json.loads((await client.request(f"{PREFIX}.{subject}", data, timeout=SECONDS)).data)
+
+
+async def many(client: Nats, *requests: Any, plugin: str = "trivia") -> Any:
+    reply = await ask(client, f"{plugin}.many", {"requests": requests})
+    assert reply.keys() == {"success", "replies"}, reply
+    return reply["replies"]
+
+
+async def in_parts(client: Nats, requests: list[Any]) -> AsyncIterator[tuple[dict[int, Any], int]]:
+    """The parts of a reply: what was answered, by position, and how many are left."""
+    inbox = client.new_inbox()
+    replies = await client.subscribe(inbox)
+    await client.publish(
+        f"{PREFIX}.trivia.many", json.dumps({"requests": requests, "parts": True}).encode(), reply=inbox
+    )
+    left = len(requests)
+    while left:
+        message = await replies.next_msg(SECONDS)
+        assert len(message.data) <= client.max_payload
+        part = json.loads(message.data)
+        assert part["success"] is True
+        left = part["left"]
+        yield dict(part["replies"]), left
+    await replies.unsubscribe()
+
+
+@asynccontextmanager
+async def locked(db: BotDatabase) -> AsyncIterator[None]:
+    """Another program holds the file: no write is made meanwhile."""
+    other = apsw.Connection((await db.engine()).location)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+ALONE: list[tuple[str, bytes]] = [
+    ("set", b'{"key":"a","value":{"op":"list"},"ttl":60}'),
+    ("get", b'{"key":"a"}'),
+    ("set", b'{"key":"a","value":1e400}'),
+    ("set", b'{"key":"b","value":[1,2.50,"\\u00e9 \\"op\\""],"unknown":1}'),
+    ("get", b'{ "key" : "b" }'),
+    ("get", b'{"key":"b","key":"a"}'),
+    ("get", b'{"Key":"b"}'),
+    ("get", b"{}"),
+    ("get", b'{"key":""}'),
+    ("set", b'{"key":"c","value":%d}' % 10**300),
+    ("get", b'{"key":"c"}'),
+    ("set", b'{"key":"d","value":%b}' % (b"[" * 901 + b"]" * 901)),
+    ("set", b'{"key":"e","value":"%b"}' % (b"x" * 70_000)),
+    ("list", b"{}"),
+    ("list", b'{"limit":0}'),
+    ("delete", b'{"key":"absent"}'),
+    ("set", b'{"key":"gone","value":1}'),
+    ("delete", b'{"key":"gone"}'),
+    ("get", b'{"key":"gone"}'),
+]
+
+
+@pytest.mark.parametrize(
+    "form", ['{"op":"%s"%s', '{ "op" : "%s"%s', "last"], ids=["as the client", "spaces", "op last"]
+)
+async def test_each_request_is_answered_as_if_sent_alone(client: Nats, db: BotDatabase, form: str) -> None:
+    def with_op(name: str, data: bytes) -> bytes:
+        fields = data.decode().strip("{} ")
+        if form == "last":
+            return ("{" + fields + ("," if fields else "") + f'"op":"{name}"' + "}").encode()
+        return (form % (name, f",{fields}" if fields else "") + "}").encode()
+
+    async with serving(client, db):
+        alone = [await ask(client, f"alone.{name}", data) for name, data in ALONE]
+        requests = b",".join([with_op(name, data) for name, data in ALONE])
+        together = await ask(client, "trivia.many", b'{"requests":[%b]}' % requests)
+        assert together == {"success": True, "replies": alone}
+        assert {reply.get("error_code") for reply in alone} == {
+            *(None, "VALIDATION_ERROR", "INVALID_JSON", "MISSING_FIELD", "VALUE_TOO_LARGE")
+        }
+
+
+async def test_what_it_can_not_hold_fails_alone(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db):
+        stored = {"op": "set", "key": "k", "value": 1}
+        replies = await many(
+            client, {"op": "many", "requests": [stored]}, {"op": "watch"}, {"op": "x.set"}, 7, [], stored
+        )
+        assert [reply.get("error_code") for reply in replies] == [
+            *("INVALID_SUBJECT", "INVALID_SUBJECT", "INVALID_SUBJECT", "VALIDATION_ERROR", "VALIDATION_ERROR", None)
+        ]
+        assert "send it alone" in replies[0]["message"]
+        assert await many(client, {"key": "k"}, {"op": 7, "key": "k"}, {"op": "get", "key": "k"}) == [
+            {"success": False, "error_code": "MISSING_FIELD", "message": "Missing required field: op"},
+            {"success": False, "error_code": "VALIDATION_ERROR", "message": "op: expected the name of an operation"},
+            {"success": True, "exists": True, "value": 1},
+        ]
+
+
+async def test_a_message_that_is_no_many_is_refused_by_name(client: Nats, db: BotDatabase) -> None:
+    get = {"op": "get", "key": "k"}
+    refused: list[tuple[Any, str, str]] = [
+        ({}, "MISSING_FIELD", "requests"),
+        ({"requests": {}}, "VALIDATION_ERROR", "requests: expected an array"),
+        ({"request": []}, "VALIDATION_ERROR", "did you mean requests?"),
+        ({"requests": [get], "parts": 1}, "VALIDATION_ERROR", "parts: expected true or false"),
+        ({"requests": [get], "more": 1}, "VALIDATION_ERROR", "more: there is no such field"),
+        (b'{"requests":[],"requests":[]}', "INVALID_JSON", "twice"),
+        (b'{"parts":true,"requests":[],"parts":true}', "INVALID_JSON", "twice"),
+        (b"[]", "VALIDATION_ERROR", "JSON object"),
+        (b'{"requests":[', "INVALID_JSON", "ends too early"),
+        (b"", "INVALID_JSON", ""),
+        (b'{"requests":[' + b"[" * 100_000, "VALIDATION_ERROR", "nested too deeply"),
+        ({"requests": [get] * (limits.MANY_REQUESTS + 1)}, "VALIDATION_ERROR", "at most 1,000"),
+    ]
+    async with serving(client, db):
+        for payload, code, text in refused:
+            reply = await ask(client, "trivia.many", payload)
+            assert (reply["error_code"], text in reply["message"]) == (code, True), reply
+        assert await ask(client, "trivia.many", {"requests": []}) == {"success": True, "replies": []}
+        assert len(await many(client, *[get] * limits.MANY_REQUESTS)) == limits.MANY_REQUESTS
+
+
+async def test_each_request_counts_and_is_logged_as_its_own_operation(
+    client: Nats, db: BotDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "keyloft.plugins.service")
+    async with serving(client, db) as service:
+        put, get = {"op": "set", "key": "k", "value": 1}, {"op": "get", "key": "k"}
+        await many(client, put, get, get, {"op": "get", "key": ""})
+        durations = service.meters.of("trivia").durations
+        assert {name: durations[name].count for name in ("set", "get", "many")} == {"set": 1, "get": 2, "many": 1}
+        assert dict(service.meters.of("trivia").errors) == {"VALIDATION_ERROR": 1}
+        logged = [
+            record.message.partition(" latency")[0] for record in caplog.records if "plugin=trivia" in record.message
+        ]
+        assert logged[:4] == [
+            "[KV] get failed: plugin=trivia error=VALIDATION_ERROR key must be a non-empty string",
+            "[KV] set: plugin=trivia key=k size=1 ttl=null",
+            "[KV] get: plugin=trivia key=k hit=true",
+            "[KV] get: plugin=trivia key=k hit=true",
+        ]
+
+
+async def test_each_request_is_held_to_the_quota(client: Nats, db: BotDatabase) -> None:
+    async with PluginUsage(db, Quotas(default=Quota(keys=2))) as usage, serving(client, db, usage=usage):
+        puts = [{"op": "set", "key": f"k{number}", "value": 1} for number in range(3)]
+        replies = await many(client, *puts, {"op": "delete", "key": "k0"}, puts[2], {"op": "list"})
+        assert [reply.get("error_code") for reply in replies] == [None, None, "QUOTA_EXCEEDED", None, None, None]
+        assert replies[-1]["keys"] == ["k1", "k2"]
+
+
+async def test_each_request_counts_towards_the_limit_of_the_rate(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db, bounds=IntakeBounds(requests_per_second=10)):
+        replies = await many(client, *[{"op": "get", "key": "k"}] * 100)
+        refused = [reply for reply in replies if reply.get("error_code") == "BUSY"]
+        assert 80 <= len(refused) <= 90
+
+
+async def test_replies_that_do_not_fit_are_named_and_can_be_asked_for_alone(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db):
+        for number in range(20):
+            await db.kv_set("trivia", f"k{number}", "x" * 65_000)
+        gets = [{"op": "get", "key": f"k{number}"} for number in range(20)]
+        replies = await many(client, *gets, {"op": "set", "key": "k", "value": 1}, {"op": "get", "key": "k"})
+        assert replies[-2:] == [{"success": True}, {"success": True, "exists": True, "value": 1}]
+        fitting = [reply for reply in replies[:20] if reply["success"]]
+        assert len(fitting) == 15
+        for reply in replies[15:20]:
+            assert (reply["error_code"], reply["carried_out"]) == ("REPLY_TOO_LARGE", False)
+            assert "send this request alone" in reply["message"]
+        assert await ask(client, "trivia.get", {"key": "k19"}) == replies[0]
+
+
+async def test_published_requests_are_carried_out(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db):
+        put = {"op": "set", "key": "k", "value": 1}
+        await client.publish(f"{PREFIX}.trivia.many", json.dumps({"requests": [put, {"op": "get"}, put]}).encode())
+        assert await ask(client, "trivia.get", {"key": "k"}) == {"success": True, "exists": True, "value": 1}
+
+
+async def test_a_reply_subject_of_the_service_is_refused(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db):
+        put = {"op": "set", "key": "k", "value": 1}
+        await client.publish(
+            f"{PREFIX}.rogue.many", json.dumps({"requests": [put]}).encode(), reply=f"{PREFIX}.victim.set"
+        )
+        assert (await ask(client, "rogue.list", {}))["keys"] == []
+        assert (await ask(client, "victim.list", {}))["keys"] == []
+
+
+class TestParts:
+    async def test_no_reply_waits_for_another_requests_write(self, client: Nats, db: BotDatabase) -> None:
+        async with serving(client, db):
+            await db.kv_set("trivia", "k", 0)
+            requests = [
+                {"op": "get", "key": "k"},
+                {"op": "set", "key": "k", "value": 1},
+                {"op": "get", "key": "k"},
+                {"op": "get", "key": "other"},
+                {"op": "get"},
+            ]
+            lock, found = locked(db), dict[int, Any]()
+            await lock.__aenter__()
+            async for part, left in in_parts(client, requests):
+                if not found:
+                    await lock.__aexit__(None, None, None)
+                found |= part
+                if left == 2:
+                    assert set(found) == {0, 3, 4}
+            assert [found[0]["value"], found[1], found[2]["value"]] == [0, {"success": True}, 1]
+            assert (found[3]["exists"], found[4]["error_code"]) == (False, "MISSING_FIELD")
+
+    async def test_all_replies_arrive_however_large_they_are(self, client: Nats, db: BotDatabase) -> None:
+        async with serving(client, db):
+            for number in range(20):
+                await db.kv_set("trivia", f"k{number}", f"{number}" * 30_000)
+            found = dict[int, Any]()
+            gets = [{"op": "get", "key": f"k{number}"} for number in range(20)]
+            async for part, left in in_parts(client, gets * 2):
+                found |= part
+                assert len(found) == 40 - left
+            assert all(found[position]["value"] == f"{position % 20}" * 30_000 for position in range(40))
+
+
+async def test_each_request_has_its_own_deadline(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db, deadline=0.4):
+        await db.kv_set("trivia", "k", 0)
+        async with locked(db):
+            get, put = {"op": "get", "key": "k"}, {"op": "set", "key": "k", "value": 1}
+            replies = await many(client, get, put, get, {"op": "list"}, {"op": "get", "key": "other"})
+        assert [reply.get("error_code") for reply in replies] == [None, *["DATABASE_ERROR"] * 3, None]
+        assert "not carried out" in replies[2]["message"]
+
+
+async def test_a_flood_of_them_stays_within_the_bounds(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db, bounds=IntakeBounds(owner_bytes=2_000_000)) as service:
+        gets = json.dumps({"requests": [{"op": "get", "key": "k"}] * 1000}, separators=(",", ":")).encode()
+        asking = [asyncio.ensure_future(ask(client, "trivia.many", gets)) for _ in range(100)]
+        other = await ask(client, "other.get", {"key": "k"})
+        replies = await asyncio.gather(*asking)
+        assert other["success"]
+        done = [reply for reply in replies if reply["success"]]
+        assert {reply["error_code"] for reply in replies if not reply["success"]} <= {"BUSY"}
+        assert all(len(reply["replies"]) == 1000 for reply in done)
+        assert 1 <= len(done) < 100
+        assert service.meters.of("trivia").durations["get"].count == 1000 * len(done)
+
+
+class _Found(Operation):
+    name = "get"
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [b'{"requests":[', b'{"op":"get"', b'"key":"k"', b",", b"]", b"}", b'"parts":true', b'"op"', b"\\"]
+        )
+        | st.binary(max_size=3),
+        max_size=12,
+    )
+)
+@examples(300)
+def test_any_message_is_read_or_refused_with_a_code(parts: list[bytes]) -> None:
+    operation = Many(Nats(), lambda about, name: _Found(), UNFIT_FOR_MANY)
+    code = ""
+    try:
+        operation.read("trivia", b"".join(parts))
+    except KeyloftError as error:
+        code = wire_code(error)
+    assert code in {"", *WIRE_ERRORS} - {"INTERNAL_ERROR"}
