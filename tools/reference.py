@@ -1,7 +1,8 @@
-"""Generates parts of the documents from the code: docs/api/REFERENCE.md, and the table of settings."""
+"""Generates documents from the code: docs/api/REFERENCE.md, docs/api/asyncapi.json, and the table of settings."""
 
 import importlib
 import inspect
+import json
 import re
 import sys
 import typing
@@ -40,8 +41,16 @@ def documents() -> dict[Path, str]:
     service = ROOT / "docs" / "DATABASE_SERVICE.md"
     return {
         ROOT / "docs" / "api" / "REFERENCE.md": reference(),
+        ROOT / "docs" / "api" / "asyncapi.json": asyncapi(),
         service: _SETTINGS.sub(lambda found: found[1] + settings() + found[2], service.read_text("utf-8")),
     }
+
+
+def asyncapi() -> str:
+    """The services on NATS as an AsyncAPI document."""
+    from keyloft.server.asyncapi import document
+
+    return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
 
 
 def settings() -> str:

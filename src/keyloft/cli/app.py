@@ -16,6 +16,7 @@ import typer.main
 
 import keyloft
 from keyloft.cli import (
+    asyncapi,
     backup,
     changes,
     check,
@@ -122,7 +123,20 @@ def _group(commands: Commands, **options: Any) -> typer.Typer:
     return group
 
 
-_MODULES: Final = (serve, nats_config, tuples, stats, changes, transfer, backup, compact, check, migrate, doctor)
+_MODULES: Final = (
+    serve,
+    nats_config,
+    asyncapi,
+    tuples,
+    stats,
+    changes,
+    transfer,
+    backup,
+    compact,
+    check,
+    migrate,
+    doctor,
+)
 app = _group(
     tuple([command for module in _MODULES for command in module.COMMANDS]),
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
