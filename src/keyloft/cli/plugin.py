@@ -200,7 +200,7 @@ def _read_object(file: str) -> dict[str, Any]:
     return content
 
 
-def _inbox(login: "Login", addresses: list[str]) -> dict[str, str]:
+def _inbox(login: "Login", addresses: list[str]) -> dict[str, Any]:
     """ADMIN receives replies in another inbox than a plugin does."""
     from keyloft.server.isolation import ADMIN
 

@@ -27,7 +27,7 @@ from keyloft.nats.messages import Handled
 from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.nats.outbox import TOO_MUCH, Outbox
 from keyloft.nats.reporting import IntakeReporter, Route
-from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, RefusedOperation, Request
+from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, RefusedOperation, Request, Variant
 from keyloft.nats.turns import Turns, steps
 
 
@@ -62,11 +62,9 @@ class Intake:
         self._reporter = reporter
         self._meters = meters
         self._reserved = tuple(reserved)
-        self._deadline = deadline
-        self._stalled = f"the database has not answered within {deadline:g} s"
-        self._bounds = bounds
+        self._deadline, self._stalled = deadline, f"the database has not answered within {deadline:g} s"
+        self._bounds, self._most_replies = bounds, bounds.reply_bytes
         self._most_requests, self._reserve = bounds.request_bytes, bounds.reserve_bytes
-        self._most_replies = bounds.reply_bytes
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(nats, reserved, self._sent, self._refused_busy, reporter.unsent)
         self._routes: dict[str, Route] = {}
@@ -199,21 +197,23 @@ class Intake:
             if now - request.arrived > self._deadline and request.reply:
                 raise Stalled(f"{self._stalled}; it was not carried out")
             content = request.content = operation.read(request.about, request.content)
+        except Variant as asked:
+            operation = request.operation = operation.variants[asked.name]
+            content = request.content = asked.content
         except Exception as error:
             self._refuse(request, error)
             self._end(request)
             return
-        waits = False
         if operation.holds_requests:
             self._take_apart(request, content)
             return
         if isinstance(operation, PointRead):
             waits = bool(owner.writes) and owner.must_wait(request, (content.key,))
-        elif isinstance(operation, Call):
-            written = operation.written(content)
-            waits = owner.must_wait(request, written or operation.keys_read(content))
-            if written:
-                owner.begin_write(request, written)
+        elif isinstance(operation, EngineWrite):  # the engine keeps the order of its keys
+            waits = owner.exclusive is not None and owner.waits_in_order(request, operation.written(content))
+        else:
+            assert isinstance(operation, Call)
+            waits = owner.waits_in_order(request, operation.written(content), operation.keys_read(content))
         if not waits:
             self._begin(request, reads)
 
@@ -262,8 +262,7 @@ class Intake:
             reads.append(request)
         elif isinstance(operation, EngineWrite):
             self._submit(request, operation)
-        else:
-            assert isinstance(operation, Call)
+        elif isinstance(operation, Call):
             self._call(request, operation)
 
     # Carrying out
@@ -338,7 +337,8 @@ class Intake:
 
     def _submit(self, request: Request, operation: EngineWrite) -> None:
         content = request.content
-        request.owner.begin_write(request, operation.written(content))
+        if request.written is None:
+            request.owner.begin_write(request, operation.written(content))
         try:
             submission = self._engine.submit(operation.batch(content), partial(self._committed, request))
         except Exception as error:
@@ -486,7 +486,7 @@ class Intake:
 
     def _give_up(self, request: Request) -> None:
         """Answer a request whose database has not answered in time; a write may still be carried out."""
-        was_given_up = request.cancel is not None and request.cancel()
+        was_given_up = request.cancel is not None and len(request.written or ()) < 2 and request.cancel()
         text = "; it was not carried out" if was_given_up else "; it may still be carried out"
         self._refuse(request, Stalled(self._stalled + (text if request.written is not None else "")))
         if was_given_up and isinstance(request.operation, EngineWrite):

@@ -78,7 +78,8 @@ def refuse_unknown(fields: Mapping[str, Any], known: Sequence[str], within: str 
         return
     # One name, and a short one: comparing takes longer than linear time.
     near = difflib.get_close_matches(unknown, known, 1) if len(unknown) <= limits.COMPARED_NAME_CHARACTERS else []
-    cure = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(known)}"
+    names = f"the fields are {', '.join(known)}" if known else "this operation has no fields"
+    cure = f"did you mean {near[0]}?" if near else names
     raise InvalidArgument(f"{within}{ascii(unknown[:60])[1:-1][:60]}: there is no such field; {cure}")
 
 

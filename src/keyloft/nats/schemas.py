@@ -79,6 +79,11 @@ def object_of(
     }
 
 
+def with_any_of(schema: Schema, *fields: str) -> Schema:
+    """The schema of an object that has at least one of these fields, too."""
+    return {**schema, "anyOf": [{"required": [field]} for field in fields]}
+
+
 def either(*schemas: Schema) -> Schema:
     """The schema of what fits at least one of several."""
     return {"anyOf": list(schemas)}

@@ -100,7 +100,9 @@ def deciding(group: Iterable[Batch]) -> dict[Address, bool]:
         for mutation in batch.mutations:
             if type(mutation) in _COUNTERS:
                 addresses[mutation.space, mutation.key] = True
-            elif type(mutation) not in _BLIND or (type(mutation) is Set and mutation.if_absent):
+            elif type(mutation) not in _BLIND or (
+                type(mutation) is Set and (mutation.if_absent or mutation.keep_expiry)
+            ):
                 addresses.setdefault((mutation.space, mutation.key), False)
     return addresses
 
@@ -265,7 +267,7 @@ class _State:
         return moment
 
     def _set(self, mutation: Set, record: Record | None, write: Write | None, version: int) -> _Pending:
-        expires_at = self.expiry(mutation)
+        expires_at = record.expires_at if record is not None and mutation.keep_expiry else self.expiry(mutation)
         created_at = self._now if record is None else record.created_at
         new = Record(mutation.key, mutation.value, mutation.encoding, version, expires_at, created_at, self._now)
         return new, PutRow(new, makes_new_entry(write, record)), _PUT
@@ -312,7 +314,7 @@ def _integer(record: Record) -> int:
     if record.encoding == Encoding.U64:
         return unpack_counter(record.value)
     number: Any = None
-    if record.encoding == Encoding.JSON:
+    if record.encoding == Encoding.JSON and len(record.value) <= limits.COUNTER_DIGITS:
         with contextlib.suppress(Undecodable):
             number = decode_json(record.value)
     if type(number) is not int:
