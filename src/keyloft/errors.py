@@ -21,6 +21,7 @@
     ├── QuotaExceeded                    QUOTA_EXCEEDED     a plugin would store more than it may
     ├── ReplyTooLarge                    REPLY_TOO_LARGE    a reply does not fit into one message with others
     ├── HistoryGone                      HISTORY_GONE       the change log no longer reaches back so far
+    ├── WatchExpired                     WATCH_EXPIRED      a watch over NATS was not renewed in time
     ├── Undecodable                      UNDECODABLE        stored bytes are not a key or value of Keyloft
     ├── Closed                           CLOSED             used after aclose()
     ├── WrongLoop (RuntimeError)         WRONG_LOOP         used from another event loop or thread
@@ -67,7 +68,7 @@ __all__ += ["IncompatibleLibrary", "NatsServerFailed", "NoService", "NotPermitte
 __all__ += ["CannotOpen", "DatabaseError", "NotADatabase", "ReadOnly", "SchemaTooNew", "SchemaTooOld"]
 __all__ += ["AlreadyExists", "AnotherStore", "Busy", "CommitUnknown", "DiskFull", "NotEmpty"]
 __all__ += ["Stalled", "TransferFailed", "Unreachable"]
-__all__ += ["ClockSetBack", "CounterOutOfRange", "HistoryGone", "QuotaExceeded", "ReplyTooLarge"]
+__all__ += ["ClockSetBack", "CounterOutOfRange", "HistoryGone", "QuotaExceeded", "ReplyTooLarge", "WatchExpired"]
 
 CLOSED: Final = "this store is closed: open it again"
 
@@ -217,16 +218,24 @@ class ReplyTooLarge(KeyloftError, code="REPLY_TOO_LARGE"):
 class HistoryGone(KeyloftError, code="HISTORY_GONE"):
     """The change log no longer holds, or never held, what was asked for: list the entries, then watch again."""
 
-    def __init__(self, version: int, oldest: int, latest: int) -> None:
-        super().__init__(
-            f"version {version} is above the last one, {latest}: it is of another database, or was never given; list "
-            "the entries, then watch again from now"
-            if version > latest
-            else f"the change log begins with version {oldest}, so what changed after version {version} is no longer "
-            "known; list the entries, then watch again from now"
-        )
+    def __init__(self, version: int = 0, oldest: int = 0, latest: int = 0, message: str | None = None) -> None:
+        """`message` alone for an error that another process has reported."""
+        cure = "list the entries, then watch again from now"
+        if message is None and version > latest:
+            why = f"version {version} is above the last one, {latest}: it is of another database, or was never given"
+            message = f"{why}; {cure}"
+        elif message is None:
+            why = (
+                f"the change log begins with version {oldest}, what changed after version {version} is no longer known"
+            )
+            message = f"{why}; {cure}"
+        super().__init__(message)
         self.version = version
         self.latest = latest
+
+
+class WatchExpired(KeyloftError, code="WATCH_EXPIRED"):
+    """A watch over NATS has ended, or its client has not renewed it in time."""
 
 
 class Undecodable(KeyloftError, code="UNDECODABLE"):

@@ -349,6 +349,6 @@ async def test_the_services_api_lists_it(client: Nats) -> None:
     await ask(client, "put", {**PUT, "requestId": "other"})
     reply = await client.request("$SRV.STATS.keyloft-semantic", b"", timeout=20)
     stats = {endpoint["name"]: endpoint for endpoint in json.loads(reply.data)["endpoints"]}
-    assert set(stats) == {"put", "get", "delete", "list", "batch"}
+    assert set(stats) == {"put", "get", "delete", "list", "batch", "watch"}
     assert (stats["put"]["num_requests"], stats["put"]["num_errors"]) == (2, 1)
     assert stats["put"]["last_error"] == "VERSION_CONFLICT"

@@ -18,6 +18,9 @@ _KINDS: Final = (
     errors.ReplyTooLarge,
     errors.VersionConflict,
     errors.StaleFence,
+    errors.HistoryGone,
+    errors.WatchExpired,
+    errors.NotPermitted,
     errors.Busy,
     errors.DatabaseError,
     errors.KeyloftError,
@@ -60,6 +63,8 @@ def refused(reply: Mapping[str, Any]) -> errors.KeyloftError:
     """The exception for a reply that reports an error."""
     code, message = str(reply.get("error_code")), str(reply.get("message"))
     kind = WIRE_ERRORS.get(code, errors.KeyloftError)
+    if kind is errors.HistoryGone:
+        return errors.HistoryGone(message=message)
     if kind is errors.ValueTooLarge:
         return errors.ValueTooLarge(None, None, message)
     return errors.NotACounter(None, message=message) if kind is errors.NotACounter else kind(message)

@@ -27,6 +27,7 @@ from keyloft.plugins.quota_writes import under_quotas
 from keyloft.plugins.schemas import MESSAGES
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.usage import PluginUsage
+from keyloft.plugins.watchable import WatchablePlugins
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class DatabaseService(NatsService):
         usage: PluginUsage | None = None,
         meters: Meters | None = None,
         metadata: Mapping[str, str] | None = None,
+        lease_seconds: float = limits.LEASE_SECONDS,
     ) -> None:
         """Args:
         nats: A client of nats-py, connected when `start` is called; the caller closes it.
@@ -72,6 +74,7 @@ class DatabaseService(NatsService):
         usage: What plugins store, and their quotas; the caller closes it. Without it, there are no quotas.
         meters: Where to count the operations.
         metadata: Shown for this instance by `$SRV.PING`.
+        lease_seconds: How long a watch lasts unless its client renews it.
         """
         self._usage = usage or PluginUsage(db)
         self._owns_usage = usage is None
@@ -79,12 +82,14 @@ class DatabaseService(NatsService):
             nats,
             prefixes,
             operations(nats, db, self._usage, self._part_of_many),
+            WatchablePlugins(),
             reserved=reserved,
             queue=queue,
             deadline=deadline,
             bounds=bounds or IntakeBounds(),
             meters=meters or Meters(),
             metadata=metadata,
+            lease_seconds=lease_seconds,
         )
         self.db = db
         self._under_quotas = under_quotas(db, self._usage)

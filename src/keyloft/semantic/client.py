@@ -10,6 +10,7 @@ from keyloft.core.lazy import PagedList
 from keyloft.errors import KeyloftError
 from keyloft.nats.client import ServiceClient
 from keyloft.nats.connection import Login
+from keyloft.nats.remote_watch import RemoteWatch
 from keyloft.semantic import keys, wire
 from keyloft.semantic.envelope import Envelope
 from keyloft.semantic.intents import Intent, WriteRequest
@@ -109,8 +110,35 @@ class SemanticClient(ServiceClient, Writes):
         wire.prefix_within(self._project, prefix)
         return RemoteEnvelopes(self, prefix, values, limit)
 
+    def watch(self, *keys: str, prefix: str | None = None, since: int | None = None) -> RemoteWatch:
+        """Changes as they happen, by any process: puts, deletes, expiries. It renews itself; a change may come twice.
+
+        Args:
+            keys: Paths within the project; without any, all entries whose paths begin with `prefix`.
+            prefix: The beginning of a path; without it and without keys, all entries of the project.
+            since: Report what changed after this version, a `reported_to` of an earlier watch; None for what changes
+                from now on.
+
+        Raises:
+            InvalidArgument: Keys and a prefix are given.
+            InvalidKey: One of them can't exist.
+            HistoryGone: By the iteration: the service no longer knows what changed since then. List, then watch again.
+
+        Example:
+            async for event in client.watch(prefix="flags/"):
+                print(event.key, event.version)
+        """
+        for key in keys:
+            wire.key_within(self._project, key)
+        if prefix is not None:
+            wire.prefix_within(self._project, prefix)
+        return self._watch(self._subject("watch"), prefix, keys, since)
+
     async def _send(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
-        return await self._request(f"{self._prefix}.{self._project.tenant}.{self._project.name}.{operation}", fields)
+        return await self._request(self._subject(operation), fields)
+
+    def _subject(self, operation: str) -> str:
+        return f"{self._prefix}.{self._project.tenant}.{self._project.name}.{operation}"
 
 
 class RemoteEnvelopes(PagedList[Envelope]):

@@ -6,6 +6,7 @@ from typing import Any
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
+from keyloft.nats.events import WATCH
 from keyloft.nats.requests import Call, Operation
 from keyloft.semantic import keys, wire
 from keyloft.semantic.intents import WriteRequest
@@ -69,4 +70,4 @@ _KINDS = {"get": SemanticGet, "list": SemanticList, "batch": SemanticBatch}
 
 def operations(nats: Nats, store: SemanticStore) -> list[Operation]:
     """The operations of a service."""
-    return [_KINDS.get(name, SemanticWrite)(name, nats, store) for name in keys.OPERATIONS]
+    return [_KINDS.get(name, SemanticWrite)(name, nats, store) for name in keys.OPERATIONS if name != WATCH]
