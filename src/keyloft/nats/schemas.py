@@ -112,3 +112,29 @@ def map_of(values: Schema, names: Schema | None = None, most: int | None = None)
     if names is not None:
         schema["propertyNames"] = names
     return schema if most is None else {**schema, "maxProperties": most}
+
+
+def watch_messages(key: Schema, prefix: Schema, examples: tuple[Mapping[str, Any], ...]) -> Messages:
+    """The messages of `watch`, for a service with such keys and prefixes."""
+    return Messages(
+        summary="Watch keys, or what begins with a prefix; with a subject, go on watching, or end it.",
+        request=request_of(
+            {},
+            {
+                "prefix": prefix,
+                "keys": array_of(key, limits.LEASE_KEYS, least=1),
+                "since": {**VERSION, "maximum": 2**63 - 1},
+                "subject": {**TEXT, "description": "of the watch that is renewed or ended"},
+                "end": BOOLEAN,
+            },
+        ),
+        reply=either(
+            reply_of({"subject": TEXT, "version": VERSION, "run": COUNT, "expires_in": {"type": "number"}}),
+            reply_of({"existed": BOOLEAN}),
+        ),
+        examples=examples,
+        event=object_of(
+            {"version": VERSION, "run": COUNT, "sequence": COUNT},
+            {"key": TEXT, "deleted": BOOLEAN, "more": BOOLEAN, "error_code": TEXT, "message": TEXT},
+        ),
+    )

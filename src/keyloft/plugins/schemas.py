@@ -21,9 +21,9 @@ from keyloft.nats.schemas import (
     object_of,
     reply_of,
     request_of,
+    watch_messages,
     with_any_of,
 )
-from keyloft.plugins.rules import UNFIT_FOR_MANY
 
 KEY: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": limits.PLUGIN_KEY_CHARACTERS}
 VALUE: Final[Schema] = {"description": f"any JSON of at most {limits.PLUGIN_VALUE_BYTES} bytes"}
@@ -132,6 +132,7 @@ _SINGLE: Final[Mapping[str, Messages]] = {
 
 MESSAGES: Final[Mapping[str, Messages]] = {
     **_SINGLE,
-    "many": many_messages({name: one for name, one in _SINGLE.items() if name not in UNFIT_FOR_MANY}),
+    "watch": watch_messages(KEY, PREFIX, ({"prefix": "user:"}, {"keys": ["score"], "since": 0})),
+    "many": many_messages(_SINGLE),
 }
 """The messages of each operation."""

@@ -19,6 +19,7 @@ from keyloft.nats.schemas import (
     object_of,
     reply_of,
     request_of,
+    watch_messages,
 )
 from keyloft.semantic.rules import ANY
 
@@ -138,5 +139,6 @@ MESSAGES: Final[Mapping[str, Messages]] = {
         ),
         refusal_fields=CONFLICT_FIELDS,
     ),
+    "watch": watch_messages(PATH, PREFIX, ({"prefix": "docs/"}, {"keys": ["docs/delta"], "since": 0})),
 }
 """The messages of each operation."""
