@@ -65,6 +65,10 @@ class Project(Struct, frozen=True):
         """How the rows of the project's dead letters begin."""
         return self.rows(b"x/")
 
+    def dead_letter(self, name: str) -> bytes:
+        """The row of a dead letter, by its id."""
+        return self.dead_letters + name.encode()
+
     @property
     def fences(self) -> bytes:
         """How the rows of the project's fencing tokens begin."""
@@ -73,6 +77,10 @@ class Project(Struct, frozen=True):
     def fence(self, token: int) -> bytes:
         """The row that names the lock of a fencing token."""
         return appended_key(self.fences, token)
+
+    def fence_of(self, row: bytes) -> int:
+        """The fencing token that a row of `fence` names."""
+        return int.from_bytes(row[len(self.fences) :])
 
     def batch_request(self, request_id: str) -> bytes:
         """The row that remembers a batch. No path is empty, so no key's request has the same row."""

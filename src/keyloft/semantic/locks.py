@@ -7,21 +7,26 @@ with the token is committed only if the lock is still held under it; the same co
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from keyloft import limits
-from keyloft.core.engine import Watch
 from keyloft.core.log_text import field, printable
-from keyloft.core.records import Batch, Check, Conflict, Get, Record, Touch
-from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
-from keyloft.semantic.commits import Committer
-from keyloft.semantic.envelope import Envelope, envelope_of, read_entry
+from keyloft.errors import (
+    Closed,
+    CommitUnknown,
+    InvalidArgument,
+    LockHeld,
+    LockLost,
+    StaleFence,
+    VersionConflict,
+)
+from keyloft.semantic.envelope import Envelope
+from keyloft.semantic.held_locks import LockKeeper
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.keys import SPACE
 from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import LOCK, directive_of, wrong
+from keyloft.semantic.writes import FAILURES
 
 T = TypeVar("T")
 
@@ -33,7 +38,7 @@ class Lock:
     `acquire` and `release` checks `is_held`, or waits for `lost`.
     """
 
-    def __init__(self, committer: Committer, intent: Intent, wait: float | None) -> None:
+    def __init__(self, keeper: LockKeeper, intent: Intent, wait: float | None) -> None:
         # `intent` is the put that acquires the lock.
         if wait is not None and (type(wait) not in (int, float) or not wait >= 0):
             raise wrong(
@@ -41,10 +46,9 @@ class Lock:
             )
         assert intent.semantics is not None
         assert intent.semantics.ttl_seconds is not None
-        self._committer = committer
+        self._keeper = keeper
         self._intent = intent
-        self._row = intent.entry_key.entry
-        self._ttl = float(intent.semantics.ttl_seconds)
+        self._ttl = intent.semantics.ttl_seconds
         self._wait = wait
         self._entry: Envelope | None = None
         self._until = 0.0
@@ -60,7 +64,7 @@ class Lock:
     def __repr__(self) -> str:
         held = "not held" if self._entry is None else f"held under fence {self._entry.fence}"
         state = "lost" if self.lost.is_set() else held
-        return f"<Lock {self.key} of {self._intent.writer} in {self._committer.shown}, {state}>"
+        return f"<Lock {self.key} of {self._intent.writer} in {self._keeper.shown}, {state}>"
 
     @property
     def key(self) -> str:
@@ -104,7 +108,7 @@ class Lock:
             except LockLost:
                 if kind is None:
                     raise
-            except DatabaseError as failure:
+            except FAILURES as failure:
                 logger.warning("[KV] %s could not be released, and becomes free when it expires: %s", self.key, failure)
             return
         await self._stop_guarding()
@@ -138,7 +142,7 @@ class Lock:
                     raise LockHeld(f"{self.key} is held by {holder.last_writer}{waited}")
                 began = loop.time()
                 try:
-                    entry = await self._finish(self._put(began), undo=self._delete)
+                    entry = await self._finish(self._put(began), undo=self._give_back)
                 except VersionConflict:
                     if deadline is not None and loop.time() >= deadline:
                         raise LockHeld(f"{self.key} is held by another writer, who was faster") from None
@@ -160,8 +164,8 @@ class Lock:
             await self._stop_guarding()
             raise LockLost(self._reason)
         try:
-            await self._finish(self._delete(entry))
-        except VersionConflict as error:
+            await self._finish(self._give_back(entry, self._until))
+        except StaleFence as error:
             raise LockLost(f"{self.key} was lost before it was released: {_loss(error.current)}") from None
 
     # Acquiring
@@ -169,52 +173,48 @@ class Lock:
     async def _until_free(self, deadline: float | None) -> Envelope | None:
         """Wait until the lock is free; returns the holder's entry if the deadline passes first."""
         holder: Envelope | None = None
+        timeout = asyncio.timeout(None)
         try:
-            async with self._watch() as watch, asyncio.timeout(None) as timeout:
-                async for [change] in watch:
-                    if change.record is None:
+            async with self._keeper.watch(self.key) as watch, timeout:
+                async for holder in watch:
+                    if holder is None:
                         return None
-                    holder = envelope_of(change.record)
                     if holder.semantics.purpose != LOCK:
                         raise InvalidArgument(f"key: expected a lock at {self.key}, got a {holder.semantics.purpose}")
                     # Not before the first read: with `wait=0`, too, the caller learns who holds the lock.
                     timeout.reschedule(deadline)
             raise Closed
         except TimeoutError:
-            if holder is None:
+            if not timeout.expired():  # a request over NATS has timed out
                 raise
             return holder
 
-    def _watch(self) -> AbstractAsyncContextManager[Watch]:
-        return aclosing(self._committer.open_engine().watch(Get(SPACE, self._row)))
-
     async def _put(self, began: float) -> Envelope:
-        """Put the lock's entry, again while it is unknown whether an earlier put was committed."""
+        """Put the lock's entry."""
         request = WriteRequest(intents=(self._intent,), request_id=uuid.uuid4().hex)
+        return await self._to_the_end(lambda: self._keeper.acquire(request), began + self._ttl)
+
+    async def _give_back(self, entry: Envelope, until: float | None = None) -> None:
+        """Remove the lock's entry; `until` is when it expires at the earliest."""
+        await self._stop_guarding()
+        assert entry.fence is not None
+        fence, writer, request_id = entry.fence, self._intent.writer, uuid.uuid4().hex
+        until = asyncio.get_running_loop().time() + self._ttl if until is None else until
+        await self._to_the_end(
+            lambda: self._keeper.release(self.key, fence, writer=writer, request_id=request_id), until
+        )
+
+    async def _to_the_end(self, send: Callable[[], Coroutine[Any, Any, T]], until: float) -> T:
+        """Send a request, again while it is unknown whether it was carried out, until a time at most."""
         may_be_made = False
         while True:
             try:
-                # Quietly: locks exist to be contended for, so a lost race is no conflict to record.
-                [entry] = await self._committer.carry_out(request, quiet=True)
-                assert entry is not None
-                return entry
-            except DatabaseError as error:
+                return await send()
+            except FAILURES as error:
                 may_be_made = may_be_made or isinstance(error, CommitUnknown)
-                if not may_be_made or asyncio.get_running_loop().time() > began + self._ttl:
+                if not may_be_made or asyncio.get_running_loop().time() > until:
                     raise
                 await asyncio.sleep(limits.LOCK_RETRY_SECONDS)
-
-    async def _delete(self, entry: Envelope) -> None:
-        await self._stop_guarding()
-        while True:
-            intent = Intent.delete(self.key, expected_version=entry.version, writer=self._intent.writer)
-            try:
-                await self._committer.carry_out(WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex))
-                return
-            except VersionConflict as error:
-                if error.current is None or error.current.fence != entry.fence:
-                    raise
-                entry = error.current  # another caller has put the lock again, with its token
 
     async def _finish(self, job: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]] | None = None) -> T:
         """Do a job to its end; if the caller is cancelled meanwhile, in the background, and undo it."""
@@ -223,7 +223,7 @@ class Lock:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             # A put may still succeed, and no task would release the lock before it expires.
-            self._committer.in_background(self._finish_alone(task, undo))
+            self._keeper.background.start(self._finish_alone(task, undo))
             raise
 
     async def _finish_alone(self, task: Awaitable[T], undo: Callable[[T], Awaitable[None]] | None) -> None:
@@ -231,7 +231,7 @@ class Lock:
             done = await task
             if undo is not None:
                 await undo(done)
-        except (VersionConflict, DatabaseError, Closed) as error:
+        except (VersionConflict, StaleFence, Closed, *FAILURES) as error:
             logger.debug("[KV] %s was not released: %s", self.key, error)
 
     # Holding
@@ -242,8 +242,8 @@ class Lock:
         self._reason = ""
         self._extend(began)
         self._guards = [
-            asyncio.create_task(self._renew(entry.version), name=f"keyloft renews {self.key}"),
-            asyncio.create_task(self._watch_for_loss(), name=f"keyloft guards {self.key}"),
+            asyncio.create_task(self._renew(self.fence), name=f"keyloft renews {self.key}"),
+            asyncio.create_task(self._watch_for_loss(self.fence), name=f"keyloft guards {self.key}"),
         ]
 
     async def _stop_guarding(self) -> None:
@@ -255,50 +255,41 @@ class Lock:
         if guards:
             await asyncio.wait(guards)
 
-    async def _renew(self, version: int) -> None:
+    async def _renew(self, fence: int) -> None:
         """Extend the expiry again and again. The version stays, and so does the fencing token."""
         loop = asyncio.get_running_loop()
-        touch = Touch(SPACE, self._row, round(1000 * self._ttl))
         pause = usual = self._ttl / limits.LOCK_RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause)
             began, pause = loop.time(), usual
             try:
-                done = await self._committer.commit(Batch((touch,), (Check(SPACE, self._row, version),)))
+                await self._keeper.renew(self.key, fence, self._ttl)
             except Closed:
                 self._lose("the store was closed")
                 return
-            except DatabaseError as error:
+            except StaleFence as error:
+                self._lose(_loss(error.current))
+                return
+            except FAILURES as error:
                 logger.warning("[KV] %s could not be renewed, trying again until it expires: %s", self.key, error)
                 pause = limits.LOCK_RETRY_SECONDS
-                continue
-            if isinstance(done, Conflict):
-                current = done.failed[0].current
-                if current is None or not self._is_held_by(current):
-                    self._lose(_loss(current))
-                    return
-                version, pause = current.version, 0.0  # another caller has put the lock again, with its token
-                continue
-            self._extend(began)
+            else:
+                self._extend(began)
 
-    def _is_held_by(self, record: Record) -> bool:
-        """Whether the lock's row still has this holder's token."""
-        return self._entry is not None and read_entry(record).fence(record.version) == self._entry.fence
-
-    async def _watch_for_loss(self) -> None:
+    async def _watch_for_loss(self, fence: int) -> None:
         """Notice at once when another client takes the lock away."""
         while True:
             try:
-                async with self._watch() as watch:
-                    async for [change] in watch:
-                        if change.record is None or not self._is_held_by(change.record):
-                            self._lose(_loss(change.record))
+                async with self._keeper.watch(self.key) as watch:
+                    async for entry in watch:
+                        if entry is None or entry.fence != fence:
+                            self._lose(_loss(entry))
                             return
                 raise Closed
             except Closed:
                 self._lose("the store was closed")
                 return
-            except DatabaseError:
+            except FAILURES:
                 await asyncio.sleep(limits.LOCK_RETRY_SECONDS)
 
     def _extend(self, began: float) -> None:
@@ -324,8 +315,6 @@ class Lock:
             self._holder.cancel()
 
 
-def _loss(current: Envelope | Record | None) -> str:
+def _loss(current: Envelope | None) -> str:
     """Why a lock is lost, by what is stored now."""
-    if isinstance(current, Record):
-        current = envelope_of(current)
     return "it has expired, or was deleted" if current is None else f"{printable(current.last_writer)} has it"

@@ -1,9 +1,9 @@
-"""The writes that the semantic store and its client over NATS have in common: put, delete and batch."""
+"""The writes that the semantic store and its client over NATS have in common: put, delete, restore and batch."""
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from keyloft.errors import InvalidArgument, InvalidInput
+from keyloft.errors import DatabaseError, InvalidArgument, InvalidInput, KeyloftError, Unanswered
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.intents import Intent, WriteRequest, check_batch
 from keyloft.semantic.rules import ExpectedVersion, wrong
@@ -12,11 +12,30 @@ Written: TypeAlias = list[Envelope | None]
 """What `put` and `delete` return, for each intent."""
 
 
+FAILURES: Final = (DatabaseError, Unanswered)
+"""The database fails, or the service can't be reached: trying again may help."""
+
+
 class Writes:
     """Makes write requests of calls. Subclasses carry them out."""
 
     async def write(self, request: WriteRequest) -> Written:
-        """Carry out a write request, as `put`, `delete` and `batch` make them."""
+        """Carry out a write request, as `put`, `delete`, `restore` and `batch` make them.
+
+        Raises:
+            InvalidArgument: The request has no intents, or one that can't be carried out, whatever is stored.
+        """
+        if not request.intents:
+            raise InvalidArgument("request: expected at least one intent, got none")
+        for intent in request.intents:
+            self._check(intent)
+        try:
+            return await self._carry_out(request)
+        except KeyloftError as error:
+            error.failed_request = request
+            raise
+
+    async def _carry_out(self, request: WriteRequest) -> Written:
         raise NotImplementedError
 
     def _check(self, intent: Intent) -> None:
@@ -85,6 +104,20 @@ class Writes:
         intent = Intent.delete(key, expected_version=expected_version, writer=writer, spec_ref=spec_ref, fence=fence)
         [removed] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
         return removed
+
+    async def restore(
+        self, key: str, *, writer: str, request_id: str | None = None, spec_ref: str | None = None
+    ) -> Envelope:
+        """Restore the entry that was deleted last, or has expired, at a key that has no entry now. Its TTL restarts.
+
+        Raises:
+            NothingToRestore: Nothing was deleted or has expired there, or too long ago.
+            VersionConflict: The key has an entry.
+        """
+        intent = Intent.restore(key, writer=writer, spec_ref=spec_ref)
+        [entry] = await self.write(WriteRequest(intents=(intent,), request_id=request_id))
+        assert entry is not None
+        return entry
 
     async def batch(self, operations: Iterable[Intent], *, request_id: str | None = None) -> Written:
         """Make several puts and deletes, all or none; returns what `put` and `delete` would, in the same order.
