@@ -153,6 +153,9 @@ WRITER_CHARACTERS: Final = 128
 SEMANTIC_REQUEST_BYTES: Final = 32 * 1024
 """What a request to the semantic service may have besides its value."""
 
+DEAD_LETTER_ERROR_CHARACTERS: Final = 1000
+"""How much of an error's message a client over NATS keeps with a dead letter."""
+
 COMPARED_NAME_CHARACTERS: Final = 64
 """A longer unknown field of a request is not compared with the known ones to find out which of them is meant."""
 
@@ -480,6 +483,9 @@ VALUE_REPLY_BYTES: Final = 64 * 1024 + 512
 
 PAGE_REPLY_BYTES: Final = 4 * 1024 * 1024
 """How much is reserved for a list: what is read for it, and its reply."""
+
+LOCKS_REPLY_BYTES: Final = 256 * 1024
+"""How much is reserved for a request about locks: a list of them, or the entry of another holder."""
 
 OWNER_REPLY_BYTES: Final = 4 * 1024 * 1024
 """With so many bytes of replies that are being made or sent, the next requests of their owner wait."""

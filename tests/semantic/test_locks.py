@@ -9,6 +9,7 @@ import pytest
 
 import keyloft
 from keyloft import InvalidArgument, ManualClock, Store
+from keyloft.engines.postgres.engine import PostgresEngine
 from keyloft.semantic import Lock, LockHeld, LockLost, Semantics, SemanticStore, StaleFence, VersionConflict
 from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, behind_network, until
 from tests.support.postgres_proxy import Message, proxy
@@ -546,6 +547,9 @@ class TestLostAnswers:
             SemanticStore(kv, audit_key="k", sweep_every=None) as store,
         ):
             await store.get(KEY)
+            engine = kv.engine
+            assert isinstance(engine, PostgresEngine)
+            engine.server.has_function = False  # then the server answers COMMIT
             network.lets_answer = cut_at_commit
             entry = await asyncio.wait_for(store.lock(KEY, writer="w", ttl=5).acquire(), 5)
             assert cuts

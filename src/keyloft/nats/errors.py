@@ -16,6 +16,7 @@ _KINDS: Final = (
     errors.QuotaExceeded,
     errors.VersionConflict,
     errors.StaleFence,
+    errors.NothingToRestore,
     errors.Busy,
     errors.DatabaseError,
     errors.KeyloftError,

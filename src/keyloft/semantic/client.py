@@ -96,12 +96,12 @@ class SemanticClient(ServiceClient, Writes):
     async def write(self, request: WriteRequest) -> Written:
         """Send a write request, as `put`, `delete` and `batch` make them."""
         for intent in request.intents:
-            self._check(intent)
+            self.check_intent(intent)
         operation, fields = wire.fields_of(request)
         reply = await self._send(operation, fields)
         return [wire.envelope_of(entry) for entry in (reply["entries"] if request.is_batch else [reply["entry"]])]
 
-    def _check(self, intent: Intent) -> None:
+    def check_intent(self, intent: Intent) -> None:
         wire.key_within(self._project, intent.key)
 
     def list(self, prefix: str = "", *, values: bool = False, limit: int | None = None) -> "RemoteEnvelopes":

@@ -47,7 +47,7 @@ class LockKeeper(Protocol):
             StaleFence: It is not held under this token.
         """
 
-    async def release(self, key: str, fence: int, *, writer: str, request_id: str) -> None:
+    async def release(self, key: str, fence: int, *, writer: str, request_id: str | None) -> None:
         """Remove the lock's entry.
 
         Raises:
@@ -89,7 +89,7 @@ class StoredLocks:
                 raise _stale(key, current)
             version = current.version
 
-    async def release(self, key: str, fence: int, *, writer: str, request_id: str) -> None:
+    async def release(self, key: str, fence: int, *, writer: str, request_id: str | None) -> None:
         await self._check_token(key, fence, gone_too=True)
         intent = Intent.delete(key, expected_version=ANY, writer=writer, fence=fence)
         await self._committer.carry_out(WriteRequest(intents=(intent,), request_id=request_id))

@@ -137,18 +137,16 @@ class Lock:
             loop = asyncio.get_running_loop()
             deadline = None if self._wait is None else loop.time() + self._wait
             while True:
-                if (holder := await self._until_free(deadline)) is not None:
-                    waited = f", and was not free within {self._wait:g} s" if self._wait else ""
-                    raise LockHeld(f"{self.key} is held by {holder.last_writer}{waited}")
                 began = loop.time()
                 try:
                     entry = await self._finish(self._put(began), undo=self._give_back)
-                except VersionConflict:
-                    if deadline is not None and loop.time() >= deadline:
-                        raise LockHeld(f"{self.key} is held by another writer, who was faster") from None
-                    continue
-                self._guard(entry, began)
-                return entry
+                except VersionConflict as conflict:
+                    if not await self._is_free_in_time(conflict.current, deadline):
+                        waited = f", and was not free within {self._wait:g} s" if self._wait else ""
+                        raise LockHeld(f"{self.key} is held by {conflict.current.last_writer}{waited}") from None
+                else:
+                    self._guard(entry, began)
+                    return entry
 
     async def release(self) -> None:
         """Release the lock.
@@ -170,24 +168,27 @@ class Lock:
 
     # Acquiring
 
-    async def _until_free(self, deadline: float | None) -> Envelope | None:
-        """Wait until the lock is free; returns the holder's entry if the deadline passes first."""
-        holder: Envelope | None = None
-        timeout = asyncio.timeout(None)
+    async def _is_free_in_time(self, holder: Envelope | None, deadline: float | None) -> bool:
+        """Wait until the lock is free; returns False if the deadline passes first."""
+        self._check_purpose(holder)
+        if holder is None:
+            return True
+        timeout = asyncio.timeout_at(deadline)
         try:
-            async with self._keeper.watch(self.key) as watch, timeout:
+            async with timeout, self._keeper.watch(self.key) as watch:
                 async for holder in watch:
                     if holder is None:
-                        return None
-                    if holder.semantics.purpose != LOCK:
-                        raise InvalidArgument(f"key: expected a lock at {self.key}, got a {holder.semantics.purpose}")
-                    # Not before the first read: with `wait=0`, too, the caller learns who holds the lock.
-                    timeout.reschedule(deadline)
+                        return True
+                    self._check_purpose(holder)
             raise Closed
         except TimeoutError:
-            if not timeout.expired():  # a request over NATS has timed out
-                raise
-            return holder
+            if timeout.expired():
+                return False
+            raise  # a request over NATS has timed out
+
+    def _check_purpose(self, holder: Envelope | None) -> None:
+        if holder is not None and holder.semantics.purpose != LOCK:
+            raise InvalidArgument(f"key: expected a lock at {self.key}, got a {holder.semantics.purpose}")
 
     async def _put(self, began: float) -> Envelope:
         """Put the lock's entry."""

@@ -33,6 +33,7 @@ from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
 
+
 class SemanticStore(AsyncClosing, Workflows):
     """Entries with meaning, on an open store: each write says what it expects, who writes it and what for.
 
@@ -195,7 +196,7 @@ class SemanticStore(AsyncClosing, Workflows):
     async def _carry_out(self, request: WriteRequest) -> Written:
         return await self._committer.carry_out(request)
 
-    def _check(self, intent: Intent) -> None:
+    def check_intent(self, intent: Intent) -> None:
         keys.parse(intent.key)
         if intent.semantics is not None and intent.semantics.purpose not in self._purposes:
             raise InvalidArgument(

@@ -28,7 +28,7 @@ class Writes:
         if not request.intents:
             raise InvalidArgument("request: expected at least one intent, got none")
         for intent in request.intents:
-            self._check(intent)
+            self.check_intent(intent)
         try:
             return await self._carry_out(request)
         except KeyloftError as error:
@@ -38,7 +38,7 @@ class Writes:
     async def _carry_out(self, request: WriteRequest) -> Written:
         raise NotImplementedError
 
-    def _check(self, intent: Intent) -> None:
+    def check_intent(self, intent: Intent) -> None:
         """Refuse an intent that can't be carried out, whatever is stored."""
         raise NotImplementedError
 
@@ -139,7 +139,7 @@ class Writes:
             if not isinstance(intent, Intent):
                 raise wrong(f"operations[{number}]", "what Intent.put or Intent.delete returns", intent)
             try:
-                self._check(intent)
+                self.check_intent(intent)
             except InvalidInput as error:
                 raise type(error)(f"operations[{number}]: {error}") from None
         named = [intent.key for intent in intents]
