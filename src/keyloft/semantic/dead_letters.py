@@ -16,7 +16,7 @@ from keyloft.errors import Closed, InvalidArgument
 from keyloft.semantic.commits import DEAD_LETTER_GONE, Committer
 from keyloft.semantic.envelope import Envelope, moment, row_reader, to_json
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.keys import SPACE, Project, parse_prefix, rows_below
+from keyloft.semantic.keys import SPACE, Project, parse_project, rows_below
 from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import ExpectedVersion, check_expected_version
 from keyloft.semantic.writes import FAILURES
@@ -129,7 +129,7 @@ class DeadLetters(DeadLetterKeeper):
             limit: At most so many.
             after: Only those after the one with this id.
         """
-        return DeadLetterList(self._committer, parse_prefix(project, "project").project, check_limit(limit), after)
+        return DeadLetterList(self._committer, parse_project(project), check_limit(limit), after)
 
     async def retry(
         self, letter: DeadLetter, *, expected_version: ExpectedVersion | None = None

@@ -248,8 +248,8 @@ def rows_below(beginning: bytes) -> tuple[bytes, bytes]:
     return beginning, beginning[:-1] + bytes([beginning[-1] + 1])
 
 
-def rows_of_project(project: str) -> list[tuple[bytes, bytes]]:
-    """The ranges of all rows of a project, `tenant/<tenant>/project/<project>`.
+def parse_project(project: object) -> Project:
+    """The project that `tenant/<tenant>/project/<project>` names.
 
     Raises:
         InvalidKey: It names no project, or more than a project.
@@ -257,7 +257,17 @@ def rows_of_project(project: str) -> list[tuple[bytes, bytes]]:
     within = parse_prefix(project, "project")
     if within.path:
         raise InvalidKey(f"project: expected a whole project, {within.project.prefix[:-1]}{_got(project)}")
-    return [rows_below(within.project.rows(kind)) for kind in ROW_KINDS]
+    return within.project
+
+
+def rows_of_project(project: str) -> list[tuple[bytes, bytes]]:
+    """The ranges of all rows of a project, `tenant/<tenant>/project/<project>`.
+
+    Raises:
+        InvalidKey: It names no project, or more than a project.
+    """
+    within = parse_project(project)
+    return [rows_below(within.rows(kind)) for kind in ROW_KINDS]
 
 
 def shortened(identifier: str) -> str:

@@ -125,8 +125,7 @@ class SemanticDeadLetters(SemanticOperation):
     def read(self, about: Project, data: bytes, /) -> tuple[Project, LetterRequest]:
         wanted = workflow_wire.read_dead_letters(about, data)
         if isinstance(wanted, DeadLetterToKeep):
-            for intent in wanted.given_up.intents:
-                self._store.check_intent(intent)
+            self._store.check_operations(wanted.given_up.intents)
         return about, wanted
 
     def written(self, content: tuple[Project, LetterRequest]) -> Collection[Hashable]:

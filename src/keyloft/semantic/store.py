@@ -168,7 +168,7 @@ class SemanticStore(AsyncClosing, Workflows):
             after: Only locks whose token is larger than this one.
         """
         rules.check_number(after, "after", "the fencing token of a lock", 2**63 - 1)
-        within = keys.parse_prefix(project, "project").project
+        within = keys.parse_project(project)
         return HeldLocks(self._committer, within, values=values, limit=check_limit(limit), after=after)
 
     def check_key(self, key: object, argument: str = "key") -> str:

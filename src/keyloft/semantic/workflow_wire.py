@@ -198,12 +198,16 @@ def _letter_request(project: Project, action: str, fields: Mapping[str, Any], te
     attempts = payloads.field(fields, "attempts")
     if type(attempts) is not int or not 1 <= attempts < 2**31:
         raise wrong("attempts", "how often it was tried, a whole number of at least 1", attempts, int)
+    intents = wire.operations_in(project, fields, text, ("put", "delete", "restore"))
+    is_batch = _is_true(fields.get("batch"), "batch")
+    if len(intents) > 1 and not is_batch:
+        raise errors.InvalidArgument("batch: expected true, since there are several operations")
     return DeadLetterToKeep(
         name,
         GivenUp(
-            intents=wire.operations_in(project, fields, text, ("put", "delete", "restore")),
+            intents=intents,
             request_id=fields.get("requestId"),
-            is_batch=_is_true(fields.get("batch"), "batch"),
+            is_batch=is_batch,
             error_code=rules.check_text(payloads.field(fields, "errorCode"), "errorCode"),
             error=rules.check_text(payloads.field(fields, "error"), "error", limits.DEAD_LETTER_ERROR_CHARACTERS),
             attempts=attempts,

@@ -1,6 +1,6 @@
 """The writes that the semantic store and its client over NATS have in common: put, delete, restore and batch."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from keyloft.errors import DatabaseError, InvalidArgument, InvalidInput, KeyloftError, Unanswered
@@ -134,6 +134,15 @@ class Writes:
         if isinstance(operations, Intent):
             raise wrong("operations", "several, as in batch([Intent.put(…), Intent.delete(…)])", operations)
         intents = (*operations,)
+        self.check_operations(intents)
+        return await self.write(WriteRequest(intents=intents, request_id=request_id, is_batch=True))
+
+    def check_operations(self, intents: Sequence[Intent]) -> None:
+        """Refuse a batch that can't be carried out, whatever is stored.
+
+        Raises:
+            InvalidInput: It has too few or too many operations, a wrong one, or two for the same key.
+        """
         check_batch(intents)
         for number, intent in enumerate(intents):
             if not isinstance(intent, Intent):
@@ -146,4 +155,3 @@ class Writes:
         if len(set(named)) < len(named):
             twice = next(key for key in named if named.count(key) > 1)
             raise InvalidArgument(f"operations: expected each key once, got {twice} twice")
-        return await self.write(WriteRequest(intents=intents, request_id=request_id, is_batch=True))
