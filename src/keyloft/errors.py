@@ -20,6 +20,7 @@
     ├── CounterOutOfRange (ValueError)   COUNTER_OUT_OF_RANGE  a U64 would leave its range
     ├── QuotaExceeded                    QUOTA_EXCEEDED     a plugin would store more than it may
     ├── HistoryGone                      HISTORY_GONE       the change log no longer reaches back so far
+    ├── WatchExpired                     WATCH_EXPIRED      a watch over NATS was not renewed in time
     ├── Undecodable                      UNDECODABLE        stored bytes are not a key or value of Keyloft
     ├── Closed                           CLOSED             used after aclose()
     ├── WrongLoop (RuntimeError)         WRONG_LOOP         used from another event loop or thread
@@ -66,7 +67,7 @@ __all__ += ["IncompatibleLibrary", "NatsServerFailed", "NoService", "NotPermitte
 __all__ += ["CannotOpen", "DatabaseError", "NotADatabase", "ReadOnly", "SchemaTooNew", "SchemaTooOld"]
 __all__ += ["AlreadyExists", "AnotherStore", "Busy", "CommitUnknown", "DiskFull", "NotEmpty"]
 __all__ += ["Stalled", "TransferFailed", "Unreachable"]
-__all__ += ["ClockSetBack", "CounterOutOfRange", "HistoryGone", "QuotaExceeded"]
+__all__ += ["ClockSetBack", "CounterOutOfRange", "HistoryGone", "QuotaExceeded", "WatchExpired"]
 
 CLOSED: Final = "this store is closed: open it again"
 
@@ -223,6 +224,17 @@ class HistoryGone(KeyloftError, code="HISTORY_GONE"):
         )
         self.version = version
         self.latest = latest
+
+    @classmethod
+    def told(cls, message: str) -> "HistoryGone":
+        """The error that another process has reported, of which only the message is known."""
+        error = cls(0, 0, 0)
+        error.args = (message,)
+        return error
+
+
+class WatchExpired(KeyloftError, code="WATCH_EXPIRED"):
+    """A watch over NATS has ended, or its client has not renewed it in time."""
 
 
 class Undecodable(KeyloftError, code="UNDECODABLE"):

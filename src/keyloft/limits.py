@@ -431,6 +431,48 @@ WATCH_INLINE_CHANGES: Final = 1000
 WATCH_DRAIN_POLL_SECONDS: Final = 0.002
 """How often an engine that closes checks whether its watches have reported everything."""
 
+LEASE_SECONDS: Final = 30.0
+"""How long a watch over NATS lasts unless its client renews it; clients do so after a third of it."""
+
+OWNER_LEASES: Final = 1000
+"""How many watches over NATS a plugin, or a tenant, may have at a time."""
+
+OWNER_LEASE_BYTES: Final = 1024 * 1024
+"""How many bytes their prefixes and keys may take together."""
+
+LEASE_KEYS: Final = 1000
+"""How many keys one watch over NATS may have."""
+
+WATCH_REQUEST_BYTES: Final = 64 * 1024
+"""The largest request for a watch."""
+
+BEAT_SECONDS: Final = 3.0
+"""An instance of a service that is silent for so long counts as dead: others publish for the watches that it served."""
+
+BEATS: Final = 3
+"""How many times within that an instance says that it is alive, while there are watches."""
+
+LEASE_CHECK_SECONDS: Final = 1.0
+"""How often an instance without watches looks whether other instances have some."""
+
+TAKE_OVER_LEASES: Final = 100
+"""How many watches an instance takes over in one commit."""
+
+EVENTS_PER_TURN: Final = 256
+"""How many events of a watch are published in one turn of its owner."""
+
+RENEWALS: Final = 3
+"""How many times a client renews a watch within the time after which it would expire."""
+
+WATCH_RETRY_SECONDS: Final = 0.05
+"""The first pause of a client whose watch can't be renewed; it doubles up to WATCH_CHECK_SECONDS."""
+
+UNREAD_EVENTS: Final = 10_000
+"""A client whose user has so many events to read drops further ones, and asks for them again later."""
+
+REMEMBERED_EVENTS: Final = 10_000
+"""For how many keys a client remembers the last event, to leave out what arrives twice."""
+
 LOOP_ITERATION_SECONDS: Final = 0.001
 """A read that starts later than this in an iteration of the event loop lets the other tasks run first."""
 

@@ -116,7 +116,7 @@ async def served(url: str, store: SemanticStore) -> AsyncIterator[SemanticClient
     prefix = f"test{uuid.uuid4().hex}.semantic"
     connection = await nats.connect(url)
     async with (
-        SemanticService(connection, store, prefix=prefix),
+        SemanticService(connection, store, prefix=prefix, lease_seconds=LEASE_SECONDS),
         await SemanticClient.connect(url, tenant="acme", project="web", prefix=prefix) as client,
     ):
         yield client

@@ -24,6 +24,32 @@ class Watch(Protocol):
     async def aclose(self) -> None: ...
 
 
+class LogWatch(Protocol):
+    """Changes as the change log has them; the iteration ends when the engine closes."""
+
+    @property
+    def reached(self) -> int | None:
+        """The version up to which there is nothing left to report, for another one to continue; None if unknown.
+
+        Unlike what a Watch has reported, it moves on with the commits of others that don't concern it.
+        """
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    async def wait(self) -> None:
+        """Wait until there may be something to report, or it has ended; nothing is read."""
+
+    async def take(self) -> list[records.LoggedChange]:
+        """What there is to report now, without waiting for more: perhaps nothing, and nothing once it has ended."""
+
+    def __aiter__(self) -> AsyncIterator[list[records.LoggedChange]]: ...
+
+    async def __anext__(self) -> list[records.LoggedChange]: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Submission(Protocol):
     """A batch that was handed in."""
 
@@ -108,6 +134,20 @@ class Engine(Reader, Protocol):
         Raises:
             HistoryGone: By the iteration: the change log no longer reaches back to `since`, or to what a slow watch of
                 a range has reported so far. List, then watch again.
+        """
+
+    def follow(self, *asks: records.Get | records.Scan, since: int | None = None) -> LogWatch:
+        """Like `watch`, without the entries: each put, delete and expiry as the change log has it, none of them joined.
+
+        Changes are reported in the order of their versions; touches are left out. An expiry that was not yet swept has
+        the version up to which all changes are reported before it. One that was reported may be reported again.
+
+        Args:
+            asks: Gets, or one Scan, of one space.
+            since: Report what changed after this version; None for what changes from now on.
+
+        Raises:
+            HistoryGone: By the iteration: the change log no longer reaches back to what is to be reported.
         """
 
     async def aclose(self) -> None:

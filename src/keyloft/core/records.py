@@ -28,6 +28,11 @@ class Space(StrEnum):
     """Keys are a PluginKey; a Scan or Count stays with one plugin. Values are JSON."""
 
 
+SERVICE_ROWS: Final = b"w\x00"
+"""How rows of the space SEMANTIC begin that services on NATS keep for themselves: leases of watches, and which services
+publish for them. They are of no use in another database, so that exports and copies leave them out."""
+
+
 class Record(Struct, frozen=True, gc=False):
     """One stored entry, not decoded. Times are milliseconds since 1970.
 

@@ -14,7 +14,7 @@ from msgspec.structs import astuple, replace
 from keyloft import limits
 from keyloft.clock import Clock
 from keyloft.core import records
-from keyloft.core.engine import Submission, Verdict, Watch
+from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.records import (
     Address,
     Batch,
@@ -101,6 +101,10 @@ class MemoryEngine:
     def watch(self, *asks: records.Get | records.Scan, since: int | None = None) -> Watch:
         self._check_open()
         return self._feed.watch(asks, since, Start(self._version, self._now()))
+
+    def follow(self, *asks: records.Get | records.Scan, since: int | None = None) -> LogWatch:
+        self._check_open()
+        return self._feed.follow(asks, since, Start(self._version, self._now()))
 
     async def aclose(self) -> None:
         self.is_closed = True

@@ -1,8 +1,8 @@
 """The client side of a service on NATS: a request, and its outcome: a reply, a refusal, or no answer."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
 from nats import errors as nats_errors
@@ -17,6 +17,9 @@ from keyloft.nats.connection import Login, connect, inbox_prefix, servers, shown
 from keyloft.nats.errors import refused
 from keyloft.nats.messages import PERMISSION
 from keyloft.nats.payloads import to_json
+from keyloft.nats.remote_watch import RemoteWatch
+
+_NEWER: Final = "`keyloft nats-config --replace` writes a configuration that allows it"
 
 
 class ServiceClient(AsyncClosing):
@@ -44,6 +47,8 @@ class ServiceClient(AsyncClosing):
         self._is_closed = False
         self._waiting: dict[asyncio.Future[NotPermitted], str] = {}
         """The requests without a reply, each with its subject."""
+        self.watches: dict[RemoteWatch, str] = {}
+        """The open watches, each with the subject of its events."""
 
     def __repr__(self) -> str:
         state = "connected" if self.nats.is_connected else "not connected"
@@ -90,12 +95,33 @@ class ServiceClient(AsyncClosing):
         return self
 
     async def aclose(self) -> None:
-        """Refuse further requests, and end the connection if `connect` made it. A second call does nothing."""
+        """End the watches, refuse further requests, and end the connection if `connect` made it.
+
+        A second call does nothing.
+        """
+        for watch in list(self.watches):
+            await watch.aclose()
         self._is_closed = True
         if self._owns_connection and not self.nats.is_closed:
             await self.nats.close()
 
     close = aclose
+
+    async def ask(self, subject: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request of a watch, and wait for its reply."""
+        return await self._request(subject, fields)
+
+    def _watch(self, subject: str, prefix: str | None, keys: Sequence[str], since: int | None) -> RemoteWatch:
+        """A watch of keys that begin with a text, or of some keys.
+
+        Raises:
+            InvalidArgument: Both are given, or `since` is no version.
+        """
+        if keys and prefix is not None:
+            raise InvalidArgument("prefix, keys: expected one of them, got both")
+        if since is not None and (type(since) is not int or since < 0):
+            raise InvalidArgument("since: expected a version, a whole number of at least 0")
+        return RemoteWatch(self, subject, {"keys": list(keys)} if keys else {"prefix": prefix}, since)
 
     async def _request(self, subject: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and wait for its reply.
@@ -151,6 +177,11 @@ class ServiceClient(AsyncClosing):
         if (found := PERMISSION.search(str(error))) is None:
             return
         kind, refused_subject = found.group(1).lower(), found.group(2).lower()  # nats-py reports them in lower case
+        for watch, events in list(self.watches.items()):
+            if kind == "subscription" and refused_subject == events.lower():
+                action = f"subscribe to {events}, where its events arrive"
+                watch.fail(NotPermitted(f"NATS refused this watch: {self._user} may not {action}. {_NEWER}"))
+                return
         subscribe = f"subscribe to {self._inbox}.>, where its replies arrive"
         for future, subject in self._waiting.items():
             if future.done() or (kind == "publish" and refused_subject != subject.lower()):

@@ -17,6 +17,8 @@ _KINDS: Final = (
     errors.VersionConflict,
     errors.StaleFence,
     errors.NothingToRestore,
+    errors.HistoryGone,
+    errors.WatchExpired,
     errors.Busy,
     errors.DatabaseError,
     errors.KeyloftError,
@@ -59,4 +61,6 @@ def refused(reply: Mapping[str, Any]) -> errors.KeyloftError:
     """The exception for a reply that reports an error."""
     code, message = str(reply.get("error_code")), str(reply.get("message"))
     kind = WIRE_ERRORS.get(code, errors.KeyloftError)
+    if kind is errors.HistoryGone:
+        return errors.HistoryGone.told(message)
     return errors.ValueTooLarge(None, None, message) if kind is errors.ValueTooLarge else kind(message)

@@ -25,7 +25,7 @@ from keyloft.nats.errors import wire_code
 from keyloft.nats.messages import Handled
 from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.nats.outbox import Outbox
-from keyloft.nats.reporting import IntakeReporter, Route
+from keyloft.nats.reporting import EventSubject, IntakeReporter, Route
 from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, Request
 from keyloft.nats.turns import Turns, steps
 
@@ -106,7 +106,10 @@ class Intake:
 
     def receive(self, subject: str, reply: str, data: bytes) -> Handled:
         """Accept a request, or refuse it."""
-        name, operation, about = self._routes.get(subject) or self._route(subject)
+        try:
+            name, operation, about = self._routes.get(subject) or self._route(subject)
+        except EventSubject:
+            return []  # what a service publishes arrives here, too: requests have the same prefix
         size = len(data) + len(reply) + limits.REQUEST_BYTES
         if (owner := self._owners.get(name)) is None:
             if len(self._owners) > limits.ROUTES:
@@ -137,6 +140,27 @@ class Intake:
         if not owner.is_in_turn:
             self._turns.give(owner)
         return None
+
+    def enqueue(self, name: str, operation: Call, content: Any) -> None:
+        """Let something take place in an owner's turn that no message has asked for."""
+        if (owner := self._owners.get(name)) is None:
+            owner = self._owners[name] = Owner(name, self._meters.of(name))
+        if not self._request_bytes:
+            self._is_empty.clear()
+        owner.request_bytes += limits.REQUEST_BYTES
+        self._request_bytes += limits.REQUEST_BYTES
+        owner.waiting.append(Request(owner, operation, None, "", content, perf_counter(), limits.REQUEST_BYTES))
+        if not owner.is_in_turn:
+            self._turns.give(owner)
+
+    def publish(self, name: str, messages: Sequence[tuple[str, bytes]]) -> None:
+        """Publish messages that count as an owner's replies until they are sent."""
+        if (owner := self._owners.get(name)) is None:
+            owner = self._owners[name] = Owner(name, self._meters.of(name))
+        size = sum([len(data) for _, data in messages])
+        owner.reply_bytes += size
+        self._reply_bytes += size
+        self._outbox.add_all(owner, messages, size)
 
     def _route(self, subject: str) -> Route:
         """The owner and the operation: a subject names them, and nothing else does."""

@@ -14,6 +14,10 @@ class Route(NamedTuple):
     """What the operation knows of the subject: a plugin, or a project."""
 
 
+class EventSubject(Exception):
+    """Raised instead of a route for a subject of events: what is sent there is no request, and is ignored."""
+
+
 class IntakeReporter(Protocol):
     """Logs what becomes of requests, and says how they are refused."""
 

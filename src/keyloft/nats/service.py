@@ -13,17 +13,22 @@ from nats.aio.subscription import Subscription
 from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConfig, ServiceInfo, ServiceStats
 
 import keyloft
+from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
 from keyloft.errors import Busy, InvalidArgument, InvalidSubject, KeyloftError
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import servers
 from keyloft.nats.dropped import DroppedMessages
+from keyloft.nats.events import EVENTS
 from keyloft.nats.intake import Intake
 from keyloft.nats.messages import NatsConnection, check_nats_py
 from keyloft.nats.meters import ServiceMeters
-from keyloft.nats.reporting import Route
+from keyloft.nats.publications import Watchable
+from keyloft.nats.publisher import EventPublisher
+from keyloft.nats.reporting import EventSubject, Route
 from keyloft.nats.requests import Operation, Request
+from keyloft.nats.watch_operation import WATCH, WatchOperation
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
 warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
@@ -42,6 +47,7 @@ class NatsService(AsyncClosing):
         nats: Nats,
         prefixes: Iterable[str],
         operations: Sequence[Operation],
+        watchable: Watchable,
         *,
         reserved: Iterable[str],
         queue: str,
@@ -49,12 +55,17 @@ class NatsService(AsyncClosing):
         bounds: IntakeBounds,
         meters: ServiceMeters,
         metadata: Mapping[str, str] | None,
+        lease_seconds: float = limits.LEASE_SECONDS,
     ) -> None:
         self.nats = nats
         self.meters = meters
         self._prefixes = tuple([f"{prefix}." for prefix in prefixes])
         self._reserved = (*self._prefixes, *[f"{prefix}." for prefix in reserved])
-        self._operations = {operation.name: operation for operation in operations}
+        self._watchable = watchable
+        self._watches = {prefix: WatchOperation(prefix, watchable, lease_seconds) for prefix in self._prefixes}
+        """The operation `watch` by prefix: its events have the prefix of the request."""
+        operations = [*operations, self._watches[self._prefixes[0]]]
+        self._operations: dict[str, Operation] = {operation.name: operation for operation in operations}
         self._queue = queue
         self._deadline = deadline
         self._bounds = bounds
@@ -62,6 +73,7 @@ class NatsService(AsyncClosing):
         self._state = "not started"
         self._subscriptions: list[Subscription] = []
         self._intake: Intake | None = None
+        self._publisher: EventPublisher | None = None
         self._discovery: _Discovery | None = None
         self._logger = logging.getLogger(type(self).__module__)
         self._dropped = DroppedMessages(self._logger, self.subject_names[0])
@@ -99,9 +111,10 @@ class NatsService(AsyncClosing):
             raise InvalidArgument("this service has started already")
         if not (self.nats.is_connected or self.nats.is_reconnecting):
             raise InvalidArgument("nats: expected a connected client: call `await nats.connect(…)` before `start`")
+        engine = await self._engine()
         self._intake = intake = Intake(
             self.nats,
-            await self._engine(),
+            engine,
             route=self._route,
             reporter=self,
             meters=self.meters,
@@ -117,6 +130,10 @@ class NatsService(AsyncClosing):
             self._subscriptions.append(subscription)
             if isinstance(self.nats, NatsConnection):
                 self.nats.handle(subscription, intake.receive)
+        self._publisher = EventPublisher(self.nats, engine, intake, self._watchable, self.name)
+        self._publisher.start()
+        for watch in self._watches.values():
+            watch.serve(engine, self._publisher)
         config = ServiceConfig(self.name, keyloft.__version__, self.description, self._metadata)
         self._discovery = _Discovery(self, config)
         await self._discovery.start()
@@ -139,6 +156,8 @@ class NatsService(AsyncClosing):
         if isinstance(self.nats, NatsConnection):
             for subscription in subscriptions:
                 self.nats.handle(subscription, None)
+        if self._publisher is not None:
+            await self._publisher.aclose()
         if self._intake is not None:
             left = await self._intake.close()
             self._intake = None
@@ -167,7 +186,9 @@ class NatsService(AsyncClosing):
         """What a subject means: identity comes from it alone, never from the message."""
         prefix = next((prefix for prefix in self._prefixes if subject.startswith(prefix)), "")
         *names, name = subject[len(prefix) :].split(".")
-        operation = self._operations.get(name)
+        if len(names) == len(self.subject_names) + 1 and names[-1] == EVENTS:
+            raise EventSubject
+        operation = self._watches[prefix] if name == WATCH and prefix else self._operations.get(name)
         try:
             if operation is None or len(names) != len(self.subject_names):
                 operations = ", ".join(self._operations)

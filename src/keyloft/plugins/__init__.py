@@ -14,11 +14,12 @@ from keyloft.plugins.store import BotDatabase
 
 if TYPE_CHECKING:
     from keyloft.nats.connection import Login
+    from keyloft.nats.events import Event
     from keyloft.plugins.client import DatabaseClient
     from keyloft.plugins.models import PluginKVStorage
     from keyloft.plugins.service import DatabaseService
 
-__all__ = ["BotDatabase", "DatabaseClient", "DatabaseService", "Login", "PluginKVStorage"]
+__all__ = ["BotDatabase", "DatabaseClient", "DatabaseService", "Event", "Login", "PluginKVStorage"]
 
 
 # nats-py is an extra, and SQLAlchemy takes memory that a service never needs.
@@ -26,6 +27,7 @@ __getattr__ = loader(
     __name__,
     DatabaseClient="keyloft.plugins.client",
     DatabaseService="keyloft.plugins.service",
+    Event="keyloft.nats.events",
     Login="keyloft.nats.connection",
     PluginKVStorage="keyloft.plugins.models",
 )

@@ -9,6 +9,7 @@ from keyloft import limits
 from keyloft.core.lazy import PagedList
 from keyloft.nats.client import ServiceClient
 from keyloft.nats.connection import Login
+from keyloft.nats.remote_watch import RemoteWatch
 from keyloft.plugins import rules
 
 PREFIX: Final = "db.kv"
@@ -78,7 +79,11 @@ class DatabaseClient(ServiceClient):
             NotPermitted: NATS does not let this user send this request, or receive its reply.
             TimedOut: No reply arrived in time.
         """
-        return await self._request(f"{self._prefix}.{self.plugin_name}.{operation}", fields)
+        return await self._request(self.subject(operation), fields)
+
+    def subject(self, operation: str) -> str:
+        """Where requests for an operation are sent."""
+        return f"{self._prefix}.{self.plugin_name}.{operation}"
 
 
 class PluginKV:
@@ -128,6 +133,28 @@ class PluginKV:
             first = await client.kv.list("user:", limit=10)
         """
         return Keys(self._client, rules.text(prefix, "prefix"), limit)
+
+    def watch(self, *keys: str, prefix: str | None = None, since: int | None = None) -> RemoteWatch:
+        """Changes as they happen, by any process: puts, deletes, expiries. It renews itself; a change may come twice.
+
+        Args:
+            keys: The keys to watch; without any, all that begin with `prefix`.
+            prefix: Any text; without it and without keys, all keys of the plugin.
+            since: Report what changed after this version, a `reported_to` of an earlier watch; None for what changes
+                from now on.
+
+        Raises:
+            InvalidArgument: Keys and a prefix are given, or one of them can't exist.
+            HistoryGone: By the iteration: the service no longer knows what changed since then. List, then watch again.
+
+        Example:
+            async with client.kv.watch(prefix="user:") as changes:
+                async for event in changes:
+                    print(event.key, "is gone" if event.deleted else await client.kv.get(event.key))
+        """
+        known = [rules.key(key) for key in keys]
+        text = None if prefix is None else rules.text(prefix, "prefix")
+        return self._client._watch(self._client.subject("watch"), text, known, since)
 
 
 class Keys(PagedList[str]):

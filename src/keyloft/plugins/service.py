@@ -25,6 +25,7 @@ from keyloft.plugins.meters import Meters
 from keyloft.plugins.operations import operations, under_quotas
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.usage import PluginUsage
+from keyloft.plugins.watchable import WatchablePlugins
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class DatabaseService(NatsService):
         usage: PluginUsage | None = None,
         meters: Meters | None = None,
         metadata: Mapping[str, str] | None = None,
+        lease_seconds: float = limits.LEASE_SECONDS,
     ) -> None:
         """Args:
         nats: A client of nats-py, connected when `start` is called; the caller closes it.
@@ -69,17 +71,20 @@ class DatabaseService(NatsService):
         usage: Holds plugins to their quotas; the caller closes it.
         meters: Where to count the operations.
         metadata: Shown for this instance by `$SRV.PING`.
+        lease_seconds: How long a watch lasts unless its client renews it.
         """
         super().__init__(
             nats,
             prefixes,
             operations(nats, db),
+            WatchablePlugins(),
             reserved=reserved,
             queue=queue,
             deadline=deadline,
             bounds=bounds or IntakeBounds(),
             meters=meters or Meters(),
             metadata=metadata,
+            lease_seconds=lease_seconds,
         )
         self.db = db
         self._usage = usage

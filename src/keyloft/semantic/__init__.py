@@ -29,6 +29,7 @@ from keyloft.semantic.store import SemanticStore
 
 if TYPE_CHECKING:
     from keyloft.nats.connection import Login
+    from keyloft.nats.events import Event
     from keyloft.semantic.client import SemanticClient
     from keyloft.semantic.service import SemanticService
 
@@ -39,6 +40,7 @@ __all__ = [
     "DeadLetter",
     "Envelope",
     "Escalated",
+    "Event",
     "FailedWrite",
     "Flags",
     "IndexVersion",
@@ -65,6 +67,7 @@ __all__ = [
 
 __getattr__ = loader(
     __name__,
+    Event="keyloft.nats.events",
     Login="keyloft.nats.connection",
     SemanticClient="keyloft.semantic.client",
     SemanticService="keyloft.semantic.service",

@@ -10,11 +10,13 @@ from keyloft.core.lazy import PagedList
 from keyloft.errors import KeyloftError
 from keyloft.nats.client import ServiceClient
 from keyloft.nats.connection import Login
+from keyloft.nats.remote_watch import RemoteWatch
 from keyloft.semantic import keys, rules, wire
 from keyloft.semantic.envelope import Envelope
 from keyloft.semantic.flags import Flags
 from keyloft.semantic.intents import Intent, WriteRequest
 from keyloft.semantic.remote import RemoteAuditTrail, RemoteDeadLetters, RemoteLockList, RemoteLocks
+from keyloft.semantic.remote_watches import RemoteEntryChanges, RemoteEntryWatch
 from keyloft.semantic.workflows import Workflows
 from keyloft.semantic.writes import Written
 
@@ -121,6 +123,37 @@ class SemanticClient(ServiceClient, Workflows):
         wire.prefix_within(self.project, prefix)
         return RemoteEnvelopes(self, prefix, values, limit)
 
+    def watch(self, key: str) -> RemoteEntryWatch:
+        self.check_key(key)
+        return RemoteEntryWatch(self, key)
+
+    def changes(self, prefix: str = "") -> RemoteEntryChanges:
+        return RemoteEntryChanges(self, prefix)
+
+    def events(self, *keys: str, prefix: str | None = None, since: int | None = None) -> RemoteWatch:
+        """Changes as they happen, by any process: puts, deletes, expiries. It renews itself; a change may come twice.
+
+        Args:
+            keys: Paths within the project; without any, all entries whose paths begin with `prefix`.
+            prefix: The beginning of a path; without it and without keys, all entries of the project.
+            since: Report what changed after this version, a `reported_to` of an earlier watch; None for what changes
+                from now on.
+
+        Raises:
+            InvalidArgument: Keys and a prefix are given.
+            InvalidKey: One of them can't exist.
+            HistoryGone: By the iteration: the service no longer knows what changed since then. List, then watch again.
+
+        Example:
+            async for event in client.events(prefix="flags/"):
+                print(event.key, event.version)
+        """
+        for key in keys:
+            wire.key_within(self.project, key)
+        if prefix is not None:
+            wire.prefix_within(self.project, prefix)
+        return self._watch(self._subject("watch"), prefix, keys, since)
+
     def locks(self, *, values: bool = False, limit: int | None = None) -> RemoteLockList:
         """The locks that are held, in the order of their fencing tokens: await it, or use `async for`.
 
@@ -160,7 +193,10 @@ class SemanticClient(ServiceClient, Workflows):
     close = aclose
 
     async def _send(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
-        return await self._request(f"{self._prefix}.{self.project.tenant}.{self.project.name}.{operation}", fields)
+        return await self._request(self._subject(operation), fields)
+
+    def _subject(self, operation: str) -> str:
+        return f"{self._prefix}.{self.project.tenant}.{self.project.name}.{operation}"
 
 
 class RemoteEnvelopes(PagedList[Envelope]):

@@ -14,7 +14,7 @@ from keyloft.semantic.rules import got
 
 PREFIX: Final = "db.semantic"
 """The subject before `.<tenant>.<project>.<operation>`, unless configured otherwise."""
-OPERATIONS: Final = ("put", "get", "delete", "restore", "list", "batch", "audit", "locks", "dead_letters")
+OPERATIONS: Final = ("put", "get", "delete", "restore", "list", "batch", "audit", "watch", "locks", "dead_letters")
 """The operations that are served over NATS."""
 
 SPACE: Final = Space.SEMANTIC

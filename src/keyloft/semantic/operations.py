@@ -7,6 +7,7 @@ from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.nats.requests import Call, Operation
+from keyloft.nats.watch_operation import WATCH
 from keyloft.semantic import keys, wire, workflow_wire
 from keyloft.semantic.intents import WriteRequest
 from keyloft.semantic.keys import Project
@@ -163,4 +164,4 @@ _KINDS: Final[Mapping[str, type[SemanticOperation]]] = {
 
 def operations(nats: Nats, store: SemanticStore) -> list[Operation]:
     """The operations of a service."""
-    return [_KINDS.get(name, SemanticWrite)(name, nats, store) for name in keys.OPERATIONS]
+    return [_KINDS.get(name, SemanticWrite)(name, nats, store) for name in keys.OPERATIONS if name != WATCH]

@@ -20,6 +20,7 @@ from keyloft.semantic import keys, wire
 from keyloft.semantic.keys import Project
 from keyloft.semantic.operations import operations
 from keyloft.semantic.store import SemanticStore
+from keyloft.semantic.watchable import WatchableProjects
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class SemanticService(NatsService):
         deadline: float = limits.DEADLINE_SECONDS,
         meters: ServiceMeters | None = None,
         metadata: Mapping[str, str] | None = None,
+        lease_seconds: float = limits.LEASE_SECONDS,
     ) -> None:
         """Args:
         nats: A client of nats-py, connected when `start` is called; the caller closes it.
@@ -59,17 +61,20 @@ class SemanticService(NatsService):
         deadline: Seconds after which a request is answered with an error if the database has not answered.
         meters: Where to count the operations.
         metadata: The metadata of this instance in `$SRV.PING`.
+        lease_seconds: How long a watch lasts unless its client renews it.
         """
         super().__init__(
             nats,
             [prefix],
             operations(nats, store),
+            WatchableProjects(),
             reserved=reserved,
             queue=queue,
             deadline=deadline,
             bounds=bounds or IntakeBounds(),
             meters=meters or ServiceMeters(),
             metadata=metadata,
+            lease_seconds=lease_seconds,
         )
         self.store = store
         self._log_rate = LogRate(limits.LOG_LINES_PER_SECOND, self._log_left_out)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core import keys
-from keyloft.core.engine import Engine, Submission, Verdict, Watch
+from keyloft.core.engine import Engine, LogWatch, Submission, Verdict, Watch
 from keyloft.core.records import (
     Ask,
     Batch,
@@ -98,6 +98,9 @@ class NamedEngine:
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         return _NamedWatch(self.database.watch(*map(self._in_database, asks), since=since), self._change)
+
+    def follow(self, *asks: Get | Scan, since: int | None = None) -> LogWatch:
+        raise NotImplementedError("the change log of a named store has the keys of the whole database")
 
     async def aclose(self) -> None:
         await self.database.aclose()

@@ -14,7 +14,7 @@ import apsw
 
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
-from keyloft.core.engine import Submission, Verdict, Watch
+from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Space, Usage
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.batcher import Batcher
@@ -152,9 +152,19 @@ class SqliteEngine(ClosableEngine):
         # Reads after this call must not be older than the start of the watch.
         self._end_views()
         watch = self._feed.watch(asks, since, Start(self._read_version(), self._read_time()))
+        self._start_polling()
+        return watch
+
+    def follow(self, *asks: Get | Scan, since: int | None = None) -> LogWatch:
+        self.check_usable()
+        self._end_views()
+        watch = self._feed.follow(asks, since, Start(self._read_version(), self._read_time()))
+        self._start_polling()
+        return watch
+
+    def _start_polling(self) -> None:
         if not self._file.in_memory and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll())
-        return watch
 
     def _start(self, group: list[Batch]) -> None:
         if self._file.read_only:

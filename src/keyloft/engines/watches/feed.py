@@ -7,15 +7,27 @@ from the index of expiries when the first of them is due.
 
 import asyncio
 import logging
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
 from keyloft import limits
 from keyloft.clock import Clock, Timer
 from keyloft.core.engine import Reader
-from keyloft.core.records import ChangeKind, Changes, Due, Get, Latest, LoggedChange, LogPosition, Scan, Space
+from keyloft.core.records import (
+    Change,
+    ChangeKind,
+    Changes,
+    Due,
+    Get,
+    Latest,
+    LoggedChange,
+    LogPosition,
+    Scan,
+    Space,
+)
 from keyloft.engines.commit.outcomes import Outcome
+from keyloft.engines.watches.followed import FollowedLog
 from keyloft.engines.watches.interest import Interest, Registration
 from keyloft.engines.watches.watch import EngineWatch, KeyWatch, RangeWatch
 from keyloft.errors import Closed, DatabaseError, HistoryGone, Undecodable
@@ -40,7 +52,7 @@ class ChangeFeed:
         """`reader` never waits for a watch to start; `clock` is for timers only."""
         self.reader = reader
         self._clock = clock
-        self._interest: Interest[EngineWatch] = Interest()
+        self._interest: Interest[EngineWatch[Any]] = Interest()
         self.position: LogPosition | None = None
         """How far the log was dispatched; None until the first watch has started."""
         self.expired_to: dict[Space, int] = {}
@@ -67,7 +79,7 @@ class ChangeFeed:
         """The last version that was dispatched."""
         return -1 if self.position is None else self.position.version
 
-    def watch(self, asks: tuple[Get | Scan, ...], since: int | None, start: Start | None) -> EngineWatch:
+    def watch(self, asks: tuple[Get | Scan, ...], since: int | None, start: Start | None) -> EngineWatch[Change]:
         """Make a watch.
 
         Args:
@@ -77,21 +89,30 @@ class ChangeFeed:
         """
         scans = [ask for ask in asks if isinstance(ask, Scan)]
         gets = [ask for ask in asks if isinstance(ask, Get)]
-        watch: EngineWatch
+        watch: EngineWatch[Change]
         if len(scans) == 1 and not gets:
-            watch = RangeWatch(self, scans[0], since)
+            watch = RangeWatch(self, scans[0].space, since)
         elif gets and not scans:
             watch = KeyWatch(self, gets, since)
         else:
             raise ValueError("watch takes Gets, or one Scan")
+        self._register(watch, asks, start)
+        return watch
+
+    def follow(self, asks: tuple[Get | Scan, ...], since: int | None, start: Start | None) -> FollowedLog:
+        """The same for a watch that reports changes as the log has them; Gets, or one Scan, of one space."""
+        watch = FollowedLog(self, asks[0].space, since)
+        self._register(watch, asks, start)
+        return watch
+
+    def _register(self, watch: EngineWatch[Any], asks: tuple[Get | Scan, ...], start: Start | None) -> None:
         if not self._interest:
             self.position, self.expired_to = None, {}
         watch.registration = self._interest.add(watch, asks)
         if start is not None:
             self.started(watch, start)
-        return watch
 
-    def started(self, watch: EngineWatch, start: Start) -> None:
+    def started(self, watch: EngineWatch[Any], start: Start) -> None:
         """The engine knows from where on this watch reports."""
         if self.position is None:
             self.position = LogPosition(start.version)
@@ -104,7 +125,7 @@ class ChangeFeed:
             self._task = asyncio.create_task(self._follow(), name="keyloft watches")
         self._woken.set()
 
-    def forget(self, registration: Registration[EngineWatch]) -> None:
+    def forget(self, registration: Registration[EngineWatch[Any]]) -> None:
         """The watch of this registration has ended."""
         self._interest.remove(registration)
         if not self._interest:
@@ -137,7 +158,7 @@ class ChangeFeed:
             of = self._interest.of
             for change in outcome.changes:
                 for watch in of(change.space, change.key):
-                    watch.changed(change.key, change.version)
+                    watch.changed(change)
             self.position = LogPosition(outcome.version_after)
             if outcome.next_expiry is not None:
                 self._expect(outcome.next_expiry)
@@ -240,7 +261,7 @@ class ChangeFeed:
         woken = 0
         for watch in self._interest.of(change.space, change.key):
             woken += not watch.is_woken
-            watch.changed(change.key, change.version)
+            watch.changed(change)
         return woken
 
     # The timer of expiries

@@ -21,6 +21,12 @@ class Registration(Generic[W]):
         self.scan = next((ask for ask in asks if isinstance(ask, Scan)), None)
         self.watch = weakref.ref(watch, lambda _: dropped(self))
 
+    def contains(self, space: Space, key: Key) -> bool:
+        """Whether it is interested in a key."""
+        if (scan := self.scan) is not None:
+            return bool(space is scan.space and scan.start <= key < scan.end)
+        return (space, key) in self.addresses
+
     @property
     def spaces(self) -> set[Space]:
         return {space for space, _ in self.addresses} if self.scan is None else {self.scan.space}

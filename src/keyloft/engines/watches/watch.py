@@ -6,24 +6,37 @@ holds keys that changed and are not yet reported, at most a bounded number of th
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Hashable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.core.records import Change, Changes, Due, Get, Key, LogPosition, Record, Scan
+from keyloft.core.records import (
+    Change,
+    ChangeKind,
+    Changes,
+    Due,
+    Get,
+    Key,
+    LoggedChange,
+    LogPosition,
+    Record,
+    Space,
+)
 from keyloft.engines.watches.interest import Registration
 from keyloft.errors import Closed, HistoryGone, KeyloftError, Undecodable
 
 if TYPE_CHECKING:
     from keyloft.engines.watches.feed import ChangeFeed
 
+T = TypeVar("T")
 
-class EngineWatch(ABC):
+
+class EngineWatch(ABC, Generic[T]):
     """An async iterator that sleeps until the feed wakes it."""
 
-    registration: "Registration[EngineWatch]"
+    registration: "Registration[EngineWatch[Any]]"
     """Set by the feed."""
 
     def __init__(self, feed: "ChangeFeed") -> None:
@@ -36,40 +49,53 @@ class EngineWatch(ABC):
         self._ended = False
         self._is_reading = False
 
-    def __aiter__(self) -> AsyncIterator[list[Change]]:
+    def __aiter__(self) -> AsyncIterator[list[T]]:
         return self
 
-    async def __anext__(self) -> list[Change]:
+    async def wait(self) -> None:
+        """Wait until there may be something to report, or the watch has ended; nothing is read."""
+        self._feed.awaited.add(self)
+        try:
+            await self._woken.wait()
+        finally:
+            self._feed.awaited.discard(self)
+
+    async def __anext__(self) -> list[T]:
         while True:
-            self._feed.awaited.add(self)
-            try:
-                await self._woken.wait()
-            finally:
-                self._feed.awaited.discard(self)
-            if self._failure is not None and not self._ended:
-                self.end()
-                raise self._failure
+            await self.wait()
+            if changes := await self.take():
+                return changes
             if self._ended:
                 raise StopAsyncIteration
-            # Cleared before reading, so that a change during the read wakes it again.
-            self._woken.clear()
-            self._is_reading = True
-            try:
-                changes = await self._read_changes()
-            except Closed:
-                # The store began to close during the read: that ends a watch.
-                self.end()
-                raise StopAsyncIteration from None
-            except (HistoryGone, Undecodable):
-                self.end()
-                raise
-            except BaseException:
-                self._woken.set()
-                raise
-            finally:
-                self._is_reading = False
-            if changes:
-                return changes
+
+    async def take(self) -> list[T]:
+        """What there is to report now, without waiting for more: perhaps nothing, and nothing once it has ended."""
+        if self._failure is not None and not self._ended:
+            self.end()
+            raise self._failure
+        if self._ended:
+            return []
+        # Cleared before reading, so that a change during the read wakes it again.
+        self._woken.clear()
+        self._is_reading = True
+        try:
+            return await self._read_changes()
+        except Closed:
+            # The store began to close during the read: that ends a watch.
+            self.end()
+            return []
+        except (HistoryGone, Undecodable):
+            self.end()
+            raise
+        except BaseException:
+            self._woken.set()
+            raise
+        finally:
+            self._is_reading = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended
 
     @property
     def is_woken(self) -> bool:
@@ -98,8 +124,8 @@ class EngineWatch(ABC):
         self._woken.set()
 
     @abstractmethod
-    def changed(self, key: Key, version: int) -> None:
-        """A commit changed this key."""
+    def changed(self, change: LoggedChange) -> None:
+        """A commit changed a key."""
 
     @abstractmethod
     def expired(self, key: Key) -> None:
@@ -110,11 +136,11 @@ class EngineWatch(ABC):
         """The feed has missed changes."""
 
     @abstractmethod
-    async def _read_changes(self) -> list[Change]:
+    async def _read_changes(self) -> list[T]:
         """What changed since the last call; if this raises, nothing counts as reported."""
 
 
-class KeyWatch(EngineWatch):
+class KeyWatch(EngineWatch[Change]):
     """The state of some keys: once at first, or with `since` once one has changed; then whenever one changed."""
 
     def __init__(self, feed: "ChangeFeed", gets: list[Get], since: int | None) -> None:
@@ -128,8 +154,8 @@ class KeyWatch(EngineWatch):
         # Not before: what changed between a first read and the start would be missed.
         self._woken.set()
 
-    def changed(self, key: Key, version: int) -> None:
-        if self._started_at is None or version > self._started_at:
+    def changed(self, change: LoggedChange) -> None:
+        if self._started_at is None or change.version > self._started_at:
             self._woken.set()
 
     def expired(self, key: Key) -> None:
@@ -179,18 +205,23 @@ class _Backlog(Struct):
     expired_to: int | None
     """Up to which moment expiries were reported; None if that is the time of the position's version."""
     has_read_expiries: bool = False
+    has_read_log: bool = False
+    """Whether it has reached the end of the log once."""
     clock_is_behind: bool = False
     """The clock was set back, so that the feed is ahead of it; the feed reads these expiries again."""
 
 
-class RangeWatch(EngineWatch):
-    """The keys of a range that changed."""
+class LogFollowingWatch(EngineWatch[T]):
+    """What changed in a range, or at some keys. It holds the changes to report; of too many, only where they begin."""
 
-    def __init__(self, feed: "ChangeFeed", scan: Scan, since: int | None) -> None:
+    _reads_log_first = False
+    """Of a backlog, whether expiries are reported after the changes of the log, not before."""
+
+    def __init__(self, feed: "ChangeFeed", space: Space, since: int | None) -> None:
         super().__init__(feed)
-        self._scan = scan
-        self._pending: dict[Key, int] = {}
-        """Keys that changed and are not yet reported, each with the version of its change, 0 for an expiry."""
+        self._space = space
+        self._pending: dict[Hashable, LoggedChange] = {}
+        """Changes that are not yet reported; those with version 0 are expiries that the log does not have yet."""
         self._backlog: _Backlog | None = None
         self._drained = LogPosition(0)
         self._drained_at = 0
@@ -200,39 +231,52 @@ class RangeWatch(EngineWatch):
             self._backlog = _Backlog(LogPosition(since), None)
             self._woken.set()
 
+    @abstractmethod
+    def _slot(self, change: LoggedChange) -> Hashable:
+        """Of pending changes with the same slot, the last one is reported."""
+
+    @abstractmethod
+    async def _report(self, changes: Iterable[LoggedChange], up_to: int) -> list[T]:
+        """What is reported for some changes, in the order of their versions; `up_to` is the version reached."""
+
     def start(self, version: int, at: int) -> None:
         super().start(version, at)
         self._drained, self._drained_at = LogPosition(version), at
         if self._backlog is None:
             self.reported_to = version
-        self._pending = {key: changed for key, changed in self._pending.items() if changed > version or not changed}
+        self._pending = {
+            slot: change for slot, change in self._pending.items() if change.version > version or not change.version
+        }
 
-    def changed(self, key: Key, version: int) -> None:
-        if self._started_at is None or version > self._started_at:
-            self._add(key, version)
+    def changed(self, change: LoggedChange) -> None:
+        if self._started_at is None or change.version > self._started_at:
+            self._add(change)
 
     def expired(self, key: Key) -> None:
-        self._add(key, 0)
+        self._add(self._expiry(key))
 
     def lost(self, gone: HistoryGone) -> None:
         self.fail(gone)
 
-    def _add(self, key: Key, version: int) -> None:
+    def _expiry(self, key: Key) -> LoggedChange:
+        return LoggedChange(0, self._space, key, ChangeKind.EXPIRED, 0)
+
+    def _add(self, change: LoggedChange) -> None:
         if self._backlog is not None:
             return  # it will be read from the log
-        self._pending[key] = version
+        self._pending[self._slot(change)] = change
         if len(self._pending) > limits.WATCH_PENDING_KEYS and self._started_at is not None:
             self._backlog = _Backlog(self._drained, self._drained_at)
             self._pending.clear()
         self._woken.set()
 
-    async def _read_changes(self) -> list[Change]:
+    async def _read_changes(self) -> list[T]:
         if self._backlog is not None:
             return await self._read_backlog(self._backlog)
         taken, self._pending = self._pending, {}
-        position, now = self._feed.position, self._feed.expired_to.get(self._scan.space, 0)
+        position, now = self._feed.position, self._feed.expired_to.get(self._space, 0)
         try:
-            changes = await self._read(taken, self._feed.last_version)
+            changes = await self._report(taken.values(), self._feed.last_version)
         except BaseException:
             self._pending = taken | self._pending
             raise
@@ -241,32 +285,32 @@ class RangeWatch(EngineWatch):
             self.reported_to = position.version
         return changes
 
-    async def _read_backlog(self, backlog: _Backlog) -> list[Change]:
-        """Report one slice of the log, or one page of expiries. Expiries come first: what is swept meanwhile is logged.
+    async def _read_backlog(self, backlog: _Backlog) -> list[T]:
+        """Report one slice of the log, or one page of expiries. What is swept meanwhile is logged.
 
         The watch is live again once it has reached what the feed has dispatched.
         """
         self._woken.set()  # until it has caught up
-        reader, feed, space = self._feed.reader, self._feed, self._scan.space
+        reader, feed, space = self._feed.reader, self._feed, self._space
         if backlog.expired_to is None:
             [piece] = await reader.read(Changes(backlog.position))
             backlog.expired_to = piece.began
-        if not backlog.has_read_expiries:
+        if not backlog.has_read_expiries and (backlog.has_read_log or not self._reads_log_first):
             [page] = await reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
             # What was written again since is in the log.
-            changes = await self._read({key: 0 for key in page.keys if self._contains(key)}, 0)
+            changes = await self._report([self._expiry(key) for key in page.keys if self._contains(key)], 0)
             backlog.clock_is_behind = page.is_last and page.up_to < feed.expired_to.get(space, 0)
             backlog.expired_to, backlog.has_read_expiries = page.up_to, page.is_last
             return changes
         [piece] = await reader.read(Changes(backlog.position))
-        keys = {c.key: c.version for c in piece.changes if c.space is space and self._contains(c.key)}
+        found = {self._slot(c): c for c in piece.changes if c.space is space and self._contains(c.key)}
         up_to = piece.end.version if piece.is_last or not piece.changes else piece.changes[-1].version
-        changes = await self._read(keys, up_to)
-        backlog.position = piece.end
+        changes = await self._report(found.values(), up_to)
+        backlog.position, backlog.has_read_log = piece.end, backlog.has_read_log or piece.is_last
         # The rest of the last version may be in the next slice.
         self.reported_to = up_to if piece.is_last else max(self.reported_to or 0, up_to - 1)
         # No await from here on: the feed dispatches nothing between this comparison and the switch.
-        if piece.is_last and feed.position is not None and piece.end >= feed.position:
+        if piece.is_last and backlog.has_read_expiries and feed.position is not None and piece.end >= feed.position:
             if feed.expired_to.get(space, 0) > backlog.expired_to and not backlog.clock_is_behind:
                 backlog.has_read_expiries = False
             else:
@@ -277,26 +321,32 @@ class RangeWatch(EngineWatch):
         return changes
 
     def _contains(self, key: Key) -> bool:
-        return bool(self._scan.start <= key < self._scan.end)
+        return self.registration.contains(self._space, key)
 
-    async def _read(self, changed: Mapping[Key, int], up_to: int) -> list[Change]:
+
+class RangeWatch(LogFollowingWatch[Change]):
+    """The keys of a range that changed, each with what is stored there now."""
+
+    def _slot(self, change: LoggedChange) -> Hashable:
+        slot: Hashable = change.key
+        return slot
+
+    async def _report(self, changes: Iterable[LoggedChange], up_to: int) -> list[Change]:
         """What is stored at some keys now, in the order of their changes.
 
         An entry that was changed again by a commit that this watch has not reached is left out: that commit will report
         it. So a reader that continues from the last versionstamp it has seen misses nothing in between.
-
-        Args:
-            changed: Keys, each with the version of the change to report.
-            up_to: The version that this watch has reached.
         """
-        keys = sorted(changed, key=lambda key: (changed[key], key))
-        changes: list[Change] = []
-        for first in range(0, len(keys), limits.SCAN_ROWS):
-            some = keys[first : first + limits.SCAN_ROWS]
-            records: list[Record | None] = await self._feed.reader.read(*[Get(self._scan.space, key) for key in some])
-            changes += [
-                Change(key, record)
-                for key, record in zip(some, records, strict=True)
-                if record is None or record.version <= max(up_to, changed[key])
+        changed = sorted(changes, key=lambda change: (change.version, change.key))
+        reported: list[Change] = []
+        for first in range(0, len(changed), limits.SCAN_ROWS):
+            some = changed[first : first + limits.SCAN_ROWS]
+            records: list[Record | None] = await self._feed.reader.read(
+                *[Get(self._space, change.key) for change in some]
+            )
+            reported += [
+                Change(change.key, record)
+                for change, record in zip(some, records, strict=True)
+                if record is None or record.version <= max(up_to, change.version)
             ]
-        return changes
+        return reported

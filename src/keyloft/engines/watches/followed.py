@@ -1,0 +1,56 @@
+"""Reports the changes of a range, or of some keys, one by one as the change log has them, without their entries."""
+
+from collections.abc import Hashable, Iterable
+
+from msgspec.structs import replace
+
+from keyloft import limits
+from keyloft.core.records import ChangeKind, Get, Key, LoggedChange
+from keyloft.engines.watches.watch import LogFollowingWatch
+
+
+class FollowedLog(LogFollowingWatch[LoggedChange]):
+    """Puts, deletes and expiries in the order of their versions. Touches are left out, and nothing is joined.
+
+    An expiry has the version up to which all changes are reported before it: the log has none for it until it is swept.
+    """
+
+    _reads_log_first = True
+    _reported_expiries: set[Key] | None = None
+    """Keys whose expiry was reported before the log had it; it is not reported again when they are swept."""
+
+    @property
+    def reached(self) -> int | None:
+        """The version up to which there is nothing left to report, for another watch to continue."""
+        if self._backlog is None and not self._pending and not self._is_reading and self._started_at is not None:
+            return self._feed.last_version
+        return self.reported_to
+
+    def changed(self, change: LoggedChange) -> None:
+        if change.kind is not ChangeKind.TOUCH:
+            super().changed(change)
+
+    def _slot(self, change: LoggedChange) -> Hashable:
+        return change.version, change.key
+
+    async def _report(self, changes: Iterable[LoggedChange], up_to: int) -> list[LoggedChange]:
+        reported: list[LoggedChange] = []
+        for change in sorted(changes, key=lambda change: (not change.version, change.version, change.key)):
+            if not change.version:
+                # It may have been written again meanwhile: then the log has that.
+                [record] = await self._feed.reader.read(Get(self._space, change.key))
+                if record is None:
+                    self._note_expiry(change.key)
+                    reported.append(replace(change, version=max(up_to, self.reported_to or 0)))
+            elif change.kind is ChangeKind.EXPIRED and change.key in (self._reported_expiries or ()):
+                self._reported_expiries.discard(change.key)  # type: ignore[union-attr]
+            elif change.kind is not ChangeKind.TOUCH:
+                if self._reported_expiries:
+                    self._reported_expiries.discard(change.key)
+                reported.append(change)
+        return reported
+
+    def _note_expiry(self, key: Key) -> None:
+        if self._reported_expiries is None or len(self._reported_expiries) >= limits.WATCH_PENDING_KEYS:
+            self._reported_expiries = set()  # those that are forgotten are reported a second time
+        self._reported_expiries.add(key)

@@ -1,0 +1,170 @@
+"""Publishes the events of one lease, in the turns of its owner."""
+
+import asyncio
+import logging
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any, Protocol
+
+from msgspec import UNSET
+
+from keyloft import limits
+from keyloft.core.engine import Engine, LogWatch
+from keyloft.core.records import ChangeKind, Get, Key, LoggedChange, Scan
+from keyloft.errors import Closed, DatabaseError, HistoryGone
+from keyloft.nats.events import EventMessage, encode
+from keyloft.nats.intake import Intake
+from keyloft.nats.leases import Lease
+from keyloft.nats.membership import Membership
+from keyloft.nats.requests import Call
+
+logger = logging.getLogger(__name__)
+
+
+class Watchable(Protocol):
+    """What a service lets its owners watch."""
+
+    def names(self, about: Any) -> tuple[str, ...]:
+        """Whose changes they are, as the subject of a request names it: a plugin, or a tenant and a project."""
+
+    def owner(self, names: Sequence[str]) -> str:
+        """Whose turns and bounds the events of a lease count towards."""
+
+    def asks(self, names: Sequence[str], prefix: str | None, keys: Sequence[str] | None) -> tuple[Get | Scan, ...]:
+        """What is watched: keys that begin with a text, or some keys.
+
+        Raises:
+            KeyloftError: There can't be such keys.
+        """
+
+    def key(self, key: Key) -> str:
+        """A key of the engine as the owner writes it."""
+
+
+class Publication:
+    """The events of one run of a lease."""
+
+    def __init__(
+        self, lease: Lease, engine: Engine, intake: Intake, membership: Membership, watchable: Watchable
+    ) -> None:
+        self.lease = lease
+        self._intake = intake
+        self._membership = membership
+        self._instance = membership.instance
+        self._watchable = watchable
+        self._owner = watchable.owner(lease.names)
+        self._watch: LogWatch = engine.follow(*watchable.asks(lease.names, lease.prefix, lease.keys), since=lease.since)
+        self._sequence = 0
+        self._left: list[LoggedChange] = []
+        """Changes that are taken from the watch and not yet published, the last one first."""
+        self._done: asyncio.Future[None] | None = None
+        self.is_stopped = False
+
+    @property
+    def reached(self) -> int:
+        """The version up to which everything is published."""
+        if self._left:
+            return self._left[-1].version - 1
+        reached = self._watch.reached
+        return self.lease.since if reached is None else reached
+
+    async def run(self) -> None:
+        """Publish until it is cancelled.
+
+        Raises:
+            HistoryGone: The change log no longer reaches back to what is to be published.
+        """
+        self._send([self._message(self.lease.since)])
+        try:
+            while not self.is_stopped and not self._watch.has_ended:
+                if not self._left:
+                    await self._watch.wait()
+                self._done = asyncio.get_running_loop().create_future()
+                self._intake.enqueue(self._owner, _EVENTS, self)
+                try:
+                    await self._done
+                except DatabaseError as error:
+                    logger.warning("[KV] events of a watch are delayed: %s", error)
+                    await asyncio.sleep(limits.WATCH_CHECK_SECONDS)
+        except Closed:
+            return
+        finally:
+            self.is_stopped = True
+            await self._watch.aclose()
+
+    def renewed(self) -> None:
+        """The client has renewed the lease: tell it how far it has everything, and so whether it missed something."""
+        reached = min(self.reached, max(self.lease.since, self._membership.reached))
+        self._send([self._message(reached)])
+
+    def end(self, gone: HistoryGone) -> None:
+        """Tell the client that there is nothing more to publish."""
+        message = self._message(gone.version)
+        message.error_code, message.message = gone.code, str(gone)
+        self._send([message])
+
+    async def in_turn(self) -> None:
+        """Publish some events: it is the owner's turn."""
+        assert self._done is not None
+        try:
+            await self._publish_some()
+        except Exception as error:
+            if not self._done.done():
+                self._done.set_exception(error)
+        else:
+            if not self._done.done():
+                self._done.set_result(None)
+
+    async def _publish_some(self) -> None:
+        if self.is_stopped:
+            return
+        if not self._left:
+            self._left = (await self._watch.take())[::-1]
+        messages: list[EventMessage] = []
+        while self._left and len(messages) < limits.EVENTS_PER_TURN:
+            change = self._left.pop()
+            message = self._message(change.version)
+            message.key = self._watchable.key(change.key)
+            message.deleted = change.kind is not ChangeKind.PUT
+            message.more = self._may_continue(change.version)
+            messages.append(message)
+        self._send(messages)
+
+    def _may_continue(self, version: int) -> bool:
+        """Whether there may be another change of this version."""
+        if self._left:
+            return self._left[-1].version == version
+        return version > self.reached
+
+    def _message(self, version: int) -> EventMessage:
+        self._sequence += 1
+        return EventMessage(key=UNSET, version=version, run=self.lease.run, sequence=self._sequence)
+
+    def _send(self, messages: Sequence[EventMessage]) -> None:
+        membership = self._membership
+        if not membership.is_alive or membership.instance != self._instance:
+            self.is_stopped = True  # another instance may publish by now; it goes on from what was confirmed
+        if messages and not self.is_stopped:
+            subject = self.lease.subject
+            self._intake.publish(self._owner, [(subject, encode(message)) for message in messages])
+
+
+class PublishEvents(Call):
+    """Not an operation that can be requested: it lets the events of watches take turns with their owner's requests."""
+
+    name = "events"
+
+    def read(self, about: object, data: Publication, /) -> Publication:  # type: ignore[override]
+        return data
+
+    def keys_read(self, content: Publication) -> Collection[Hashable]:
+        return ()
+
+    def key(self, content: Publication) -> str:
+        return content.lease.subject
+
+    async def carry_out(self, content: Publication) -> tuple[bytes, None]:
+        await content.in_turn()
+        return b"", None
+
+
+_EVENTS = PublishEvents()

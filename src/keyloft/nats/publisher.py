@@ -1,0 +1,317 @@
+"""Publishes for the watches of a service's clients: follows the stored leases, and takes over those of dead instances.
+
+`docs/adr/0014-watches-over-nats.md` says why.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+from nats.aio.client import Client as Nats
+from nats.errors import Error as NatsError
+
+from keyloft import limits
+from keyloft.core.engine import Engine, Watch, write
+from keyloft.core.paging import Pages, PageSize
+from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get, Purge, Record, Scan
+from keyloft.errors import Closed, DatabaseError, HistoryGone, KeyloftError
+from keyloft.nats.connection import cancel
+from keyloft.nats.intake import Intake
+from keyloft.nats.leases import SPACE, Lease, LeaseRows, Progress, read_lease, read_progress, stored
+from keyloft.nats.membership import Membership
+from keyloft.nats.publications import Publication, Watchable
+
+logger = logging.getLogger(__name__)
+
+
+class KnownLease(Struct, frozen=True):
+    """A lease, as this instance has last seen it."""
+
+    lease: Lease
+    version: int
+    size: int
+
+
+class EventPublisher:
+    """Publishes for the leases that name this instance. It follows the stored leases for as long as there are some."""
+
+    def __init__(self, nats: Nats, engine: Engine, intake: Intake, watchable: Watchable, service: str) -> None:
+        self.rows = LeaseRows(service)
+        self.membership = Membership(nats, engine, self.rows)
+        self.leases: dict[bytes, KnownLease] = {}
+        """All stored leases, by row."""
+        self.count: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        """By owner, how many leases it has, and how many bytes they take."""
+        self._engine = engine
+        self._intake = intake
+        self._watchable = watchable
+        self._known = 0
+        """The version up to which the stored leases are known."""
+        self._beats: set[str] = set()
+        """The instances that are alive."""
+        self._progress: set[str] = set()
+        """The instances whose progress is stored."""
+        self._publications: dict[bytes, tuple[Publication, asyncio.Task[None]]] = {}
+        self._orphans: set[bytes] = set()
+        """The leases whose instance is dead."""
+        self._due = asyncio.Event()
+        """There are leases to take over, or rows to remove."""
+        self._ended: list[Purge] = []
+        self._wanted = asyncio.Event()
+        self._is_following = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="keyloft event publisher")
+
+    async def aclose(self) -> None:
+        """Stop publishing; other instances go on at once."""
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel(task)
+            with contextlib.suppress(KeyloftError, TimeoutError):
+                async with asyncio.timeout(limits.BEAT_SECONDS):
+                    await self.membership.leave()
+
+    async def following(self) -> None:
+        """Wait until all stored leases are known and this instance is alive: now it can publish for another one."""
+        if not self._is_following.is_set():
+            self._wanted.set()
+            await self._is_following.wait()
+        await self.membership.join()
+
+    def know(self, row: bytes, lease: Lease, version: int) -> None:
+        """This instance has stored a lease."""
+        self._put(row, KnownLease(lease, version, len(row)))
+
+    # Following the stored leases
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                [page] = await self._engine.read(Scan(SPACE, *self.rows.all, 1, keys_only=True))
+                if not page:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._wanted.wait(), limits.LEASE_CHECK_SECONDS)
+                if page or self._wanted.is_set():
+                    await self._follow()
+            except Closed:
+                return
+            except Exception as error:
+                is_unexpected = not isinstance(error, KeyloftError)
+                logger.warning("[KV] no events of watches, trying again: %s", error, exc_info=is_unexpected)
+                await asyncio.sleep(limits.LEASE_CHECK_SECONDS)
+
+    async def _follow(self) -> None:
+        """Publish for as long as there are leases."""
+        scan = Scan(SPACE, *self.rows.all, NO_LIMIT)
+        watch = self._engine.watch(scan)
+        applying: asyncio.Task[None] | None = None
+        try:
+            async for page in Pages(self._engine, scan, PageSize()):
+                for record in page:
+                    self._apply(record.key, record)
+                    self._known = max(self._known, record.version)
+            applying = asyncio.create_task(self._apply_changes(watch), name="keyloft leases")
+            applying.add_done_callback(lambda _: self._due.set())
+            await self._serve(applying)
+        finally:
+            self._is_following.clear()
+            if applying is not None:
+                await cancel(applying)
+            await watch.aclose()
+            for row in list(self._publications):
+                self._stop(row)
+            for known in (self.leases, self.count, self.bytes, self._beats, self._progress, self._orphans):
+                known.clear()
+
+    async def _serve(self, applying: "asyncio.Task[None]") -> None:
+        loop = asyncio.get_running_loop()
+        next_beat = 0.0
+        while not applying.done():
+            if loop.time() >= next_beat:
+                self._wanted.clear()
+                next_beat = loop.time() + limits.BEAT_SECONDS / limits.BEATS
+                await self._beat()
+            self._is_following.set()
+            self._due.clear()
+            await self._take_over()
+            await self._tidy_up()
+            if not self.leases and not self._wanted.is_set():
+                await self.membership.leave()
+                await self._tidy_up()
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), max(0.0, next_beat - loop.time()))
+        await applying
+
+    async def _beat(self) -> None:
+        try:
+            if self.membership.is_alive:
+                reached = [publication.reached for publication, _ in self._publications.values()]
+                sample = Progress(min(reached), self._known) if reached else Progress()
+                await self.membership.beat(sample)
+            else:
+                for row in list(self._publications):
+                    self._stop(row)
+                await self.membership.join()
+                self._find_orphans()
+        except (DatabaseError, NatsError, TimeoutError) as error:
+            logger.warning("[KV] this service may not publish for watches, others will: %s", error)
+
+    async def _apply_changes(self, watch: Watch) -> None:
+        async for changes in watch:
+            for change in changes:
+                self._apply(change.key, change.record)
+            self._known = max(self._known, watch.reported_to or 0)
+
+    def _apply(self, row: bytes, record: Record | None) -> None:
+        if self.rows.is_lease(row):
+            self._apply_lease(row, record)
+            return
+        instance = self.rows.instance(row)
+        known = self._beats if self.rows.is_beat(row) else self._progress
+        if record is not None:
+            known.add(instance)
+        elif instance in known:
+            known.discard(instance)
+            self._find_orphans()
+
+    def _apply_lease(self, row: bytes, record: Record | None) -> None:
+        if record is None:
+            if (known := self.leases.get(row)) is not None:
+                self._forget(row)
+                self._ended.append(Purge(SPACE, row, known.version))
+                self._due.set()
+            return
+        try:
+            self._put(row, KnownLease(read_lease(record.value), record.version, len(record.value)))
+        except KeyloftError as error:
+            logger.error("[KV] a watch can't be served: %s", error)
+
+    def _put(self, row: bytes, known: KnownLease) -> None:
+        owner = self._watchable.owner(known.lease.names)
+        if (before := self.leases.get(row)) is not None:
+            if before.version > known.version:
+                return
+            self.bytes[owner] -= before.size
+        else:
+            self.count[owner] += 1
+        self.leases[row] = known
+        self.bytes[owner] += known.size
+        self._publish(row, known.lease)
+
+    def _forget(self, row: bytes) -> None:
+        self._stop(row)
+        self._orphans.discard(row)
+        known = self.leases.pop(row)
+        owner = self._watchable.owner(known.lease.names)
+        self.bytes[owner] -= known.size
+        self.count[owner] -= 1
+        if not self.count[owner]:
+            del self.count[owner], self.bytes[owner]
+
+    # Publishing
+
+    def _publish(self, row: bytes, lease: Lease) -> None:
+        """Begin or end publishing for a lease, as its row says."""
+        running = self._publications.get(row)
+        if lease.publisher != self.membership.instance:
+            self._stop(row)
+            if lease.publisher not in self._beats:
+                self._orphans.add(row)
+                self._due.set()
+            return
+        self._orphans.discard(row)
+        if running is not None and running[0].lease.run == lease.run and lease.gone is None:
+            running[0].renewed()
+            return
+        self._stop(row)
+        if lease.run and lease.gone is None and self.membership.is_alive:
+            publication = Publication(lease, self._engine, self._intake, self.membership, self._watchable)
+            task = asyncio.create_task(self._keep_publishing(row, publication), name=f"keyloft {lease.subject}")
+            self._publications[row] = publication, task
+
+    def _stop(self, row: bytes) -> None:
+        if (running := self._publications.pop(row, None)) is not None:
+            publication, task = running
+            publication.is_stopped = True
+            task.cancel()
+
+    async def _keep_publishing(self, row: bytes, publication: Publication) -> None:
+        try:
+            await publication.run()
+        except HistoryGone as gone:
+            publication.end(gone)
+            await self._note_gone(row, publication.lease, str(gone))
+        except Exception:
+            logger.exception("[KV] a watch is no longer served")
+
+    async def _note_gone(self, row: bytes, lease: Lease, reason: str) -> None:
+        """Let the next renewal say it, too: the event may be lost."""
+        [record] = await self._engine.read(Get(SPACE, row))
+        if record is not None and read_lease(record.value).run == lease.run:
+            gone = stored(row, replace(lease, gone=reason), expire_at=record.expires_at)
+            await self._engine.commit(Batch((gone,), (Check(SPACE, row, record.version),)))
+
+    # Taking over
+
+    def _find_orphans(self) -> None:
+        """Find the leases whose instance is dead."""
+        mine = self.membership.instance
+        for row, known in self.leases.items():
+            if known.lease.publisher != mine and known.lease.publisher not in self._beats:
+                self._orphans.add(row)
+        self._due.set()
+
+    async def _take_over(self) -> None:
+        while self._orphans and self.membership.is_alive:
+            rows = list(itertools.islice(self._orphans, limits.TAKE_OVER_LEASES))
+            self._orphans.difference_update(rows)  # one that is lost to another instance comes back by its change
+            records = await self._engine.read(*[Get(SPACE, row) for row in rows])
+            while found := [record for record in records if record is not None]:
+                done = await self._engine.commit(await self._claim(found))
+                if isinstance(done, Committed):
+                    break
+                failed = {failure.check.key for failure in done.failed}
+                records = [one for one in found if not failed & {one.key, self._beat_of(one)}]
+
+    def _beat_of(self, record: Record) -> bytes:
+        return self.rows.beat(read_lease(record.value).publisher)
+
+    async def _claim(self, records: Sequence[Record]) -> Batch:
+        """Make this instance the publisher of leases, if they are as they were read, and their instances are dead."""
+        leases = [read_lease(record.value) for record in records]
+        dead = sorted({lease.publisher for lease in leases})
+        found = await self._engine.read(*[Get(SPACE, self.rows.progress(instance)) for instance in dead])
+        progress = {
+            instance: Progress() if record is None else read_progress(record.value)
+            for instance, record in zip(dead, found, strict=True)
+        }
+        mutations, checks = [], [Check(SPACE, self.rows.beat(instance), None) for instance in dead]
+        for record, lease in zip(records, leases, strict=True):
+            published = progress[lease.publisher]
+            since = max(lease.since, published.reached) if record.version <= published.known else lease.since
+            run = lease.run + 1 if lease.run else 0
+            mine = replace(lease, publisher=self.membership.instance, since=since, run=run)
+            mutations.append(stored(record.key, mine, expire_at=record.expires_at))
+            checks.append(Check(SPACE, record.key, record.version))
+        return Batch(tuple(mutations), tuple(checks))
+
+    async def _tidy_up(self) -> None:
+        """Remove leases that have expired, and the progress of dead instances whose leases are taken over."""
+        ended, self._ended = self._ended, []
+        if ended:
+            await write(self._engine, *ended)
+        in_use = {known.lease.publisher for known in self.leases.values()} if self._progress else set()
+        for instance in self._progress - self._beats - in_use - {self.membership.instance}:
+            batch = Batch(
+                (Delete(SPACE, self.rows.progress(instance)),), (Check(SPACE, self.rows.beat(instance), None),)
+            )
+            await self._engine.commit(batch)

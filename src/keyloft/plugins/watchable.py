@@ -1,0 +1,25 @@
+"""What a plugin can watch: its keys, or those that begin with a text."""
+
+from collections.abc import Sequence
+
+from keyloft.core.records import Get, PluginKey, Scan, Space
+from keyloft.plugins import rules
+
+
+class WatchablePlugins:
+    """The plugins' entries, as leases of watches name them."""
+
+    def names(self, about: str) -> tuple[str, ...]:
+        return (about,)
+
+    def owner(self, names: Sequence[str]) -> str:
+        return names[0]
+
+    def asks(self, names: Sequence[str], prefix: str | None, keys: Sequence[str] | None) -> tuple[Get | Scan, ...]:
+        [plugin] = names
+        if keys is None:
+            return (rules.listing(plugin, prefix, None, None),)
+        return tuple([Get(Space.PLUGINS, (plugin, rules.key(key, "null"))) for key in keys])
+
+    def key(self, key: PluginKey) -> str:
+        return key[1]
