@@ -1,5 +1,6 @@
 """A semantic store on every engine, with a clock that stands still; in some modules also over NATS."""
 
+import inspect
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,17 +19,19 @@ ALSO_OVER_NATS = {"test_locks", "test_flags", "test_checkpoints", "test_index_ve
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Choose where the store is, unless the module or the test does so itself."""
     is_chosen = any(mark.args[0] == "url" for mark in metafunc.definition.iter_markers("parametrize"))
-    if {"url", "store"} <= set(metafunc.fixturenames) and not is_chosen:
-        name = metafunc.module.__name__.rpartition(".")[2]
-        if name in ALSO_OVER_NATS and "kv" not in metafunc.function.__code__.co_varnames:
-            metafunc.parametrize("url", [*DATABASES, OVER_NATS], indirect=True)
+    if "url" not in metafunc.fixturenames or hasattr(metafunc.module, "url") or is_chosen:
+        return
+    names, module = inspect.signature(metafunc.function).parameters, metafunc.module.__name__.rpartition(".")[2]
+    is_of_clients = module in ALSO_OVER_NATS and "store" in names and "kv" not in names
+    metafunc.parametrize("url", [*DATABASES, OVER_NATS] if is_of_clients else DATABASES, indirect=True)
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     if request.param == OVER_NATS:
-        request.getfixturevalue("nats_url")  # here, since it starts a server
+        request.getfixturevalue("nats_url")  # here, since it may start a server
         return None
     return database_url(request.param, request, tmp_path)
 

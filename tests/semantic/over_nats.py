@@ -36,9 +36,9 @@ def path(key: Any) -> Any:
 class WholeKeys:
     """The calls of `SemanticStore` on a client of the project acme/web."""
 
-    def __init__(self, client: SemanticClient, store: SemanticStore) -> None:
+    def __init__(self, client: SemanticClient, store: SemanticStore | None = None) -> None:
         self.client = client
-        self.signals = store.signals
+        self.signals = store and store.signals
         self.dead_letters = WholeDeadLetters(client)
 
     def __repr__(self) -> str:

@@ -29,6 +29,9 @@ class LockKeeper(Protocol):
     def shown(self) -> str:
         """Where the lock is kept, for `repr`."""
 
+    def whole_key(self, key: str) -> str:
+        """The key with its tenant and project, for messages."""
+
     def watch(self, key: str) -> AbstractAsyncContextManager["EntryWatch[Envelope | None]"]:
         """The lock's entry now, then after each change; None while the lock is free."""
 
@@ -66,6 +69,9 @@ class StoredLocks:
     @property
     def shown(self) -> str:
         return self._committer.shown
+
+    def whole_key(self, key: str) -> str:
+        return key
 
     def watch(self, key: str) -> "EntryWatch[Envelope | None]":
         return watch_entry(self._committer.open_engine(), key)

@@ -48,6 +48,7 @@ class Lock:
         assert intent.semantics.ttl_seconds is not None
         self._keeper = keeper
         self._intent = intent
+        self._name = keeper.whole_key(intent.key)
         self._ttl = intent.semantics.ttl_seconds
         self._wait = wait
         self._entry: Envelope | None = None
@@ -64,10 +65,11 @@ class Lock:
     def __repr__(self) -> str:
         held = "not held" if self._entry is None else f"held under fence {self._entry.fence}"
         state = "lost" if self.lost.is_set() else held
-        return f"<Lock {self.key} of {self._intent.writer} in {self._keeper.shown}, {state}>"
+        return f"<Lock {self._name} of {self._intent.writer} in {self._keeper.shown}, {state}>"
 
     @property
     def key(self) -> str:
+        """As the caller wrote it: the whole key, or of a `SemanticClient` the path within the project."""
         return self._intent.key
 
     @property
@@ -84,7 +86,7 @@ class Lock:
             LockLost: The lock was not acquired, or is released. A lost lock keeps its token, which writes refuse.
         """
         if self._entry is None or self._entry.fence is None:
-            raise LockLost(f"{self.key} is not held: acquire it first")
+            raise LockLost(f"{self._name} is not held: acquire it first")
         return self._entry.fence
 
     async def __aenter__(self) -> Self:
@@ -109,7 +111,9 @@ class Lock:
                 if kind is None:
                     raise
             except FAILURES as failure:
-                logger.warning("[KV] %s could not be released, and becomes free when it expires: %s", self.key, failure)
+                logger.warning(
+                    "[KV] %s could not be released, and becomes free when it expires: %s", self._name, failure
+                )
             return
         await self._stop_guarding()
         by_lock = holder.uncancel() <= self._cancelled_before
@@ -131,7 +135,7 @@ class Lock:
             InvalidArgument: A task holds it, or waits for it, through this object.
         """
         if self._acquiring.locked() or self._holder is not None or self.is_held:
-            raise InvalidArgument(f"{self.key} is held or waited for by this lock already: make another one")
+            raise InvalidArgument(f"{self._name} is held or waited for by this lock already: make another one")
         async with self._acquiring:
             await self._stop_guarding()  # of an acquisition that was lost
             loop = asyncio.get_running_loop()
@@ -143,7 +147,7 @@ class Lock:
                 except VersionConflict as conflict:
                     if not await self._is_free_in_time(conflict.current, deadline):
                         waited = f", and was not free within {self._wait:g} s" if self._wait else ""
-                        raise LockHeld(f"{self.key} is held by {conflict.current.last_writer}{waited}") from None
+                        raise LockHeld(f"{self._name} is held by {conflict.current.last_writer}{waited}") from None
                 else:
                     self._guard(entry, began)
                     return entry
@@ -156,7 +160,7 @@ class Lock:
         """
         entry = self._entry
         if entry is None:
-            raise LockLost(f"{self.key} is not held: acquire it first")
+            raise LockLost(f"{self._name} is not held: acquire it first")
         self._entry = None
         if self.lost.is_set():
             await self._stop_guarding()
@@ -164,7 +168,7 @@ class Lock:
         try:
             await self._finish(self._give_back(entry, self._until))
         except StaleFence as error:
-            raise LockLost(f"{self.key} was lost before it was released: {_loss(error.current)}") from None
+            raise LockLost(f"{self._name} was lost before it was released: {_loss(error.current)}") from None
 
     # Acquiring
 
@@ -188,7 +192,7 @@ class Lock:
 
     def _check_purpose(self, holder: Envelope | None) -> None:
         if holder is not None and holder.semantics.purpose != LOCK:
-            raise InvalidArgument(f"key: expected a lock at {self.key}, got a {holder.semantics.purpose}")
+            raise InvalidArgument(f"key: expected a lock at {self._name}, got a {holder.semantics.purpose}")
 
     async def _put(self, began: float) -> Envelope:
         """Put the lock's entry."""
@@ -233,7 +237,7 @@ class Lock:
             if undo is not None:
                 await undo(done)
         except (VersionConflict, StaleFence, Closed, *FAILURES) as error:
-            logger.debug("[KV] %s was not released: %s", self.key, error)
+            logger.debug("[KV] %s was not released: %s", self._name, error)
 
     # Holding
 
@@ -243,8 +247,8 @@ class Lock:
         self._reason = ""
         self._extend(began)
         self._guards = [
-            asyncio.create_task(self._renew(self.fence), name=f"keyloft renews {self.key}"),
-            asyncio.create_task(self._watch_for_loss(self.fence), name=f"keyloft guards {self.key}"),
+            asyncio.create_task(self._renew(self.fence), name=f"keyloft renews {self._name}"),
+            asyncio.create_task(self._watch_for_loss(self.fence), name=f"keyloft guards {self._name}"),
         ]
 
     async def _stop_guarding(self) -> None:
@@ -272,7 +276,7 @@ class Lock:
                 self._lose(_loss(error.current))
                 return
             except FAILURES as error:
-                logger.warning("[KV] %s could not be renewed, trying again until it expires: %s", self.key, error)
+                logger.warning("[KV] %s could not be renewed, trying again until it expires: %s", self._name, error)
                 pause = limits.LOCK_RETRY_SECONDS
             else:
                 self._extend(began)
@@ -304,14 +308,14 @@ class Lock:
     def _lose(self, reason: str) -> None:
         if self.lost.is_set() or self._entry is None:
             return
-        self._reason = f"{self.key} is lost: {reason}; writes with its fencing token are refused"
+        self._reason = f"{self._name} is lost: {reason}; writes with its fencing token are refused"
         self.lost.set()
         for guard in self._guards:
             guard.cancel()
-        fields = {"operation": "semantic_lock_lost", "key": self.key, "writer": self._intent.writer, "reason": reason}
+        fields = {"operation": "semantic_lock_lost", "key": self._name, "writer": self._intent.writer, "reason": reason}
         fields["directive"] = directive_of(self._intent.writer)
         text = "[KV] lock lost: key=%s directive=%s %s"
-        logger.warning(text, self.key, field(fields["directive"]), reason, extra=fields)
+        logger.warning(text, self._name, field(fields["directive"]), reason, extra=fields)
         if self._holder is not None:
             self._holder.cancel()
 

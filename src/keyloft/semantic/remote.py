@@ -36,6 +36,9 @@ class RemoteLocks:
     def shown(self) -> str:
         return repr(self._client)
 
+    def whole_key(self, key: str) -> str:
+        return self._client.project.prefix + key
+
     def watch(self, key: str) -> EntryWatch[Envelope | None]:
         return self._client.watch(key)
 
