@@ -214,23 +214,20 @@ class QuotaExceeded(KeyloftError, code="QUOTA_EXCEEDED"):
 class HistoryGone(KeyloftError, code="HISTORY_GONE"):
     """The change log no longer holds, or never held, what was asked for: list the entries, then watch again."""
 
-    def __init__(self, version: int, oldest: int, latest: int) -> None:
-        super().__init__(
-            f"version {version} is above the last one, {latest}: it is of another database, or was never given; list "
-            "the entries, then watch again from now"
-            if version > latest
-            else f"the change log begins with version {oldest}, so what changed after version {version} is no longer "
-            "known; list the entries, then watch again from now"
-        )
+    def __init__(self, version: int = 0, oldest: int = 0, latest: int = 0, message: str | None = None) -> None:
+        """`message` alone for an error that another process has reported."""
+        cure = "list the entries, then watch again from now"
+        if message is None and version > latest:
+            why = f"version {version} is above the last one, {latest}: it is of another database, or was never given"
+            message = f"{why}; {cure}"
+        elif message is None:
+            why = (
+                f"the change log begins with version {oldest}, what changed after version {version} is no longer known"
+            )
+            message = f"{why}; {cure}"
+        super().__init__(message)
         self.version = version
         self.latest = latest
-
-    @classmethod
-    def told(cls, message: str) -> "HistoryGone":
-        """The error that another process has reported, of which only the message is known."""
-        error = cls(0, 0, 0)
-        error.args = (message,)
-        return error
 
 
 class WatchExpired(KeyloftError, code="WATCH_EXPIRED"):

@@ -467,6 +467,9 @@ RENEWALS: Final = 3
 WATCH_RETRY_SECONDS: Final = 0.05
 """The first pause of a client whose watch can't be renewed; it doubles up to WATCH_CHECK_SECONDS."""
 
+REFUSED_EVENTS: Final = 100
+"""How many subjects of events a service remembers that NATS did not let it publish to."""
+
 UNREAD_EVENTS: Final = 10_000
 """A client whose user has so many events to read drops further ones, and asks for them again later."""
 

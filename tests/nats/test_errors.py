@@ -11,7 +11,8 @@ from keyloft.nats.errors import WIRE_ERRORS, is_unexpected, refusal, refused, wi
 @pytest.mark.parametrize("code", WIRE_ERRORS)
 def test_a_code_goes_there_and_back(code: str) -> None:
     kind = WIRE_ERRORS[code]
-    error = keyloft.ValueTooLarge(7, 5) if kind is keyloft.ValueTooLarge else kind("because")
+    made = {keyloft.ValueTooLarge: keyloft.ValueTooLarge(7, 5), keyloft.HistoryGone: keyloft.HistoryGone(3, 7, 9)}
+    error = made.get(kind) or kind("because")
     back = refused(json.loads(refusal(error)))
     assert type(back) is kind
     assert back.code == code

@@ -129,8 +129,8 @@ class TestCalls:
         other = await nats.connect(nats_url)
 
         async def refuse(message: Msg) -> None:
-            error = keyloft.ValueTooLarge(7, 5) if code == "VALUE_TOO_LARGE" else WIRE_ERRORS[code]("because")
-            await message.respond(refusal(error))
+            made = {"VALUE_TOO_LARGE": keyloft.ValueTooLarge(7, 5), "HISTORY_GONE": keyloft.HistoryGone(3, 7, 9)}
+            await message.respond(refusal(made.get(code) or WIRE_ERRORS[code]("because")))
 
         await other.subscribe("refusing.>", cb=refuse)
         await settled(other)

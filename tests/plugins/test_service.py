@@ -929,6 +929,7 @@ class TestOperation:
             "db.kv.*.get",
             "db.kv.*.delete",
             "db.kv.*.list",
+            "db.kv.*.watch",
         ]
         stats = json.loads((await client.request("$SRV.STATS.keyloft-plugins", b"")).data)
         assert stats["endpoints"][0]["num_requests"] == 2

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from keyloft import Store
-from keyloft.core.engine import Engine, Submission, Verdict, Watch
+from keyloft.core.engine import Engine, LogWatch, Submission, Verdict, Watch
 from keyloft.core.records import Batch, Committed, Conflict, Get, Scan
 from keyloft.errors import CommitUnknown, Unreachable
 
@@ -47,6 +47,9 @@ class Network:
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         return self._engine.watch(*asks, since=since)
+
+    def follow(self, *asks: Get | Scan, since: int | None = None) -> LogWatch:
+        return self._engine.follow(*asks, since=since)
 
     @property
     def is_closed(self) -> bool:

@@ -20,11 +20,11 @@ from keyloft.server.isolation import ADMIN, SERVICE, Isolation, NatsUser, isolat
 from keyloft.server.nats_process import NatsServer
 from tests.support.nats import private_server, settled
 
-OPERATIONS = ["set", "get", "delete", "list"]
+OPERATIONS = ["set", "get", "delete", "list", "watch"]
 PREFIXES = ["db.kv", "rosey.db.kv"]
 # Names that begin alike, and those that could be taken for the service or the operator.
 PLUGINS = ["a", "a-b", "a_b", "service", "admin", "trivia", "_", "123"]
-SEMANTIC_OPERATIONS = ["put", "get", "delete", "list", "batch"]
+SEMANTIC_OPERATIONS = ["put", "get", "delete", "list", "batch", "watch"]
 # Ids that begin alike, and some that plugins have as names.
 TENANTS = ["acme", "acme-2", "a", "a-b", "service"]
 _LONGEST_SECONDS = 30.0
@@ -148,7 +148,7 @@ async def test_a_plugin_gets_answers_to_its_own_requests(world: World, name: str
         await plugin.nats.publish(f"db.kv.{name}.set", b"{}")
         await settled(plugin.nats)
         assert plugin.refusals == []
-    assert len(await world.heard()) == 9
+    assert len(await world.heard()) == len(PREFIXES) * len(OPERATIONS) + 1
 
 
 async def test_a_plugin_learns_that_no_service_runs(tmp_path: Path) -> None:
@@ -195,7 +195,10 @@ async def test_a_plugin_can_neither_read_nor_write_nor_delete_nor_list_what_is_a
 @pytest.mark.parametrize(
     "subject",
     [
-        "db.kv.a.watch",
+        "db.kv.a.events.x",
+        "db.kv.a.events",
+        "db.kv.trivia.events.x",
+        "db.semantic.a.web.events.x",
         "db.kv.a",
         "db.kv.a.set.b",
         "db.kv.set",
@@ -243,6 +246,10 @@ async def test_a_plugin_publishes_nothing_but_its_requests(world: World, subject
         "db.kv.*.set",
         "db.kv.a.set",
         "db.kv.trivia.get",
+        "db.kv.trivia.events.x",
+        "db.kv.trivia.events.*",
+        "db.kv.*.events.*",
+        "db.semantic.a.*.events.*",
         "rosey.db.kv.>",
         "$SRV.>",
         "$SRV.PING",
@@ -253,7 +260,8 @@ async def test_a_plugin_listens_to_nothing_but_its_own_answers(world: World, sub
     async with world.plugin("a") as plugin:
         assert await plugin.is_refused_to_subscribe(subject)
         assert await plugin.is_refused_to_subscribe(subject, queue="any")
-        assert not await plugin.is_refused_to_subscribe("_INBOX_a.>")
+        for own in ("_INBOX_a.>", "db.kv.a.events.*", "rosey.db.kv.a.events.x"):
+            assert not await plugin.is_refused_to_subscribe(own)
 
 
 async def test_a_client_without_its_inbox_prefix_hears_no_answers(world: World) -> None:
@@ -303,10 +311,23 @@ async def test_the_service_listens_to_requests_in_a_queue_group_and_to_nothing_e
 
 
 @pytest.mark.parametrize(
-    "subject", ["db.kv.a.set", "rosey.db.kv.a.get", "$SRV.PING", "_INBOX_nowhere.x", "$SRV.INFO.x", "anything"]
+    "subject",
+    [
+        "db.kv.a.set",
+        "rosey.db.kv.a.get",
+        "db.kv.a.events",
+        "db.kv.a.events.x.y",
+        "db.semantic.a.events.x",
+        "$SRV.PING",
+        "_INBOX_nowhere.x",
+        "$SRV.INFO.x",
+        "anything",
+    ],
 )
-async def test_the_service_speaks_to_inboxes_and_to_nothing_else(world: World, subject: str) -> None:
+async def test_the_service_speaks_to_inboxes_and_watchers_and_to_nothing_else(world: World, subject: str) -> None:
     assert await world.service.is_refused_to_publish(subject)
+    for events in ("db.kv.a.events.x", "db.semantic.acme.web.events.x"):
+        assert not await world.service.is_refused_to_publish(events)
 
 
 # Tenants of the semantic store
@@ -337,6 +358,8 @@ async def test_a_tenant_reaches_neither_another_tenant_nor_a_plugin(world: World
             f"db.semantic.{rogue}.web.x.put",
             "$SRV.PING",
             f"_INBOX_TENANT-{other}.x",
+            f"db.semantic.{rogue}.web.events.x",
+            f"db.semantic.{other}.web.events.x",
         ):
             assert await workflow.is_refused_to_publish(subject)
         for subject in (
@@ -346,9 +369,12 @@ async def test_a_tenant_reaches_neither_another_tenant_nor_a_plugin(world: World
             f"_INBOX_{rogue}.>",
             "_INBOX_*.>",
             "_INBOX.>",
+            f"db.semantic.{other}.web.events.*",
+            "db.semantic.*.web.events.*",
         ):
             assert await workflow.is_refused_to_subscribe(subject)
-        assert not await workflow.is_refused_to_subscribe(f"_INBOX_TENANT-{rogue}.>")
+        for own in (f"_INBOX_TENANT-{rogue}.>", f"db.semantic.{rogue}.web.events.x"):
+            assert not await workflow.is_refused_to_subscribe(own)
     assert await world.heard() == []
 
 

@@ -9,7 +9,7 @@ from keyloft.admin.export_format import row_name
 from keyloft.core import key_text, keys
 from keyloft.core.keys import TupleKey
 from keyloft.core.maintenance import EVERYTHING, Range, Snapshot
-from keyloft.core.records import Key, Record, Space
+from keyloft.core.records import SERVICE_ROWS, Key, Record, Space
 from keyloft.core.values import DAMAGED, LOST
 from keyloft.errors import Undecodable
 from keyloft.plugins import rules
@@ -80,12 +80,13 @@ async def rows_of(
 async def movable_rows(snapshot: Snapshot, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
     """The rows of a range that are to be exported or copied, in pages.
 
-    Expired rows are left out, except those of workflows: they can be restored, and their expiry is to be recorded.
+    Expired rows are left out, except those of workflows: they can be restored, and their expiry is to be recorded. So
+    are the rows of services, which are of use to the clients of this database alone.
     """
     async for rows in snapshot.rows(part, after):
         _check_types(part.space, rows)
         if part.space is Space.SEMANTIC:
-            yield rows
+            yield [row for row in rows if not row.key.startswith(SERVICE_ROWS)]
         elif alive := [row for row in rows if row.is_alive(snapshot.now)]:
             yield alive
 

@@ -15,6 +15,7 @@ from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NotPermitted, Unanswered
 from keyloft.nats.connection import Login, connect, inbox_prefix, servers, shown, unless
 from keyloft.nats.errors import refused
+from keyloft.nats.events import WATCH
 from keyloft.nats.messages import PERMISSION
 from keyloft.nats.payloads import to_json
 from keyloft.nats.remote_watch import RemoteWatch
@@ -188,4 +189,6 @@ class ServiceClient(AsyncClosing):
                 continue
             action = f"publish to {subject}" if kind == "publish" else subscribe
             message = f"NATS refused this request: {self._user} may not {action}. Log in as {self._log_in_as}"
+            if subject.endswith(f".{WATCH}"):
+                message += f"; {_NEWER}"
             future.set_result(NotPermitted(message))

@@ -19,6 +19,7 @@ _KINDS: Final = (
     errors.NothingToRestore,
     errors.HistoryGone,
     errors.WatchExpired,
+    errors.NotPermitted,
     errors.Busy,
     errors.DatabaseError,
     errors.KeyloftError,
@@ -62,5 +63,5 @@ def refused(reply: Mapping[str, Any]) -> errors.KeyloftError:
     code, message = str(reply.get("error_code")), str(reply.get("message"))
     kind = WIRE_ERRORS.get(code, errors.KeyloftError)
     if kind is errors.HistoryGone:
-        return errors.HistoryGone.told(message)
+        return errors.HistoryGone(message=message)
     return errors.ValueTooLarge(None, None, message) if kind is errors.ValueTooLarge else kind(message)

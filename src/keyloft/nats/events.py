@@ -9,6 +9,8 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+WATCH: Final = "watch"
+"""The operation that asks for events."""
 EVENTS: Final = "events"
 """The part of a subject between the owner and the id of a lease."""
 

@@ -9,6 +9,7 @@ import importlib.metadata
 import inspect
 import logging
 import re
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -18,6 +19,7 @@ from nats.errors import MaxPayloadError
 
 from keyloft import limits
 from keyloft.errors import IncompatibleLibrary
+from keyloft.nats.events import EVENTS
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ _PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (Parser, {"parse": "async (data=b'')", "reset": "()", "nc": "Client", "buf": "bytearray", "state": "int"}),
     (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
     (Nats, {"_handlers": _ABSENT, "handle": _ABSENT, "read_bytes": _ABSENT, "sending": _ABSENT}),
-    (Nats, {"refused": _ABSENT, "note_refusal": _ABSENT}),
+    (Nats, {"refused": _ABSENT, "note_refusal": _ABSENT, "refused_events": _ABSENT}),
     (Parser, {"_enough": _ABSENT}),
 )
 """What this module uses of nats-py: methods with their parameters, attributes with their types, and names that it adds
@@ -111,6 +113,8 @@ class NatsConnection(Nats):
         """Held by a service while it waits for room and sends, so that services on one connection take turns."""
         self.refused: set[str] = set()
         """In lower case, the subjects of subscriptions, and $SRV.INFO, that NATS has refused."""
+        self.refused_events: deque[str] = deque(maxlen=limits.REFUSED_EVENTS)
+        """In lower case, the last subjects of events that this program was not allowed to publish to."""
 
     def handle(self, subscription: Subscription, handler: Handler | None) -> None:
         """Pass a subscription's messages to a function as they are read; None: to the subscription's callback again.
@@ -123,9 +127,13 @@ class NatsConnection(Nats):
 
     def note_refusal(self, error: str) -> None:
         """Remember the subject if an error is about one that this program chose; others chose those of replies."""
-        found = PERMISSION.search(error)
-        if found is not None and (found[1].lower() == "subscription" or found[2].lower() == "$srv.info"):
-            self.refused.add(found[2].lower())
+        if (found := PERMISSION.search(error)) is None:
+            return
+        kind, subject = found[1].lower(), found[2].lower()
+        if kind == "subscription" or subject == "$srv.info":
+            self.refused.add(subject)
+        elif f".{EVENTS}." in subject:
+            self.refused_events.append(subject)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         if (sub := self._subs.get(sid)) is not None:

@@ -20,7 +20,7 @@ from keyloft.errors import Busy, InvalidArgument, InvalidSubject, KeyloftError
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import servers
 from keyloft.nats.dropped import DroppedMessages
-from keyloft.nats.events import EVENTS
+from keyloft.nats.events import EVENTS, WATCH
 from keyloft.nats.intake import Intake
 from keyloft.nats.messages import NatsConnection, check_nats_py
 from keyloft.nats.meters import ServiceMeters
@@ -28,7 +28,7 @@ from keyloft.nats.publications import Watchable
 from keyloft.nats.publisher import EventPublisher
 from keyloft.nats.reporting import EventSubject, Route
 from keyloft.nats.requests import Operation, Request
-from keyloft.nats.watch_operation import WATCH, WatchOperation
+from keyloft.nats.watch_operation import WatchOperation
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
 warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
@@ -62,7 +62,7 @@ class NatsService(AsyncClosing):
         self._prefixes = tuple([f"{prefix}." for prefix in prefixes])
         self._reserved = (*self._prefixes, *[f"{prefix}." for prefix in reserved])
         self._watchable = watchable
-        self._watches = {prefix: WatchOperation(prefix, watchable, lease_seconds) for prefix in self._prefixes}
+        self._watches = {prefix: WatchOperation(nats, prefix, watchable, lease_seconds) for prefix in self._prefixes}
         """The operation `watch` by prefix: its events have the prefix of the request."""
         operations = [*operations, self._watches[self._prefixes[0]]]
         self._operations: dict[str, Operation] = {operation.name: operation for operation in operations}

@@ -5,19 +5,21 @@ from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
+from nats.aio.client import Client as Nats
+from nats.errors import Error as NatsError
 
 from keyloft import limits
 from keyloft.core.engine import Engine, write
 from keyloft.core.records import Batch, Changes, Check, Committed, Delete, Get, Latest, LogPosition, Touch
-from keyloft.errors import HistoryGone, InvalidArgument, QuotaExceeded, WatchExpired
+from keyloft.errors import HistoryGone, InvalidArgument, NotPermitted, QuotaExceeded, Stalled, WatchExpired
 from keyloft.nats import payloads
-from keyloft.nats.events import EVENTS
+from keyloft.nats.events import EVENTS, WATCH
 from keyloft.nats.leases import SPACE, Lease, new_id, read_lease, stored
+from keyloft.nats.messages import NatsConnection
 from keyloft.nats.publications import Watchable
 from keyloft.nats.publisher import EventPublisher
 from keyloft.nats.requests import Call
 
-WATCH: Final = "watch"
 _NEW: Final = ("prefix", "keys")
 _FIELDS: Final = (*_NEW, "since", "subject", "end")
 _MOST_VERSION: Final = 2**63 - 1
@@ -43,8 +45,16 @@ class WatchOperation(Call):
 
     name = WATCH
 
-    def __init__(self, prefix: str, watchable: Watchable, lease_seconds: float) -> None:
-        """`prefix` is what the subjects of requests and events begin with, up to the last dot before the owner."""
+    def __init__(self, nats: Nats, prefix: str, watchable: Watchable, lease_seconds: float) -> None:
+        """Args:
+        nats: The connection of the service.
+        prefix: What the subjects of requests and events begin with, up to the dot before the owner.
+        watchable: What can be watched.
+        lease_seconds: How long a lease lasts unless it is renewed.
+        """
+        self._nats = nats
+        self._permitted_at: int | None = None
+        """How many times the connection was restored when it was found that events can be published."""
         self._prefix = prefix
         self._watchable = watchable
         self._expire_in = round(1000 * lease_seconds)
@@ -111,6 +121,8 @@ class WatchOperation(Call):
         return payloads.to_json({"success": True, **reply}), None
 
     async def _begin(self, engine: Engine, publisher: EventPublisher, request: WatchRequest) -> Lease:
+        subject = f"{self._prefix}{'.'.join(request.names)}.{EVENTS}.{(lease_id := new_id())}"
+        await self._check_permitted(subject)
         await publisher.following()
         owner = self._watchable.owner(request.names)
         self._check_bounds(publisher, owner, request)
@@ -119,9 +131,8 @@ class WatchOperation(Call):
         else:
             since = request.since
             await engine.read(Changes(LogPosition(since)))  # raises HistoryGone
-        lease_id = new_id()
         lease = Lease(
-            subject=f"{self._prefix}{'.'.join(request.names)}.{EVENTS}.{lease_id}",
+            subject=subject,
             names=request.names,
             publisher=publisher.membership.instance,
             since=since,
@@ -132,6 +143,26 @@ class WatchOperation(Call):
         done = await write(engine, stored(row, lease, expire_in=self._expire_in))
         publisher.know(row, lease, done.version)
         return lease
+
+    async def _check_permitted(self, subject: str) -> None:
+        """Make sure that this service may publish events: NATS reports a refusal to the connection alone.
+
+        Raises:
+            NotPermitted: NATS refuses it.
+        """
+        nats = self._nats
+        if not isinstance(nats, NatsConnection) or self._permitted_at == nats.stats["reconnects"]:
+            return
+        reconnects = nats.stats["reconnects"]
+        try:
+            await nats.publish(subject, b"{}")
+            await nats.flush()
+        except (NatsError, TimeoutError) as error:
+            raise Stalled(f"the service could not publish to {subject}: {error or type(error).__name__}") from None
+        if subject.lower() in nats.refused_events:
+            cure = "`keyloft nats-config --replace` writes a configuration that allows it"
+            raise NotPermitted(f"watch: NATS does not let the service publish to {self._prefix}*.{EVENTS}.*: {cure}")
+        self._permitted_at = reconnects
 
     def _check_bounds(self, publisher: EventPublisher, owner: str, request: WatchRequest) -> None:
         if publisher.count[owner] >= limits.OWNER_LEASES:
@@ -156,7 +187,7 @@ class WatchOperation(Call):
                 raise _expired()
             lease = read_lease(record.value)
             if lease.gone is not None and request.since is None:
-                raise HistoryGone.told(lease.gone)
+                raise HistoryGone(message=lease.gone)
             if request.since is not None:
                 await engine.read(Changes(LogPosition(request.since)))  # raises HistoryGone
                 lease = replace(lease, since=request.since, gone=None)

@@ -17,7 +17,7 @@ PREFIXES: Final = ("db.kv", "rosey.db.kv")
 QUEUE: Final = "keyloft"
 """The queue group in which instances of the service share the requests, unless configured otherwise."""
 
-OPERATIONS: Final = ("set", "get", "delete", "list", "watch")
+OPERATIONS: Final = ("set", "get", "delete", "list")
 """What plugins can ask for."""
 
 _NAME: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)

@@ -6,8 +6,8 @@ from typing import Any, Final
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
+from keyloft.nats.events import WATCH
 from keyloft.nats.requests import Call, Operation
-from keyloft.nats.watch_operation import WATCH
 from keyloft.semantic import keys, wire, workflow_wire
 from keyloft.semantic.intents import WriteRequest
 from keyloft.semantic.keys import Project

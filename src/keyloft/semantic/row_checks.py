@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
-from keyloft.core.records import Record
+from keyloft.core.records import SERVICE_ROWS, Record
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidKey, Undecodable
 from keyloft.semantic import keys
@@ -55,6 +55,7 @@ class RowChecker:
             b"k/": self._pointer,
             b"r/": self._request,
             b"x/": self._dead_letter,
+            SERVICE_ROWS: _of_a_service,
         }
 
     def defect(self, record: Record) -> tuple[str, str] | None:
@@ -142,6 +143,10 @@ class RowChecker:
             raise InvalidKey("the row is not the one of the audit key")
         if not record.value:
             raise Undecodable("the audit key is empty")
+
+
+def _of_a_service(record: Record) -> None:
+    """Services read them strictly; they last for seconds."""
 
 
 def _entry_key(row: bytes) -> EntryKey:

@@ -4,10 +4,10 @@ Without it, every client can send requests in the name of any plugin or tenant. 
 refuses all but that user's subjects and inbox:
 
     user           publishes to                                       subscribes to   (for every prefix)
-    trivia         db.kv.trivia.{set,get,delete,list}                 _INBOX_trivia.>
-    TENANT-acme    db.semantic.acme.*.{put,get,delete,list,batch}     _INBOX_TENANT-acme.>
-    SERVICE        the inboxes, $SRV.INFO                             db.kv.>, db.semantic.>, both in a queue group;
-                                                                      $SRV.>; _INBOX_SERVICE.>
+    trivia         db.kv.trivia.{set,get,delete,list,watch}           _INBOX_trivia.>, db.kv.trivia.events.*
+    TENANT-acme    db.semantic.acme.*.{put,get,delete,list,batch,…}   _INBOX_TENANT-acme.>, db.semantic.acme.*.events.*
+    SERVICE        the inboxes, $SRV.INFO, db.kv.*.events.*,          db.kv.>, db.semantic.>, both in a queue group;
+                   db.semantic.*.*.events.*                           $SRV.>; _INBOX_SERVICE.>
     ADMIN          db.kv.>, db.semantic.>, $SRV.>                     _INBOX.>, db.kv.>, db.semantic.>, $SRV.>
 
 A plugin connects with its inbox prefix: `nats.connect(url, **isolation.plugins["trivia"].options())`. No plugin can
@@ -30,6 +30,7 @@ from urllib.parse import unquote
 
 from keyloft import limits
 from keyloft.errors import CannotOpen, InvalidArgument
+from keyloft.nats.events import EVENTS, WATCH
 from keyloft.plugins import rules
 from keyloft.semantic import keys
 from keyloft.server.http import read_address
@@ -174,23 +175,28 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
     ]
     if topology.leaf_name is None:
         replies = map(_replies, (*confined, admin, service))
+        events = [*[f"{prefix}.*.{EVENTS}.*" for prefix in prefixes], f"{semantic}.*.*.{EVENTS}.*"]
         lines += [
             "    # The service. It receives all requests, and only in a queue group, so that each is carried out once.",
-            "    # It publishes to inboxes, and asks other services for their stores. allow_responses would let it",
-            "    # publish to any subject that a request names as its reply subject, another plugin's «set» included.",
-            *_user(service, [*replies, INFO], [*[f"{one} >" for one in requests], "$SRV.>"]),
+            "    # It publishes to inboxes, and events to watchers, and asks other services for their stores.",
+            "    # allow_responses would let it publish to any subject that a request names as its reply subject,",
+            "    # another plugin's «set» included.",
+            *_user(service, [*replies, *events, INFO], [*[f"{one} >" for one in requests], "$SRV.>"]),
             "",
             "    # The operator: all data, and the state of the services.",
             *_user(admin, [*requests, "$SRV.>"], [*requests, "$SRV.>"]),
         ]
+    events_of = {name: [f"{prefix}.{name}.{EVENTS}.*" for prefix in prefixes] for name in isolation.plugins}
+    events_of |= {user.name: [f"{semantic}.{tenant}.*.{EVENTS}.*"] for tenant, user in isolation.tenants.items()}
     for name, user in isolation.plugins.items():
-        comment = f"The plugin {name}: its requests, and the replies to them; its inbox prefix is {user.inbox_prefix}"
-        subjects = [f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in rules.OPERATIONS]
-        lines += ["", f"    # {comment}", *_user(user, subjects)]
+        comment = f"The plugin {name}: its requests, replies and events; its inbox prefix is {user.inbox_prefix}"
+        operations = (*rules.OPERATIONS, WATCH)
+        subjects = [f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in operations]
+        lines += ["", f"    # {comment}", *_user(user, subjects, events_of[name])]
     for tenant, user in isolation.tenants.items():
-        comment = f"The tenant {tenant}: its requests, and the replies to them; its inbox prefix is {user.inbox_prefix}"
+        comment = f"The tenant {tenant}: its requests, replies and events; its inbox prefix is {user.inbox_prefix}"
         subjects = [f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS]
-        lines += ["", f"    # {comment}", *_user(user, subjects)]
+        lines += ["", f"    # {comment}", *_user(user, subjects, events_of[user.name])]
     inboxes = {user.name: _replies(user) for user in confined}
     # Not by operation: nats-server does not tell a leaf node that may publish to db.semantic.acme.*.put alone of a
     # subscription to db.semantic.>.
@@ -199,11 +205,11 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
     for leaf, there in topology.leaves.items():
         lines += [
             "",
-            f"    # The leaf node {leaf}: the requests of {', '.join(there)}, and the replies to them",
+            f"    # The leaf node {leaf}: the requests of {', '.join(there)}, the replies to them, and their events",
             *_user(
                 isolation.others[leaf_user(leaf)],
                 [space for name in there for space in spaces[name]],
-                [inboxes[name] for name in there],
+                [subject for name in there for subject in (inboxes[name], *events_of[name])],
             ),
         ]
     return "\n".join([*lines, "  ]", "}", ""])
