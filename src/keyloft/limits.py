@@ -422,6 +422,9 @@ WATCH_PENDING_KEYS: Final = 10_000
 WATCH_DUE_KEYS: Final = 1000
 """About how many expired keys are read at a time for watches."""
 
+LATE_EXPIRY_SECONDS: Final = 5.0
+"""A reader of changes who continues from a version gets the expiries of so many seconds before it again."""
+
 WATCHES_WOKEN_AT_ONCE: Final = 64
 """After waking so many watches, the event loop runs them before it wakes more: each reads what its user waits for."""
 

@@ -1,20 +1,28 @@
 """Watches over NATS: every change arrives at least once and in order, whoever publishes it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 
 import keyloft
-from keyloft.errors import HistoryGone
-from keyloft.nats.connection import connect
+from keyloft import limits
+from keyloft.core.engine import write
+from keyloft.core.records import Scan
+from keyloft.errors import HistoryGone, InvalidArgument, NotPermitted, QuotaExceeded, WatchExpired
+from keyloft.nats.connection import Login, connect
+from keyloft.nats.events import EventMessage, decode, encode
+from keyloft.nats.leases import SPACE, LeaseRows, stored
 from keyloft.nats.remote_watch import RemoteWatch
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService, Event
 from keyloft.semantic import SemanticClient, Semantics, SemanticService, SemanticStore
+from keyloft.server.isolation import isolate
+from tests.support.nats import private_server
 
 _SECONDS = 30
 
@@ -37,8 +45,8 @@ class World:
         self.prefix = f"w{uuid4().hex[:12]}"
 
     @asynccontextmanager
-    async def service(self, **options: Any) -> AsyncIterator[DatabaseService]:
-        nats = await connect(self.url, name="service")
+    async def service(self, login: Login | None = None, **options: Any) -> AsyncIterator[DatabaseService]:
+        nats = await connect(self.url, name="service", login=login, reconnect_time_wait=0.02)
         try:
             async with (
                 BotDatabase(self.database, durability="relaxed") as db,
@@ -49,7 +57,9 @@ class World:
             await nats.close()
 
     async def client(self, plugin: str = "trivia") -> DatabaseClient:
-        return await DatabaseClient.connect(self.url, plugin_name=plugin, prefix=self.prefix, timeout=_SECONDS)
+        return await DatabaseClient.connect(
+            self.url, plugin_name=plugin, prefix=self.prefix, timeout=_SECONDS, reconnect_time_wait=0.02
+        )
 
 
 @pytest.fixture
@@ -134,3 +144,230 @@ async def test_the_semantic_store_is_watched_by_paths_within_the_project(nats_ur
         assert (expired.key, expired.deleted) == ("flags/new-ui", True)
         assert (await next_of(one)).key == "docs/delta"
     await nats.close()
+
+
+# Requests
+
+
+async def asked(client: DatabaseClient, **fields: Any) -> dict[str, Any]:
+    return await client.request("watch", fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prefix": 5}, "prefix must be a string"),
+        ({"keys": []}, "keys: expected an array of 1 to 1000 keys"),
+        ({"keys": ["a", ""]}, "key must be a non-empty string"),
+        ({"keys": ["a"], "prefix": "a"}, "prefix, keys: expected one of them, got both"),
+        ({"since": -1}, "since: expected a version"),
+        ({"since": "4"}, "since: expected a version"),
+        ({"prefx": "a"}, "prefx: there is no such field; did you mean prefix"),
+        ({"end": True}, "end: expected together with the subject"),
+        ({"subject": 5}, "subject: expected the subject that the service has answered"),
+        ({"subject": "db.kv.quotes.events.abc"}, "subject: expected one below"),
+        ({"subject": "{own}", "prefix": "a"}, "prefix: a watch keeps what it watches"),
+        ({"subject": "{own}", "end": 1}, "end: expected true or false"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_refused_by_name(
+    world: World, client: DatabaseClient, fields: dict[str, Any], message: str
+) -> None:
+    if fields.get("subject") == "{own}":
+        fields = fields | {"subject": f"{world.prefix}.trivia.events.abc"}
+    with pytest.raises(InvalidArgument, match=message):
+        await asked(client, **fields)
+
+
+async def test_a_lease_is_renewed_and_ended_by_its_owner_alone(world: World, client: DatabaseClient) -> None:
+    lease = await asked(client, prefix="a")
+    assert lease["subject"].startswith(f"{world.prefix}.trivia.events.")
+    assert (lease["run"], lease["expires_in"]) == (0, limits.LEASE_SECONDS)
+    theirs = lease["subject"].replace(".trivia.", ".quotes.")
+    async with await world.client("quotes") as other:
+        with pytest.raises(InvalidArgument, match="expected one below"):
+            await asked(other, subject=lease["subject"])
+        with pytest.raises(WatchExpired, match="ask for a new one"):
+            await asked(other, subject=theirs)
+    assert (await asked(client, subject=lease["subject"]))["run"] == 1
+    assert (await asked(client, subject=lease["subject"]))["run"] == 1
+    assert (await asked(client, subject=lease["subject"], end=True))["existed"]
+    with pytest.raises(WatchExpired):
+        await asked(client, subject=lease["subject"])
+
+
+async def test_an_owner_has_a_bounded_number_of_watches(
+    world: World, client: DatabaseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "OWNER_LEASES", 2)
+    monkeypatch.setattr(limits, "OWNER_LEASE_BYTES", 1000)
+    first = await asked(client)
+    with pytest.raises(QuotaExceeded, match="may take 1,000 bytes in all: watch a prefix"):
+        await asked(client, keys=["k" * 200 + str(number) for number in range(6)])
+    await asked(client)
+    with pytest.raises(QuotaExceeded, match="trivia has 2 watches already: end some of them"):
+        await asked(client)
+    async with await world.client("quotes") as other:
+        await asked(other)
+    await asked(client, subject=first["subject"], end=True)
+    await asked(client)
+
+
+# Interruptions
+
+
+async def leases(world: World) -> int:
+    """How many leases are stored."""
+    async with BotDatabase(world.database) as db:
+        engine, rows = await db.engine(), LeaseRows(DatabaseService.name)
+        [page] = await engine.read(Scan(SPACE, *rows.all, 1000, keys_only=True))
+        return sum(map(rows.is_lease, page.keys))
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(_SECONDS):
+        while not await condition():  # noqa: ASYNC110 (another process changes it)
+            await asyncio.sleep(0.02)
+
+
+async def test_a_watch_ends_with_its_client(world: World) -> None:
+    async def is_over() -> bool:
+        return await leases(world) == 0
+
+    async with world.service(lease_seconds=1.0):
+        async with await world.client() as client:
+            watch = client.kv.watch()
+            await watch.__aenter__()
+            assert await leases(world) == 1
+        await until(is_over)
+        with pytest.raises(StopAsyncIteration):
+            await next_of(watch)
+        # One that is killed says nothing; its lease expires.
+        client = await world.client()
+        await client.kv.watch().__aenter__()
+        assert await leases(world) == 1
+        for task in asyncio.all_tasks():
+            if task.get_name().startswith("keyloft watch "):
+                task.cancel()
+        await until(is_over)
+        await client.nats.close()
+
+
+async def test_a_watch_outlives_its_lease_by_renewing_it(world: World) -> None:
+    async with world.service(lease_seconds=0.6), await world.client() as client, client.kv.watch() as watch:
+        for number in range(3):
+            await asyncio.sleep(0.5)
+            await client.kv.set(f"k{number}", 1)
+            assert (await next_of(watch)).key == f"k{number}"
+
+
+async def test_another_service_goes_on_when_one_stops(world: World) -> None:
+    async with AsyncExitStack() as stack:
+        services = [await stack.enter_async_context(world.service()) for _ in range(2)]
+        client = await stack.enter_async_context(await world.client())
+        watch = await stack.enter_async_context(client.kv.watch())
+        for number in range(30):
+            if number in (10, 20):
+                await services.pop().aclose()
+                services.insert(0, await stack.enter_async_context(world.service()))
+            await client.kv.set(f"k{number}", 1)
+        assert [event.key for event in await some_of(watch, 30)] == [f"k{number}" for number in range(30)]
+
+
+async def test_a_service_goes_on_for_the_watches_of_its_predecessor(world: World) -> None:
+    client = await world.client()
+    async with world.service():
+        watch = await client.kv.watch().__aenter__()
+        await client.kv.set("a", 1)
+        assert (await next_of(watch)).key == "a"
+    async with BotDatabase(world.database) as db:
+        await db.kv_set("trivia", "b", 1)
+    async with world.service(), client:
+        assert (await next_of(watch)).key == "b"
+
+
+async def test_what_was_missed_is_asked_for_again(world: World, client: DatabaseClient) -> None:
+    async with client.kv.watch() as watch:
+        await client.kv.set("a", 1)
+        assert (await next_of(watch)).key == "a"
+        # As if a message had been lost on the way: the next one has a sequence too far ahead.
+        lost = EventMessage(key="x", version=10**6, deleted=False, run=1, sequence=10**6)
+        [subject] = client.watches.values()
+        await client.nats.publish(subject, encode(lost))
+        await client.kv.set("b", 1)
+        await client.kv.set("c", 1)
+        assert [event.key for event in await some_of(watch, 2)] == ["b", "c"]
+
+
+async def test_a_client_that_reads_nothing_holds_a_bounded_number_of_events(
+    client: DatabaseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "UNREAD_EVENTS", 5)
+    async with client.kv.watch() as watch:
+        for number in range(40):
+            await client.kv.set(f"k{number:02}", 1)
+        await until(lambda: _is_full(watch))
+        assert [event.key for event in await some_of(watch, 40)] == [f"k{number:02}" for number in range(40)]
+
+
+async def _is_full(watch: RemoteWatch) -> bool:
+    return len(watch._messages) == 5
+
+
+async def test_a_watch_whose_history_is_gone_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world.service() as service, await world.client() as client:
+        lease = await asked(client, prefix="")
+        [row] = [row for row in service._publisher.leases]  # type: ignore[union-attr]
+        known = service._publisher.leases[row].lease  # type: ignore[union-attr]
+        engine = await service.db.engine()
+        # As if the log had been trimmed: what is to be published begins with a version that it does not have.
+        await write(engine, stored(row, replace(known, since=10**9), expire_in=60_000))
+        inbox = await client.nats.subscribe(lease["subject"])
+        await asked(client, subject=lease["subject"])
+        messages = [decode((await inbox.next_msg(_SECONDS)).data) for _ in range(2)]
+        assert messages[1].error_code == "HISTORY_GONE"
+
+        async def is_refused() -> bool:
+            try:
+                await asked(client, subject=lease["subject"])
+            except HistoryGone:
+                return True
+            return False
+
+        await until(is_refused)
+
+
+async def test_nats_is_restarted_and_nothing_is_missed(world: World) -> None:
+    async with private_server() as server:
+        world.url = server.url
+        async with world.service() as service, await world.client() as client, client.kv.watch() as watch:
+            for number in range(3):
+                await service.db.kv_set("trivia", f"before{number}", 1)
+                assert (await next_of(watch)).key == f"before{number}"
+                await server.stop()
+                await service.db.kv_set("trivia", f"while{number}", 1)
+                await server.start()
+                assert (await next_of(watch)).key == f"while{number}"
+
+
+async def test_under_an_older_configuration_a_watch_is_refused_by_name(world: World, tmp_path: Path) -> None:
+    isolation = isolate(["trivia"], prefixes=[world.prefix])
+    for forbidden, message in (
+        (f'"{world.prefix}.trivia.watch"', r"user trivia may not publish to .*\.trivia\.watch.*nats-config --replace"),
+        (f'"{world.prefix}.trivia.events.*"', r"user trivia may not subscribe to .*\.events\..*nats-config --replace"),
+        (f'"{world.prefix}.*.events.*"', r"NATS does not let the service publish to .*\.events\.\*.*nats-config"),
+    ):
+        assert forbidden in isolation.text
+        config = tmp_path / "nats.conf"
+        config.write_text(isolation.text.replace(forbidden, '"unused"'))
+        async with private_server(config) as server:
+            world.url = server.url
+            service, plugin = isolation.service, isolation.plugins["trivia"]
+            async with world.service(login=Login(user=service.name, password=service.password)):
+                login = Login(user=plugin.name, password=plugin.password)
+                async with await DatabaseClient.connect(
+                    server.url, plugin_name="trivia", prefix=world.prefix, login=login
+                ) as client:
+                    await client.kv.set("a", 1)
+                    with pytest.raises(NotPermitted, match=message):
+                        await next_of(client.kv.watch())

@@ -1,7 +1,6 @@
 """Tells the other instances of a service that this one is alive, and how far it has published."""
 
 import asyncio
-from typing import Final
 
 from nats.aio.client import Client as Nats
 
@@ -10,8 +9,6 @@ from keyloft.core.engine import Engine, write
 from keyloft.core.records import Batch, Check, Committed, Delete, Mutation, Set
 from keyloft.core.values import Encoding
 from keyloft.nats.leases import SPACE, LeaseRows, Progress, new_id, stored
-
-_MILLISECONDS: Final = round(1000 * limits.BEAT_SECONDS)
 
 
 class Membership:
@@ -27,9 +24,8 @@ class Membership:
         self._rows = rows
         self.instance = ""
         """Its id; empty until it has joined."""
-        self.reached = 0
-        """Up to this version, all is published for all leases, and NATS has it."""
         self._sampled = Progress()
+        """How far NATS has everything."""
         self._version = 0
         self._until = 0.0
         self._reconnects = -1
@@ -57,13 +53,11 @@ class Membership:
                 mutations.append(Delete(SPACE, self._rows.beat(self.instance)))
             done = await write(self._engine, *mutations)
             self.instance, self._reconnects, self._version = instance, reconnects, done.version
-            self.reached, self._sampled = 0, Progress()
+            self._sampled = Progress()
             self._until = began + limits.BEAT_SECONDS
 
     async def beat(self, sample: Progress) -> None:
         """Stay alive. What the sample before this one says is stored: NATS has confirmed by now that it has all that.
-
-        It is older than a beat also for the sake of expiries, which may be noticed a little later than commits.
 
         Args:
             sample: How far everything is handed to NATS now.
@@ -83,7 +77,6 @@ class Membership:
             self._until = 0.0
             return
         self._version, self._until = done.version, began + limits.BEAT_SECONDS
-        self.reached = max(self.reached, progress.reached)
         # Twice: the ping of a plain client of nats-py may overtake what is in its buffer.
         for _ in range(2):
             await self._nats.flush(round(limits.BEAT_SECONDS))
@@ -97,4 +90,4 @@ class Membership:
             await write(self._engine, Delete(SPACE, self._rows.beat(instance)))
 
     def _beat(self, instance: str) -> Set:
-        return Set(SPACE, self._rows.beat(instance), b"", Encoding.BYTES, _MILLISECONDS)
+        return Set(SPACE, self._rows.beat(instance), b"", Encoding.BYTES, round(1000 * limits.BEAT_SECONDS))

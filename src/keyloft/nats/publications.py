@@ -88,13 +88,11 @@ class Publication:
         except Closed:
             return
         finally:
-            self.is_stopped = True
             await self._watch.aclose()
 
     def renewed(self) -> None:
         """The client has renewed the lease: tell it how far it has everything, and so whether it missed something."""
-        reached = min(self.reached, max(self.lease.since, self._membership.reached))
-        self._send([self._message(reached)])
+        self._send([self._message(self.reached)])
 
     def end(self, gone: HistoryGone) -> None:
         """Tell the client that there is nothing more to publish."""

@@ -57,10 +57,8 @@ class RemoteWatch(AsyncClosing):
         """The run whose messages count."""
         self._next = 1
         """The sequence of its next message; 0 if one was missed, so that all others are ignored."""
-        self._received_to = -1
-        """Everything up to this version has arrived."""
-        self._confirmed = since
-        """From here on events are asked for again: the service had published all up to it a while before it said so."""
+        self._received_to = since
+        """Everything up to this version has arrived; what follows is asked for again after an interruption."""
         self._reported_to = since
         self._messages: deque[EventMessage] = deque()
         self._seen: OrderedDict[str, tuple[int, bool]] = OrderedDict()
@@ -134,7 +132,8 @@ class RemoteWatch(AsyncClosing):
             logger.warning("a message on %s is no event: another program publishes there", self._subject)
             return
         self._is_silent = False
-        if event.run > self._run and event.sequence == 1 and event.version <= self._received_to:
+        received_to = self._received_to or 0
+        if event.run > self._run and event.sequence == 1 and event.version <= received_to:
             self._run, self._next = event.run, 1  # another service goes on, or this one begins anew
         if event.run < self._run or not self._next or (event.run == self._run and event.sequence < self._next):
             return
@@ -143,7 +142,7 @@ class RemoteWatch(AsyncClosing):
             self._arrived.set()  # if its user has read all others, it asks for what was missed
             return
         self._next += 1
-        self._received_to = max(self._received_to, event.version - event.more)
+        self._received_to = max(received_to, event.version - event.more)
         self._messages.append(event)
         self._arrived.set()
 
@@ -154,7 +153,6 @@ class RemoteWatch(AsyncClosing):
             return None
         self._reported_to = max(self._reported_to or 0, message.version - message.more)
         if message.key is UNSET:
-            self._confirmed = max(self._confirmed or 0, message.version)
             return None
         deleted = bool(message.deleted)
         last = self._seen.get(message.key)
@@ -181,12 +179,11 @@ class RemoteWatch(AsyncClosing):
     async def _ask(self) -> None:
         """Ask for a lease, subscribe to its subject, and let the service begin to publish."""
         await self._leave()
-        reply = await self._request({**self._fields, "since": self._confirmed})
+        reply = await self._request({**self._fields, "since": self._received_to})
         self._subject, self._expires_in = str(reply["subject"]), float(reply["expires_in"])
-        self._run, self._next, version = 0, 1, int(reply["version"])
-        if self._confirmed is None:
-            self._confirmed = self._reported_to = version
-        self._received_to = max(self._received_to, version)
+        self._run, self._next = 0, 1
+        if self._received_to is None:
+            self._received_to = self._reported_to = int(reply["version"])
         self._client.watches[self] = self._subject
         nats = self._client.nats
         try:
@@ -217,7 +214,7 @@ class RemoteWatch(AsyncClosing):
         """Renew the lease; if something was missed, the service publishes again."""
         fields: dict[str, Any] = {"subject": self._subject}
         if self._run and not self._next:
-            fields["since"] = self._confirmed
+            fields["since"] = self._received_to
         self._is_silent = True
         reply = await self._request(fields)
         if reply["run"] > self._run and (not self._run or "since" in fields):

@@ -216,6 +216,8 @@ class LogFollowingWatch(EngineWatch[T]):
 
     _reads_log_first = False
     """Of a backlog, whether expiries are reported after the changes of the log, not before."""
+    _earlier_expiries = 0
+    """Of a backlog, for how many milliseconds before its beginning expiries are reported, too."""
 
     def __init__(self, feed: "ChangeFeed", space: Space, since: int | None) -> None:
         super().__init__(feed)
@@ -294,7 +296,7 @@ class LogFollowingWatch(EngineWatch[T]):
         reader, feed, space = self._feed.reader, self._feed, self._space
         if backlog.expired_to is None:
             [piece] = await reader.read(Changes(backlog.position))
-            backlog.expired_to = piece.began
+            backlog.expired_to = piece.began - self._earlier_expiries
         if not backlog.has_read_expiries and (backlog.has_read_log or not self._reads_log_first):
             [page] = await reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
             # What was written again since is in the log.
