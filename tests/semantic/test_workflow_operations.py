@@ -88,7 +88,7 @@ class TestAudit:
         assert len(await client.audit("many/0007")) == 1
 
 
-class TestRestore:
+class TestRestoring:
     async def test_what_was_deleted_is_restored_once(self, client: SemanticClient) -> None:
         await put(client, "k", "value")
         await client.delete("k", expected_version="*", writer="w")
