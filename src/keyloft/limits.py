@@ -165,6 +165,9 @@ WRITER_CHARACTERS: Final = 128
 SEMANTIC_REQUEST_BYTES: Final = 32 * 1024
 """What a request to the semantic service may have besides its value."""
 
+DEAD_LETTER_ERROR_CHARACTERS: Final = 1000
+"""How much of an error's message a client over NATS keeps with a dead letter."""
+
 COMPARED_NAME_CHARACTERS: Final = 64
 """A longer unknown field of a request is not compared with the known ones to find out which of them is meant."""
 
@@ -555,6 +558,9 @@ SHORT_REPLY_BYTES: Final = 512
 
 HELD_REPLY_BYTES: Final = 8 * 1024 * 1024
 """How many bytes of longer replies wait for the others of their `many`; those beyond are to be asked for alone."""
+
+LOCKS_REPLY_BYTES: Final = 256 * 1024
+"""How much is reserved for a request about locks: a list of them, or the entry of another holder."""
 
 OWNER_REPLY_BYTES: Final = 4 * 1024 * 1024
 """With so many bytes of replies that are being made or sent, the next requests of their owner wait."""

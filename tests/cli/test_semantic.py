@@ -1,14 +1,19 @@
-"""`keyloft semantic …`, as processes, on a file and on PostgreSQL."""
+"""`keyloft semantic …`, as processes, on a file, on PostgreSQL and over NATS."""
 
 import asyncio
 import json
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 
 import keyloft
-from keyloft.semantic import Escalated, Semantics, SemanticStore
-from tests.cli.commands import ON_A_FILE, Keyloft, at_a_terminal
+from keyloft.semantic import Escalated, Semantics, SemanticService, SemanticStore
+from keyloft.server.isolation import isolate
+from tests.cli.commands import ON_A_FILE, SURROUNDINGS, Keyloft, at_a_terminal, run_command
+from tests.support.nats import private_server
 
 PROJECT = "tenant/acme/project/web"
 FLAG = f"{PROJECT}/flags/new-ui"
@@ -144,3 +149,65 @@ def test_a_value_of_900_levels_is_put_shown_exported_and_imported(run: Keyloft, 
     code, screen = at_a_terminal(environment, "semantic", "get", FLAG)
     assert (code, screen.count("[")) == (0, 901)  # also that of consumerHints
     assert value in run("semantic", "list", PROJECT, "--values")[1]
+
+
+async def test_every_command_works_over_nats_with_a_tenants_login_and_no_database(tmp_path: Path) -> None:
+    isolation = isolate((), ["acme", "rogue"])
+    isolation.write(tmp_path / "nats.conf")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    async with (
+        private_server(tmp_path / "nats.conf") as server,
+        keyloft.open() as kv,
+        SemanticStore(kv) as store,
+    ):
+        connection = await nats.connect(server.url, **isolation.service.options())
+
+        async def run(*arguments: str, tenant: str = "acme") -> tuple[int, str, str]:
+            user = isolation.tenants[tenant]
+            environment = {**SURROUNDINGS, "KEYLOFT_NATS_PASSWORD": user.password}
+            over = ("--nats", server.url, "--nats-user", user.name)
+            return await asyncio.to_thread(
+                partial(run_command, environment, "semantic", *arguments, *over, folder=folder)
+            )
+
+        assert (await run("get", FLAG))[::2] == (
+            1,
+            "keyloft: NO_SERVICE: no service answers db.semantic.<tenant>.<project>.<operation> on this NATS: "
+            "`keyloft serve` starts one\n",
+        )
+        async with SemanticService(connection, store):
+            entry = shown(await run("put", FLAG, "true", "--purpose", "feature_flag", "--writer", "console:x"))
+            assert shown(await run("get", FLAG)) == entry
+            assert shown(await run("list", PROJECT, "--values")) == entry
+            code, stdout, stderr = await run("put", FLAG, "1", "--purpose", "config", "--expected-version", "0")
+            assert (code, stdout, stderr.startswith("keyloft: VERSION_CONFLICT: ")) == (1, "", True)
+            assert shown(await run("delete", FLAG)) == entry
+            assert await run("get", FLAG) == (1, "", f"keyloft: there is no entry {FLAG}\n")
+            assert shown(await run("restore", FLAG))["value"] is True
+            trail = shown(await run("audit", FLAG))
+            assert [record["action"] for record in trail] == ["put", "conflict", "delete", "restore"]
+            assert shown(await run("audit", PROJECT, "--reverse", "--limit", "1")) == trail[-1]
+            async with store.lock(f"{PROJECT}/locks/sync", writer="w:sync") as lock:
+                held = shown(await run("locks", PROJECT))
+                assert (held["key"], held["fence"], held["value"]["holder"]) == (lock.key, lock.fence, "w:sync")
+            assert await run("locks", PROJECT) == (0, "", "")
+            for value in ("secret", "other"):
+                with pytest.raises(Escalated):
+                    await store.retrying(conflict_pauses=[]).run(
+                        partial(store.put, FLAG, value, expected_version=7, writer="w", semantics=Semantics("config"))
+                    )
+            [first, second] = shown(await run("dead-letters", "list", PROJECT))
+            assert first["operations"] == [{"action": "put", "key": FLAG, "expectedVersion": 7, "lastWriter": "w"}]
+            retried = await run("dead-letters", "retry", PROJECT, first["id"], "--expected-version", "*")
+            assert shown(retried)["value"] == "secret"
+            assert (await run("dead-letters", "drop", PROJECT, second["id"], "--yes"))[0] == 0
+            assert await run("dead-letters", "list", PROJECT) == (0, "", "")
+            code, _, stderr = await run("get", FLAG, tenant="rogue")
+            assert (code, stderr.startswith("keyloft: NOT_PERMITTED: ")) == (1, True)
+            for wrong in (("--database", "x.db"), ("--purposes", "own"), ("--timeout", "0")):
+                code, _, stderr = await run("get", FLAG, *wrong)
+                assert (code, stderr.startswith(f"keyloft: {wrong[0]}: ")) == (2, True)
+            assert (await run("get", "users/alice"))[0] == 2
+        await connection.close()
+    assert list(folder.iterdir()) == []

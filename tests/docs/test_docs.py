@@ -22,7 +22,7 @@ GUIDE = ROOT / "docs" / "guides" / "PLUGIN_KV_STORAGE.md"
 PROTOCOL = ROOT / "docs" / "api" / "DATABASE_KV_API.md"
 SERVICE = ROOT / "docs" / "DATABASE_SERVICE.md"
 SEMANTIC = ROOT / "docs" / "guides" / "SEMANTIC_STORE.md"
-PLUGIN_CODES = [code for code in WIRE_ERRORS if code not in ("VERSION_CONFLICT", "STALE_FENCE")]
+PLUGIN_CODES = [code for code in WIRE_ERRORS if code not in ("VERSION_CONFLICT", "STALE_FENCE", "NOTHING_TO_RESTORE")]
 
 
 def each(documents: list[Path]) -> pytest.MarkDecorator:

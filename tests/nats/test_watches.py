@@ -134,8 +134,8 @@ async def test_the_semantic_store_is_watched_by_paths_within_the_project(nats_ur
         SemanticStore(kv) as store,
         SemanticService(nats, store, prefix=prefix),
         await SemanticClient.connect(nats_url, tenant="acme", project="web", prefix=prefix) as client,
-        client.watch(prefix="flags/") as below,
-        client.watch("docs/delta") as one,
+        client.events(prefix="flags/") as below,
+        client.events("docs/delta") as one,
     ):
         await client.put("docs/delta", 1, expected_version=0, writer="a:b", semantics=Semantics("cursor"))
         entry = await client.put("flags/new-ui", True, expected_version=0, writer="a:b", semantics=flag)

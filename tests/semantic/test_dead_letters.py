@@ -188,7 +188,7 @@ async def test_a_dead_letter_waits_for_a_database_that_is_away(kv: Store, caplog
     network, through = behind_network(kv)
     async with SemanticStore(through, audit_key="k", sweep_every=None) as store:
         network.is_down = True
-        with pytest.raises(Escalated, match="once the database is back") as caught:
+        with pytest.raises(Escalated, match="once the store answers again") as caught:
             await store.retrying(sleep=at_once).run(lambda: put(store, SECRET))
         assert caught.value.dead_letter is None
         assert isinstance(caught.value.__cause__, Unreachable)

@@ -9,6 +9,7 @@ import pytest
 
 import keyloft
 from keyloft import InvalidArgument, ManualClock, Store
+from keyloft.engines.postgres.engine import PostgresEngine
 from keyloft.semantic import Lock, LockHeld, LockLost, Semantics, SemanticStore, StaleFence, VersionConflict
 from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, behind_network, until
 from tests.support.postgres_proxy import Message, proxy
@@ -389,11 +390,14 @@ class TestFences:
             with pytest.raises(StaleFence):
                 await write(store, old)
 
-    async def test_fences_of_other_projects_and_invented_ones_are_refused(self, store: SemanticStore) -> None:
+    async def test_invented_fences_are_refused(self, store: SemanticStore) -> None:
         async with store.lock(KEY, writer="w") as lock:
             for fence in (0, lock.fence - 1, lock.fence + 1, 2**63 - 1):
                 with pytest.raises(StaleFence):
                     await write(store, fence)
+
+    async def test_a_fence_of_another_project_is_refused(self, kv: Store) -> None:
+        async with SemanticStore(kv, sweep_every=None) as store, store.lock(KEY, writer="w") as lock:
             with pytest.raises(StaleFence):
                 await write(store, lock.fence, "tenant/acme/project/other/docs/cursor")
 
@@ -546,6 +550,9 @@ class TestLostAnswers:
             SemanticStore(kv, audit_key="k", sweep_every=None) as store,
         ):
             await store.get(KEY)
+            engine = kv.engine
+            assert isinstance(engine, PostgresEngine)
+            engine.server.has_function = False  # then the server answers COMMIT
             network.lets_answer = cut_at_commit
             entry = await asyncio.wait_for(store.lock(KEY, writer="w", ttl=5).acquire(), 5)
             assert cuts

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
 from keyloft.cli.options import Commands, Output, Yes, argument, option
-from keyloft.cli.semantic import ProjectArgument, SemanticDatabase, expected, path, shown
+from keyloft.cli.semantic import ProjectArgument, expected, path, shown
+from keyloft.cli.semantic_access import OpenedState, SemanticAccess
 from keyloft.cli.terminal import Columns, confirm, fail, remark, say
-from keyloft.semantic import DeadLetter, Envelope, SemanticStore
+from keyloft.semantic import DeadLetter, Envelope
 
 LetterId: TypeAlias = Annotated[str, argument("ID", "As `dead-letters list` shows it.")]
 
 
-def list_(project: ProjectArgument, *, out: Output, database: SemanticDatabase) -> None:
+def list_(project: ProjectArgument, *, out: Output, store: SemanticAccess) -> None:
     """Print the dead letters of a project, the oldest first, without values.
 
     Example: keyloft semantic dead-letters list tenant/acme/project/web
@@ -25,7 +26,11 @@ def list_(project: ProjectArgument, *, out: Output, database: SemanticDatabase) 
         "path": lambda letter: "\n".join([path(intent.key) for intent in letter.operations]),
     }
     nothing = f"there are no dead letters in {project}"
-    database.with_semantic(lambda store: out.show_all(store.dead_letters.list(project), _shown, columns, nothing))
+    store.with_semantic(
+        project,
+        lambda opened: out.show_all(opened.dead_letters.list(project), _shown, columns, nothing),
+        argument="project",
+    )
 
 
 def retry(
@@ -34,7 +39,7 @@ def retry(
     *,
     expected_version: Annotated[str | None, option("VERSION", "Replaces what it expected; * for any, or none.")] = None,
     out: Output,
-    database: SemanticDatabase,
+    store: SemanticAccess,
 ) -> None:
     """Try again what was given up; once it is written, the dead letter is removed.
 
@@ -42,16 +47,14 @@ def retry(
     """
     version = None if expected_version is None else expected(expected_version)
 
-    async def work(store: SemanticStore) -> Sequence[Envelope | None]:
-        return await store.dead_letters.retry(await _find(store, project, letter), expected_version=version)
+    async def work(opened: OpenedState) -> Sequence[Envelope | None]:
+        return await opened.dead_letters.retry(await _find(opened, project, letter), expected_version=version)
 
-    for entry in database.with_semantic(work):
+    for entry in store.with_semantic(project, work, argument="project"):
         out.show(None if entry is None else shown(entry))
 
 
-def drop(
-    project: ProjectArgument, letter: LetterId, *, yes: Yes = False, out: Output, database: SemanticDatabase
-) -> None:
+def drop(project: ProjectArgument, letter: LetterId, *, yes: Yes = False, out: Output, store: SemanticAccess) -> None:
     """Remove a dead letter: what it holds is never written. With --json, prints true.
 
     Example: keyloft semantic dead-letters drop tenant/acme/project/web ID --yes
@@ -59,10 +62,10 @@ def drop(
     if not yes:
         confirm(f"Remove the dead letter {letter}? What it holds is lost then.")
 
-    async def work(store: SemanticStore) -> bool:
-        return await store.dead_letters.drop(await _find(store, project, letter))
+    async def work(opened: OpenedState) -> bool:
+        return await opened.dead_letters.drop(await _find(opened, project, letter))
 
-    if not database.with_semantic(work):
+    if not store.with_semantic(project, work, argument="project"):
         fail(f"there is no dead letter {letter} in {project}")
     if out.as_json:
         say("true")
@@ -85,8 +88,8 @@ def _shown(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-async def _find(store: SemanticStore, project: str, name: str) -> DeadLetter:
-    found = [letter for letter in await store.dead_letters.list(project) if letter.id == name]
+async def _find(opened: OpenedState, project: str, name: str) -> DeadLetter:
+    found = [letter for letter in await opened.dead_letters.list(project) if letter.id == name]
     return found[0] if found else fail(f"there is no dead letter {name} in {project}")
 
 

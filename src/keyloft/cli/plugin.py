@@ -5,21 +5,19 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
-from urllib.parse import urlsplit
 
 from keyloft import limits
 from keyloft.cli.database import run_quietly
+from keyloft.cli.nats_server import addresses_of, check_server_listens, check_timeout, inbox_options
 from keyloft.cli.options import AsText, Commands, Limit, Output, Settings, Ttl, Value, Yes, argument, flag, option
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark
-from keyloft.core.urls import without_login
 from keyloft.core.values import decode_json
-from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, NotPermitted, Unanswered
+from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, NotPermitted
 from keyloft.nats import payloads
 from keyloft.plugins import rules
-from keyloft.server.config import DEFAULT_NATS_PORT, NATS_SETTINGS
+from keyloft.server.config import NATS_SETTINGS
 
 if TYPE_CHECKING:
-    from keyloft.nats.connection import Login
     from keyloft.plugins import DatabaseClient
 
 S = TypeVar("S")
@@ -40,9 +38,8 @@ class PluginService(Settings, frozen=True, kw_only=True):
     def ask(self, plugin: str, request: Callable[["DatabaseClient"], Awaitable[T]]) -> T:
         """Connect as a client of a plugin's storage, and make requests with it; an error ends the command."""
         settings = self.config()
-        if not 0 < self.timeout <= 3600:
-            raise InvalidArgument("--timeout: a number of seconds above 0, and 3600 at most")
-        addresses = list(settings.nats) or [f"nats://127.0.0.1:{DEFAULT_NATS_PORT}"]
+        check_timeout(self.timeout)
+        addresses = addresses_of(settings)
 
         async def requesting() -> T:
             from keyloft.plugins import DatabaseClient
@@ -55,7 +52,7 @@ class PluginService(Settings, frozen=True, kw_only=True):
                 login=login,
                 prefix=self.subjects,
                 timeout=self.timeout,
-                **_inbox(login, addresses),
+                **inbox_options(login, addresses),
             ) as client:
                 return await request(client)
 
@@ -198,31 +195,6 @@ def _read_object(file: str) -> dict[str, Any]:
     for key in content:
         rules.key(key)
     return content
-
-
-def _inbox(login: "Login", addresses: list[str]) -> dict[str, Any]:
-    """ADMIN receives replies in another inbox than a plugin does."""
-    from keyloft.server.isolation import ADMIN
-
-    users = {login.user, *[urlsplit(address).username for address in addresses]}
-    return {"inbox_prefix": "_INBOX"} if ADMIN in users else {}
-
-
-async def check_server_listens(addresses: list[str], seconds: float) -> None:
-    """Refuse at once if no server listens; a client would wait for one to start."""
-    for address in addresses:
-        parts = urlsplit(address)
-        try:
-            async with asyncio.timeout(seconds):
-                _, writer = await asyncio.open_connection(parts.hostname, parts.port or DEFAULT_NATS_PORT)
-        except (OSError, TimeoutError, ValueError):
-            continue
-        writer.transport.abort()
-        return
-    raise Unanswered(
-        f"no NATS server answers at {', '.join(map(without_login, addresses))}: "
-        "start one with `keyloft serve`, or name another with --nats"
-    )
 
 
 COMMANDS: Final[Commands] = (get, set_, delete, list_, purge, import_json)

@@ -1,20 +1,19 @@
-"""`keyloft semantic …`: the state of workflows, in a database."""
+"""`keyloft semantic …`: the state of workflows, in a database or over NATS."""
 
 import os
 import socket
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import asdict
 
-from keyloft import Store, limits
-from keyloft.cli.database import NamedDatabase
+from keyloft import limits
 from keyloft.cli.options import AsText, Commands, Limit, Options, Order, Output, Ttl, Value, argument, flag, option
+from keyloft.cli.semantic_access import SemanticAccess
 from keyloft.cli.terminal import Columns, fail, given_value, to_json
 from keyloft.errors import InvalidArgument
-from keyloft.semantic import AuditRecord, Envelope, Semantics, SemanticStore, keys
+from keyloft.semantic import AuditRecord, Envelope, Semantics
 
 T = TypeVar("T")
 
@@ -42,29 +41,12 @@ class WriteOptions(Options, frozen=True, kw_only=True):
         return {**asdict(self), "writer": self.writer or operator}
 
 
-class SemanticDatabase(NamedDatabase, frozen=True, kw_only=True):
-    """The database, and what its semantic store is opened with."""
-
-    names = ("database", "purposes", "audit_key")
-
-    def with_semantic(self, work: Callable[[SemanticStore], Awaitable[T]], *, make: bool = False) -> T:
-        """Open the semantic store, and work with it."""
-        settings = self.config()
-        chosen: dict[str, Any] = {"purposes": settings.purposes, "audit_key": settings.audit_key, "sweep_every": None}
-
-        async def working(kv: Store) -> T:
-            async with SemanticStore(kv, **chosen) as store:
-                return await work(store)
-
-        return self.with_store(working, make=make)
-
-
-def get(key: EntryKeyArgument, *, out: Output, database: SemanticDatabase) -> None:
+def get(key: EntryKeyArgument, *, out: Output, store: SemanticAccess) -> None:
     """Print an entry with all that it says of itself; exit code 1 if there is none.
 
     Example: keyloft semantic get tenant/acme/project/web/docs/onedrive/delta
     """
-    entry = database.with_semantic(lambda store: store.get(key))
+    entry = store.with_semantic(key, lambda opened: opened.get(key))
     if entry is None:
         fail(f"there is no entry {key}")
     out.show(shown(entry))
@@ -82,7 +64,7 @@ def put(
     write: WriteOptions,
     text: AsText = False,
     out: Output,
-    database: SemanticDatabase,
+    store: SemanticAccess,
 ) -> None:
     """Store a value, if what is there is what is expected, and print the entry.
 
@@ -91,7 +73,7 @@ def put(
     content = given_value(value, is_text=text)
     wanted = {"expected_version": expected(expected_version), **write.arguments()}
     wanted["semantics"] = Semantics(purpose, producer, tuple(consumer or ()), ttl)
-    out.show(shown(database.with_semantic(lambda store: store.put(key, content, **wanted), make=True)))
+    out.show(shown(store.with_semantic(key, lambda opened: opened.put(key, content, **wanted), make=True)))
 
 
 def delete(
@@ -100,7 +82,7 @@ def delete(
     expected_version: ExpectedVersionOption = "*",
     write: WriteOptions,
     out: Output,
-    database: SemanticDatabase,
+    store: SemanticAccess,
 ) -> None:
     """Remove an entry, if it is what is expected, and print it; exit code 1 if there is none.
 
@@ -109,18 +91,18 @@ def delete(
     Example: keyloft semantic delete tenant/acme/project/web/flags/new-ui
     """
     wanted = {"expected_version": expected(expected_version), **write.arguments()}
-    entry = database.with_semantic(lambda store: store.delete(key, **wanted))
+    entry = store.with_semantic(key, lambda opened: opened.delete(key, **wanted))
     if entry is None:
         fail(f"there is no entry {key}")
     out.show(shown(entry))
 
 
-def restore(key: EntryKeyArgument, *, write: WriteOptions, out: Output, database: SemanticDatabase) -> None:
+def restore(key: EntryKeyArgument, *, write: WriteOptions, out: Output, store: SemanticAccess) -> None:
     """Bring back what was deleted or has expired at a key where nothing is now, and print it.
 
     Example: keyloft semantic restore tenant/acme/project/web/flags/new-ui
     """
-    out.show(shown(database.with_semantic(lambda store: store.restore(key, **write.arguments()))))
+    out.show(shown(store.with_semantic(key, lambda opened: opened.restore(key, **write.arguments()))))
 
 
 def list_(
@@ -129,7 +111,7 @@ def list_(
     values: Annotated[bool, flag("--values", "Show values, too.")] = False,
     limit: Limit = None,
     out: Output,
-    database: SemanticDatabase,
+    store: SemanticAccess,
 ) -> None:
     """Print entries, without values unless asked: a table, in a pipe as JSON.
 
@@ -145,8 +127,10 @@ def list_(
         **({"value": lambda entry: to_json(entry.value)} if values else {}),
     }
     fields, nothing = partial(shown, value=values), f"there are no entries below {prefix}"
-    database.with_semantic(
-        lambda store: out.show_all(store.list(prefix, values=values, limit=limit), fields, columns, nothing)
+    store.with_semantic(
+        prefix,
+        lambda opened: out.show_all(opened.list(prefix, values=values, limit=limit), fields, columns, nothing),
+        argument="prefix",
     )
 
 
@@ -156,7 +140,7 @@ def audit(
     order: Order,
     after: Annotated[int | None, option("SEQUENCE", "Only what happened after the record with this sequence.")] = None,
     out: Output,
-    database: SemanticDatabase,
+    store: SemanticAccess,
 ) -> None:
     """Print what happened to an entry, or in a project: a table, in a pipe as JSON.
 
@@ -174,17 +158,18 @@ def audit(
     }
     wanted = {"after": after, **asdict(order)}
     nothing = f"nothing is recorded of {about}"
-    database.with_semantic(
-        lambda store: out.show_all(store.audit(about, **wanted), msgspec.to_builtins, columns, nothing)
+    store.with_semantic(
+        about,
+        lambda opened: out.show_all(opened.audit(about, **wanted), msgspec.to_builtins, columns, nothing),
+        argument="about",
     )
 
 
-def locks(project: ProjectArgument, *, out: Output, database: SemanticDatabase) -> None:
+def locks(project: ProjectArgument, *, out: Output, store: SemanticAccess) -> None:
     """Print the locks that are held: who has them, and until when.
 
     Example: keyloft semantic locks tenant/acme/project/web
     """
-    keys.parse_prefix(project, "project")  # `list` would call it prefix
     columns: Columns[Envelope] = {
         "lock": lambda lock: path(lock.key),
         "holder": lambda lock: lock.last_writer,
@@ -193,11 +178,12 @@ def locks(project: ProjectArgument, *, out: Output, database: SemanticDatabase) 
         "until, unless renewed": lambda lock: lock.expires_at,
     }
 
-    async def work(store: SemanticStore) -> None:
-        held = (entry async for entry in store.list(project, values=True) if entry.fence is not None)
-        await out.show_all(held, shown, columns, f"no lock is held in {project}")
-
-    database.with_semantic(work)
+    nothing = f"no lock is held in {project}"
+    store.with_semantic(
+        project,
+        lambda opened: out.show_all(opened.locks(project, values=True), shown, columns, nothing),
+        argument="project",
+    )
 
 
 def shown(entry: Envelope, *, value: bool = True) -> dict[str, Any]:

@@ -192,3 +192,13 @@ async def cancel(task: "asyncio.Future[Any]") -> None:
         await asyncio.wait([task], timeout=limits.CANCEL_SECONDS)
     if not task.cancelled():
         task.exception()
+
+
+async def flush(nats: Nats) -> None:
+    """Wait until the server has carried out what was sent. It goes on if its caller is cancelled.
+
+    nats-py would fail at the server's answer to a flush that was cancelled, and connect again.
+    """
+    flushing = asyncio.ensure_future(nats.flush())
+    flushing.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.shield(flushing)

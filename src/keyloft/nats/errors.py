@@ -18,6 +18,7 @@ _KINDS: Final = (
     errors.ReplyTooLarge,
     errors.VersionConflict,
     errors.StaleFence,
+    errors.NothingToRestore,
     errors.HistoryGone,
     errors.WatchExpired,
     errors.NotPermitted,

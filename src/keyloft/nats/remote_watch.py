@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.errors import DatabaseError, NotPermitted, Unanswered, WatchExpired
-from keyloft.nats.connection import cancel
+from keyloft.nats.connection import cancel, flush
 from keyloft.nats.errors import refused
 from keyloft.nats.events import Event, EventMessage, decode
 from keyloft.nats.payloads import to_json
@@ -168,7 +168,11 @@ class RemoteWatch(AsyncClosing):
 
     async def _begin(self) -> None:
         if self._keeping is None and not self._is_closed:
-            await self._ask()
+            try:
+                await self._ask()
+            except BaseException:
+                await self._leave()  # `__aexit__` does not run
+                raise
             self._keeping = asyncio.create_task(self._keep(), name=f"keyloft watch {self._subject}")
             self._client.watches[self] = self._subject
 
@@ -189,7 +193,7 @@ class RemoteWatch(AsyncClosing):
             )
             # Twice: nats-py's ping may overtake the subscription in its buffer.
             for _ in range(2):
-                await nats.flush()
+                await flush(nats)
         except (NatsError, TimeoutError) as error:
             raise Unanswered(f"the connection to NATS failed: {error or type(error).__name__}") from error
         if self._failure is not None:

@@ -79,6 +79,22 @@ def object_of(
     }
 
 
+def request_by_action(actions: Mapping[str, tuple[Mapping[str, Schema], Mapping[str, Schema]]]) -> Schema:
+    """The schema of a request whose field `action` decides which other fields it has.
+
+    Args:
+        actions: The required and the optional fields of each action; the first one needs no `action`.
+    """
+    first, *others = actions
+    fields = {name: nullable(one) for parts in actions.values() for part in parts for name, one in part.items()}
+    required = {
+        name: {"properties": {"action": {"const": name}}, "required": ["action", *actions[name][0]]} for name in others
+    }
+    default = {"properties": {"action": {"enum": [first, None]}}, "required": list(actions[first][0])}
+    schema = object_of({}, {"action": {"enum": [*actions, None]}, **fields})
+    return {**schema, "anyOf": [default, *required.values()]}
+
+
 def with_any_of(schema: Schema, *fields: str) -> Schema:
     """The schema of an object that has at least one of these fields, too."""
     return {**schema, "anyOf": [{"required": [field]} for field in fields]}

@@ -24,7 +24,7 @@ from keyloft.core.paging import Pages
 from keyloft.core.records import Append, Get, Page, Record, Scan
 from keyloft.core.values import Encoding
 from keyloft.semantic.envelope import moment, read_entry, row_reader, to_json
-from keyloft.semantic.keys import SPACE, EntryKey, Project, rows_below
+from keyloft.semantic.keys import SPACE, EntryKey, Project
 from keyloft.semantic.rules import directive_of, wrong
 
 AuditAction: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore"]
@@ -162,18 +162,26 @@ class AuditTrail(SourceList[AuditRecord]):
         self._reverse = reverse
 
     async def __aiter__(self) -> AsyncIterator[AuditRecord]:
-        pages = self._of_project() if self._key is None else self._of_key(self._key)
+        async for _, record in self.located():
+            yield record
+
+    async def located(self, beyond: bytes | None = None) -> AsyncIterator[tuple[bytes, AuditRecord]]:
+        """The records, each with its position; `beyond` is the position of the last one of an earlier list."""
+        low, high = self._start, _HIGHEST
+        if beyond is not None:
+            low, high = (low, beyond) if self._reverse else (max(low, beyond + b"\x00"), high)
+        pages = self._of_project(low, high) if self._key is None else self._of_key(self._key, low, high)
         async for page in pages:
             for record in page:
-                yield self._shown(record)
+                yield record.key[-POSITION_BYTES:], self._shown(record)
 
-    def _of_project(self) -> AsyncIterator[Page]:
-        _, end = rows_below(self._log)
-        return Pages(self._engine, Scan(SPACE, self._log + self._start, end, self._limit, self._reverse, times=True))
+    def _of_project(self, low: bytes, high: bytes) -> AsyncIterator[Page]:
+        scan = Scan(SPACE, self._log + low, self._log + high, self._limit, self._reverse, times=True)
+        return Pages(self._engine, scan)
 
-    async def _of_key(self, key: EntryKey) -> AsyncIterator[list[Record]]:
+    async def _of_key(self, key: EntryKey, low: bytes, high: bytes) -> AsyncIterator[list[Record]]:
         """Pages of two reads each: where the records are, then the records."""
-        low, high, left, more = self._start, _HIGHEST, self._limit, True
+        left, more = self._limit, True
         size = min(left, limits.FIRST_PAGE_ROWS if left > limits.SCAN_ROWS else limits.SCAN_ROWS)
         while more and left:
             found, more = await self._find(key, low, high, min(left, size))

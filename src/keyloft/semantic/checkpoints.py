@@ -8,7 +8,7 @@ from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.intents import Intent, WriteRequest
 
 if TYPE_CHECKING:
-    from keyloft.semantic.store import SemanticStore
+    from keyloft.semantic.workflows import Workflows
 
 
 class Checkpoint:
@@ -22,7 +22,7 @@ class Checkpoint:
     """
 
     def __init__(
-        self, store: "SemanticStore", key: str, *, writer: str, order: Callable[[Any], Any] | None, semantics: Semantics
+        self, store: "Workflows", key: str, *, writer: str, order: Callable[[Any], Any] | None, semantics: Semantics
     ) -> None:
         self._store = store
         self._key = key

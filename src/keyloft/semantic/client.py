@@ -11,13 +11,17 @@ from keyloft.errors import KeyloftError
 from keyloft.nats.client import ServiceClient
 from keyloft.nats.connection import Login
 from keyloft.nats.remote_watch import RemoteWatch
-from keyloft.semantic import keys, wire
+from keyloft.semantic import keys, rules, wire
 from keyloft.semantic.envelope import Envelope
+from keyloft.semantic.flags import Flags
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.writes import Writes, Written
+from keyloft.semantic.remote import RemoteAuditTrail, RemoteDeadLetters, RemoteLockList, RemoteLocks
+from keyloft.semantic.remote_watches import RemoteEntryChanges, RemoteEntryWatch
+from keyloft.semantic.workflows import Workflows
+from keyloft.semantic.writes import Written
 
 
-class SemanticClient(ServiceClient, Writes):
+class SemanticClient(ServiceClient, Workflows):
     """The state of one project, over NATS. Keys are paths within the project, as in `docs/onedrive/delta`.
 
     Example:
@@ -26,6 +30,8 @@ class SemanticClient(ServiceClient, Writes):
                 "docs/delta", "abc", expected_version=0, writer="harvester:sync", semantics=Semantics("cursor")
             )
             await client.get("docs/delta")
+            async with client.lock("locks/sync", writer="harvester:sync") as lock:
+                await client.put(…, fence=lock.fence)
     """
 
     def __init__(
@@ -45,9 +51,15 @@ class SemanticClient(ServiceClient, Writes):
         prefix: The subject before `.<tenant>.<project>.<operation>`, as the service has it.
         timeout: How many seconds a request waits for its answer.
         """
-        self._project = keys.checked_project(tenant, project)
+        self.project = keys.checked_project(tenant, project)
+        """Whose entries these are."""
         self._prefix = prefix
-        super().__init__(
+        self.dead_letters = RemoteDeadLetters(self)
+        """Writes that were given up: to be listed, retried or dropped."""
+        self._locks = RemoteLocks(self)
+        Workflows.__init__(self, self.dead_letters, self._locks)
+        ServiceClient.__init__(
+            self,
             nats,
             owner=f"the project {tenant}/{project}",
             subjects=f"{prefix}.<tenant>.<project>.<operation>",
@@ -91,26 +103,34 @@ class SemanticClient(ServiceClient, Writes):
 
     async def get(self, key: str) -> Envelope | None:
         """The entry at a key, or None."""
-        wire.key_within(self._project, key)
+        wire.key_within(self.project, key)
         return wire.envelope_of((await self._send("get", {"key": key}))["entry"])
 
-    async def write(self, request: WriteRequest) -> Written:
-        """Send a write request, as `put`, `delete` and `batch` make them."""
-        for intent in request.intents:
-            self._check(intent)
+    async def _carry_out(self, request: WriteRequest) -> Written:
         operation, fields = wire.fields_of(request)
         reply = await self._send(operation, fields)
         return [wire.envelope_of(entry) for entry in (reply["entries"] if request.is_batch else [reply["entry"]])]
 
-    def _check(self, intent: Intent) -> None:
-        wire.key_within(self._project, intent.key)
+    def check_intent(self, intent: Intent) -> None:
+        wire.key_within(self.project, intent.key)
+
+    def check_key(self, key: object, argument: str = "key") -> str:
+        wire.key_within(self.project, key, argument)
+        return str(key)
 
     def list(self, prefix: str = "", *, values: bool = False, limit: int | None = None) -> "RemoteEnvelopes":
         """The entries whose paths begin with a text, however many there are: await it, or use `async for`."""
-        wire.prefix_within(self._project, prefix)
+        wire.prefix_within(self.project, prefix)
         return RemoteEnvelopes(self, prefix, values, limit)
 
-    def watch(self, *keys: str, prefix: str | None = None, since: int | None = None) -> RemoteWatch:
+    def watch(self, key: str) -> RemoteEntryWatch:
+        self.check_key(key)
+        return RemoteEntryWatch(self, key)
+
+    def changes(self, prefix: str = "") -> RemoteEntryChanges:
+        return RemoteEntryChanges(self, prefix)
+
+    def events(self, *keys: str, prefix: str | None = None, since: int | None = None) -> RemoteWatch:
         """Changes as they happen, by any process: puts, deletes, expiries. It renews itself; a change may come twice.
 
         Args:
@@ -125,20 +145,58 @@ class SemanticClient(ServiceClient, Writes):
             HistoryGone: By the iteration: the service no longer knows what changed since then. List, then watch again.
 
         Example:
-            async for event in client.watch(prefix="flags/"):
+            async for event in client.events(prefix="flags/"):
                 print(event.key, event.version)
         """
         for key in keys:
-            wire.key_within(self._project, key)
+            wire.key_within(self.project, key)
         if prefix is not None:
-            wire.prefix_within(self._project, prefix)
+            wire.prefix_within(self.project, prefix)
         return self._watch(self._subject("watch"), prefix, keys, since)
+
+    def locks(self, *, values: bool = False, limit: int | None = None) -> RemoteLockList:
+        """The locks that are held, in the order of their fencing tokens: await it, or use `async for`.
+
+        Args:
+            values: Whether to show values: of a `Lock`, its writer, host and process.
+            limit: At most so many.
+        """
+        return RemoteLockList(self, values, limit)
+
+    def audit(
+        self, key: str | None = None, *, after: int | None = None, limit: int | None = None, reverse: bool = False
+    ) -> RemoteAuditTrail:
+        """The audit records of a key, or of the project, in the order of what happened: await it, or use `async for`.
+
+        Args:
+            key: The path of an entry; None for the whole project.
+            after: Only records after the one with this `sequence`.
+            limit: At most so many.
+            reverse: The last one first.
+        """
+        if key is not None:
+            self.check_key(key)
+        rules.check_number(after, "after", "the sequence of an audit record", 2**63 - 1)
+        return RemoteAuditTrail(self, key, after=after, limit=limit, reverse=reverse)
+
+    def flags(self, defaults: Mapping[str, Any] | None = None) -> Flags:
+        """The feature flags of the project; a flag that is not set has its default."""
+        return Flags(self, "flags/", defaults or {})
+
+    async def aclose(self) -> None:
+        """Finish what locks have begun, refuse further requests, and end the connection if `connect` made it."""
+        if not self._is_closed:
+            await self._locks.background.finish()
+            await self.dead_letters.save_last()
+        await super().aclose()
+
+    close = aclose
 
     async def _send(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
         return await self._request(self._subject(operation), fields)
 
     def _subject(self, operation: str) -> str:
-        return f"{self._prefix}.{self._project.tenant}.{self._project.name}.{operation}"
+        return f"{self._prefix}.{self.project.tenant}.{self.project.name}.{operation}"
 
 
 class RemoteEnvelopes(PagedList[Envelope]):

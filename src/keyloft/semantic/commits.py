@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from keyloft import limits
@@ -20,6 +20,7 @@ from keyloft.core.values import Encoding
 from keyloft.errors import Closed, DatabaseError, InvalidArgument, NothingToRestore, Undecodable
 from keyloft.semantic import keys, replays
 from keyloft.semantic.audit import Hasher
+from keyloft.semantic.background import BackgroundJobs
 from keyloft.semantic.envelope import Envelope, StoredEntry, read_entry
 from keyloft.semantic.intents import ConflictReason, FailedWrite, Intent, WriteRequest, conflict_error
 from keyloft.semantic.keys import SPACE, EntryKey, Project
@@ -44,19 +45,8 @@ class Committer:
         self._hasher = hasher
         self._recent: OrderedDict[bytes, EntryHead] = OrderedDict()
         self._locks_by_fence: dict[tuple[Project, int], EntryKey] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self.background = BackgroundJobs()
         self.is_closed = False
-
-    def in_background(self, job: Coroutine[Any, Any, None]) -> None:
-        """Run a job that its caller can't wait for."""
-        task = asyncio.create_task(job)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def finish(self) -> None:
-        """Wait for the jobs in the background."""
-        if self._background:
-            await asyncio.wait(self._background)
 
     @property
     def shown(self) -> str:
@@ -151,7 +141,7 @@ class Committer:
         A thorough read also finds what has expired, and what can be restored.
         """
         writes = [PendingWrite(intent, intent.entry_key) for intent in intents]
-        locks = [await self._lock_of(write.key.project, write.intent.fence) for write in writes]
+        locks = [await self.lock_of(write.key.project, write.intent.fence) for write in writes]
         rows = {lock.entry for lock in locks if lock is not None} | ({row} if row is not None else set())
         asks: list[Get | Now] = [Get(SPACE, each) for each in rows] + ([Now()] if thoroughly else [])
         for write in writes:
@@ -180,7 +170,7 @@ class Committer:
                 )
         return writes, remembered
 
-    async def _lock_of(self, project: Project, fence: int | None) -> EntryKey | None:
+    async def lock_of(self, project: Project, fence: int | None) -> EntryKey | None:
         """The lock of a fencing token, held or not; None if the project has none."""
         if fence is None:
             return None

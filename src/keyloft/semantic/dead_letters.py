@@ -8,28 +8,29 @@ from datetime import datetime
 from msgspec.structs import asdict, replace
 
 from keyloft import limits
-from keyloft.core.lazy import ClosableSource, SourceList
+from keyloft.core.lazy import ClosableSource, SourceList, check_limit
 from keyloft.core.paging import Pages
-from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get, Scan, Set
+from keyloft.core.records import Batch, Check, Committed, Delete, Get, Scan, Set
 from keyloft.core.values import Encoding
-from keyloft.errors import DatabaseError, InvalidArgument
+from keyloft.errors import Closed, InvalidArgument
 from keyloft.semantic.commits import DEAD_LETTER_GONE, Committer
 from keyloft.semantic.envelope import Envelope, moment, row_reader, to_json
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.keys import SPACE, Project, parse_prefix, rows_below
+from keyloft.semantic.keys import SPACE, Project, parse_project, rows_below
 from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import ExpectedVersion, check_expected_version
+from keyloft.semantic.writes import FAILURES
 
 
-class _StoredLetter(WriteRequest, frozen=True, kw_only=True):
-    """The value of a dead letter's row: the request, and why it was given up."""
+class GivenUp(WriteRequest, frozen=True, kw_only=True):
+    """A write request that was given up, and why: the value of a dead letter's row."""
 
     error_code: str
     error: str
     attempts: int
 
 
-class DeadLetter(_StoredLetter, frozen=True, kw_only=True):
+class DeadLetter(GivenUp, frozen=True, kw_only=True):
     """A write request that was given up, and why."""
 
     id: str
@@ -44,60 +45,91 @@ class DeadLetter(_StoredLetter, frozen=True, kw_only=True):
 
     @property
     def row(self) -> bytes:
-        return Project(self.tenant, self.project).dead_letters + self.id.encode()
+        return Project(self.tenant, self.project).dead_letter(self.id)
 
 
-read_letter = row_reader(_StoredLetter, "the dead letter {!r} is damaged")
+read_letter = row_reader(GivenUp, "the dead letter {!r} is damaged")
 """What the row of a dead letter holds."""
 
 
-class DeadLetters:
-    """The dead letters of a database."""
+class DeadLetterKeeper:
+    """Keeps write requests that were given up. While the store fails, they wait in memory. Subclasses store them."""
 
-    def __init__(self, committer: Committer) -> None:
-        self._committer = committer
-        self._unsaved: dict[str, Set] = {}
+    def __init__(self) -> None:
+        self._unsaved: dict[str, GivenUp] = {}
 
     async def keep(self, request: WriteRequest, error_code: str, error: str, attempts: int) -> str | None:
-        """Keep a request that was given up; returns the dead letter's id, or None if it waits for the database."""
+        """Keep a request that was given up; returns the dead letter's id, or None if it waits for the store."""
         asked = {name: getattr(request, name) for name in WriteRequest.__struct_fields__}
-        letter = _StoredLetter(**asked, error_code=error_code, error=error, attempts=attempts)
-        # A random id, not the commit's version: if the answer to a save gets lost, the same row is saved again.
+        # A random id, not the commit's version: if the answer to a save gets lost, the same dead letter is saved again.
         name = f"{time.time_ns():016x}{secrets.token_hex(4)}"
-        row = request.intents[0].entry_key.project.dead_letters + name.encode()
-        self._unsaved[name] = Set(SPACE, row, to_json(letter), Encoding.JSON)
+        self._unsaved[name] = GivenUp(**asked, error_code=error_code, error=error, attempts=attempts)
         try:
             await self._save(name)
-        except DatabaseError as failure:
-            logger.error("[KV] a dead letter waits for the database (%s)", failure.code)
+        except FAILURES as failure:
+            logger.error("[KV] a dead letter waits for the store (%s)", failure.code)
             if len(self._unsaved) > limits.UNSAVED_DEAD_LETTERS:
                 del self._unsaved[next(iter(self._unsaved))]
             return None
         return name
 
     async def save(self) -> None:
-        """Store the dead letters that wait for the database.
+        """Store the dead letters that wait for the store.
 
         Raises:
-            DatabaseError: It still fails.
+            DatabaseError: The database still fails.
+            Unanswered: The service still can't be reached.
         """
         for name in list(self._unsaved):
             await self._save(name)
 
+    async def save_last(self) -> None:
+        """Store the dead letters that wait, before the store is closed; an error is logged."""
+        try:
+            await self.save()
+        except (Closed, *FAILURES) as error:
+            logger.error("[KV] %d dead letters could not be stored: %s", self.unsaved, error)
+
     async def _save(self, name: str) -> None:
         if (letter := self._unsaved.get(name)) is not None:
-            # A conflict means that it is stored: an earlier answer got lost.
-            await self._committer.commit(Batch((letter,), (Check(SPACE, letter.key, None),)))
+            await self._store(name, letter)
             self._unsaved.pop(name, None)
+
+    async def _store(self, name: str, letter: GivenUp) -> None:
+        """Store a dead letter under an id, unless it is stored already."""
+        raise NotImplementedError
 
     @property
     def unsaved(self) -> int:
-        """How many dead letters wait for the database."""
+        """How many dead letters wait for the store."""
         return len(self._unsaved)
 
-    def list(self, project: str) -> "DeadLetterList":
-        """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first: await it, or use `async for`."""
-        return DeadLetterList(self._committer, parse_prefix(project, "project").project)
+
+class DeadLetters(DeadLetterKeeper):
+    """The dead letters of a database."""
+
+    def __init__(self, committer: Committer) -> None:
+        super().__init__()
+        self._committer = committer
+
+    async def _store(self, name: str, letter: GivenUp) -> None:
+        await self.store(letter.intents[0].entry_key.project.dead_letter(name), letter)
+
+    async def store(self, row: bytes, letter: GivenUp) -> None:
+        """Store a dead letter as this row, unless the row is there already."""
+        put = Set(SPACE, row, to_json(letter), Encoding.JSON)
+        # A conflict means that it is stored: an earlier answer got lost.
+        await self._committer.commit(Batch((put,), (Check(SPACE, row, None),)))
+
+    def list(self, project: str, *, limit: int | None = None, after: str | None = None) -> "DeadLetterList":
+        """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first: await it, or use `async for`.
+
+        Args:
+            project: Of which project.
+            limit: At most so many.
+            after: Only those after the one with this id.
+        """
+        return DeadLetterList(self._committer, parse_project(project), check_limit(limit), after)
 
     async def retry(
         self, letter: DeadLetter, *, expected_version: ExpectedVersion | None = None
@@ -112,7 +144,11 @@ class DeadLetters:
             VersionConflict: The request still conflicts with what is stored; the dead letter stays.
             InvalidArgument: Another caller has retried or dropped it meanwhile.
         """
-        [record] = await self._committer.read(Get(SPACE, letter.row))
+        return await self.retry_row(letter.row, expected_version)
+
+    async def retry_row(self, row: bytes, expected_version: ExpectedVersion | None) -> Sequence[Envelope | None]:
+        """The same of the dead letter that is stored as this row."""
+        [record] = await self._committer.read(Get(SPACE, row))
         if record is None:
             raise InvalidArgument(DEAD_LETTER_GONE)
         request = read_letter(record)
@@ -123,7 +159,11 @@ class DeadLetters:
 
     async def drop(self, letter: DeadLetter) -> bool:
         """Remove a dead letter; returns whether it was still stored."""
-        done = await self._committer.commit(Batch((Delete(SPACE, letter.row),)))
+        return await self.drop_row(letter.row)
+
+    async def drop_row(self, row: bytes) -> bool:
+        """The same of the dead letter that is stored as this row."""
+        done = await self._committer.commit(Batch((Delete(SPACE, row),)))
         assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
         return done.found[0]
 
@@ -133,12 +173,17 @@ class DeadLetterList(SourceList[DeadLetter]):
 
     what = "dead letters"
 
-    def __init__(self, source: ClosableSource, project: Project) -> None:
+    def __init__(self, source: ClosableSource, project: Project, limit: int, after: str | None) -> None:
         super().__init__(source)
         self._project = project
+        self._limit = limit
+        self._after = after
 
     async def __aiter__(self) -> AsyncIterator[DeadLetter]:
-        scan = Scan(SPACE, *rows_below(self._project.dead_letters), NO_LIMIT, times=True)
+        start, end = rows_below(self._project.dead_letters)
+        is_later = self._after is not None
+        start = start if self._after is None else self._project.dead_letter(self._after)
+        scan = Scan(SPACE, start, end, self._limit, after=is_later, times=True)
         async for page in Pages(self._engine, scan):
             for record in page:
                 yield DeadLetter(

@@ -8,12 +8,12 @@ from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.errors import Closed, HistoryGone, InvalidArgument, KeyloftError
 from keyloft.semantic.envelope import Envelope, Semantics
-from keyloft.semantic.keys import Project, check_part, parse
+from keyloft.semantic.keys import check_part
 from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import ANY, ExpectedVersion
 
 if TYPE_CHECKING:
-    from keyloft.semantic.store import SemanticStore
+    from keyloft.semantic.workflows import Workflows
 
 
 class Flags:
@@ -28,15 +28,17 @@ class Flags:
             now["new-ui"]                  # without waiting
     """
 
-    def __init__(self, store: "SemanticStore", project: Project, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, store: "Workflows", prefix: str, defaults: Mapping[str, Any]) -> None:
+        # `prefix` is what the keys of flags begin with, as the store takes them.
         self._store = store
-        self._prefix = f"{project.prefix}flags/"
+        self._prefix = prefix
         self.defaults = dict(defaults)
         for name in self.defaults:
             self._key(name, "defaults")
 
     def __repr__(self) -> str:
-        return f"<Flags of {self._prefix.removesuffix('/flags/')} in {self._store!r}>"
+        project = self._prefix.removesuffix("flags/").removesuffix("/")
+        return f"<Flags{f' of {project}' if project else ''} in {self._store!r}>"
 
     async def get(self, name: str) -> Any:
         """The value of a flag; its default where it is not set.
@@ -57,7 +59,7 @@ class Flags:
 
     async def _stored(self) -> dict[str, Any]:
         entries = self._store.list(self._prefix, values=True)
-        return {entry.key.removeprefix(self._prefix): entry.value async for entry in entries}
+        return {_name(entry.key): entry.value async for entry in entries}
 
     async def set(
         self,
@@ -97,9 +99,9 @@ class Flags:
                 try:
                     async for changed in changes:
                         for key, entry in changed.items():
-                            stored.pop(key.removeprefix(self._prefix), None)
+                            stored.pop(_name(key), None)
                             if entry is not None:
-                                stored[key.removeprefix(self._prefix)] = entry.value
+                                stored[_name(key)] = entry.value
                         yield self.defaults | stored
                     return
                 except HistoryGone:
@@ -110,7 +112,12 @@ class Flags:
         return LiveFlags(self)
 
     def _key(self, name: str, argument: str = "name") -> str:
-        return parse(self._prefix + check_part(name, argument), argument).key
+        return self._store.check_key(self._prefix + check_part(name, argument), argument)
+
+
+def _name(key: str) -> str:
+    """The name of a flag, by the whole key of its entry."""
+    return key.split("/", 5)[5]
 
 
 class LiveFlags(AsyncClosing, Mapping[str, Any]):

@@ -7,7 +7,7 @@ from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.rules import ANY, ExpectedVersion, wrong
 
 if TYPE_CHECKING:
-    from keyloft.semantic.store import SemanticStore
+    from keyloft.semantic.workflows import Workflows
 
 
 class IndexVersion:
@@ -20,7 +20,7 @@ class IndexVersion:
             ...
     """
 
-    def __init__(self, store: "SemanticStore", key: str, writer: str | None) -> None:
+    def __init__(self, store: "Workflows", key: str, writer: str | None) -> None:
         self._store = store
         self._key = key
         self._writer = writer

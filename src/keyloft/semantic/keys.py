@@ -14,7 +14,7 @@ from keyloft.semantic.rules import got
 
 PREFIX: Final = "db.semantic"
 """The subject before `.<tenant>.<project>.<operation>`, unless configured otherwise."""
-OPERATIONS: Final = ("put", "get", "delete", "list", "batch", "watch")
+OPERATIONS: Final = ("put", "get", "delete", "restore", "list", "batch", "audit", "watch", "locks", "dead_letters")
 """The operations that are served over NATS."""
 
 SPACE: Final = Space.SEMANTIC
@@ -65,6 +65,10 @@ class Project(Struct, frozen=True):
         """How the rows of the project's dead letters begin."""
         return self.rows(b"x/")
 
+    def dead_letter(self, name: str) -> bytes:
+        """The row of a dead letter, by its id."""
+        return self.dead_letters + name.encode()
+
     @property
     def fences(self) -> bytes:
         """How the rows of the project's fencing tokens begin."""
@@ -73,6 +77,10 @@ class Project(Struct, frozen=True):
     def fence(self, token: int) -> bytes:
         """The row that names the lock of a fencing token."""
         return appended_key(self.fences, token)
+
+    def fence_of(self, row: bytes) -> int:
+        """The fencing token that a row of `fence` names."""
+        return int.from_bytes(row[len(self.fences) :])
 
     def batch_request(self, request_id: str) -> bytes:
         """The row that remembers a batch. No path is empty, so no key's request has the same row."""
@@ -240,8 +248,8 @@ def rows_below(beginning: bytes) -> tuple[bytes, bytes]:
     return beginning, beginning[:-1] + bytes([beginning[-1] + 1])
 
 
-def rows_of_project(project: str) -> list[tuple[bytes, bytes]]:
-    """The ranges of all rows of a project, `tenant/<tenant>/project/<project>`.
+def parse_project(project: object) -> Project:
+    """The project that `tenant/<tenant>/project/<project>` names.
 
     Raises:
         InvalidKey: It names no project, or more than a project.
@@ -249,7 +257,17 @@ def rows_of_project(project: str) -> list[tuple[bytes, bytes]]:
     within = parse_prefix(project, "project")
     if within.path:
         raise InvalidKey(f"project: expected a whole project, {within.project.prefix[:-1]}{_got(project)}")
-    return [rows_below(within.project.rows(kind)) for kind in ROW_KINDS]
+    return within.project
+
+
+def rows_of_project(project: str) -> list[tuple[bytes, bytes]]:
+    """The ranges of all rows of a project, `tenant/<tenant>/project/<project>`.
+
+    Raises:
+        InvalidKey: It names no project, or more than a project.
+    """
+    within = parse_project(project)
+    return [rows_below(within.rows(kind)) for kind in ROW_KINDS]
 
 
 def shortened(identifier: str) -> str:

@@ -7,21 +7,26 @@ with the token is committed only if the lock is still held under it; the same co
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from keyloft import limits
-from keyloft.core.engine import Watch
 from keyloft.core.log_text import field, printable
-from keyloft.core.records import Batch, Check, Conflict, Get, Record, Touch
-from keyloft.errors import Closed, CommitUnknown, DatabaseError, InvalidArgument, LockHeld, LockLost, VersionConflict
-from keyloft.semantic.commits import Committer
-from keyloft.semantic.envelope import Envelope, envelope_of, read_entry
+from keyloft.errors import (
+    Closed,
+    CommitUnknown,
+    InvalidArgument,
+    LockHeld,
+    LockLost,
+    StaleFence,
+    VersionConflict,
+)
+from keyloft.semantic.envelope import Envelope
+from keyloft.semantic.held_locks import LockKeeper
 from keyloft.semantic.intents import Intent, WriteRequest
-from keyloft.semantic.keys import SPACE
 from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import LOCK, directive_of, wrong
+from keyloft.semantic.writes import FAILURES
 
 T = TypeVar("T")
 
@@ -33,7 +38,7 @@ class Lock:
     `acquire` and `release` checks `is_held`, or waits for `lost`.
     """
 
-    def __init__(self, committer: Committer, intent: Intent, wait: float | None) -> None:
+    def __init__(self, keeper: LockKeeper, intent: Intent, wait: float | None) -> None:
         # `intent` is the put that acquires the lock.
         if wait is not None and (type(wait) not in (int, float) or not wait >= 0):
             raise wrong(
@@ -41,10 +46,10 @@ class Lock:
             )
         assert intent.semantics is not None
         assert intent.semantics.ttl_seconds is not None
-        self._committer = committer
+        self._keeper = keeper
         self._intent = intent
-        self._row = intent.entry_key.entry
-        self._ttl = float(intent.semantics.ttl_seconds)
+        self._name = keeper.whole_key(intent.key)
+        self._ttl = intent.semantics.ttl_seconds
         self._wait = wait
         self._entry: Envelope | None = None
         self._until = 0.0
@@ -60,10 +65,11 @@ class Lock:
     def __repr__(self) -> str:
         held = "not held" if self._entry is None else f"held under fence {self._entry.fence}"
         state = "lost" if self.lost.is_set() else held
-        return f"<Lock {self.key} of {self._intent.writer} in {self._committer.shown}, {state}>"
+        return f"<Lock {self._name} of {self._intent.writer} in {self._keeper.shown}, {state}>"
 
     @property
     def key(self) -> str:
+        """As the caller wrote it: the whole key, or of a `SemanticClient` the path within the project."""
         return self._intent.key
 
     @property
@@ -80,7 +86,7 @@ class Lock:
             LockLost: The lock was not acquired, or is released. A lost lock keeps its token, which writes refuse.
         """
         if self._entry is None or self._entry.fence is None:
-            raise LockLost(f"{self.key} is not held: acquire it first")
+            raise LockLost(f"{self._name} is not held: acquire it first")
         return self._entry.fence
 
     async def __aenter__(self) -> Self:
@@ -104,8 +110,10 @@ class Lock:
             except LockLost:
                 if kind is None:
                     raise
-            except DatabaseError as failure:
-                logger.warning("[KV] %s could not be released, and becomes free when it expires: %s", self.key, failure)
+            except FAILURES as failure:
+                logger.warning(
+                    "[KV] %s could not be released, and becomes free when it expires: %s", self._name, failure
+                )
             return
         await self._stop_guarding()
         by_lock = holder.uncancel() <= self._cancelled_before
@@ -127,24 +135,22 @@ class Lock:
             InvalidArgument: A task holds it, or waits for it, through this object.
         """
         if self._acquiring.locked() or self._holder is not None or self.is_held:
-            raise InvalidArgument(f"{self.key} is held or waited for by this lock already: make another one")
+            raise InvalidArgument(f"{self._name} is held or waited for by this lock already: make another one")
         async with self._acquiring:
             await self._stop_guarding()  # of an acquisition that was lost
             loop = asyncio.get_running_loop()
             deadline = None if self._wait is None else loop.time() + self._wait
             while True:
-                if (holder := await self._until_free(deadline)) is not None:
-                    waited = f", and was not free within {self._wait:g} s" if self._wait else ""
-                    raise LockHeld(f"{self.key} is held by {holder.last_writer}{waited}")
                 began = loop.time()
                 try:
-                    entry = await self._finish(self._put(began), undo=self._delete)
-                except VersionConflict:
-                    if deadline is not None and loop.time() >= deadline:
-                        raise LockHeld(f"{self.key} is held by another writer, who was faster") from None
-                    continue
-                self._guard(entry, began)
-                return entry
+                    entry = await self._finish(self._put(began), undo=self._give_back)
+                except VersionConflict as conflict:
+                    if not await self._is_free_in_time(conflict.current, deadline):
+                        waited = f", and was not free within {self._wait:g} s" if self._wait else ""
+                        raise LockHeld(f"{self._name} is held by {conflict.current.last_writer}{waited}") from None
+                else:
+                    self._guard(entry, began)
+                    return entry
 
     async def release(self) -> None:
         """Release the lock.
@@ -154,67 +160,66 @@ class Lock:
         """
         entry = self._entry
         if entry is None:
-            raise LockLost(f"{self.key} is not held: acquire it first")
+            raise LockLost(f"{self._name} is not held: acquire it first")
         self._entry = None
         if self.lost.is_set():
             await self._stop_guarding()
             raise LockLost(self._reason)
         try:
-            await self._finish(self._delete(entry))
-        except VersionConflict as error:
-            raise LockLost(f"{self.key} was lost before it was released: {_loss(error.current)}") from None
+            await self._finish(self._give_back(entry, self._until))
+        except StaleFence as error:
+            raise LockLost(f"{self._name} was lost before it was released: {_loss(error.current)}") from None
 
     # Acquiring
 
-    async def _until_free(self, deadline: float | None) -> Envelope | None:
-        """Wait until the lock is free; returns the holder's entry if the deadline passes first."""
-        holder: Envelope | None = None
+    async def _is_free_in_time(self, holder: Envelope | None, deadline: float | None) -> bool:
+        """Wait until the lock is free; returns False if the deadline passes first."""
+        self._check_purpose(holder)
+        if holder is None:
+            return True
+        timeout = asyncio.timeout_at(deadline)
         try:
-            async with self._watch() as watch, asyncio.timeout(None) as timeout:
-                async for [change] in watch:
-                    if change.record is None:
-                        return None
-                    holder = envelope_of(change.record)
-                    if holder.semantics.purpose != LOCK:
-                        raise InvalidArgument(f"key: expected a lock at {self.key}, got a {holder.semantics.purpose}")
-                    # Not before the first read: with `wait=0`, too, the caller learns who holds the lock.
-                    timeout.reschedule(deadline)
+            async with timeout, self._keeper.watch(self.key) as watch:
+                async for holder in watch:
+                    if holder is None:
+                        return True
+                    self._check_purpose(holder)
             raise Closed
         except TimeoutError:
-            if holder is None:
-                raise
-            return holder
+            if timeout.expired():
+                return False
+            raise  # a request over NATS has timed out
 
-    def _watch(self) -> AbstractAsyncContextManager[Watch]:
-        return aclosing(self._committer.open_engine().watch(Get(SPACE, self._row)))
+    def _check_purpose(self, holder: Envelope | None) -> None:
+        if holder is not None and holder.semantics.purpose != LOCK:
+            raise InvalidArgument(f"key: expected a lock at {self._name}, got a {holder.semantics.purpose}")
 
     async def _put(self, began: float) -> Envelope:
-        """Put the lock's entry, again while it is unknown whether an earlier put was committed."""
+        """Put the lock's entry."""
         request = WriteRequest(intents=(self._intent,), request_id=uuid.uuid4().hex)
+        return await self._to_the_end(lambda: self._keeper.acquire(request), began + self._ttl)
+
+    async def _give_back(self, entry: Envelope, until: float | None = None) -> None:
+        """Remove the lock's entry; `until` is when it expires at the earliest."""
+        await self._stop_guarding()
+        assert entry.fence is not None
+        fence, writer, request_id = entry.fence, self._intent.writer, uuid.uuid4().hex
+        until = asyncio.get_running_loop().time() + self._ttl if until is None else until
+        await self._to_the_end(
+            lambda: self._keeper.release(self.key, fence, writer=writer, request_id=request_id), until
+        )
+
+    async def _to_the_end(self, send: Callable[[], Coroutine[Any, Any, T]], until: float) -> T:
+        """Send a request, again while it is unknown whether it was carried out, until a time at most."""
         may_be_made = False
         while True:
             try:
-                # Quietly: locks exist to be contended for, so a lost race is no conflict to record.
-                [entry] = await self._committer.carry_out(request, quiet=True)
-                assert entry is not None
-                return entry
-            except DatabaseError as error:
+                return await send()
+            except FAILURES as error:
                 may_be_made = may_be_made or isinstance(error, CommitUnknown)
-                if not may_be_made or asyncio.get_running_loop().time() > began + self._ttl:
+                if not may_be_made or asyncio.get_running_loop().time() > until:
                     raise
                 await asyncio.sleep(limits.LOCK_RETRY_SECONDS)
-
-    async def _delete(self, entry: Envelope) -> None:
-        await self._stop_guarding()
-        while True:
-            intent = Intent.delete(self.key, expected_version=entry.version, writer=self._intent.writer)
-            try:
-                await self._committer.carry_out(WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex))
-                return
-            except VersionConflict as error:
-                if error.current is None or error.current.fence != entry.fence:
-                    raise
-                entry = error.current  # another caller has put the lock again, with its token
 
     async def _finish(self, job: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]] | None = None) -> T:
         """Do a job to its end; if the caller is cancelled meanwhile, in the background, and undo it."""
@@ -223,7 +228,7 @@ class Lock:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             # A put may still succeed, and no task would release the lock before it expires.
-            self._committer.in_background(self._finish_alone(task, undo))
+            self._keeper.background.start(self._finish_alone(task, undo))
             raise
 
     async def _finish_alone(self, task: Awaitable[T], undo: Callable[[T], Awaitable[None]] | None) -> None:
@@ -231,8 +236,8 @@ class Lock:
             done = await task
             if undo is not None:
                 await undo(done)
-        except (VersionConflict, DatabaseError, Closed) as error:
-            logger.debug("[KV] %s was not released: %s", self.key, error)
+        except (VersionConflict, StaleFence, Closed, *FAILURES) as error:
+            logger.debug("[KV] %s was not released: %s", self._name, error)
 
     # Holding
 
@@ -242,8 +247,8 @@ class Lock:
         self._reason = ""
         self._extend(began)
         self._guards = [
-            asyncio.create_task(self._renew(entry.version), name=f"keyloft renews {self.key}"),
-            asyncio.create_task(self._watch_for_loss(), name=f"keyloft guards {self.key}"),
+            asyncio.create_task(self._renew(self.fence), name=f"keyloft renews {self._name}"),
+            asyncio.create_task(self._watch_for_loss(self.fence), name=f"keyloft guards {self._name}"),
         ]
 
     async def _stop_guarding(self) -> None:
@@ -255,50 +260,41 @@ class Lock:
         if guards:
             await asyncio.wait(guards)
 
-    async def _renew(self, version: int) -> None:
+    async def _renew(self, fence: int) -> None:
         """Extend the expiry again and again. The version stays, and so does the fencing token."""
         loop = asyncio.get_running_loop()
-        touch = Touch(SPACE, self._row, round(1000 * self._ttl))
         pause = usual = self._ttl / limits.LOCK_RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause)
             began, pause = loop.time(), usual
             try:
-                done = await self._committer.commit(Batch((touch,), (Check(SPACE, self._row, version),)))
+                await self._keeper.renew(self.key, fence, self._ttl)
             except Closed:
                 self._lose("the store was closed")
                 return
-            except DatabaseError as error:
-                logger.warning("[KV] %s could not be renewed, trying again until it expires: %s", self.key, error)
+            except StaleFence as error:
+                self._lose(_loss(error.current))
+                return
+            except FAILURES as error:
+                logger.warning("[KV] %s could not be renewed, trying again until it expires: %s", self._name, error)
                 pause = limits.LOCK_RETRY_SECONDS
-                continue
-            if isinstance(done, Conflict):
-                current = done.failed[0].current
-                if current is None or not self._is_held_by(current):
-                    self._lose(_loss(current))
-                    return
-                version, pause = current.version, 0.0  # another caller has put the lock again, with its token
-                continue
-            self._extend(began)
+            else:
+                self._extend(began)
 
-    def _is_held_by(self, record: Record) -> bool:
-        """Whether the lock's row still has this holder's token."""
-        return self._entry is not None and read_entry(record).fence(record.version) == self._entry.fence
-
-    async def _watch_for_loss(self) -> None:
+    async def _watch_for_loss(self, fence: int) -> None:
         """Notice at once when another client takes the lock away."""
         while True:
             try:
-                async with self._watch() as watch:
-                    async for [change] in watch:
-                        if change.record is None or not self._is_held_by(change.record):
-                            self._lose(_loss(change.record))
+                async with self._keeper.watch(self.key) as watch:
+                    async for entry in watch:
+                        if entry is None or entry.fence != fence:
+                            self._lose(_loss(entry))
                             return
                 raise Closed
             except Closed:
                 self._lose("the store was closed")
                 return
-            except DatabaseError:
+            except FAILURES:
                 await asyncio.sleep(limits.LOCK_RETRY_SECONDS)
 
     def _extend(self, began: float) -> None:
@@ -312,20 +308,18 @@ class Lock:
     def _lose(self, reason: str) -> None:
         if self.lost.is_set() or self._entry is None:
             return
-        self._reason = f"{self.key} is lost: {reason}; writes with its fencing token are refused"
+        self._reason = f"{self._name} is lost: {reason}; writes with its fencing token are refused"
         self.lost.set()
         for guard in self._guards:
             guard.cancel()
-        fields = {"operation": "semantic_lock_lost", "key": self.key, "writer": self._intent.writer, "reason": reason}
+        fields = {"operation": "semantic_lock_lost", "key": self._name, "writer": self._intent.writer, "reason": reason}
         fields["directive"] = directive_of(self._intent.writer)
         text = "[KV] lock lost: key=%s directive=%s %s"
-        logger.warning(text, self.key, field(fields["directive"]), reason, extra=fields)
+        logger.warning(text, self._name, field(fields["directive"]), reason, extra=fields)
         if self._holder is not None:
             self._holder.cancel()
 
 
-def _loss(current: Envelope | Record | None) -> str:
+def _loss(current: Envelope | None) -> str:
     """Why a lock is lost, by what is stored now."""
-    if isinstance(current, Record):
-        current = envelope_of(current)
     return "it has expired, or was deleted" if current is None else f"{printable(current.last_writer)} has it"

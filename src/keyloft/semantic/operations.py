@@ -1,18 +1,31 @@
 """The operations of the semantic store over NATS: what each message asks of the store, and the reply to it."""
 
-from collections.abc import Collection, Hashable
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any, Final
 
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.nats.events import WATCH
 from keyloft.nats.requests import Call, Operation
-from keyloft.semantic import keys, wire
+from keyloft.semantic import keys, wire, workflow_wire
 from keyloft.semantic.intents import WriteRequest
 from keyloft.semantic.keys import Project
 from keyloft.semantic.store import SemanticStore
 from keyloft.semantic.wire import ListRequest
+from keyloft.semantic.workflow_wire import (
+    AuditRequest,
+    DeadLetterDrop,
+    DeadLetterRetry,
+    DeadLettersRequest,
+    DeadLetterToKeep,
+    LetterRequest,
+    LockAcquisition,
+    LockRelease,
+    LockRenewal,
+    LockRequest,
+    LocksRequest,
+)
 
 
 class SemanticOperation(Call):
@@ -65,7 +78,88 @@ class SemanticList(SemanticOperation):
         return await wire.listed(found, content, self._nats.max_payload), None
 
 
-_KINDS = {"get": SemanticGet, "list": SemanticList, "batch": SemanticBatch}
+class SemanticAudit(SemanticOperation):
+    reply_bytes = limits.PAGE_REPLY_BYTES
+    read = staticmethod(workflow_wire.read_audit)
+
+    async def carry_out(self, content: AuditRequest) -> tuple[bytes, None]:
+        options: dict[str, Any] = {"after": content.after, "limit": content.limit + 1, "reverse": content.reverse}
+        records = self._store.audit(content.about, **options).located(content.beyond)
+        return await workflow_wire.audited(records, content, self._nats.max_payload), None
+
+
+class SemanticLocks(SemanticOperation):
+    # Less than a page: renewals of many locks are carried out at a time.
+    reply_bytes = limits.LOCKS_REPLY_BYTES
+
+    def read(self, about: Project, data: bytes, /) -> tuple[Project, LockRequest]:
+        return about, workflow_wire.read_locks(about, data)
+
+    def written(self, content: tuple[Project, LockRequest]) -> Collection[Hashable]:
+        match content[1]:
+            case LocksRequest():
+                return ()
+            case LockAcquisition(request):
+                return (request.intents[0].key,)
+            case LockRenewal(key=key) | LockRelease(key=key):
+                return (key,)
+
+    async def carry_out(self, content: tuple[Project, LockRequest]) -> tuple[bytes, None]:
+        keeper = self._store.lock_keeper
+        match content:
+            case project, LocksRequest() as wanted:
+                options: dict[str, Any] = {"values": wanted.values, "limit": wanted.limit + 1, "after": wanted.after}
+                most_bytes = min(self.reply_bytes, self._nats.max_payload)
+                return await workflow_wire.locks(self._store.locks(project.prefix, **options), wanted, most_bytes), None
+            case _, LockAcquisition(request):
+                return wire.entry(await keeper.acquire(request)), None
+            case _, LockRenewal(key, fence, ttl_seconds):
+                return workflow_wire.renewed(await keeper.renew(key, fence, ttl_seconds)), None
+            case _, LockRelease(key, fence, writer, request_id):
+                await keeper.release(key, fence, writer=writer, request_id=request_id)
+                return wire.success(), None
+
+
+class SemanticDeadLetters(SemanticOperation):
+    reply_bytes = limits.PAGE_REPLY_BYTES
+
+    def read(self, about: Project, data: bytes, /) -> tuple[Project, LetterRequest]:
+        wanted = workflow_wire.read_dead_letters(about, data)
+        if isinstance(wanted, DeadLetterToKeep):
+            self._store.check_operations(wanted.given_up.intents)
+        return about, wanted
+
+    def written(self, content: tuple[Project, LetterRequest]) -> Collection[Hashable]:
+        # What a retry writes is known once its dead letter is read. It has a row of its own here, since a write is
+        # not cancelled when its deadline is over.
+        project, wanted = content
+        return () if isinstance(wanted, DeadLettersRequest) else (project.dead_letter(wanted.id),)
+
+    async def carry_out(self, content: tuple[Project, LetterRequest]) -> tuple[bytes, None]:
+        project, wanted = content
+        kept, most_bytes = self._store.dead_letters, self._nats.max_payload
+        if isinstance(wanted, DeadLettersRequest):
+            found = kept.list(project.prefix, limit=wanted.limit + 1, after=wanted.after)
+            return await workflow_wire.dead_letters(found, wanted, most_bytes), None
+        row = project.dead_letter(wanted.id)
+        match wanted:
+            case DeadLetterToKeep():
+                await kept.store(row, wanted.given_up)
+                return wire.success(id=wanted.id), None
+            case DeadLetterRetry():
+                return wire.entries(await kept.retry_row(row, wanted.expected_version), most_bytes), None
+            case DeadLetterDrop():
+                return wire.success(dropped=await kept.drop_row(row)), None
+
+
+_KINDS: Final[Mapping[str, type[SemanticOperation]]] = {
+    "get": SemanticGet,
+    "list": SemanticList,
+    "batch": SemanticBatch,
+    "audit": SemanticAudit,
+    "locks": SemanticLocks,
+    "dead_letters": SemanticDeadLetters,
+}
 
 
 def operations(nats: Nats, store: SemanticStore) -> list[Operation]:

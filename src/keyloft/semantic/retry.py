@@ -14,17 +14,17 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from keyloft import errors, limits
 from keyloft.errors import Escalated, KeyloftError, VersionConflict
-from keyloft.semantic.dead_letters import DeadLetters
+from keyloft.semantic.dead_letters import DeadLetterKeeper
 from keyloft.semantic.intents import WriteRequest
 from keyloft.semantic.monitoring import logger
 from keyloft.semantic.rules import wrong
+from keyloft.semantic.writes import FAILURES
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _OPENING: Final = (errors.CannotOpen, errors.NotADatabase, errors.SchemaTooNew, errors.SchemaTooOld)
 _FATAL: Final = (*_OPENING, errors.ReadOnly, errors.NotPermitted)
-_TRANSIENT: Final = (errors.DatabaseError, errors.Unanswered)
 
 
 class Retry:
@@ -39,7 +39,7 @@ class Retry:
 
     def __init__(
         self,
-        dead_letters: DeadLetters | None = None,
+        dead_letters: DeadLetterKeeper | None = None,
         *,
         conflict_pauses: Sequence[float] = limits.CONFLICT_PAUSES,
         transient_attempts: int = limits.TRANSIENT_ATTEMPTS,
@@ -109,7 +109,7 @@ class Retry:
         outcome = "nothing is kept"
         if self._dead_letters is not None and request is not None:
             kept = await self._dead_letters.keep(request, code, str(error), attempts)
-            outcome = "kept as a dead letter" if kept else "to be kept as a dead letter once the database is back"
+            outcome = "kept as a dead letter" if kept else "to be kept as a dead letter once the store answers again"
         fields = {"error_code": code, "attempts": attempts, "keys": keys, "dead_letter": kept}
         text = "[KV] escalated after %d attempts (%s): %s; %s"
         logger.error(text, attempts, code, ", ".join(keys), outcome, extra=fields)
@@ -128,5 +128,5 @@ def _failed_request(error: BaseException | None) -> WriteRequest | None:
 
 def _is_transient(error: Exception) -> bool:
     if isinstance(error, KeyloftError):
-        return isinstance(error, _TRANSIENT) and not isinstance(error, _FATAL)
+        return isinstance(error, FAILURES) and not isinstance(error, _FATAL)
     return isinstance(error, (ConnectionError, TimeoutError))

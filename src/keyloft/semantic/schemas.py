@@ -5,68 +5,28 @@ from typing import Any, Final
 
 from keyloft import limits
 from keyloft.nats.schemas import (
-    ANY_JSON,
     BOOLEAN,
-    TEXT,
-    TIME,
-    TTL,
-    VERSION,
     Messages,
-    Schema,
     array_of,
     either,
     nullable,
-    object_of,
     reply_of,
     request_of,
     watch_messages,
 )
+from keyloft.semantic.entry_schemas import (
+    ABOUT_FIELDS,
+    CONFLICT_FIELDS,
+    DELETE_FIELDS,
+    ENTRY,
+    LIMIT,
+    PATH,
+    PREFIX,
+    PUT_FIELDS,
+    WRITER,
+)
 from keyloft.semantic.rules import ANY
-
-PATH: Final[Schema] = {
-    "type": "string",
-    "pattern": "^([a-z0-9._-]+/)*[a-z0-9._-]+$",
-    "maxLength": limits.SEMANTIC_KEY_CHARACTERS,
-    "description": "the path within the project",
-}
-PREFIX: Final[Schema] = {**PATH, "pattern": "^([a-z0-9._-]+/)*[a-z0-9._-]*$"}
-WRITER: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": limits.WRITER_CHARACTERS}
-SPEC_REF: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": limits.SPEC_REF_CHARACTERS}
-FENCE: Final[Schema] = {"type": "integer", "minimum": 0, "description": "the fencing token of a lock"}
-EXPECTED: Final[Schema] = either(
-    {"type": "integer", "minimum": 0, "description": "the version of the stored entry; 0: there is none"},
-    {"const": ANY, "description": "whatever is stored"},
-)
-SEMANTICS: Final[Schema] = request_of(
-    {"purpose": {"type": "string", "pattern": "^[a-z][a-z0-9_]*$", "maxLength": limits.PURPOSE_CHARACTERS}},
-    {"producer": WRITER, "consumerHints": array_of(WRITER, limits.CONSUMER_HINTS), "ttlSeconds": TTL},
-)
-ENTRY: Final[Schema] = object_of(
-    {
-        "key": {"type": "string", "description": "the whole key: tenant/…/project/…/<path>"},
-        "version": VERSION,
-        "lastWriter": WRITER,
-        "semantics": SEMANTICS,
-        "requestId": nullable(WRITER),
-        "specRef": nullable(SPEC_REF),
-        "updatedAt": TIME,
-    },
-    {"value": ANY_JSON, "expiresAt": TIME, "fence": FENCE},
-)
-CONFLICT: Final[Schema] = object_of(
-    {"key": TEXT, "expectedVersion": EXPECTED, "current": nullable(ENTRY), "reason": TEXT}
-)
-CONFLICT_FIELDS: Final[Mapping[str, Schema]] = {
-    "current": nullable(ENTRY),
-    "conflicts": array_of(CONFLICT),
-    "correlationId": nullable(TEXT),
-    "truncated": BOOLEAN,
-}
-"""What a refusal with VERSION_CONFLICT or STALE_FENCE shows of what is stored."""
-
-_DELETE: Final[Mapping[str, Schema]] = {"key": PATH, "expectedVersion": EXPECTED, "lastWriter": WRITER}
-_PUT: Final[Mapping[str, Schema]] = {**_DELETE, "value": ANY_JSON, "semantics": SEMANTICS}
-_ABOUT: Final[Mapping[str, Schema]] = {"specRef": SPEC_REF, "fence": FENCE}
+from keyloft.semantic.workflow_schemas import WORKFLOW_MESSAGES
 
 _CURSOR: Final[Mapping[str, Any]] = {
     "key": "docs/delta",
@@ -81,7 +41,7 @@ _OTHER: Final[Mapping[str, Any]] = {"key": "docs/other", "expectedVersion": ANY,
 MESSAGES: Final[Mapping[str, Messages]] = {
     "put": Messages(
         summary="Store an entry, if the stored one is the expected one.",
-        request=request_of(_PUT, {**_ABOUT, "requestId": WRITER}),
+        request=request_of(PUT_FIELDS, {**ABOUT_FIELDS, "requestId": WRITER}),
         reply=reply_of({"entry": ENTRY}),
         examples=(_CURSOR,),
         refusal_fields=CONFLICT_FIELDS,
@@ -94,7 +54,7 @@ MESSAGES: Final[Mapping[str, Messages]] = {
     ),
     "delete": Messages(
         summary="Remove an entry, if it is the expected one.",
-        request=request_of(_DELETE, {**_ABOUT, "requestId": WRITER}),
+        request=request_of(DELETE_FIELDS, {**ABOUT_FIELDS, "requestId": WRITER}),
         reply=reply_of({"entry": nullable(ENTRY)}),
         examples=({"key": "docs/delta", "expectedVersion": ANY, "lastWriter": "harvester:sync"},),
         refusal_fields=CONFLICT_FIELDS,
@@ -106,7 +66,7 @@ MESSAGES: Final[Mapping[str, Messages]] = {
             {
                 "prefix": PREFIX,
                 "values": BOOLEAN,
-                "limit": {"type": "integer", "minimum": 1, "maximum": limits.MOST_LISTED_KEYS},
+                "limit": LIMIT,
                 "after": PATH,
             },
         ),
@@ -119,8 +79,8 @@ MESSAGES: Final[Mapping[str, Messages]] = {
             {
                 "operations": array_of(
                     either(
-                        request_of({"operation": {"const": "put"}, **_PUT}, _ABOUT),
-                        request_of({"operation": {"const": "delete"}, **_DELETE}, _ABOUT),
+                        request_of({"operation": {"const": "put"}, **PUT_FIELDS}, ABOUT_FIELDS),
+                        request_of({"operation": {"const": "delete"}, **DELETE_FIELDS}, ABOUT_FIELDS),
                     ),
                     limits.BATCH_OPERATIONS,
                     least=1,
@@ -140,5 +100,6 @@ MESSAGES: Final[Mapping[str, Messages]] = {
         refusal_fields=CONFLICT_FIELDS,
     ),
     "watch": watch_messages(PATH, PREFIX, ({"prefix": "docs/"}, {"keys": ["docs/delta"], "since": 0})),
+    **WORKFLOW_MESSAGES,
 }
 """The messages of each operation."""

@@ -32,6 +32,7 @@ _NAMES: Final = {
     "put": (*_DELETE, "value", "semantics"),
     "get": ("key",),
     "delete": _DELETE,
+    "restore": ("key", "lastWriter", "requestId", "specRef"),
     "list": ("prefix", "values", "limit", "after"),
     "batch": ("operations", "requestId"),
 }
@@ -78,6 +79,11 @@ _read_put = msgspec.json.Decoder(_PutText).decode
 _read_batch = msgspec.json.Decoder(_BatchText).decode
 
 
+def value_text(request: bytes) -> _PutText:
+    """The value of a request, as JSON."""
+    return json_text.on_any_stack(_read_put, request)
+
+
 def key_within(project: Project, path: object, argument: str = "key") -> str:
     """The whole key of a path within a project.
 
@@ -110,20 +116,20 @@ def read(operation: str, project: Project, data: bytes) -> str | ListRequest | W
         with json_text.collecting_no_garbage(data):
             return _request(operation, project, *_read(operation, data))
     except errors.InvalidInput as error:
-        raise _as_sent(error) from None
+        raise as_sent(error) from None
 
 
 def _request(operation: str, project: Project, fields: dict[str, Any], text: bytes) -> str | ListRequest | WriteRequest:
-    _check_names(fields, _NAMES[operation])
+    check_names(fields, _NAMES[operation])
     if operation == "get":
         return key_within(project, payloads.field(fields, "key"))
     if operation == "list":
         return _list_request(project, fields)
     is_batch = operation == "batch"
     if is_batch:
-        intents = _operations(project, fields, text)
+        intents = operations_in(project, fields, text)
     else:
-        intents = (_intent(project, operation, fields, json_text.on_any_stack(_read_put, text)),)
+        intents = (_intent(project, operation, fields, value_text(text)),)
     return WriteRequest(intents=intents, request_id=fields.get("requestId"), is_batch=is_batch)
 
 
@@ -139,7 +145,10 @@ def _list_request(project: Project, fields: Mapping[str, Any]) -> ListRequest:
     )
 
 
-def _operations(project: Project, fields: Mapping[str, Any], text: bytes) -> tuple[Intent, ...]:
+def operations_in(
+    project: Project, fields: Mapping[str, Any], text: bytes, actions: Sequence[str] = ("put", "delete")
+) -> tuple[Intent, ...]:
+    """The intents that the field `operations` of a request asks for; `text` is the request as compact JSON."""
     operations = payloads.field(fields, "operations")
     if not isinstance(operations, list):
         raise wrong("operations", "an array of puts and deletes", operations)
@@ -153,26 +162,28 @@ def _operations(project: Project, fields: Mapping[str, Any], text: bytes) -> tup
     intents = []
     for number, operation in enumerate(operations):
         try:
-            intents.append(_operation(project, operation, texts[number]))
+            intents.append(_operation(project, operation, texts[number], actions))
         except errors.InvalidInput as error:
-            raise _as_sent(error, f"operations[{number}]: ") from None
+            raise as_sent(error, f"operations[{number}]: ") from None
     return tuple(intents)
 
 
-def _operation(project: Project, fields: Mapping[str, Any], text: _PutText) -> Intent:
+def _operation(project: Project, fields: Mapping[str, Any], text: _PutText, actions: Sequence[str]) -> Intent:
     action = payloads.field(fields, "operation")
-    if action not in ("put", "delete"):
-        raise wrong("operation", "put or delete", action, str)
+    if action not in actions:
+        raise wrong("operation", " or ".join(actions), action, str)
     if fields.get("requestId") is not None:
         raise errors.InvalidArgument(
             "requestId: expected beside operations, not in one of them; it is the whole batch's"
         )
-    _check_names(fields, ("operation", *_NAMES[action]))
+    check_names(fields, ("operation", *_NAMES[action]))
     return _intent(project, action, fields, text)
 
 
 def _intent(project: Project, action: str, fields: Mapping[str, Any], text: _PutText) -> Intent:
     key = key_within(project, payloads.field(fields, "key"))
+    if action == "restore":
+        return Intent.restore(key, writer=payloads.field(fields, "lastWriter"), spec_ref=fields.get("specRef"))
     about = {
         "expected_version": payloads.field(fields, "expectedVersion"),
         "writer": payloads.field(fields, "lastWriter"),
@@ -183,30 +194,32 @@ def _intent(project: Project, action: str, fields: Mapping[str, Any], text: _Put
         return Intent.delete(key, **about)
     payloads.field(fields, "value")
     assert text.value is not UNSET
-    return put_of_json(key, text.value, semantics=_semantics(payloads.field(fields, "semantics")), **about)
+    return put_of_json(key, text.value, semantics=read_semantics(payloads.field(fields, "semantics")), **about)
 
 
 def fields_of(request: WriteRequest) -> tuple[str, dict[str, Any]]:
     """The operation and the fields of a request, as they travel; its keys are paths within the project."""
     intents, request_id = request.intents, {"requestId": request.request_id}
     if request.is_batch:
-        return "batch", {"operations": [{"operation": one.action, **_fields(one)} for one in intents], **request_id}
-    [intent] = intents
-    return intent.action, _fields(intent) | request_id
+        return "batch", {"operations": [fields_of_intent(one) for one in intents], **request_id}
+    fields = fields_of_intent(intents[0])
+    return fields.pop("operation"), fields | request_id
 
 
-def _fields(intent: Intent) -> dict[str, Any]:
-    fields = {
+def fields_of_intent(intent: Intent) -> dict[str, Any]:
+    """The fields of an intent, as an operation of a batch has them."""
+    fields: dict[str, Any] = {
+        "operation": intent.action,
         "key": intent.key,
-        "expectedVersion": intent.expected_version,
         "lastWriter": intent.writer,
         "specRef": intent.spec_ref,
-        "fence": intent.fence,
     }
+    if intent.action != "restore":
+        fields |= {"expectedVersion": intent.expected_version, "fence": intent.fence}
     return fields if intent.semantics is None else fields | {"value": intent.value_json, "semantics": intent.semantics}
 
 
-def _as_sent(error: errors.InvalidInput, prefix: str = "") -> errors.InvalidInput:
+def as_sent(error: errors.InvalidInput, prefix: str = "") -> errors.InvalidInput:
     """An error that names fields and types as a request has them, not as a Python caller writes them.
 
     `writer: expected a str, got int` becomes `lastWriter: expected a string, got a number`.
@@ -222,38 +235,43 @@ def _as_sent(error: errors.InvalidInput, prefix: str = "") -> errors.InvalidInpu
     return type(error)(f"{name}{expected}{rest}")
 
 
-def _check_names(fields: Mapping[str, Any], known: Sequence[str], within: str = "") -> None:
+def check_names(fields: Mapping[str, Any], known: Sequence[str], within: str = "") -> None:
     """Refuse an unknown field: if it is a misspelt fence or request id, the write would not be protected.
 
     Raises:
         InvalidArgument: There is one.
     """
-    unknown = next((name for name in fields if name not in known), None)
-    if unknown in (*_SEMANTICS, "ttl") and "semantics" in known:
-        raise errors.InvalidArgument(f"{within}{unknown}: there is no such field; it belongs into semantics")
+    if "semantics" in known and (found := next((name for name in (*_SEMANTICS, "ttl") if name in fields), None)):
+        raise errors.InvalidArgument(f"{within}{found}: there is no such field; it belongs into semantics")
     payloads.refuse_unknown(fields, known, within)
 
 
-def _semantics(fields: object) -> Semantics:
+def read_semantics(fields: object) -> Semantics:
+    """The semantics of a put."""
     if not isinstance(fields, dict):
         raise wrong("semantics", 'an object, as in {"purpose": "cursor"}', fields)
-    _check_names(fields, _SEMANTICS, "semantics.")
+    check_names(fields, _SEMANTICS, "semantics.")
     if "purpose" not in fields:
         raise errors.MissingField("Missing required field: semantics.purpose")
     hints = () if fields.get("consumerHints") is None else fields["consumerHints"]
     try:
         return Semantics(fields["purpose"], fields.get("producer"), hints, fields.get("ttlSeconds"))
     except errors.InvalidInput as error:
-        raise _as_sent(error, "semantics.") from None
+        raise as_sent(error, "semantics.") from None
 
 
 def _read(operation: str, data: bytes) -> tuple[dict[str, Any], bytes]:
     """The fields of a request, and its text. A request far over the limit is not read, unless it is a batch."""
+    if operation == "batch":
+        return read_operations(data)
+    if operation == "list" and payloads.is_empty(data):
+        return {}, b"{}"
+    return read_one(data)
+
+
+def read_one(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The fields of a request with one value at most, and its text; far over the limit it is not read."""
     try:
-        if operation == "batch":
-            return payloads.read(data, _BATCH_LEVELS)
-        if operation == "list" and payloads.is_empty(data):
-            return {}, b"{}"
         if len(data) <= _LARGEST:
             return payloads.read(data)
         payloads.check_json(data)
@@ -262,39 +280,53 @@ def _read(operation: str, data: bytes) -> tuple[dict[str, Any], bytes]:
     raise too_large(len(data))
 
 
+def read_operations(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The fields of a request with operations, and its text."""
+    try:
+        return payloads.read(data, _BATCH_LEVELS)
+    except errors.ValueTooLarge as error:
+        raise too_large(error.size) from None
+
+
 # Replies
 
 
-def _success(**fields: Any) -> bytes:
+def success(**fields: Any) -> bytes:
+    """The reply to a request that was carried out."""
     return to_json({"success": True, **fields})
 
 
 def entry(envelope: Envelope | None) -> bytes:
     """The reply to a get, put or delete."""
-    return _success(entry=envelope and _shown(envelope))
+    return success(entry=envelope and shown(envelope))
 
 
 def entries(envelopes: Sequence[Envelope | None], most_bytes: int) -> bytes:
     """The reply to a batch. Where a message can't hold it, it shows less of the entries and has `truncated`."""
 
     def reply(show: "_Show", **truncated: bool) -> bytes:
-        return _success(entries=[envelope and show(envelope) for envelope in envelopes], **truncated)
+        return success(entries=[envelope and show(envelope) for envelope in envelopes], **truncated)
 
-    return _fitting(reply, most_bytes) or _success(entries=[], truncated=True)
+    return _fitting(reply, most_bytes) or success(entries=[], truncated=True)
 
 
 async def listed(envelopes: AsyncIterable[Envelope], request: ListRequest, most_bytes: int) -> bytes:
     """The reply to a list, with as many entries as were asked for, or one message can hold; at least one."""
-    show = _shown if request.values else _valueless
-    left = most_bytes - 64  # for the other fields
+    show = shown if request.values else valueless
+    found, truncated = await page_of((to_json(show(one)) async for one in envelopes), request.limit, most_bytes)
+    return success(entries=found, truncated=truncated)
+
+
+async def page_of(items: AsyncIterable[bytes], limit: int, most_bytes: int) -> tuple[list[Raw], bool]:
+    """As many items as one message can hold, at least one and at most `limit`; and whether there are more."""
+    left = most_bytes - 128  # for the other fields
     found: list[Raw] = []
-    async for envelope in envelopes:
-        data = to_json(show(envelope))
+    async for data in items:
         left -= len(data) + 1
-        if len(found) == request.limit or (left < 0 and found):
-            return _success(entries=found, truncated=True)
+        if len(found) == limit or (left < 0 and found):
+            return found, True
         found.append(Raw(data))
-    return _success(entries=found, truncated=False)
+    return found, False
 
 
 def refusal(error: Exception, most_bytes: int) -> bytes:
@@ -315,14 +347,14 @@ def refusal(error: Exception, most_bytes: int) -> bytes:
 _Show: TypeAlias = Callable[[Envelope], Envelope]
 
 
-def _shown(envelope: Envelope) -> Envelope:
+def shown(envelope: Envelope) -> Envelope:
     """An entry as it travels. Its value is encoded here: msgspec can't encode ints over 64 bits."""
     return replace(
         envelope, value=Raw(encode_json(envelope.value, limits.SEMANTIC_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH))
     )
 
 
-def _valueless(envelope: Envelope) -> Envelope:
+def valueless(envelope: Envelope) -> Envelope:
     """An entry without its value."""
     return replace(envelope, value=UNSET)
 
@@ -335,8 +367,8 @@ def _outlined(envelope: Envelope) -> Envelope:
 
 def _fitting(reply: Callable[..., bytes], most_bytes: int) -> bytes | None:
     """The reply that shows the most of its entries among those that fit into one message."""
-    for show in (_shown, _valueless, _outlined):
-        data = reply(show) if show is _shown else reply(show, truncated=True)
+    for show in (shown, valueless, _outlined):
+        data = reply(show) if show is shown else reply(show, truncated=True)
         if len(data) <= most_bytes:
             return data
     return None

@@ -2,9 +2,12 @@
 
     python -m tests.faults.children.lock DATABASE NAME WORKERS
     python -m tests.faults.children.lock DATABASE NAME late
+    python -m tests.faults.children.lock DATABASE NAME hold
+
+DATABASE may be nats://…, where a service has the store.
 
 Says «held FENCE» for each hold that wrote something under its lock. The late one says so, waits for a line, writes
-under its old fence, and prints the outcome.
+under its old fence, and prints the outcome. With «hold» it holds the lock until it loses it, and does the same then.
 """
 
 import asyncio
@@ -12,10 +15,15 @@ import logging
 import os
 import random
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
 
 import keyloft
 from keyloft import KeyloftError
-from keyloft.semantic import LockLost, Semantics, SemanticStore, StaleFence
+from keyloft.errors import DatabaseError, Unanswered
+from keyloft.semantic import LockHeld, LockLost, SemanticClient, Semantics, SemanticStore, StaleFence
+from tests.semantic.over_nats import WholeKeys
 
 PROJECT = "tenant/acme/project/web"
 LOCK = f"{PROJECT}/locks/sync"
@@ -53,8 +61,24 @@ async def work(store: SemanticStore, name: str) -> None:
                 await step(store, name, lock.fence)
         except (LockLost, StaleFence):
             continue  # on a busy machine, a second may be over
+        except (Unanswered, DatabaseError, LockHeld):
+            pass  # a service was killed
         # Other processes poll 40 times a second: a process that takes the lock again at once leaves them no chance.
         await asyncio.sleep(random.uniform(0.05, 0.3))
+
+
+async def hold(store: SemanticStore, name: str) -> None:
+    lock = store.lock(LOCK, writer=f"{name}:hold", ttl=TTL_SECONDS)
+    await lock.acquire()
+    await step(store, name, lock.fence)
+    say(f"held {lock.fence}")
+    await lock.lost.wait()
+    say("lost")
+    try:
+        await step(store, name, lock.fence)
+        say("written")
+    except KeyloftError as error:
+        say(error.code)
 
 
 async def be_late(store: SemanticStore, name: str) -> None:
@@ -72,10 +96,22 @@ async def be_late(store: SemanticStore, name: str) -> None:
     say("lost")
 
 
+@asynccontextmanager
+async def reached(url: str) -> AsyncIterator[SemanticStore]:
+    if url.startswith("nats://"):
+        async with await SemanticClient.connect(url, tenant="acme", project="web", timeout=2) as client:
+            yield cast(SemanticStore, WholeKeys(client))
+    else:
+        async with keyloft.open(url) as kv, SemanticStore(kv, audit_key="k") as store:
+            yield store
+
+
 async def main(url: str, name: str, what: str) -> None:
-    async with keyloft.open(url) as kv, SemanticStore(kv, audit_key="k") as store:
+    async with reached(url) as store:
         if what == "late":
             await be_late(store, name)
+        elif what == "hold":
+            await hold(store, name)
         else:
             await asyncio.gather(*[work(store, f"{name}-{number}") for number in range(int(what))])
 

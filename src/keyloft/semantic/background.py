@@ -1,0 +1,23 @@
+"""Jobs that no caller waits for, until the store or client that began them is closed."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+class BackgroundJobs:
+    """Runs jobs that their callers can't wait for."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, job: Coroutine[Any, Any, None]) -> None:
+        """Run a job; it handles its errors itself."""
+        task = asyncio.create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finish(self) -> None:
+        """Wait for all of them."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
