@@ -306,7 +306,7 @@ async def test_a_flood_of_them_stays_within_the_bounds(client: Nats, db: BotData
         assert service.meters.of("trivia").durations["get"].count == 1000 * len(done)
 
 
-class _Found(Operation):
+class FoundOperation(Operation):
     name = "get"
 
 
@@ -321,7 +321,7 @@ class _Found(Operation):
 )
 @examples(300)
 def test_any_message_is_read_or_refused_with_a_code(parts: list[bytes]) -> None:
-    operation = Many(Nats(), lambda about, name: _Found(), UNFIT_FOR_MANY)
+    operation = Many(Nats(), lambda about, name: FoundOperation(), UNFIT_FOR_MANY)
     code = ""
     try:
         operation.read("trivia", b"".join(parts))

@@ -27,7 +27,7 @@ _STATUS: Final = "Status"
 _NO_RESPONDERS: Final = "503"
 
 
-class _Part(Struct):
+class _ManyPart(Struct):
     """Some of the replies to a `many`, each with the position of its request; or its refusal."""
 
     success: bool
@@ -36,7 +36,7 @@ class _Part(Struct):
     error_code: str = ""
 
 
-_read_part = msgspec.json.Decoder(_Part).decode
+_read_part = msgspec.json.Decoder(_ManyPart).decode
 
 
 class _Call:
@@ -260,13 +260,13 @@ class RequestSender:
         try:
             part = _read_part(data)
         except msgspec.MsgspecError:
-            part = _Part(False)
+            part = _ManyPart(False)
         if not part.success:
             if part.error_code == errors.InvalidSubject.code:
                 self.send_singly(message)
                 return
             # It was refused as a whole, which each caller learns as if it had been alone.
-            part = _Part(True, [(position, Raw(data)) for position in range(len(message.calls))])
+            part = _ManyPart(True, [(position, Raw(data)) for position in range(len(message.calls))])
         else:
             self._has_many = True
         for position, reply in part.replies:
