@@ -750,7 +750,7 @@ UPDATE_PAUSES: Final = (0.002, 0.25)
 """
 
 PLUGIN_REQUESTS_AT_ONCE: Final = 200
-"""How many requests `keyloft plugin purge` and `import-json` have under way."""
+"""How many requests `keyloft plugin import-json` has under way."""
 
 COLOURED_DEPTH: Final = 100
 """A value that nests deeper is shown at a terminal without colours: Rich recurses, several calls for a level."""

@@ -125,7 +125,8 @@ async def test_increments_at_once_are_all_counted(client: Nats, clock: ManualClo
 
 
 async def test_to_something_else_nothing_is_added(client: Nats) -> None:
-    for value in ("1", 1.0, True, None, [1], {}, 10**3001):
+    values: tuple[Any, ...] = ("1", 1.0, True, None, [1], {}, 10**3001)
+    for value in values:
         await ask(client, "p.set", key="k", value=value)
         refused = await ask(client, "p.incr", key="k")
         assert refused["error_code"] == "NOT_A_COUNTER"
@@ -277,7 +278,7 @@ async def test_all_writes_are_held_to_the_quota(client: Nats) -> None:
     assert (await ask(client, "light.usage"))["bytes"] == 22
 
 
-REFUSED = [
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("set", {"key": "k", "value": 1, "if_absent": True, "expected_version": 0}, "VALIDATION_ERROR", "two conditions"),
     ("set", {"key": "k", "value": 1, "if_absent": 1}, "VALIDATION_ERROR", "if_absent must be true or false"),
     ("set", {"key": "k", "value": 1, "expected_version": True}, "VALIDATION_ERROR", "expected_version must be"),

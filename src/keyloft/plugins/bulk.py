@@ -6,12 +6,12 @@ from typing import Any
 
 from keyloft import limits
 from keyloft.core.engine import Engine, write
-from keyloft.core.records import Get, Set, Space
-from keyloft.core.values import Encoding, decode_json
+from keyloft.core.records import Get, Space
+from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.plugins import rules
 from keyloft.plugins.counting import CountingWalk, PluginCount
-from keyloft.plugins.rules import PrefixDelete
+from keyloft.plugins.rules import ManyValues, PrefixDelete
 from keyloft.plugins.stored import remove_keys, remove_prefix, report_broken
 
 
@@ -39,8 +39,8 @@ class BulkMethods:
         Example:
             scores = await db.kv_get_many("trivia", ["score:alice", "score:bob"])
         """
-        at = rules.keys(rules.plugin_name(plugin_name), keys)
-        records = await (await self.engine()).read(*[Get(Space.PLUGINS, one) for one in at])
+        wanted = rules.many_keys(rules.plugin_name(plugin_name), keys)
+        records = await (await self.engine()).read(*[Get(Space.PLUGINS, at) for at in wanted.keys])
         found = {}
         for record in records:
             if record is not None:
@@ -78,12 +78,9 @@ class BulkMethods:
             await db.kv_set_many("trivia", {"score:alice": 7, "score:bob": 9})
         """
         name, expire_in = rules.plugin_name(plugin_name), rules.ttl_under_either_name(ttl_seconds, ttl)
-        sets = [
-            Set(Space.PLUGINS, (name, key), value, Encoding.JSON, expire_in)
-            for key, value in rules.entries(entries).items()
-        ]
-        await write(await self.engine(), *sets)
-        return len(sets)
+        content = ManyValues(name, rules.entries(entries), expire_in)
+        await (await self.engine()).commit(content.batch)
+        return len(content.values)
 
     async def kv_delete_many(
         self, plugin_name: str, keys: Iterable[str] | None = None, *, prefix: str | None = None
@@ -109,7 +106,7 @@ class BulkMethods:
         if (keys is None) == (prefix is None):
             raise InvalidArgument("keys, prefix: expected one of them")
         if keys is not None:
-            return sum((await write(engine, *rules.deletion(rules.keys(name, keys)).mutations)).found)
+            return sum((await write(engine, *rules.many_keys(name, keys).deletion.mutations)).found)
         request = PrefixDelete(rules.prefix_scan(name, prefix), None)
         removed, _ = await remove_prefix(engine, request, partial(remove_keys, engine), limits.SLICE_ITEMS)
         return removed

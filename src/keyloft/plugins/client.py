@@ -171,6 +171,18 @@ class PluginKV:
         keep_ttl: bool = False,
         expected_version: int,
     ) -> int: ...
+    @overload
+    async def set(
+        self,
+        key: str,
+        value: Any,
+        *,
+        ttl: int | None = None,
+        ttl_seconds: int | None = None,
+        keep_ttl: bool = False,
+        if_absent: bool = False,
+        expected_version: int | None = None,
+    ) -> int | None: ...
     async def set(
         self,
         key: str,

@@ -1,6 +1,6 @@
 """The operations of the plugins' storage: what each message asks of the engine, and the reply to it."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 from functools import partial
 
 from msgspec import Raw
@@ -17,7 +17,6 @@ from keyloft.core.records import (
     Delete,
     Get,
     Page,
-    PluginKey,
     Record,
     Scan,
     Set,
@@ -28,7 +27,7 @@ from keyloft.nats.many import Many
 from keyloft.nats.requests import Call, EngineWrite, Operation, PointRead
 from keyloft.plugins import rules, wire
 from keyloft.plugins.entries import CurrentValue, UsedStorage, condition_failed
-from keyloft.plugins.rules import ConditionalSet, PrefixDelete
+from keyloft.plugins.rules import ConditionalSet, ManyKeys, ManyValues, PrefixDelete
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.stored import is_readable, listed, read_entries, read_entry, remove_keys, remove_prefix
 from keyloft.plugins.usage import PluginUsage
@@ -169,44 +168,42 @@ class PluginTouch(PluginWrite):
 # Several entries
 
 
-class PluginBatch(EngineWrite):
-    """Writes several entries of a plugin, all or none."""
-
-    def batch(self, content: Batch) -> Batch:
-        return content
-
-    def written(self, content: Batch) -> Collection[Hashable]:
-        return [mutation.key for mutation in content.mutations]
-
-    def count(self, content: Batch, verdict: Committed) -> int:
-        """How many entries it wrote or removed."""
-        raise NotImplementedError
-
-    def reply(self, content: Batch, verdict: Committed | Conflict) -> bytes:
-        assert isinstance(verdict, Committed)
-        return wire.counted(self.count(content, verdict))
-
-    def details(self, content: Batch, outcome: Committed) -> dict[str, int | None]:
-        return {"count": self.count(content, outcome)}
-
-
-class PluginSetMany(PluginBatch):
+class PluginSetMany(EngineWrite):
     name = "set_many"
     read = staticmethod(wire.setting_many)
 
-    def count(self, content: Batch, verdict: Committed) -> int:
-        return len(content.mutations)
+    def batch(self, content: ManyValues) -> Batch:
+        return content.batch
+
+    def written(self, content: ManyValues) -> Collection[Hashable]:
+        return [(content.plugin, key) for key in content.values]
+
+    def reply(self, content: ManyValues, verdict: Committed | Conflict) -> bytes:
+        return wire.counted(len(content.values))
+
+    def details(self, content: ManyValues, outcome: Committed) -> dict[str, int | None]:
+        return {"count": len(content.values)}
 
 
-class PluginDeleteMany(PluginBatch):
+class PluginDeleteMany(EngineWrite):
     name = "delete_many"
     read = staticmethod(wire.deleting_many)
 
     def __init__(self, db: BotDatabase) -> None:
         self.variants: Mapping[str, Operation] = {wire.PREFIX: PluginDeletePrefix(db)}
 
-    def count(self, content: Batch, verdict: Committed) -> int:
-        return sum(verdict.found)
+    def batch(self, content: ManyKeys) -> Batch:
+        return content.deletion
+
+    def written(self, content: ManyKeys) -> Collection[Hashable]:
+        return content.keys
+
+    def reply(self, content: ManyKeys, verdict: Committed | Conflict) -> bytes:
+        assert isinstance(verdict, Committed)
+        return wire.counted(sum(verdict.found))
+
+    def details(self, content: ManyKeys, outcome: Committed) -> dict[str, int | None]:
+        return {"count": sum(outcome.found)}
 
 
 class PluginDeletePrefix(PluginCall):
@@ -239,19 +236,19 @@ class PluginGetMany(PluginCall):
         super().__init__(db)
         self._nats = nats
 
-    def keys_read(self, content: Sequence[PluginKey]) -> Collection[Hashable]:
-        return content
+    def keys_read(self, content: ManyKeys) -> Collection[Hashable]:
+        return content.keys
 
-    async def carry_out(self, content: Sequence[PluginKey]) -> tuple[bytes, int]:
-        engine = await self._db.engine()
-        reply = wire.ValuesReply(content, _most_bytes(self._nats))
-        for first in range(0, len(content), limits.GETS_PER_READ):
-            some = content[first : first + limits.GETS_PER_READ]
+    async def carry_out(self, content: ManyKeys) -> tuple[bytes, int]:
+        engine, keys = await self._db.engine(), content.keys
+        reply = wire.ValuesReply(content.names, _most_bytes(self._nats))
+        for first in range(0, len(keys), limits.GETS_PER_READ):
+            some = keys[first : first + limits.GETS_PER_READ]
             if not reply.add(await engine.read(*[Get(Space.PLUGINS, at) for at in some])):
                 break
         return reply.text(), reply.found
 
-    def details(self, content: Sequence[PluginKey], outcome: int) -> dict[str, int | None]:
+    def details(self, content: ManyKeys, outcome: int) -> dict[str, int | None]:
         return {"count": outcome}
 
 

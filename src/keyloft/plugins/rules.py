@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from keyloft import limits
 from keyloft.core import values
 from keyloft.core.lazy import check_limit
 from keyloft.core.records import NO_LIMIT, Batch, Check, Count, Delete, PluginKey, Scan, Set, Space
+from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument, InvalidKey, InvalidPluginName, InvalidValue, ValueTooLarge
 
 PREFIXES: Final = ("db.kv", "rosey.db.kv")
@@ -72,8 +73,24 @@ def key(name: object, none: str = "None", argument: str = "key") -> str:
     return _storable(name, argument)
 
 
-def keys(plugin: str, names: object, none: str = "None") -> list[PluginKey]:
-    """The keys that one request names, each once.
+class ManyKeys(Struct, frozen=True):
+    """Several keys of a plugin, each once."""
+
+    plugin: str
+    names: list[str]
+
+    @property
+    def keys(self) -> list[PluginKey]:
+        return [(self.plugin, name) for name in self.names]
+
+    @property
+    def deletion(self) -> Batch:
+        """All of them are deleted, or none."""
+        return deletion(self.keys)
+
+
+def many_keys(plugin: str, names: object, none: str = "None") -> ManyKeys:
+    """The keys that one request names.
 
     Raises:
         InvalidArgument: There are too many.
@@ -83,7 +100,26 @@ def keys(plugin: str, names: object, none: str = "None") -> list[PluginKey]:
         raise InvalidArgument(f"keys must be a list of keys, not {none if names is None else type(names).__name__}")
     found = list(names)
     number(len(found), "keys")
-    return list(dict.fromkeys([(plugin, key(name, none, f"keys[{at}]")) for at, name in enumerate(found)]))
+    return ManyKeys(plugin, list(dict.fromkeys([key(name, none, f"keys[{at}]") for at, name in enumerate(found)])))
+
+
+class ManyValues(Struct, frozen=True):
+    """Several values of a plugin, as stored or sent, that are set together."""
+
+    plugin: str
+    values: Mapping[str, bytes | Raw]
+    expire_in: int | None
+
+    @property
+    def batch(self) -> Batch:
+        return Batch(
+            tuple(
+                [
+                    Set(Space.PLUGINS, (self.plugin, name), bytes(one), Encoding.JSON, self.expire_in)
+                    for name, one in self.values.items()
+                ]
+            )
+        )
 
 
 def entries(content: object) -> dict[str, bytes]:

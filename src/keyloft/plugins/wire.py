@@ -5,21 +5,21 @@ msgspec reads an ordinary request. A large or unusual one (an unknown field, a w
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from keyloft import limits
 from keyloft.core import json_text
-from keyloft.core.records import Add, Batch, Count, Delete, Get, PluginKey, Record, Scan, Set, Space, Touch
+from keyloft.core.records import Add, Count, Delete, Get, Record, Scan, Set, Space, Touch
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument, MissingField, ValueTooLarge
 from keyloft.nats import payloads
 from keyloft.nats.requests import Variant
 from keyloft.plugins import rules
 from keyloft.plugins.entries import UsedStorage, entry_fields
-from keyloft.plugins.rules import ConditionalSet, PrefixDelete
+from keyloft.plugins.rules import ConditionalSet, ManyKeys, ManyValues, PrefixDelete
 from keyloft.plugins.stored import is_readable, report_broken
 
 T = TypeVar("T", Get, Delete)
@@ -58,8 +58,15 @@ class _WithValue(Struct):
     value: Raw
 
 
+_Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.PLUGIN_KEY_CHARACTERS)]
+
+
+class _WithKeys(Struct, forbid_unknown_fields=True):
+    keys: list[_Key]
+
+
 class _WithEntries(Struct):
-    entries: dict[str, Raw]
+    entries: dict[_Key, Raw]
 
 
 class _Counted(_Keyed, forbid_unknown_fields=True):
@@ -70,6 +77,7 @@ class _Counted(_Keyed, forbid_unknown_fields=True):
 _read_keyed = msgspec.json.Decoder(_Keyed).decode
 _read_valued = msgspec.json.Decoder(_Valued).decode
 _read_value = msgspec.json.Decoder(_WithValue).decode
+_read_keys = msgspec.json.Decoder(_WithKeys).decode
 _read_entries = msgspec.json.Decoder(_WithEntries).decode
 _read_counted = msgspec.json.Decoder(_Counted).decode
 
@@ -150,6 +158,10 @@ def incrementing(plugin: str, data: bytes) -> Add:
                 return Add(_PLUGINS, (plugin, rules.key(request.key)), by, expire_in)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass  # what is wrong with it, the careful reader finds out
+    return _increment_carefully(plugin, data)
+
+
+def _increment_carefully(plugin: str, data: bytes) -> Add:
     fields = _read_strictly(data, "key", "by", "ttl", "ttl_seconds")
     return Add(_PLUGINS, (plugin, _key(fields)), rules.increment(fields.get("by")), _ttl(fields))
 
@@ -173,14 +185,18 @@ def using(plugin: str, data: bytes) -> str:
     return plugin
 
 
-def getting_many(plugin: str, data: bytes) -> list[PluginKey]:
+def getting_many(plugin: str, data: bytes) -> ManyKeys:
     """The keys that a get_many reads."""
+    if (names := _plain_names(data)) is not None:
+        return ManyKeys(plugin, names)
     fields = _read_strictly(data, "keys", most=limits.KEYS_REQUEST_BYTES)
-    return rules.keys(plugin, _array(payloads.field(fields, "keys")), "null")
+    return rules.many_keys(plugin, _array(payloads.field(fields, "keys")), "null")
 
 
-def deleting_many(plugin: str, data: bytes) -> Batch:
-    """The deletes that a delete_many requests; a Variant, if it names a prefix."""
+def deleting_many(plugin: str, data: bytes) -> ManyKeys:
+    """The keys that a delete_many removes; a Variant, if it names a prefix."""
+    if (names := _plain_names(data)) is not None:
+        return ManyKeys(plugin, names)
     fields = _read_strictly(data, "keys", "prefix", "limit", most=limits.KEYS_REQUEST_BYTES)
     keys, prefix, limit = [fields.get(name) for name in ("keys", "prefix", "limit")]
     if keys is None and prefix is None:
@@ -189,11 +205,25 @@ def deleting_many(plugin: str, data: bytes) -> Batch:
         raise Variant(PREFIX, PrefixDelete(rules.prefix_scan(plugin, prefix), rules.removal_limit(limit)))
     if prefix is not None or limit is not None:
         raise InvalidArgument("keys: send either keys, or a prefix and perhaps a limit")
-    return rules.deletion(rules.keys(plugin, _array(keys), "null"))
+    return rules.many_keys(plugin, _array(keys), "null")
 
 
-def setting_many(plugin: str, data: bytes) -> Batch:
-    """The sets that a set_many requests."""
+def _plain_names(data: bytes) -> list[str] | None:
+    """The keys of a request that has nothing else, each once; None if it is to be read carefully."""
+    if len(data) > limits.KEYS_REQUEST_BYTES or b"\\" in data or not data.isascii():
+        return None
+    try:
+        names = _read_keys(data).keys
+    except msgspec.MsgspecError:
+        return None
+    # As for a get: without an escape, no key has NUL; with so many quotes, there is one field.
+    if len(names) > limits.KEYS_AT_ONCE or data.count(b'"') != 2 * len(names) + 2:
+        return None
+    return list(dict.fromkeys(names))
+
+
+def setting_many(plugin: str, data: bytes) -> ManyValues:
+    """The values that a set_many stores."""
     with json_text.collecting_no_garbage(data):
         fields, text = payloads.read(data, 1 + payloads.LEVELS)
         payloads.refuse_unknown(fields, ("entries", "ttl", "ttl_seconds"))
@@ -202,20 +232,22 @@ def setting_many(plugin: str, data: bytes) -> Batch:
             raise InvalidArgument("entries must be an object with a value for each key")
         rules.number(len(entries), "entries")
         ttl = _ttl(fields)
-        return Batch(tuple([_entry(plugin, key, value, ttl) for key, value in _values(text).items()]))
+        try:
+            values = json_text.on_any_stack(_read_entries, text).entries
+        except msgspec.ValidationError:
+            values = {}  # a key is too short or too long
+        if not values or b"\\" in text:
+            for key in entries:
+                rules.key(key, argument="a key of entries")
+        if len(text) > limits.PLUGIN_VALUE_BYTES:
+            _check_sizes(values)
+        return ManyValues(plugin, values, ttl)
 
 
-def _values(text: bytes) -> dict[str, Raw]:
-    return json_text.on_any_stack(_read_entries, text).entries
-
-
-def _entry(plugin: str, key: str, value: Raw, ttl: int | None) -> Set:
-    at = (plugin, rules.key(key, argument="a key of entries"))
-    stored = bytes(value)
-    if len(stored) > limits.PLUGIN_VALUE_BYTES:
-        error = ValueTooLarge(len(stored), limits.PLUGIN_VALUE_BYTES)
-        raise ValueTooLarge(error.size, error.limit, f"entries[{key!a}]: {error}")
-    return Set(_PLUGINS, at, stored, Encoding.JSON, ttl)
+def _check_sizes(values: Mapping[str, Raw]) -> None:
+    for key, value in values.items():
+        if (size := memoryview(value).nbytes) > (most := limits.PLUGIN_VALUE_BYTES):
+            raise ValueTooLarge(size, most, f"entries[{key!a}]: {ValueTooLarge(size, most)}")
 
 
 def got(record: Record | None) -> bytes:
@@ -281,8 +313,8 @@ def used(storage: UsedStorage) -> bytes:
 class ValuesReply:
     """The reply to a get_many: as many values as one message holds, at least one; the other keys are its `rest`."""
 
-    def __init__(self, keys: Sequence[PluginKey], most_bytes: int) -> None:
-        self._keys = [key for _, key in keys]
+    def __init__(self, keys: Sequence[str], most_bytes: int) -> None:
+        self._keys = keys
         self._values: dict[str, Raw] = {}
         self._missing: list[str] = []
         self._read = 0
