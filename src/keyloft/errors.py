@@ -221,7 +221,9 @@ class HistoryGone(KeyloftError, code="HISTORY_GONE"):
             why = f"version {version} is above the last one, {latest}: it is of another database, or was never given"
             message = f"{why}; {cure}"
         elif message is None:
-            why = f"the change log begins with version {oldest}, what changed after version {version} is no longer known"
+            why = (
+                f"the change log begins with version {oldest}, what changed after version {version} is no longer known"
+            )
             message = f"{why}; {cure}"
         super().__init__(message)
         self.version = version
