@@ -7,8 +7,7 @@ read, and what they ask for is begun. The reply goes to the outbox, and `_end` m
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -18,16 +17,18 @@ from nats.aio.client import Client as Nats
 from keyloft import limits
 from keyloft.core.engine import Engine, Verdict
 from keyloft.core.records import Record
-from keyloft.errors import Busy, InvalidSubject, Stalled
+from keyloft.errors import Busy, InvalidSubject
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import Deadlines
 from keyloft.nats.errors import wire_code
-from keyloft.nats.many import NO_REPLIES, Collectors, ManyRequests
+from keyloft.nats.late_requests import LateRequests
+from keyloft.nats.many import NO_REPLIES, Collectors, ManyRequests, taken_apart
 from keyloft.nats.messages import Handled
 from keyloft.nats.meters import OTHER, ServiceMeters
-from keyloft.nats.outbox import TOO_MUCH, Outbox
+from keyloft.nats.outbox import Outbox
 from keyloft.nats.reporting import EventSubject, IntakeReporter, Route
-from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, RefusedOperation, Request, Variant
+from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
+from keyloft.nats.turn_reads import TurnReads
 from keyloft.nats.turns import Turns, steps
 
 
@@ -62,7 +63,7 @@ class Intake:
         self._reporter = reporter
         self._meters = meters
         self._reserved = tuple(reserved)
-        self._deadline, self._stalled = deadline, f"the database has not answered within {deadline:g} s"
+        self._deadline = deadline
         self._bounds, self._most_replies = bounds, bounds.reply_bytes
         self._most_requests, self._reserve = bounds.request_bytes, bounds.reserve_bytes
         self._loop = asyncio.get_running_loop()
@@ -73,13 +74,18 @@ class Intake:
         self._without_room: dict[Owner, None] = {}
         """Owners whose next request waits until other owners' replies are sent."""
         self._request_bytes = self._reply_bytes = 0
-        self._calls: set[Request] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._reads: dict[asyncio.Task[None], Sequence[Request]] = {}
-        """The reads that wait for the database."""
-        self._late: deque[Request] = deque()
-        """Requests that were not begun in time, and are about to be refused."""
-        self._deadlines = Deadlines(self, deadline)
+        self._calls: dict[Request, asyncio.Task[None]] = {}
+        self._reads = TurnReads(engine, self._answer, self._fail)
+        self._late = LateRequests(
+            self._owners.values,
+            self._calls,
+            self._reads,
+            refuse=self._refuse,
+            end=self._end,
+            reserved=reserved,
+            deadline=deadline,
+        )
+        self._deadlines = Deadlines(self._late, deadline)
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
@@ -191,7 +197,7 @@ class Intake:
             if request.size > limits.SMALL_REQUEST_BYTES or not len(waiting) % 8:
                 now = perf_counter()
         if reads:
-            self._read(owner, reads)
+            self._reads.make(owner, reads)
 
     def _has_room(self, owner: Owner) -> bool:
         """Whether another request of an owner may be read and begun."""
@@ -219,7 +225,7 @@ class Intake:
                 request.reply = ""
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
             if now - request.arrived > self._deadline and request.reply:
-                raise Stalled(f"{self._stalled}; it was not carried out")
+                raise self._late.error()
             content = request.content = operation.read(request.about, request.content)
         except Variant as asked:
             operation = request.operation = operation.variants[asked.name]
@@ -243,18 +249,10 @@ class Intake:
 
     def _take_apart(self, request: Request, content: ManyRequests) -> None:
         """Let the requests that a message holds be the owner's next ones."""
-        owner, most_often, arrived = request.owner, self._bounds.requests_per_second, request.arrived
-        count, collector = len(content.requests), None
+        owner, count, collector = request.owner, len(content.requests), None
         if request.reply and count:
             collector = self._collectors.collector(content, partial(self._collected, request, count))
-        requests = []
-        for position, (operation, data) in enumerate(content.requests):
-            if position and most_often is not None and owner.is_too_fast(most_often, arrived):
-                operation = RefusedOperation(Busy, TOO_MUCH)
-            size = len(data) + limits.REQUEST_BYTES
-            one = Request(owner, operation, request.about, request.reply, data, arrived, size)
-            one.collector, one.position = collector, position
-            requests.append(one)
+        requests = taken_apart(request, content, collector, self._bounds.requests_per_second)
         owner.waiting.extendleft(reversed(requests))
         given = sum([one.size for one in requests])  # the bounds have counted them with the message
         request.size -= given
@@ -291,45 +289,9 @@ class Intake:
 
     # Carrying out
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        requests = self._reads.pop(task, None)
-        if requests is not None and task.cancelled():  # perhaps before its first step
-            self._fail(requests, Stalled(self._stalled))
-
-    def _read(self, owner: Owner, requests: list[Request]) -> None:
-        """Read the entries that requests are about, and answer them."""
-        for first in range(0, len(requests), limits.GETS_PER_READ):
-            some = requests[first : first + limits.GETS_PER_READ]
-            reading = self._engine.read(*[request.content for request in some])
-            try:
-                # Without a task, if the entries are at hand.
-                wanted = reading.send(None)
-            except StopIteration as read:
-                self._answer(owner, some, read.value)
-            except Exception as error:
-                self._fail(some, error)
-            else:
-                task = self._run(self._answer_later(owner, some, steps(owner, reading, wanted)))
-                self._reads[task] = some
-
-    async def _answer_later(self, owner: Owner, requests: Sequence[Request], reading: Awaitable[Any]) -> None:
-        try:
-            records = await reading
-        except Exception as error:
-            self._fail(requests, error)
-        else:
-            self._answer(owner, requests, records)
-
-    def _fail(self, requests: Sequence[Request], error: Exception) -> None:
+    def _fail(self, requests: Sequence[Request], error: Exception | None) -> None:
         for request in requests:
-            self._refuse(request, error)
+            self._refuse(request, error or self._late.error(""))
             self._end(request)
 
     def _answer(self, owner: Owner, requests: Sequence[Request], records: Sequence[Record | None]) -> None:
@@ -383,8 +345,7 @@ class Intake:
         self._end(request)
 
     def _call(self, request: Request, operation: Call) -> None:
-        self._calls.add(request)
-        task = self._run(self._carry_out(request, operation))
+        task = self._calls[request] = self._loop.create_task(self._carry_out(request, operation))
         task.add_done_callback(partial(self._called, request))
         if request.written is None:
             request.cancel = task.cancel
@@ -399,7 +360,7 @@ class Intake:
 
     def _called(self, request: Request, task: "asyncio.Task[None]") -> None:
         """A call has ended, or was cancelled because its deadline was over, perhaps before its first step."""
-        self._calls.discard(request)
+        del self._calls[request]
         self._end(request)
 
     # Answering
@@ -469,50 +430,3 @@ class Intake:
         owner.meter.dropped += dropped
         self._reporter.refused_busy(owner.name, operation, answered, dropped)
         self._forget_if_idle(owner)
-
-    # Deadlines
-
-    def give_up_late(self, late: float) -> None:
-        """Give up what waits for the database since before a time."""
-        for request in list(self._calls):
-            if request.reply and request.arrived <= late:
-                self._give_up(request)
-        for task in [task for task, requests in self._reads.items() if requests[0].arrived <= late]:
-            task.cancel()
-
-    def check_owner(self, owner: Owner, late: float, ends: float) -> bool:
-        """Answer the late requests of an owner, until this slice ends; returns whether some are left."""
-        for request in owner.held_up():
-            if request.reply and request.arrived <= late:
-                # It keeps its place, and ends with the writes that it waits for.
-                request.is_given_up = True
-                self._refuse(request, Stalled(f"{self._stalled}; it was not carried out"))
-        for request in list(owner.writes.values()):
-            if request.reply and request.arrived <= late and request not in self._calls:
-                self._give_up(request)
-        if owner.waiting and owner.waiting[0].arrived <= late:
-            # Once for all of them: what was published has no deadline, and may be in between.
-            kept: deque[Request] = deque()
-            for request in owner.waiting:
-                (self._late if request.reply and request.arrived <= late else kept).append(request)
-            owner.waiting = kept
-        while self._late and perf_counter() < ends:
-            self._refuse_late(self._late.popleft())
-        return bool(self._late)
-
-    def _refuse_late(self, request: Request) -> None:
-        """Answer a request that was not begun in time."""
-        if request.reply.startswith(self._reserved):
-            request.reply = ""
-        request.owner.under_way += 1
-        request.owner.under_way_bytes += request.size
-        self._refuse(request, Stalled(f"{self._stalled}; it was not carried out"))
-        self._end(request)
-
-    def _give_up(self, request: Request) -> None:
-        """Answer a request whose database has not answered in time; a write may still be carried out."""
-        was_given_up = request.cancel is not None and len(request.written or ()) < 2 and request.cancel()
-        text = "; it was not carried out" if was_given_up else "; it may still be carried out"
-        self._refuse(request, Stalled(self._stalled + (text if request.written is not None else "")))
-        if was_given_up and isinstance(request.operation, EngineWrite):
-            self._end(request)

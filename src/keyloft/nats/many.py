@@ -11,10 +11,11 @@ from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.core import json_text
-from keyloft.errors import InvalidArgument, InvalidJson, InvalidSubject, KeyloftError, ReplyTooLarge
+from keyloft.errors import Busy, InvalidArgument, InvalidJson, InvalidSubject, KeyloftError, ReplyTooLarge
 from keyloft.nats import payloads
 from keyloft.nats.errors import refusal
-from keyloft.nats.requests import Operation, RefusedOperation
+from keyloft.nats.outbox import TOO_MUCH
+from keyloft.nats.requests import Operation, RefusedOperation, ReplyCollector, Request
 from keyloft.nats.schemas import BOOLEAN, COUNT, Messages, Schema, array_of, either, object_of, reply_of, request_of
 
 _REPLIES: Final = b'{"success":true,"replies":[%b]}'
@@ -131,6 +132,29 @@ def _without_op(data: bytes) -> tuple[str, bytes]:
     members = json_text.on_any_stack(_read_members, text)
     others = [payloads.to_json(field) + b":" + bytes(value) for field, value in members.items() if field != "op"]
     return name, b"{" + b",".join(others) + b"}"
+
+
+def taken_apart(
+    message: Request, content: ManyRequests, collector: ReplyCollector | None, per_second: float | None
+) -> list[Request]:
+    """The requests that a message holds.
+
+    Args:
+        message: The message, as it was accepted.
+        content: What it holds.
+        collector: Where their replies go; None if it was published.
+        per_second: How many requests its owner may send a second; None for any number.
+    """
+    owner, about, reply, arrived = message.owner, message.about, message.reply, message.arrived
+    requests = []
+    for position, (operation, data) in enumerate(content.requests):
+        # The message itself was counted as one.
+        if position and per_second is not None and owner.is_too_fast(per_second, arrived):
+            operation = RefusedOperation(Busy, TOO_MUCH)
+        request = Request(owner, operation, about, reply, data, arrived, len(data) + limits.REQUEST_BYTES)
+        request.collector, request.position = collector, position
+        requests.append(request)
+    return requests
 
 
 class Collectors:
