@@ -27,7 +27,7 @@ stored = st.sampled_from([None, 0, 7, -(10**30), 1.0, True, "text", [1, {"a": No
 ttls = st.none() | st.sampled_from([1, 2, 3])
 
 
-class Held(NamedTuple):
+class ModelPluginEntry(NamedTuple):
     value: Any
     version: int
     due: int | None
@@ -42,7 +42,7 @@ class PluginMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
         self.db = BotDatabase(self.url(), clock=self.clock, durability="relaxed")
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, ModelPluginEntry] = {}
         self.latest = 0
 
     def url(self) -> str | None:
@@ -56,7 +56,7 @@ class PluginMachine(RuleBasedStateMachine):
         self.runner.close()
         shutil.rmtree(self.folder)
 
-    def live(self, prefix: str = "") -> dict[str, Held]:
+    def live(self, prefix: str = "") -> dict[str, ModelPluginEntry]:
         now = self.clock.now()
         found = {key: one for key, one in self.held.items() if one.due is None or now < one.due}
         return {key: one for key, one in sorted(found.items()) if key.startswith(prefix)}
@@ -68,7 +68,7 @@ class PluginMachine(RuleBasedStateMachine):
         """The version is known from a read."""
         found = self.run(self.db.kv_get("p", key, meta=True))
         assert found["version"] > self.latest
-        self.held[key] = Held(value, found["version"], due)
+        self.held[key] = ModelPluginEntry(value, found["version"], due)
 
     def noted(self) -> None:
         self.latest = max([self.latest, *[one.version for one in self.held.values()]])

@@ -225,23 +225,27 @@ def _plain_names(data: bytes) -> list[str] | None:
 def setting_many(plugin: str, data: bytes) -> ManyValues:
     """The values that a set_many stores."""
     with json_text.collecting_no_garbage(data):
-        fields, text = payloads.read(data, 1 + payloads.LEVELS)
-        payloads.refuse_unknown(fields, ("entries", "ttl", "ttl_seconds"))
-        entries = payloads.field(fields, "entries")
-        if not isinstance(entries, dict):
-            raise InvalidArgument("entries must be an object with a value for each key")
-        rules.number(len(entries), "entries")
-        ttl = _ttl(fields)
-        try:
-            values = json_text.on_any_stack(_read_entries, text).entries
-        except msgspec.ValidationError:
-            values = {}  # a key is too short or too long
-        if not values or b"\\" in text:
-            for key in entries:
-                rules.key(key, argument="a key of entries")
-        if len(text) > limits.PLUGIN_VALUE_BYTES:
-            _check_sizes(values)
-        return ManyValues(plugin, values, ttl)
+        return _set_many(plugin, data)
+
+
+def _set_many(plugin: str, data: bytes) -> ManyValues:
+    fields, text = payloads.read(data, 1 + payloads.LEVELS)
+    payloads.refuse_unknown(fields, ("entries", "ttl", "ttl_seconds"))
+    entries = payloads.field(fields, "entries")
+    if not isinstance(entries, dict):
+        raise InvalidArgument("entries must be an object with a value for each key")
+    rules.number(len(entries), "entries")
+    ttl = _ttl(fields)
+    try:
+        values = json_text.on_any_stack(_read_entries, text).entries
+    except msgspec.ValidationError:
+        values = {}  # a key is too short or too long
+    if not values or b"\\" in text:
+        for key in entries:
+            rules.key(key, argument="a key of entries")
+    if len(text) > limits.PLUGIN_VALUE_BYTES:
+        _check_sizes(values)
+    return ManyValues(plugin, values, ttl)
 
 
 def _check_sizes(values: Mapping[str, Raw]) -> None:
