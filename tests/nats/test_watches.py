@@ -226,7 +226,7 @@ async def leases(world: World) -> int:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(_SECONDS):
-        while not await condition():  # noqa: ASYNC110 (another process changes it)
+        while not await condition():
             await asyncio.sleep(0.02)
 
 
