@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from keyloft import Closed, CounterOutOfRange, HistoryGone, InvalidArgument, ManualClock, NotACounter
-from keyloft.core.engine import Engine, Verdict, Watch
+from keyloft.core.engine import Engine, LogWatch, Verdict, Watch
 from keyloft.core.paging import Pages
 from keyloft.core.records import (
     Add,
@@ -44,12 +44,14 @@ from keyloft.core.records import (
     Used,
     appended_key,
 )
+from keyloft.core.sweeper import sweep
 from keyloft.core.values import Encoding, pack_counter, unpack_counter
 
 A = Space.TUPLES
 B = Space.SEMANTIC
 P = Space.PLUGINS
 START, END = b"\x00", b"\xff"
+_LONGEST_SECONDS = 30
 
 
 def put(key: bytes, value: bytes = b'"v"', expire_in: int | None = None, space: Space = A) -> Set:
@@ -82,6 +84,18 @@ async def scan(
 
 async def counter(engine: Engine, key: bytes) -> int:
     return unpack_counter((await stored(engine, key)).value)
+
+
+async def taken(log: LogWatch, woken: asyncio.Event, number: int) -> list[LoggedChange]:
+    """So many changes, once they are there."""
+    changes: list[LoggedChange] = []
+    async with asyncio.timeout(_LONGEST_SECONDS):
+        while len(changes) < number:
+            if not log.is_woken:
+                await woken.wait()
+            woken.clear()
+            changes += await log.take()
+    return changes
 
 
 class EngineContract:
@@ -989,6 +1003,54 @@ class EngineContract:
                 await next_of(engine.watch(Scan(A, START, END, 1), since=version))
             with pytest.raises(HistoryGone):
                 await next_of(engine.watch(Get(A, b"k"), since=version))
+
+    async def test_who_follows_the_log_gets_each_change_in_order_without_touches(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        woken = asyncio.Event()
+        before = await write(engine, put(b"p0"))
+        log = engine.follow(Scan(A, b"p", b"q", 1), woken=woken.set)
+        versions = [(await write(engine, put(b"p1", str(number).encode()))).version for number in range(3)]
+        await write(engine, put(b"x"))
+        await write(engine, Touch(A, b"p1", 60_000))
+        versions.append((await write(engine, Delete(A, b"p1"))).version)
+        changes = await taken(log, woken, 4)
+        assert [(change.key, change.version) for change in changes] == [(b"p1", version) for version in versions]
+        assert [change.kind for change in changes] == [ChangeKind.PUT] * 3 + [ChangeKind.DELETE]
+        [latest] = await engine.read(Latest())
+        await write(engine, put(b"x"))
+        async with asyncio.timeout(_LONGEST_SECONDS):
+            while (log.reached or 0) <= latest:
+                await asyncio.sleep(0.01)
+        await log.aclose()
+        assert log.has_ended
+        assert await log.take() == []
+        # From a version on, and by keys.
+        woken.clear()
+        later = engine.follow(Get(A, b"p1"), Get(A, b"p0"), woken=woken.set, since=before.version)
+        assert [change.version for change in await taken(later, woken, 4)] == versions
+        gone = engine.follow(Get(A, b"p1"), woken=woken.set, since=10**9)
+        with pytest.raises(HistoryGone):
+            await taken(gone, woken, 1)
+
+    async def test_who_follows_the_log_gets_an_expiry_after_the_put_that_it_ends(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        woken = asyncio.Event()
+        log = engine.follow(Scan(A, START, END, 1), woken=woken.set)
+        begin = await write(engine, put(b"k", expire_in=1000))
+        [put_] = await taken(log, woken, 1)
+        clock.advance(2)
+        [expired] = await taken(log, woken, 1)
+        assert (put_.kind, expired.kind) == (ChangeKind.PUT, ChangeKind.EXPIRED)
+        assert expired.version >= put_.version
+        await sweep(engine, A)
+        other = await write(engine, put(b"other"))
+        assert [change.version for change in await taken(log, woken, 1)] == [other.version], "it is told once"
+        # One that continues from before the put gets both, in this order.
+        woken.clear()
+        again = engine.follow(Get(A, b"k"), woken=woken.set, since=begin.version - 1)
+        assert [change.kind for change in await taken(again, woken, 2)] == [ChangeKind.PUT, ChangeKind.EXPIRED]
 
     async def test_a_watch_since_a_version_reports_what_changed_after_it(
         self, engine: Engine, clock: ManualClock

@@ -317,7 +317,7 @@ async def _is_full(watch: RemoteWatch) -> bool:
 async def test_a_watch_whose_history_is_gone_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async with world.service() as service, await world.client() as client:
         lease = await asked(client, prefix="")
-        [row] = [row for row in service._publisher.leases]  # type: ignore[union-attr]
+        [row] = list(service._publisher.leases)  # type: ignore[union-attr]
         known = service._publisher.leases[row].lease  # type: ignore[union-attr]
         engine = await service.db.engine()
         # As if the log had been trimmed: what is to be published begins with a version that it does not have.

@@ -48,8 +48,8 @@ class Network:
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         return self._engine.watch(*asks, since=since)
 
-    def follow(self, *asks: Get | Scan, since: int | None = None) -> LogWatch:
-        return self._engine.follow(*asks, since=since)
+    def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
+        return self._engine.follow(*asks, woken=woken, since=since)
 
     @property
     def is_closed(self) -> bool:

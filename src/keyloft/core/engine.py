@@ -25,7 +25,7 @@ class Watch(Protocol):
 
 
 class LogWatch(Protocol):
-    """Changes as the change log has them; the iteration ends when the engine closes."""
+    """Changes as the change log has them, to be taken when there are some."""
 
     @property
     def reached(self) -> int | None:
@@ -35,17 +35,19 @@ class LogWatch(Protocol):
         """
 
     @property
-    def has_ended(self) -> bool: ...
+    def is_woken(self) -> bool:
+        """Whether there may be something to take."""
 
-    async def wait(self) -> None:
-        """Wait until there may be something to report, or it has ended; nothing is read."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was closed, or the engine."""
 
     async def take(self) -> list[records.LoggedChange]:
-        """What there is to report now, without waiting for more: perhaps nothing, and nothing once it has ended."""
+        """What there is to report now: perhaps nothing, and nothing once it has ended.
 
-    def __aiter__(self) -> AsyncIterator[list[records.LoggedChange]]: ...
-
-    async def __anext__(self) -> list[records.LoggedChange]: ...
+        Raises:
+            HistoryGone: The change log no longer reaches back to what is to be reported.
+        """
 
     async def aclose(self) -> None: ...
 
@@ -136,18 +138,18 @@ class Engine(Reader, Protocol):
                 a range has reported so far. List, then watch again.
         """
 
-    def follow(self, *asks: records.Get | records.Scan, since: int | None = None) -> LogWatch:
+    def follow(
+        self, *asks: records.Get | records.Scan, woken: Callable[[], None], since: int | None = None
+    ) -> LogWatch:
         """Like `watch`, without the entries: each put, delete and expiry as the change log has it, none of them joined.
 
         Changes are reported in the order of their versions; touches are left out. An expiry that was not yet swept has
-        the version up to which all changes are reported before it. One that was reported may be reported again.
+        the version up to which all changes are reported before it. What was reported may be reported again.
 
         Args:
             asks: Gets, or one Scan, of one space.
+            woken: Called, in the event loop, when there is something to take; then again once that was taken.
             since: Report what changed after this version; None for what changes from now on.
-
-        Raises:
-            HistoryGone: By the iteration: the change log no longer reaches back to what is to be reported.
         """
 
     async def aclose(self) -> None:

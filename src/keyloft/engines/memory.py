@@ -102,9 +102,11 @@ class MemoryEngine:
         self._check_open()
         return self._feed.watch(asks, since, Start(self._version, self._now()))
 
-    def follow(self, *asks: records.Get | records.Scan, since: int | None = None) -> LogWatch:
+    def follow(
+        self, *asks: records.Get | records.Scan, woken: Callable[[], None], since: int | None = None
+    ) -> LogWatch:
         self._check_open()
-        return self._feed.follow(asks, since, Start(self._version, self._now()))
+        return self._feed.follow(asks, since, woken, Start(self._version, self._now()))
 
     async def aclose(self) -> None:
         self.is_closed = True

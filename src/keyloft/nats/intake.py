@@ -352,7 +352,8 @@ class Intake:
     async def _carry_out(self, request: Request, operation: Call) -> None:
         try:
             reply, outcome = await steps(request.owner, operation.carry_out(request.content))
-            self._finish(request, reply, outcome)
+            if reply:  # else no message has asked for it
+                self._finish(request, reply, outcome)
         except Exception as error:
             self._refuse(request, error)
 

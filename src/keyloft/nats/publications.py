@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, Protocol
 
 from msgspec import UNSET
@@ -10,7 +10,7 @@ from msgspec import UNSET
 from keyloft import limits
 from keyloft.core.engine import Engine, LogWatch
 from keyloft.core.records import ChangeKind, Get, Key, LoggedChange, Scan
-from keyloft.errors import Closed, DatabaseError, HistoryGone
+from keyloft.errors import HistoryGone, KeyloftError
 from keyloft.nats.events import EventMessage, encode
 from keyloft.nats.intake import Intake
 from keyloft.nats.leases import Lease
@@ -41,23 +41,52 @@ class Watchable(Protocol):
 
 
 class Publication:
-    """The events of one run of a lease."""
+    """The events of one run of a lease. It is no task: there may be ten thousand of them."""
+
+    __slots__ = (
+        "_failed",
+        "_instance",
+        "_intake",
+        "_is_queued",
+        "_left",
+        "_membership",
+        "_owner",
+        "_sequence",
+        "_watch",
+        "_watchable",
+        "is_stopped",
+        "lease",
+    )
 
     def __init__(
-        self, lease: Lease, engine: Engine, intake: Intake, membership: Membership, watchable: Watchable
+        self,
+        lease: Lease,
+        engine: Engine,
+        intake: Intake,
+        membership: Membership,
+        watchable: Watchable,
+        failed: Callable[["Publication", HistoryGone], None],
     ) -> None:
+        """`failed` is called if the change log no longer has what is to be published."""
         self.lease = lease
+        self.is_stopped = False
         self._intake = intake
         self._membership = membership
         self._instance = membership.instance
         self._watchable = watchable
+        self._failed = failed
         self._owner = watchable.owner(lease.names)
-        self._watch: LogWatch = engine.follow(*watchable.asks(lease.names, lease.prefix, lease.keys), since=lease.since)
         self._sequence = 0
         self._left: list[LoggedChange] = []
-        """Changes that are taken from the watch and not yet published, the last one first."""
-        self._done: asyncio.Future[None] | None = None
-        self.is_stopped = False
+        """Changes that are taken from the log and not yet published, the last one first."""
+        self._is_queued = True  # until the first message is sent
+        self._watch: LogWatch = engine.follow(
+            *watchable.asks(lease.names, lease.prefix, lease.keys), woken=self._enqueue, since=lease.since
+        )
+        self._send([self._message(lease.since)])
+        self._is_queued = False
+        if self._watch.is_woken:
+            self._enqueue()
 
     @property
     def reached(self) -> int:
@@ -67,54 +96,49 @@ class Publication:
         reached = self._watch.reached
         return self.lease.since if reached is None else reached
 
-    async def run(self) -> None:
-        """Publish until it is cancelled.
-
-        Raises:
-            HistoryGone: The change log no longer reaches back to what is to be published.
-        """
-        self._send([self._message(self.lease.since)])
-        try:
-            while not self.is_stopped and not self._watch.has_ended:
-                if not self._left:
-                    await self._watch.wait()
-                self._done = asyncio.get_running_loop().create_future()
-                self._intake.enqueue(self._owner, _EVENTS, self)
-                try:
-                    await self._done
-                except DatabaseError as error:
-                    logger.warning("[KV] events of a watch are delayed: %s", error)
-                    await asyncio.sleep(limits.WATCH_CHECK_SECONDS)
-        except Closed:
-            return
-        finally:
-            await self._watch.aclose()
+    async def aclose(self) -> None:
+        self.is_stopped = True
+        await self._watch.aclose()
 
     def renewed(self) -> None:
         """The client has renewed the lease: tell it how far it has everything, and so whether it missed something."""
         self._send([self._message(self.reached)])
 
-    def end(self, gone: HistoryGone) -> None:
+    def tell(self, gone: HistoryGone) -> None:
         """Tell the client that there is nothing more to publish."""
         message = self._message(gone.version)
         message.error_code, message.message = gone.code, str(gone)
         self._send([message])
 
+    def _enqueue(self) -> None:
+        """Publish in the owner's next turn."""
+        if not self._is_queued and not self.is_stopped:
+            self._is_queued = True
+            self._intake.enqueue(self._owner, _EVENTS, self)
+
     async def in_turn(self) -> None:
         """Publish some events: it is the owner's turn."""
-        assert self._done is not None
+        pause = 0.0
         try:
-            await self._publish_some()
-        except Exception as error:
-            if not self._done.done():
-                self._done.set_exception(error)
-        else:
-            if not self._done.done():
-                self._done.set_result(None)
+            if not self.is_stopped:
+                await self._publish_some()
+        except HistoryGone as gone:
+            self._failed(self, gone)
+        except KeyloftError as error:
+            logger.warning("[KV] events of a watch are delayed: %s", error)
+            pause = limits.WATCH_CHECK_SECONDS
+        except Exception:
+            logger.exception("[KV] events of a watch are delayed")
+            pause = limits.WATCH_CHECK_SECONDS
+        self._is_queued = False
+        if self._watch.has_ended:
+            self.is_stopped = True
+        elif pause:
+            asyncio.get_running_loop().call_later(pause, self._enqueue)
+        elif self._left or self._watch.is_woken:
+            self._enqueue()
 
     async def _publish_some(self) -> None:
-        if self.is_stopped:
-            return
         if not self._left:
             self._left = (await self._watch.take())[::-1]
         messages: list[EventMessage] = []

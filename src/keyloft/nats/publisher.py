@@ -8,7 +8,9 @@ import contextlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -57,7 +59,8 @@ class EventPublisher:
         """The instances that are alive."""
         self._progress: set[str] = set()
         """The instances whose progress is stored."""
-        self._publications: dict[bytes, tuple[Publication, asyncio.Task[None]]] = {}
+        self._publications: dict[bytes, Publication] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._orphans: set[bytes] = set()
         """The leases whose instance is dead."""
         self._due = asyncio.Event()
@@ -154,7 +157,7 @@ class EventPublisher:
     async def _beat(self) -> None:
         try:
             if self.membership.is_alive:
-                reached = [publication.reached for publication, _ in self._publications.values()]
+                reached = [publication.reached for publication in self._publications.values()]
                 sample = Progress(min(reached), self._known) if reached else Progress()
                 await self.membership.beat(sample)
             else:
@@ -229,29 +232,27 @@ class EventPublisher:
                 self._due.set()
             return
         self._orphans.discard(row)
-        if running is not None and running[0].lease.run == lease.run and lease.gone is None:
-            running[0].renewed()
+        if running is not None and running.lease.run == lease.run and lease.gone is None:
+            running.renewed()
             return
         self._stop(row)
         if lease.run and lease.gone is None and self.membership.is_alive:
-            publication = Publication(lease, self._engine, self._intake, self.membership, self._watchable)
-            task = asyncio.create_task(self._keep_publishing(row, publication), name=f"keyloft {lease.subject}")
-            self._publications[row] = publication, task
+            self._publications[row] = Publication(
+                lease, self._engine, self._intake, self.membership, self._watchable, partial(self._failed, row)
+            )
 
     def _stop(self, row: bytes) -> None:
         if (running := self._publications.pop(row, None)) is not None:
-            publication, task = running
-            publication.is_stopped = True
-            task.cancel()
+            self._run_task(running.aclose())
 
-    async def _keep_publishing(self, row: bytes, publication: Publication) -> None:
-        try:
-            await publication.run()
-        except HistoryGone as gone:
-            publication.end(gone)
-            await self._note_gone(row, publication.lease, str(gone))
-        except Exception:
-            logger.exception("[KV] a watch is no longer served")
+    def _failed(self, row: bytes, publication: Publication, gone: HistoryGone) -> None:
+        publication.tell(gone)
+        self._run_task(self._note_gone(row, publication.lease, str(gone)))
+
+    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _note_gone(self, row: bytes, lease: Lease, reason: str) -> None:
         """Let the next renewal say it, too: the event may be lost."""

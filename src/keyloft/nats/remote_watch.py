@@ -229,13 +229,17 @@ class RemoteWatch(AsyncClosing):
         reconnects, renewed, pause = nats.stats["reconnects"], loop.time(), 0.0
         while not nats.is_closed:
             self._drained.clear()
-            with contextlib.suppress(TimeoutError):
-                left = renewed + self._expires_in / limits.RENEWALS - loop.time()
-                await asyncio.wait_for(self._drained.wait(), min(max(left, 0.0), limits.WATCH_CHECK_SECONDS))
+            left = renewed + self._expires_in / limits.RENEWALS - loop.time()
+            if left > 0 and not self._must_resume:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._drained.wait(), min(left, limits.WATCH_CHECK_SECONDS))
             is_due = loop.time() >= renewed + self._expires_in / limits.RENEWALS
             if nats.stats["reconnects"] != reconnects or (is_due and self._is_silent):
                 reconnects, self._next = nats.stats["reconnects"], 0
-            if not nats.is_connected or not (is_due or self._must_resume):
+            if not nats.is_connected:
+                await asyncio.sleep(limits.WATCH_RETRY_SECONDS)
+                continue
+            if not is_due and not self._must_resume:
                 continue
             try:
                 await self._renew_or_ask()

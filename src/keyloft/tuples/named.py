@@ -99,7 +99,7 @@ class NamedEngine:
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         return _NamedWatch(self.database.watch(*map(self._in_database, asks), since=since), self._change)
 
-    def follow(self, *asks: Get | Scan, since: int | None = None) -> LogWatch:
+    def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
         raise NotImplementedError("the change log of a named store has the keys of the whole database")
 
     async def aclose(self) -> None:

@@ -90,9 +90,9 @@ class PostgresEngine(ClosableEngine):
         self._begin_watch(watch)
         return watch
 
-    def follow(self, *asks: Get | Scan, since: int | None = None) -> LogWatch:
+    def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
         self.check_usable()
-        watch = self._feed.follow(asks, since, None)
+        watch = self._feed.follow(asks, since, woken, None)
         self._begin_watch(watch)
         return watch
 

@@ -155,10 +155,10 @@ class SqliteEngine(ClosableEngine):
         self._start_polling()
         return watch
 
-    def follow(self, *asks: Get | Scan, since: int | None = None) -> LogWatch:
+    def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
         self.check_usable()
         self._end_views()
-        watch = self._feed.follow(asks, since, Start(self._read_version(), self._read_time()))
+        watch = self._feed.follow(asks, since, woken, Start(self._read_version(), self._read_time()))
         self._start_polling()
         return watch
 

@@ -7,6 +7,7 @@ from the index of expiries when the first of them is due.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 from msgspec import Struct
@@ -29,7 +30,7 @@ from keyloft.core.records import (
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.watches.followed import FollowedLog
 from keyloft.engines.watches.interest import Interest, Registration
-from keyloft.engines.watches.watch import EngineWatch, KeyWatch, RangeWatch
+from keyloft.engines.watches.watch import EngineWatch, KeyWatch, RangeWatch, WakeCall
 from keyloft.errors import Closed, DatabaseError, HistoryGone, Undecodable
 
 logger = logging.getLogger(__name__)
@@ -99,9 +100,11 @@ class ChangeFeed:
         self._register(watch, asks, start)
         return watch
 
-    def follow(self, asks: tuple[Get | Scan, ...], since: int | None, start: Start | None) -> FollowedLog:
-        """The same for a watch that reports changes as the log has them; Gets, or one Scan, of one space."""
-        watch = FollowedLog(self, asks[0].space, since)
+    def follow(
+        self, asks: tuple[Get | Scan, ...], since: int | None, woken: Callable[[], None], start: Start | None
+    ) -> FollowedLog:
+        """The same for a watch that reports changes as the log has them, of one space; `woken` is called for each."""
+        watch = FollowedLog(self, asks[0].space, since, WakeCall(woken))
         self._register(watch, asks, start)
         return watch
 

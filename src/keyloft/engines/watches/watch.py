@@ -6,7 +6,7 @@ holds keys that changed and are not yet reported, at most a bounded number of th
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -33,15 +33,36 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class WakeCall:
+    """Takes the place of an `asyncio.Event` in a watch that no task waits for: a function is called instead."""
+
+    __slots__ = ("_call", "_is_set")
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        if not self._is_set:
+            self._is_set = True
+            self._call()
+
+    def clear(self) -> None:
+        self._is_set = False
+
+
 class EngineWatch(ABC, Generic[T]):
     """An async iterator that sleeps until the feed wakes it."""
 
     registration: "Registration[EngineWatch[Any]]"
     """Set by the feed."""
 
-    def __init__(self, feed: "ChangeFeed") -> None:
+    def __init__(self, feed: "ChangeFeed", woken: asyncio.Event | WakeCall | None = None) -> None:
         self._feed = feed
-        self._woken = asyncio.Event()
+        self._woken = woken or asyncio.Event()
         self._started_at: int | None = None
         """The version from which on the feed's changes count; None until it is known."""
         self.reported_to: int | None = None
@@ -52,17 +73,14 @@ class EngineWatch(ABC, Generic[T]):
     def __aiter__(self) -> AsyncIterator[list[T]]:
         return self
 
-    async def wait(self) -> None:
-        """Wait until there may be something to report, or the watch has ended; nothing is read."""
-        self._feed.awaited.add(self)
-        try:
-            await self._woken.wait()
-        finally:
-            self._feed.awaited.discard(self)
-
     async def __anext__(self) -> list[T]:
+        assert isinstance(self._woken, asyncio.Event), "one with a WakeCall is not iterated"
         while True:
-            await self.wait()
+            self._feed.awaited.add(self)
+            try:
+                await self._woken.wait()
+            finally:
+                self._feed.awaited.discard(self)
             if changes := await self.take():
                 return changes
             if self._ended:
@@ -219,8 +237,10 @@ class LogFollowingWatch(EngineWatch[T]):
     _earlier_expiries = 0
     """Of a backlog, for how many milliseconds before its beginning expiries are reported, too."""
 
-    def __init__(self, feed: "ChangeFeed", space: Space, since: int | None) -> None:
-        super().__init__(feed)
+    def __init__(
+        self, feed: "ChangeFeed", space: Space, since: int | None, woken: asyncio.Event | WakeCall | None = None
+    ) -> None:
+        super().__init__(feed, woken)
         self._space = space
         self._pending: dict[Hashable, LoggedChange] = {}
         """Changes that are not yet reported; those with version 0 are expiries that the log does not have yet."""
