@@ -339,6 +339,7 @@ async def test_a_request_that_breaks_a_rule_is_refused_by_name(client: SemanticC
         assert message in reply["message"], (operation, fields)
 
 
+@pytest.mark.slow
 async def test_an_update_whose_answer_got_lost_is_made_once(nats_url: str, store: SemanticStore) -> None:
     """The service carries puts out, and every second answer to one gets lost."""
     connection, other = await nats.connect(nats_url), await nats.connect(nats_url)
@@ -373,6 +374,7 @@ async def test_an_update_whose_answer_got_lost_is_made_once(nats_url: str, store
     await asyncio.gather(connection.close(), other.close())
 
 
+@pytest.mark.slow
 async def test_updates_of_clients_of_two_services_are_all_counted(nats_url: str, store: SemanticStore) -> None:
     async with keyloft.open() as kv, SemanticStore(kv) as first, SemanticStore(kv) as second:
         connections = [await nats.connect(nats_url) for _ in range(2)]
@@ -400,6 +402,7 @@ async def test_updates_of_clients_of_two_services_are_all_counted(nats_url: str,
             await connection.close()
 
 
+@pytest.mark.slow
 class TestInterruptions:
     async def test_a_lock_outlives_a_restart_of_the_service(self, nats_url: str, store: SemanticStore) -> None:
         connection = await nats.connect(nats_url)
