@@ -59,6 +59,17 @@ def _unknown_names() -> bytes:
     return b"{" + b",".join(b'"expectedVersio%d":0' % number for number in range(42_000)) + b"}"
 
 
+def _kept(number: int) -> bytes:
+    """A request that keeps a dead letter."""
+    about = b'"expectedVersion":0,"lastWriter":"w","semantics":{"purpose":"cursor"}'
+    puts = [b'{"operation":"put","key":"k%d","value":"%b",%b}' % (one, b"x" * VALUE_BYTES, about) for one in range(16)]
+    about = b'"batch":true,"errorCode":"BUSY","error":"busy","attempts":5'
+    return b'{"action":"keep","id":"%024x","operations":[%b],%b}' % (number, b",".join(puts), about)
+
+
+_DELETES: Final = b'{"operations":[%b]}' % b",".join(
+    b'{"operation":"delete","key":"k%d","expectedVersion":"*","lastWriter":"w"}' % number for number in range(20)
+)
 _NESTED: Final = _filled(b"[", b"[" * 400 + b"]" * 400, b"]", VALUE_BYTES)
 _DUPLICATES: Final = _filled(b"{", b'"a":1', b"}", VALUE_BYTES)
 _DIGITS: Final = _filled(b"[", b"7" * 4000, b"]", VALUE_BYTES)
@@ -84,6 +95,24 @@ FLOODS: Final = (
         "names",
         "8 semantic messages of 1 MB with unknown names of fields",
         _to_tenant("batch", *[_unknown_names()] * 8),
+        is_semantic=True,
+    ),
+    Flood(
+        "audits",
+        "300 semantic batches of 20 deletes, and 300 audits of them",
+        lambda owner: [
+            *_to_tenant("batch", *[_DELETES] * 300)(owner),
+            *_to_tenant("audit", *[b'{"limit":10000}'] * 300)(owner),
+        ],
+        is_semantic=True,
+    ),
+    Flood(
+        "dead-letters",
+        "4 dead letters of 1 MB, and 200 lists of them",
+        lambda owner: [
+            *_to_tenant("dead_letters", *[_kept(number) for number in range(4)])(owner),
+            *_to_tenant("dead_letters", *[b'{"values":true,"limit":10000}'] * 200)(owner),
+        ],
         is_semantic=True,
     ),
     Flood(
@@ -137,12 +166,29 @@ _PUT: Final = {
     "semantics": {"purpose": "cursor", "producer": "harvester", "consumerHints": ["search"], "ttlSeconds": 3600},
 }
 _DELETE: Final = {"key": "docs/a/b", "expectedVersion": "*", "lastWriter": "harvester:sync"}
-_VALID_SEMANTIC: Final[dict[str, bytes]] = {
-    "put": json.dumps(_PUT).encode(),
-    "get": b'{"key":"docs/a/b"}',
-    "delete": json.dumps(_DELETE).encode(),
-    "list": b'{"prefix":"docs/","values":true,"limit":3}',
-    "batch": json.dumps({"operations": [{"operation": "put", **_PUT}, {"operation": "delete", **_DELETE}]}).encode(),
+_OPERATIONS: Final = [{"operation": "put", **_PUT}, {"operation": "delete", **_DELETE}]
+_LOCK: Final = {"key": "locks/a", "lastWriter": "harvester:sync"}
+_GIVEN_UP: Final = {"operations": _OPERATIONS, "batch": True, "errorCode": "BUSY", "error": "busy", "attempts": 5}
+_VALID_SEMANTIC: Final[dict[str, tuple[bytes, ...]]] = {
+    "put": (json.dumps(_PUT).encode(),),
+    "get": (b'{"key":"docs/a/b"}',),
+    "delete": (json.dumps(_DELETE).encode(),),
+    "restore": (b'{"key":"docs/a/b","lastWriter":"harvester:sync","requestId":"r","specRef":"s"}',),
+    "list": (b'{"prefix":"docs/","values":true,"limit":3}',),
+    "batch": (json.dumps({"operations": _OPERATIONS}).encode(),),
+    "audit": (b'{"key":"docs/a/b","limit":3,"reverse":true,"after":5,"cursor":"00000000000000090000"}', b"{}"),
+    "locks": (
+        b'{"values":true,"limit":3,"after":7}',
+        json.dumps({"action": "acquire", "semantics": {"purpose": "lock", "ttlSeconds": 5}, **_LOCK}).encode(),
+        b'{"action":"renew","key":"locks/a","fence":7,"ttlSeconds":5}',
+        json.dumps({"action": "release", "fence": 7, "requestId": "r", **_LOCK}).encode(),
+    ),
+    "dead_letters": (
+        b'{"values":true,"limit":3,"after":"000000000000000000000000"}',
+        json.dumps({"action": "keep", "id": "0123456789abcdef01234567", **_GIVEN_UP}).encode(),
+        b'{"action":"retry","id":"0123456789abcdef01234567","expectedVersion":"*"}',
+        b'{"action":"drop","id":"0123456789abcdef01234567"}',
+    ),
 }
 _PIECES: Final = (
     *(
@@ -168,7 +214,8 @@ def fuzzed(chances: random.Random, plugin: str, tenant: str) -> Iterator[Message
     while True:
         if is_semantic := chances.random() < 0.5:
             operation = chances.choice(list(_VALID_SEMANTIC))
-            subject, payload = f"db.semantic.{tenant}.web.{operation}", _VALID_SEMANTIC[operation]
+            subject = f"db.semantic.{tenant}.web.{operation}"
+            payload = chances.choice(_VALID_SEMANTIC[operation])
         else:
             operation = chances.choice(list(_VALID))
             subject, payload = f"db.kv.{plugin}.{operation}", _VALID[operation]

@@ -562,6 +562,9 @@ HELD_REPLY_BYTES: Final = 8 * 1024 * 1024
 LOCKS_REPLY_BYTES: Final = 256 * 1024
 """How much is reserved for a request about locks: a list of them, or the entry of another holder."""
 
+DEAD_LETTERS_READ_BYTES: Final = 4 * 1024 * 1024
+"""Once the dead letters of a list hold so many bytes of values, its reply shows no more of them."""
+
 OWNER_REPLY_BYTES: Final = 4 * 1024 * 1024
 """With so many bytes of replies that are being made or sent, the next requests of their owner wait."""
 

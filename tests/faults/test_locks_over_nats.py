@@ -17,7 +17,7 @@ from .test_locks import check_holds, fences_of
 
 _WORKERS = "2"
 _CLIENTS = 4
-_UPDATES = 40
+_UPDATES = 20
 
 
 async def fence_above(process: ChildProcess, fence: int) -> int:
@@ -30,7 +30,7 @@ async def fence_above(process: ChildProcess, fence: int) -> int:
 
 async def count(url: str) -> None:
     """Increments that are sent again until a service answers."""
-    async with await SemanticClient.connect(url, tenant="acme", project="web", timeout=2) as client:
+    async with await SemanticClient.connect(url, tenant="acme", project="web", timeout=1) as client:
         retry = client.retrying(conflict_pauses=[0.01] * 10_000, transient_attempts=1000, transient_pause=0.05)
         for _ in range(_UPDATES):
             await client.update("n", lambda n: (n or 0) + 1, writer="w:n", semantics=Semantics("cursor"), retry=retry)
@@ -41,7 +41,7 @@ async def test_holders_stopped_or_killed_beside_killed_services_are_never_two(
     emptied_postgres_url: str,
 ) -> None:
     url = emptied_postgres_url
-    async with AsyncExitStack() as stack, asyncio.timeout(60):
+    async with AsyncExitStack() as stack, asyncio.timeout(120):
         server = await stack.enter_async_context(private_server())
 
         async def serve() -> ChildProcess:

@@ -17,6 +17,9 @@ OVER_NATS = "over nats"
 ALSO_OVER_NATS = {"test_locks", "test_flags", "test_checkpoints", "test_index_versions", "test_retry"}
 """Modules whose store may also be a client of a service."""
 
+ON_DATABASES = pytest.mark.parametrize("url", DATABASES, indirect=True)
+"""For tests of these modules that would take long over NATS, and show nothing more there."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Choose where the store is, unless the module or the test does so itself."""

@@ -8,7 +8,7 @@ import pytest
 
 from keyloft import InvalidArgument, ManualClock
 from keyloft.semantic import Intent, NotForward, Semantics, SemanticStore, StaleFence, VersionConflict
-from tests.semantic.conftest import DATABASES
+from tests.semantic.conftest import ON_DATABASES
 from tests.semantic.trouble import PROJECT
 
 KEY = f"{PROJECT}/docs/onedrive/delta"
@@ -16,7 +16,7 @@ WORKERS = 50
 STEPS = 60
 
 
-@pytest.mark.parametrize("url", DATABASES, indirect=True)
+@ON_DATABASES
 async def test_fifty_workers_lose_no_step_and_do_none_twice(store: SemanticStore) -> None:
     done: list[int] = []
     conflicts = 0

@@ -11,6 +11,7 @@ import keyloft
 from keyloft import InvalidArgument, ManualClock, Store
 from keyloft.engines.postgres.engine import PostgresEngine
 from keyloft.semantic import Lock, LockHeld, LockLost, Semantics, SemanticStore, StaleFence, VersionConflict
+from tests.semantic.conftest import ON_DATABASES
 from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, behind_network, until
 from tests.support.postgres_proxy import Message, proxy
 
@@ -163,6 +164,7 @@ class TestAcquiring:
         assert not inner.lost.is_set()
         assert await store.get(inner.key) is None
 
+    @ON_DATABASES
     @pytest.mark.blocks_the_loop
     async def test_a_holder_that_held_up_the_event_loop_knows_that_its_time_is_over(self, store: SemanticStore) -> None:
         lock = store.lock(KEY, writer="w", ttl=1)
@@ -580,6 +582,7 @@ class TestLostAnswers:
                     await write(other, lock.fence)
 
 
+@ON_DATABASES
 async def test_a_conflict_of_a_close_race_is_no_error(store: SemanticStore) -> None:
     held = 0
     most = 0

@@ -16,6 +16,7 @@ from keyloft.errors import NothingToRestore
 from keyloft.semantic import (
     Escalated,
     Intent,
+    LockLost,
     Retry,
     SemanticClient,
     Semantics,
@@ -338,6 +339,7 @@ async def test_a_request_that_breaks_a_rule_is_refused_by_name(client: SemanticC
         assert message in reply["message"], (operation, fields)
 
 
+@pytest.mark.slow
 async def test_an_update_whose_answer_got_lost_is_made_once(nats_url: str, store: SemanticStore) -> None:
     """The service carries puts out, and every second answer to one gets lost."""
     connection, other = await nats.connect(nats_url), await nats.connect(nats_url)
@@ -372,6 +374,7 @@ async def test_an_update_whose_answer_got_lost_is_made_once(nats_url: str, store
     await asyncio.gather(connection.close(), other.close())
 
 
+@pytest.mark.slow
 async def test_updates_of_clients_of_two_services_are_all_counted(nats_url: str, store: SemanticStore) -> None:
     async with keyloft.open() as kv, SemanticStore(kv) as first, SemanticStore(kv) as second:
         connections = [await nats.connect(nats_url) for _ in range(2)]
@@ -397,3 +400,48 @@ async def test_updates_of_clients_of_two_services_are_all_counted(nats_url: str,
                 await client.aclose()
         for connection in connections:
             await connection.close()
+
+
+@pytest.mark.slow
+class TestInterruptions:
+    async def test_a_lock_outlives_a_restart_of_the_service(self, nats_url: str, store: SemanticStore) -> None:
+        connection = await nats.connect(nats_url)
+        options: dict[str, Any] = {"tenant": "acme", "project": "web", "prefix": "again.semantic"}
+        async with await SemanticClient.connect(nats_url, **options) as client:
+            async with SemanticService(connection, store, prefix="again.semantic"):
+                lock = client.lock("locks/a", writer="w", ttl=3)
+                held = await lock.acquire()
+            with pytest.raises(keyloft.NoService):
+                await client.get("locks/a")
+            assert lock.is_held
+            async with SemanticService(connection, store, prefix="again.semantic"):
+                until = lock._until
+                async with asyncio.timeout(20):
+                    while lock._until == until:
+                        await asyncio.sleep(0.02)
+                assert lock.is_held
+                assert lock.fence == held.fence
+                await lock.release()
+                assert await client.get("locks/a") is None
+        await connection.close()
+
+    async def test_a_holder_without_a_service_loses_its_lock_in_time(self, nats_url: str, store: SemanticStore) -> None:
+        connection = await nats.connect(nats_url)
+        options: dict[str, Any] = {"tenant": "acme", "project": "web", "prefix": "gone.semantic"}
+        async with await SemanticClient.connect(nats_url, **options) as client:
+            service = SemanticService(connection, store, prefix="gone.semantic")
+            await service.start()
+            lock = client.lock("locks/a", writer="w", ttl=1)
+            await lock.acquire()
+            await service.stop()
+            await asyncio.wait_for(lock.lost.wait(), 20)
+            with pytest.raises(LockLost, match="could not be renewed in time"):
+                await lock.release()
+        await connection.close()
+
+    async def test_closing_the_client_is_a_loss(self, nats_url: str, store: SemanticStore) -> None:
+        async with served(nats_url, store) as client:
+            lock = client.lock("locks/a", writer="w")
+            await lock.acquire()
+            await client.aclose()
+            await asyncio.wait_for(lock.lost.wait(), 20)

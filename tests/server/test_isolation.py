@@ -15,7 +15,16 @@ from nats.errors import NoRespondersError
 
 import keyloft
 from keyloft.errors import InvalidArgument, InvalidPluginName
-from keyloft.semantic import Login, SemanticClient, Semantics, SemanticService, SemanticStore
+from keyloft.semantic import (
+    Intent,
+    Login,
+    SemanticClient,
+    Semantics,
+    SemanticService,
+    SemanticStore,
+    StaleFence,
+    WriteRequest,
+)
 from keyloft.server.isolation import ADMIN, SERVICE, Isolation, NatsUser, isolate
 from keyloft.server.nats_process import NatsServer
 from tests.support.nats import private_server, settled
@@ -406,20 +415,47 @@ async def test_a_rogue_tenant_gets_nothing_from_the_real_service(tmp_path: Path)
 
         async with await client(isolation.tenants["acme"], "acme") as acme:
             secret = await acme.put("secret", "gold", expected_version=0, writer="w", semantics=config)
+            held = await acme.lock("locks/a", writer="w").acquire()
+            assert held.fence is not None
+            await acme.dead_letters.keep(_removal(), "BUSY", "busy", 5)
+            [letter] = await acme.dead_letters.list()
             async with await client(isolation.tenants["rogue"], "acme") as rogue:
-                with pytest.raises(keyloft.NotPermitted, match="Log in as the tenant acme"):
-                    await rogue.get("secret")
+                for refused in (
+                    rogue.get("secret"),
+                    rogue.restore("secret", writer="w"),
+                    rogue.audit(),
+                    rogue.locks(),
+                    rogue.lock("locks/a", writer="w").acquire(),
+                    rogue.dead_letters.list(),
+                    rogue.dead_letters.retry(letter, expected_version="*"),
+                    rogue.dead_letters.drop(letter),
+                    anext(rogue.watch("secret")),
+                ):
+                    with pytest.raises(keyloft.NotPermitted, match="Log in as the tenant acme"):
+                        await refused
             async with await client(isolation.tenants["rogue"], "rogue") as rogue:
                 assert await rogue.get("secret") is None
                 assert await rogue.list() == []
                 assert await rogue.get("../../acme/project/web/secret") is None
+                assert (await rogue.audit(), await rogue.locks(), await rogue.dead_letters.list()) == ([], [], [])
+                with pytest.raises(keyloft.InvalidArgument, match="gone"):
+                    await rogue.dead_letters.retry(letter, expected_version="*")
+                assert await rogue.dead_letters.drop(letter) is False
+                with pytest.raises(StaleFence):
+                    await rogue.put("k", 1, expected_version="*", writer="w", semantics=config, fence=held.fence)
                 # A get whose answer would be another tenant's put.
                 await rogue.nats.publish(
                     "db.semantic.rogue.web.get", b'{"key": "secret"}', reply="db.semantic.acme.web.put"
                 )
                 assert await rogue.list() == []
             assert await acme.get("secret") == secret
+            assert [lock.fence for lock in await acme.locks()] == [held.fence]
+            assert await acme.dead_letters.list() == [letter]
         await service.stop()
+
+
+def _removal() -> WriteRequest:
+    return WriteRequest(intents=(Intent.delete("secret", expected_version="*", writer="w"),))
 
 
 async def test_the_operator_can_pose_neither_as_the_service_nor_as_the_system(world: World) -> None:

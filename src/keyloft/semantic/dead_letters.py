@@ -1,5 +1,6 @@
 """Dead letters: write requests that were given up, kept until a person retries or drops them."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -183,13 +184,16 @@ class DeadLetterList(SourceList[DeadLetter]):
         start, end = rows_below(self._project.dead_letters)
         is_later = self._after is not None
         start = start if self._after is None else self._project.dead_letter(self._after)
-        scan = Scan(SPACE, start, end, self._limit, after=is_later, times=True)
-        async for page in Pages(self._engine, scan):
-            for record in page:
-                yield DeadLetter(
-                    **asdict(read_letter(record)),
-                    id=record.key.rpartition(b"/")[2].decode(),
-                    tenant=self._project.tenant,
-                    project=self._project.name,
-                    at=moment(record.updated_at),
-                )
+        async for page in Pages(self._engine, Scan(SPACE, start, end, self._limit, after=is_later, keys_only=True)):
+            for row in page.keys:
+                # One at a time: a dead letter may hold a batch of many megabytes.
+                [record] = await self._engine.read(Get(SPACE, row))
+                await asyncio.sleep(0)
+                if record is not None:
+                    yield DeadLetter(
+                        **asdict(read_letter(record)),
+                        id=row.rpartition(b"/")[2].decode(),
+                        tenant=self._project.tenant,
+                        project=self._project.name,
+                        at=moment(record.updated_at),
+                    )

@@ -278,20 +278,30 @@ def renewed(expires_at: datetime) -> bytes:
 
 
 async def dead_letters(found: AsyncIterable[DeadLetter], request: DeadLettersRequest, most_bytes: int) -> bytes:
-    """The reply to a list of dead letters."""
-    room = most_bytes - 256
+    """The reply to a list of dead letters; it ends early if they hold so much that reading them takes long."""
+    room, left = most_bytes - 256, limits.DEAD_LETTERS_READ_BYTES
 
-    def shown(letter: DeadLetter) -> bytes:
-        operations = [wire.fields_of_intent(intent) for intent in letter.intents]
-        if request.values and len(data := to_json(_letter(letter, operations))) <= room:
-            return data
-        for operation in operations:
-            operation.pop("value", None)
-        data = to_json(_letter(letter, operations, truncated=request.values))
-        return data if len(data) <= room else to_json(_letter(letter, [], truncated=True))
+    async def shown() -> AsyncIterator[bytes]:
+        nonlocal left
+        async for letter in found:
+            yield _fitting(letter, request.values, room)
+            left -= sum([len(bytes(intent.value_json)) for intent in letter.intents])
+            if left < 0:
+                return
 
-    page, truncated = await wire.page_of((shown(one) async for one in found), request.limit, most_bytes)
-    return wire.success(deadLetters=page, truncated=truncated)
+    page, truncated = await wire.page_of(shown(), request.limit, most_bytes)
+    return wire.success(deadLetters=page, truncated=truncated or left < 0)
+
+
+def _fitting(letter: DeadLetter, values: bool, room: int) -> bytes:
+    """As much of a dead letter as fits."""
+    operations = [wire.fields_of_intent(intent) for intent in letter.intents]
+    if values and len(data := to_json(_letter(letter, operations))) <= room:
+        return data
+    for operation in operations:
+        operation.pop("value", None)
+    data = to_json(_letter(letter, operations, truncated=values))
+    return data if len(data) <= room else to_json(_letter(letter, [], truncated=True))
 
 
 class WireLetter(Struct, frozen=True, kw_only=True, rename="camel"):

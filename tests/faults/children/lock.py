@@ -99,7 +99,7 @@ async def be_late(store: SemanticStore, name: str) -> None:
 @asynccontextmanager
 async def reached(url: str) -> AsyncIterator[SemanticStore]:
     if url.startswith("nats://"):
-        async with await SemanticClient.connect(url, tenant="acme", project="web", timeout=2) as client:
+        async with await SemanticClient.connect(url, tenant="acme", project="web", timeout=1) as client:
             yield cast(SemanticStore, WholeKeys(client))
     else:
         async with keyloft.open(url) as kv, SemanticStore(kv, audit_key="k") as store:
