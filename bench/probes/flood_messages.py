@@ -77,7 +77,17 @@ _INTEGERS: Final = _filled(b'{"operations":[', b"1", b"]}", MESSAGE_BYTES)
 _OBJECTS: Final = _filled(b'{"key":"large","value":[', b'{"a":1}', b"]}", MESSAGE_BYTES)
 _TEXT: Final = b'{"key":"large","value":"' + b"x" * (MESSAGE_BYTES - 40) + b'"}'
 
+_MANY: Final = b'{"requests":[%b]}' % b",".join(
+    [b'{"op":"set","key":"%d","value":"%b"}' % (number, b"x" * VALUE_BYTES) for number in range(16)]
+    + [b'{"key":"%d","op":"get"}' % (number % 16) for number in range(984)]
+)
+
 FLOODS: Final = (
+    Flood(
+        "many",
+        "50 messages of 16 sets and 984 gets of 60 KB",
+        _to_plugin("many", *[_MANY] * 50),
+    ),
     Flood(
         "published",
         "10,000 published sets",

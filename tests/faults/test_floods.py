@@ -251,7 +251,7 @@ async def test_a_call_whose_deadline_comes_before_its_first_step_is_answered_and
         assert taken is not None
         taken.receive("db.semantic.acme.web.list", "late.reply", b"{}")
         await asyncio.sleep(0)  # its turn comes, and its task has not yet begun
-        taken.give_up_late(time.perf_counter())
+        taken._late.give_up_late(time.perf_counter())
         reply = json.loads((await replies.next_msg(timeout=SECONDS)).data)
         assert reply["error_code"] == "DATABASE_ERROR"
         async with asyncio.timeout(SECONDS):

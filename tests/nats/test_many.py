@@ -171,6 +171,7 @@ async def test_a_message_that_is_no_many_is_refused_by_name(client: Nats, db: Bo
         (b"", "INVALID_JSON", ""),
         (b'{"requests":[' + b"[" * 100_000, "VALIDATION_ERROR", "nested too deeply"),
         ({"requests": [get] * (limits.MANY_REQUESTS + 1)}, "VALIDATION_ERROR", "at most 1,000"),
+        ({"requests": [1] * 100_000}, "VALIDATION_ERROR", "at most 1,000"),
     ]
     async with serving(client, db):
         for payload, code, text in refused:

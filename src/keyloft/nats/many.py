@@ -45,6 +45,13 @@ class _ManyText(Struct):
 
 
 _read_many = msgspec.json.Decoder(_ManyText).decode
+# To make a million of them takes half a second: where there may be very many, those beyond the limit are passed over.
+_Beyond: Any = msgspec.defstruct(
+    "_Beyond", [(f"request_{number}", Raw, Raw()) for number in range(limits.MANY_REQUESTS + 1)], array_like=True
+)
+_read_beyond = msgspec.json.Decoder(msgspec.defstruct("_ManyBeyond", [("requests", _Beyond)])).decode
+_MANY_COMMAS: Final = 4 * limits.MANY_REQUESTS
+_read_name = msgspec.json.Decoder(str).decode
 _read_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _FIELDS: Final = ("requests", "parts")
 _LEVELS: Final = payloads.LEVELS + 2
@@ -69,6 +76,8 @@ class Many(Operation):
 
     def read(self, about: Any, data: bytes, /) -> ManyRequests:
         try:
+            if data.count(b",") > _MANY_COMMAS and _is_beyond(data):
+                raise _too_many(limits.MANY_REQUESTS)
             text = json_text.on_any_stack(_read_many, data)
         except (msgspec.MsgspecError, RecursionError):
             _refuse_unreadable(data)
@@ -82,7 +91,7 @@ class Many(Operation):
         if not text.parts:
             most = min(most, self._nats.max_payload // (2 * limits.SHORT_REPLY_BYTES))
         if len(requests) > most:
-            raise InvalidArgument(f"requests: expected at most {most:,}, got {len(requests):,}; send several messages")
+            raise _too_many(most)
         found: dict[str, Operation] = {}
         return ManyRequests([self._taken(about, one, found) for one in requests], bool(text.parts))
 
@@ -107,13 +116,23 @@ class Many(Operation):
         return operation, rest
 
 
+def _is_beyond(data: bytes) -> bool:
+    """Whether a message has more requests than one may have."""
+    found: Any = json_text.on_any_stack(_read_beyond, data)
+    return bool(bytes(getattr(found.requests, _Beyond.__struct_fields__[-1])))
+
+
+def _too_many(most: int) -> InvalidArgument:
+    return InvalidArgument(f"requests: expected at most {most:,}; send several messages")
+
+
 def _refuse_unreadable(data: bytes) -> None:
     """Refuse a message that is not JSON, or has other fields than it should."""
-    json_text.check_depth(data, _LEVELS)
-    json_text.check_syntax(data)
     try:
         fields = json_text.on_any_stack(_read_members, data)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
+        json_text.check_depth(data, _LEVELS)
+        json_text.check_syntax(data)
         raise InvalidArgument('the payload must be a JSON object, as in {"requests": […]}') from None
     payloads.refuse_unknown(fields, _FIELDS)
     payloads.field(fields, "requests")
@@ -125,11 +144,18 @@ def _refuse_unreadable(data: bytes) -> None:
 
 def _without_op(data: bytes) -> tuple[str, bytes]:
     """The operation that a request names, wherever it stands, and the request without that field."""
-    fields, text = payloads.read(data)
-    name = payloads.field(fields, "op")
-    if not isinstance(name, str):
+    try:
+        members = json_text.on_any_stack(_read_members, data)
+        name = _read_name(members["op"])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
+        members, name = {}, ""
+    # As for the message: if there are more quotes than those of the names and values, a name is there twice.
+    if data.count(b'"') - sum([bytes(value).count(b'"') for value in members.values()]) != 2 * len(members):
+        name = ""
+    if not name:
+        fields, _ = payloads.read(data)
+        payloads.field(fields, "op")
         raise InvalidArgument("op: expected the name of an operation")
-    members = json_text.on_any_stack(_read_members, text)
     others = [payloads.to_json(field) + b":" + bytes(value) for field, value in members.items() if field != "op"]
     return name, b"{" + b",".join(others) + b"}"
 
