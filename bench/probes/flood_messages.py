@@ -85,8 +85,8 @@ _MANY: Final = b'{"requests":[%b]}' % b",".join(
 FLOODS: Final = (
     Flood(
         "many",
-        "50 messages of 16 sets and 984 gets of 60 KB",
-        _to_plugin("many", *[_MANY] * 50),
+        "8 messages of 16 sets and 984 gets of 60 KB",
+        _to_plugin("many", *[_MANY] * 8),
     ),
     Flood(
         "published",
