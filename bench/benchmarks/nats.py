@@ -23,6 +23,7 @@ from bench.harness.race import Course
 from bench.probes import readers
 from bench.probes.disk import syncing
 from bench.probes.plugin_targets import Trial, cleaning_up, trying
+from bench.probes.remote_watches import watching
 from bench.probes.scraping import scraping
 from bench.probes.service_memory import remembering
 
@@ -44,10 +45,13 @@ class NatsScale(Struct, frozen=True):
     scraped: tuple[int, ...]
     """How many keys are stored while the service is scraped: as many as a bot has at most, and far more."""
     reader_rounds: int
+    watches: int
+    """How many watches there are that a change does not concern."""
+    watched_changes: int
 
 
-FULL = NatsScale((10_000, 100_000), 100_000, 25, 0.12, 5, 1.0, 10.0, 3, (100_000, 1_000_000), 9)
-QUICK = NatsScale((10_000,), 10_000, 2, 0.05, 1, 0.1, 0.5, 1, (10_000,), 1)
+FULL = NatsScale((10_000, 100_000), 100_000, 25, 0.12, 5, 1.0, 10.0, 3, (100_000, 1_000_000), 9, 900, 1000)
+QUICK = NatsScale((10_000,), 10_000, 2, 0.05, 1, 0.1, 0.5, 1, (10_000,), 1, 20, 20)
 
 _GET = Task("get", "get", "get", IN_FLIGHT)
 _SET = Task("set", "durable set", "set", IN_FLIGHT)
@@ -115,6 +119,8 @@ def _targets(scale: NatsScale, folder: Path) -> dict[str, Callable[[], Row]]:
         "bursts": lambda: uvloop.run(tried(lambda trial: trial.bursts(scale.sustained_seconds))),
         "clean-up": lambda: uvloop.run(cleaning_up(folder, stored, scale.target_rounds)),
         "resident": lambda: uvloop.run(remembering(folder, stored, scale.memory_rounds)),
+        "watch": lambda: uvloop.run(watching(folder, 0, scale.target_rounds, scale.watched_changes)),
+        "watch-beside": lambda: uvloop.run(watching(folder, scale.watches, scale.target_rounds, scale.watched_changes)),
         **{f"scrape-{keys}": partial(_scraped, folder, keys, scale.target_rounds) for keys in scale.scraped},
     }
 

@@ -1046,7 +1046,7 @@ class EngineContract:
         assert expired.version >= put_.version
         await sweep(engine, A)
         other = await write(engine, put(b"other"))
-        assert [change.version for change in await taken(log, woken, 1)] == [other.version], "it is told once"
+        assert [change.version for change in await taken(log, woken, 1)] == [other.version], "it is reported once"
         # One that continues from before the put gets both, in this order.
         woken.clear()
         again = engine.follow(Get(A, b"k"), woken=woken.set, since=begin.version - 1)

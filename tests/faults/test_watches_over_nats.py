@@ -152,7 +152,7 @@ async def test_every_change_arrives_at_least_once_and_in_order(database: str) ->
         events = seen[watch]
         wanted = [event for event in expected if keys is None or event.key in keys]
         missed = set(wanted) - set(events)
-        # A delete of what had expired is told once.
+        # A delete of what had expired is reported once.
         gone = {(event.key) for event in missed if not event.deleted}
         assert not gone, sorted(missed, key=lambda event: event.version)[:5]
         versions = [event.version for event in events]

@@ -1,4 +1,4 @@
-"""Watches over NATS: every change arrives at least once and in order, whoever publishes it."""
+"""Watches over NATS: every change arrives at least once and in order."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import keyloft
-from keyloft import limits
+from keyloft import admin, limits
 from keyloft.core.engine import write
 from keyloft.core.records import Scan
 from keyloft.errors import HistoryGone, InvalidArgument, NotPermitted, QuotaExceeded, WatchExpired
@@ -36,7 +36,7 @@ async def some_of(watch: RemoteWatch, number: int) -> list[Event]:
     return [await next_of(watch) for _ in range(number)]
 
 
-class World:
+class Watched:
     """A NATS server, a database, and services on both."""
 
     def __init__(self, url: str, database: Path) -> None:
@@ -63,12 +63,12 @@ class World:
 
 
 @pytest.fixture
-def world(nats_url: str, tmp_path: Path) -> World:
-    return World(nats_url, tmp_path / "bot.db")
+def world(nats_url: str, tmp_path: Path) -> Watched:
+    return Watched(nats_url, tmp_path / "bot.db")
 
 
 @pytest.fixture
-async def client(world: World) -> AsyncIterator[DatabaseClient]:
+async def client(world: Watched) -> AsyncIterator[DatabaseClient]:
     async with world.service(), await world.client() as client:
         yield client
 
@@ -118,11 +118,11 @@ async def test_a_version_that_was_never_given_is_refused(client: DatabaseClient)
         await next_of(client.kv.watch(since=10**9))
 
 
-async def test_plugins_see_nothing_of_each_other(world: World, client: DatabaseClient) -> None:
-    async with await world.client("quotes") as other, client.kv.watch() as mine, other.kv.watch() as theirs:
+async def test_plugins_see_nothing_of_each_other(world: Watched, client: DatabaseClient) -> None:
+    async with await world.client("quotes") as other, client.kv.watch() as mine, other.kv.watch() as other_one:
         await other.kv.set("a", 1)
         await client.kv.set("b", 1)
-        assert (await next_of(theirs)).key == "a"
+        assert (await next_of(other_one)).key == "a"
         assert (await next_of(mine)).key == "b"
 
 
@@ -171,7 +171,7 @@ async def asked(client: DatabaseClient, **fields: Any) -> dict[str, Any]:
     ],
 )
 async def test_a_request_that_makes_no_sense_is_refused_by_name(
-    world: World, client: DatabaseClient, fields: dict[str, Any], message: str
+    world: Watched, client: DatabaseClient, fields: dict[str, Any], message: str
 ) -> None:
     if fields.get("subject") == "{own}":
         fields = fields | {"subject": f"{world.prefix}.trivia.events.abc"}
@@ -179,16 +179,16 @@ async def test_a_request_that_makes_no_sense_is_refused_by_name(
         await asked(client, **fields)
 
 
-async def test_a_lease_is_renewed_and_ended_by_its_owner_alone(world: World, client: DatabaseClient) -> None:
+async def test_a_lease_is_renewed_and_ended_by_its_owner_alone(world: Watched, client: DatabaseClient) -> None:
     lease = await asked(client, prefix="a")
     assert lease["subject"].startswith(f"{world.prefix}.trivia.events.")
     assert (lease["run"], lease["expires_in"]) == (0, limits.LEASE_SECONDS)
-    theirs = lease["subject"].replace(".trivia.", ".quotes.")
+    other_one = lease["subject"].replace(".trivia.", ".quotes.")
     async with await world.client("quotes") as other:
         with pytest.raises(InvalidArgument, match="expected one below"):
             await asked(other, subject=lease["subject"])
         with pytest.raises(WatchExpired, match="ask for a new one"):
-            await asked(other, subject=theirs)
+            await asked(other, subject=other_one)
     assert (await asked(client, subject=lease["subject"]))["run"] == 1
     assert (await asked(client, subject=lease["subject"]))["run"] == 1
     assert (await asked(client, subject=lease["subject"], end=True))["existed"]
@@ -197,7 +197,7 @@ async def test_a_lease_is_renewed_and_ended_by_its_owner_alone(world: World, cli
 
 
 async def test_an_owner_has_a_bounded_number_of_watches(
-    world: World, client: DatabaseClient, monkeypatch: pytest.MonkeyPatch
+    world: Watched, client: DatabaseClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "OWNER_LEASES", 2)
     monkeypatch.setattr(limits, "OWNER_LEASE_BYTES", 1000)
@@ -216,7 +216,7 @@ async def test_an_owner_has_a_bounded_number_of_watches(
 # Interruptions
 
 
-async def leases(world: World) -> int:
+async def leases(world: Watched) -> int:
     """How many leases are stored."""
     async with BotDatabase(world.database) as db:
         engine, rows = await db.engine(), LeaseRows(DatabaseService.name)
@@ -230,7 +230,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_watch_ends_with_its_client(world: World) -> None:
+async def test_a_watch_ends_with_its_client(world: Watched) -> None:
     async def is_over() -> bool:
         return await leases(world) == 0
 
@@ -253,7 +253,7 @@ async def test_a_watch_ends_with_its_client(world: World) -> None:
         await client.nats.close()
 
 
-async def test_a_watch_outlives_its_lease_by_renewing_it(world: World) -> None:
+async def test_a_watch_outlives_its_lease_by_renewing_it(world: Watched) -> None:
     async with world.service(lease_seconds=0.6), await world.client() as client, client.kv.watch() as watch:
         for number in range(3):
             await asyncio.sleep(0.5)
@@ -261,7 +261,7 @@ async def test_a_watch_outlives_its_lease_by_renewing_it(world: World) -> None:
             assert (await next_of(watch)).key == f"k{number}"
 
 
-async def test_another_service_goes_on_when_one_stops(world: World) -> None:
+async def test_another_service_goes_on_when_one_stops(world: Watched) -> None:
     async with AsyncExitStack() as stack:
         services = [await stack.enter_async_context(world.service()) for _ in range(2)]
         client = await stack.enter_async_context(await world.client())
@@ -274,7 +274,7 @@ async def test_another_service_goes_on_when_one_stops(world: World) -> None:
         assert [event.key for event in await some_of(watch, 30)] == [f"k{number}" for number in range(30)]
 
 
-async def test_a_service_goes_on_for_the_watches_of_its_predecessor(world: World) -> None:
+async def test_a_service_goes_on_for_the_watches_of_its_predecessor(world: Watched) -> None:
     client = await world.client()
     async with world.service():
         watch = await client.kv.watch().__aenter__()
@@ -286,7 +286,7 @@ async def test_a_service_goes_on_for_the_watches_of_its_predecessor(world: World
         assert (await next_of(watch)).key == "b"
 
 
-async def test_what_was_missed_is_asked_for_again(world: World, client: DatabaseClient) -> None:
+async def test_what_was_missed_is_asked_for_again(world: Watched, client: DatabaseClient) -> None:
     async with client.kv.watch() as watch:
         await client.kv.set("a", 1)
         assert (await next_of(watch)).key == "a"
@@ -314,7 +314,7 @@ async def _is_full(watch: RemoteWatch) -> bool:
     return len(watch._messages) == 5
 
 
-async def test_a_watch_whose_history_is_gone_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watch_whose_history_is_gone_says_so(world: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     async with world.service() as service, await world.client() as client:
         lease = await asked(client, prefix="")
         [row] = list(service._publisher.leases)  # type: ignore[union-attr]
@@ -337,7 +337,7 @@ async def test_a_watch_whose_history_is_gone_says_so(world: World, monkeypatch: 
         await until(is_refused)
 
 
-async def test_nats_is_restarted_and_nothing_is_missed(world: World) -> None:
+async def test_nats_is_restarted_and_nothing_is_missed(world: Watched) -> None:
     async with private_server() as server:
         world.url = server.url
         async with world.service() as service, await world.client() as client, client.kv.watch() as watch:
@@ -350,7 +350,7 @@ async def test_nats_is_restarted_and_nothing_is_missed(world: World) -> None:
                 assert (await next_of(watch)).key == f"while{number}"
 
 
-async def test_under_an_older_configuration_a_watch_is_refused_by_name(world: World, tmp_path: Path) -> None:
+async def test_under_an_older_configuration_a_watch_is_refused_by_name(world: Watched, tmp_path: Path) -> None:
     isolation = isolate(["trivia"], prefixes=[world.prefix])
     for forbidden, message in (
         (f'"{world.prefix}.trivia.watch"', r"user trivia may not publish to .*\.trivia\.watch.*nats-config --replace"),
@@ -371,3 +371,16 @@ async def test_under_an_older_configuration_a_watch_is_refused_by_name(world: Wo
                     await client.kv.set("a", 1)
                     with pytest.raises(NotPermitted, match=message):
                         await next_of(client.kv.watch())
+
+
+async def test_operators_tools_pass_over_the_rows_of_services(world: Watched, tmp_path: Path) -> None:
+    file, copy = str(world.database), tmp_path / "export"
+    async with world.service(), await world.client() as client, client.kv.watch():
+        await client.kv.set("a", 1)
+        assert await leases(world) == 1
+        assert (await admin.check(file)).findings == ()
+        assert (await admin.stats(file)).projects == {}
+        await admin.export(file, copy)
+        exported = copy.read_text()
+        assert '"a"' in exported
+        assert "keyloft-plugins" not in exported

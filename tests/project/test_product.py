@@ -34,7 +34,7 @@ def test_the_public_names_are_these() -> None:
             SchemaTooOld
         StaleFence Stalled Store TimedOut TransferFailed U64 Unanswered Undecodable Unreachable ValueTooLarge
         VersionConflict
-        Watching WrongLoop open
+        WatchExpired Watching WrongLoop open
         """.split()
     )
     assert all(hasattr(keyloft, name) for name in keyloft.__all__)
@@ -47,7 +47,7 @@ def test_dir_shows_public_names_only() -> None:
 
 
 def test_the_public_names_of_plugins_are_these() -> None:
-    names = ["BotDatabase", "CurrentValue", "DatabaseClient", "DatabaseService", "Login", "PluginEntry"]
+    names = ["BotDatabase", "CurrentValue", "DatabaseClient", "DatabaseService", "Event", "Login", "PluginEntry"]
     assert sorted(plugins.__all__) == [*names, "PluginKVStorage", "UsedStorage"]
     assert all(hasattr(plugins, name) for name in plugins.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
@@ -57,8 +57,8 @@ def test_the_public_names_of_plugins_are_these() -> None:
 def test_the_public_names_of_semantic_are_these() -> None:
     assert sorted(semantic.__all__) == sorted(
         """
-        Alert AuditRecord Checkpoint DeadLetter Envelope Escalated FailedWrite Flags IndexVersion Intent Lock LockHeld
-        LockLost Login NotForward NothingToRestore Retry SemanticClient SemanticService SemanticStore Semantics
+        Alert AuditRecord Checkpoint DeadLetter Envelope Escalated Event FailedWrite Flags IndexVersion Intent Lock
+        LockHeld LockLost Login NotForward NothingToRestore Retry SemanticClient SemanticService SemanticStore Semantics
         Signals StaleFence VersionConflict WriteRequest key_of request_id_of shortened
         """.split()
     )

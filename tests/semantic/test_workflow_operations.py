@@ -24,6 +24,7 @@ from keyloft.semantic import (
     SemanticStore,
     StaleFence,
     VersionConflict,
+    WriteRequest,
 )
 from tests.semantic.over_nats import served
 
@@ -275,6 +276,9 @@ class TestDeadLetters:
         reply = await ask(client, "dead_letters", **keep)
         assert (reply["success"], reply["error_code"]) == (False, "VALIDATION_ERROR")
         assert "purpose" in reply["message"]
+        put_it = Intent.put("k", 1, expected_version=0, writer="w", semantics=Semantics("unheard_of"))
+        assert await client.dead_letters.keep(WriteRequest(intents=(put_it,)), "BUSY", "busy", 5) is None
+        assert client.dead_letters.unsaved == 0
 
     async def test_without_a_service_it_waits_until_the_client_is_closed(
         self, nats_url: str, store: SemanticStore

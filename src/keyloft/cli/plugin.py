@@ -12,7 +12,8 @@ from keyloft import limits
 from keyloft.cli.database import run_quietly
 from keyloft.cli.nats_server import addresses_of, check_server_listens, check_timeout, inbox_options
 from keyloft.cli.options import AsText, Commands, Limit, Output, Settings, Ttl, Value, Yes, argument, flag, option
-from keyloft.cli.terminal import confirm, counted, fail, given_value, remark
+from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
+from keyloft.core.lazy import check_limit
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, NotPermitted
 from keyloft.nats import payloads
@@ -20,6 +21,7 @@ from keyloft.plugins import rules
 from keyloft.server.config import NATS_SETTINGS
 
 if TYPE_CHECKING:
+    from keyloft.nats.remote_watch import RemoteWatch
     from keyloft.plugins import DatabaseClient
 
 S = TypeVar("S")
@@ -240,6 +242,42 @@ def usage(plugin: PluginArgument, *, out: Output, service: PluginService) -> Non
     out.show(to_builtins(service.ask(plugin, lambda client: client.kv.usage())))
 
 
+def watch(
+    plugin: PluginArgument,
+    key: Annotated[list[str] | None, argument("KEY", "Only these keys.")] = None,
+    *,
+    prefix: Annotated[str | None, option("TEXT", "Only keys that begin with this text.")] = None,
+    since: Annotated[int | None, option("VERSION", "Begin with what changed after this version.")] = None,
+    limit: Limit = None,
+    out: Output,
+    service: PluginService,
+) -> None:
+    """Print changes as they happen, until Ctrl-C: the key, its version, and whether it is gone. Needs no database.
+
+    Example: keyloft plugin watch trivia --prefix user_
+    """
+    most = check_limit(limit)
+
+    async def follow(client: "DatabaseClient") -> None:
+        async with client.kv.watch(*(key or ()), prefix=prefix, since=since) as changes:
+            if out.is_for_people:
+                remark("Waiting for changes; Ctrl-C ends it.")
+            await say_events(changes, out, most)
+
+    service.ask(plugin, follow)
+
+
+async def say_events(changes: "RemoteWatch", out: Output, most: int) -> None:
+    """Print so many events of a watch, one line each."""
+    while most:
+        event = await anext(changes)
+        fields = {"key": event.key, "version": event.version, "deleted": event.deleted}
+        what = "is gone" if event.deleted else f"has changed, version {event.version}"
+        say(f"{event.key} {what}" if out.is_for_people else to_json(fields))
+        sys.stdout.flush()
+        most -= 1
+
+
 def purge(plugin: PluginArgument, *, yes: Yes = False, out: Output, service: PluginService) -> None:
     """Remove all that a plugin stores, and print how many keys there were; says how many before, and asks.
 
@@ -321,6 +359,7 @@ COMMANDS: Final[Commands] = (
     set_,
     delete,
     list_,
+    watch,
     incr,
     get_many,
     set_many,

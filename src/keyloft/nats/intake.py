@@ -7,7 +7,7 @@ read, and what they ask for is begun. The reply goes to the outbox, and `_end` m
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -26,13 +26,14 @@ from keyloft.nats.many import NO_REPLIES, Collectors, ManyRequests, taken_apart
 from keyloft.nats.messages import Handled
 from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.nats.outbox import Outbox
+from keyloft.nats.owner_work import OwnerWork
 from keyloft.nats.reporting import EventSubject, IntakeReporter, Route
 from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
 from keyloft.nats.turn_reads import TurnReads
 from keyloft.nats.turns import Turns, steps
 
 
-class Intake:
+class Intake(OwnerWork):
     """Takes in the requests of one service, carries them out on an engine, and answers them."""
 
     def __init__(
@@ -89,16 +90,6 @@ class Intake:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
-    @property
-    def owners(self) -> Iterable[Owner]:
-        """The owners that have sent something lately."""
-        return self._owners.values()
-
-    @property
-    def unanswered(self) -> int:
-        """How many requests are accepted and not yet finished."""
-        return sum([len(owner.waiting) + owner.under_way for owner in self._owners.values()])
-
     async def close(self) -> int:
         """Wait until all accepted requests are done and answered; returns how many a stuck database has left."""
         with contextlib.suppress(TimeoutError):
@@ -148,27 +139,6 @@ class Intake:
         if not owner.is_in_turn:
             self._turns.give(owner)
         return None
-
-    def enqueue(self, name: str, operation: Call, content: Any) -> None:
-        """Let something take place in an owner's turn that no message has asked for."""
-        if (owner := self._owners.get(name)) is None:
-            owner = self._owners[name] = Owner(name, self._meters.of(name))
-        if not self._request_bytes:
-            self._is_empty.clear()
-        owner.request_bytes += limits.REQUEST_BYTES
-        self._request_bytes += limits.REQUEST_BYTES
-        owner.waiting.append(Request(owner, operation, None, "", content, perf_counter(), limits.REQUEST_BYTES))
-        if not owner.is_in_turn:
-            self._turns.give(owner)
-
-    def publish(self, name: str, messages: Sequence[tuple[str, bytes]]) -> None:
-        """Publish messages that count as an owner's replies until they are sent."""
-        if (owner := self._owners.get(name)) is None:
-            owner = self._owners[name] = Owner(name, self._meters.of(name))
-        size = sum([len(data) for _, data in messages])
-        owner.reply_bytes += size
-        self._reply_bytes += size
-        self._outbox.add_all(owner, messages, size)
 
     def _route(self, subject: str) -> Route:
         """The owner and the operation: a subject names them, and nothing else does."""

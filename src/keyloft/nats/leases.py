@@ -36,7 +36,7 @@ class Lease(Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: int
     """Changes after this version are to be published."""
     run: int = 0
-    """Grows whenever publishing begins anew; 0 until the client has subscribed, and has said so by renewing."""
+    """Grows whenever publishing begins again; 0 until the client has subscribed, and has said so by renewing."""
     prefix: str | None = None
     keys: tuple[str, ...] | None = None
     gone: str | None = None

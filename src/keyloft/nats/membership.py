@@ -15,7 +15,7 @@ class Membership:
     """This instance: alive while its beat is stored, by its own clock a little shorter.
 
     An instance whose beat was late, or whose connection to NATS was lost, is over: what it sent last may not have
-    arrived. It begins anew under another id.
+    arrived. It begins again under another id.
     """
 
     def __init__(self, nats: Nats, engine: Engine, rows: LeaseRows) -> None:

@@ -134,7 +134,7 @@ class RemoteWatch(AsyncClosing):
         self._is_silent = False
         received_to = self._received_to or 0
         if event.run > self._run and event.sequence == 1 and event.version <= received_to:
-            self._run, self._next = event.run, 1  # another service goes on, or this one begins anew
+            self._run, self._next = event.run, 1  # another service goes on, or this one begins again
         if event.run < self._run or not self._next or (event.run == self._run and event.sequence < self._next):
             return
         if event.run > self._run or event.sequence > self._next or len(self._messages) >= limits.UNREAD_EVENTS:

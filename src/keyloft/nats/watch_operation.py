@@ -40,7 +40,7 @@ class WatchOperation(Call):
     """Lets clients follow changes: what they watch, where its events go and how far they are is stored as a lease.
 
     Nothing is published before the client has renewed its lease for the first time, because it can subscribe only when
-    it knows the subject. With `since`, a renewal begins anew from there: the client has missed something.
+    it knows the subject. With `since`, a renewal begins again from there: the client has missed something.
     """
 
     name = WATCH

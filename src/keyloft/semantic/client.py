@@ -56,8 +56,7 @@ class SemanticClient(ServiceClient, Workflows):
         self._prefix = prefix
         self.dead_letters = RemoteDeadLetters(self)
         """Writes that were given up: to be listed, retried or dropped."""
-        self._locks = RemoteLocks(self)
-        Workflows.__init__(self, self.dead_letters, self._locks)
+        Workflows.__init__(self, self.dead_letters, RemoteLocks(self))
         ServiceClient.__init__(
             self,
             nats,
@@ -186,7 +185,7 @@ class SemanticClient(ServiceClient, Workflows):
     async def aclose(self) -> None:
         """Finish what locks have begun, refuse further requests, and end the connection if `connect` made it."""
         if not self._is_closed:
-            await self._locks.background.finish()
+            await self.lock_keeper.background.finish()
             await self.dead_letters.save_last()
         await super().aclose()
 

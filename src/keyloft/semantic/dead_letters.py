@@ -13,7 +13,7 @@ from keyloft.core.lazy import ClosableSource, SourceList, check_limit
 from keyloft.core.paging import Pages
 from keyloft.core.records import Batch, Check, Committed, Delete, Get, Scan, Set
 from keyloft.core.values import Encoding
-from keyloft.errors import Closed, InvalidArgument
+from keyloft.errors import Closed, InvalidArgument, KeyloftError
 from keyloft.semantic.commits import DEAD_LETTER_GONE, Committer
 from keyloft.semantic.envelope import Envelope, moment, row_reader, to_json
 from keyloft.semantic.intents import Intent, WriteRequest
@@ -60,7 +60,10 @@ class DeadLetterKeeper:
         self._unsaved: dict[str, GivenUp] = {}
 
     async def keep(self, request: WriteRequest, error_code: str, error: str, attempts: int) -> str | None:
-        """Keep a request that was given up; returns the dead letter's id, or None if it waits for the store."""
+        """Keep a request that was given up; returns the dead letter's id.
+
+        None if it waits for the store, or can't be kept.
+        """
         asked = {name: getattr(request, name) for name in WriteRequest.__struct_fields__}
         # A random id, not the commit's version: if the answer to a save gets lost, the same dead letter is saved again.
         name = f"{time.time_ns():016x}{secrets.token_hex(4)}"
@@ -71,6 +74,10 @@ class DeadLetterKeeper:
             logger.error("[KV] a dead letter waits for the store (%s)", failure.code)
             if len(self._unsaved) > limits.UNSAVED_DEAD_LETTERS:
                 del self._unsaved[next(iter(self._unsaved))]
+            return None
+        except KeyloftError as refusal:
+            del self._unsaved[name]
+            logger.error("[KV] a dead letter can't be kept (%s)", refusal.code)  # its message may name parts of a value
             return None
         return name
 

@@ -16,6 +16,7 @@ from keyloft.errors import (
     Closed,
     CommitUnknown,
     InvalidArgument,
+    KeyloftError,
     LockHeld,
     LockLost,
     StaleFence,
@@ -283,6 +284,7 @@ class Lock:
 
     async def _watch_for_loss(self, fence: int) -> None:
         """Notice at once when another client takes the lock away."""
+        pause = limits.LOCK_RETRY_SECONDS
         while True:
             try:
                 async with self._keeper.watch(self.key) as watch:
@@ -294,8 +296,11 @@ class Lock:
             except Closed:
                 self._lose("the store was closed")
                 return
-            except FAILURES:
-                await asyncio.sleep(limits.LOCK_RETRY_SECONDS)
+            except KeyloftError as error:
+                # Renewals notice a loss as well, only later.
+                logger.debug("[KV] %s can't be watched, trying again: %s", self._name, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, self._ttl / limits.LOCK_RENEWALS_PER_TTL)
 
     def _extend(self, began: float) -> None:
         """The lock lives for its TTL from the moment at which the commit was requested, or longer."""

@@ -7,11 +7,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from nats.errors import MaxPayloadError
 
 from keyloft import limits
 from keyloft.core.lazy import PagedList
 from keyloft.core.log_text import printable
-from keyloft.errors import Busy, CommitUnknown, DatabaseError, NoService, NotPermitted, Unanswered
+from keyloft.errors import Busy, CommitUnknown, DatabaseError, InvalidArgument, NoService, NotPermitted, Unanswered
 from keyloft.semantic import wire, workflow_wire
 from keyloft.semantic.audit import AuditRecord
 from keyloft.semantic.background import BackgroundJobs
@@ -137,7 +138,10 @@ class RemoteDeadLetters(DeadLetterKeeper):
             "error": printable(letter.error)[: limits.DEAD_LETTER_ERROR_CHARACTERS] or letter.error_code,
             "attempts": letter.attempts,
         }
-        await self._client._send("dead_letters", fields)
+        try:
+            await self._client._send("dead_letters", fields)
+        except MaxPayloadError:
+            raise InvalidArgument("operations: they are too long for one message of NATS") from None
 
     def list(self, *, values: bool = True, limit: int | None = None) -> "RemoteDeadLetterList":
         """The dead letters of the project, the oldest first: await it, or use `async for`.

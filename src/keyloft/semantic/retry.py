@@ -109,7 +109,10 @@ class Retry:
         outcome = "nothing is kept"
         if self._dead_letters is not None and request is not None:
             kept = await self._dead_letters.keep(request, code, str(error), attempts)
-            outcome = "kept as a dead letter" if kept else "to be kept as a dead letter once the store answers again"
+            if kept:
+                outcome = "kept as a dead letter"
+            elif self._dead_letters.unsaved:
+                outcome = "to be kept as a dead letter once the store answers again"
         fields = {"error_code": code, "attempts": attempts, "keys": keys, "dead_letter": kept}
         text = "[KV] escalated after %d attempts (%s): %s; %s"
         logger.error(text, attempts, code, ", ".join(keys), outcome, extra=fields)

@@ -90,8 +90,7 @@ class SemanticStore(AsyncClosing, Workflows):
         self._committer = Committer(kv.engine, self.signals, retention, configured_hasher(audit_key))
         self.dead_letters = DeadLetters(self._committer)
         """Writes that were given up: to be listed, retried or dropped."""
-        self.lock_keeper = StoredLocks(self._committer)
-        super().__init__(self.dead_letters, self.lock_keeper)
+        super().__init__(self.dead_letters, StoredLocks(self._committer))
         self._page_size = PageSize()
         self._sweeping: asyncio.Task[None] | None = None
         if sweep_every is not None:

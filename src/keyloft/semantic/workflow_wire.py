@@ -117,19 +117,23 @@ LetterRequest: TypeAlias = DeadLettersRequest | DeadLetterToKeep | DeadLetterRet
 def read_audit(project: Project, data: bytes) -> AuditRequest:
     """What a request for audit records asks for."""
     try:
-        fields, _ = _read(data)
-        wire.check_names(fields, _AUDIT)
-        key, after, limit, reverse, cursor = [fields.get(name) for name in _AUDIT]
-        rules.check_number(after, "after", "the sequence of an audit record", 2**63 - 1)
-        return AuditRequest(
-            about=project.prefix.removesuffix("/") if key is None else wire.key_within(project, key),
-            after=after,
-            limit=_limit(limit),
-            reverse=_is_true(reverse, "reverse"),
-            beyond=None if cursor is None else _position(cursor),
-        )
+        with json_text.collecting_no_garbage(data):
+            return _audit_request(project, _read(data)[0])
     except errors.InvalidInput as error:
         raise wire.as_sent(error) from None
+
+
+def _audit_request(project: Project, fields: Mapping[str, Any]) -> AuditRequest:
+    wire.check_names(fields, _AUDIT)
+    key, after, limit, reverse, cursor = [fields.get(name) for name in _AUDIT]
+    rules.check_number(after, "after", "the sequence of an audit record", 2**63 - 1)
+    return AuditRequest(
+        about=project.prefix.removesuffix("/") if key is None else wire.key_within(project, key),
+        after=after,
+        limit=_limit(limit),
+        reverse=_is_true(reverse, "reverse"),
+        beyond=None if cursor is None else _position(cursor),
+    )
 
 
 def read_locks(project: Project, data: bytes) -> LockRequest:

@@ -34,7 +34,8 @@ class Workflows(Writes):
 
     def __init__(self, dead_letters: DeadLetterKeeper, locks: LockKeeper) -> None:
         self._given_up = dead_letters
-        self._lock_keeper = locks
+        self.lock_keeper = locks
+        """Acquires, renews and releases locks by their tokens; `lock` does so by itself."""
         self._updating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # What subclasses provide
@@ -170,7 +171,7 @@ class Workflows(Writes):
         holder = {"holder": writer, "host": socket.gethostname(), "pid": os.getpid()}
         self.check_key(key)
         intent = Intent.put(key, holder, expected_version=0, writer=writer, semantics=semantics)
-        return Lock(self._lock_keeper, intent, wait)
+        return Lock(self.lock_keeper, intent, wait)
 
     def checkpoint(
         self, key: str, *, writer: str, order: Callable[[Any], Any] | None = None, semantics: Semantics | None = None

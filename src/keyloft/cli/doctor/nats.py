@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client as Nats
 
     from keyloft.nats.connection import Login
+from keyloft.nats.events import EVENTS, WATCH
 
 _NO_PLUGIN: Final = "keyloft-doctor-nobody"
 """A plugin, and a tenant, that does not exist."""
@@ -269,8 +270,10 @@ def _too_wide(name: str, permitted: Sequence[Attempt]) -> Finding:
 
 def _attempts(config: Config) -> list[Attempt]:
     """What no plugin and no tenant may do: publish and subscribe to another one's subjects."""
-    requests = [f"{prefix}.{_NO_PLUGIN}.{operation}" for prefix in config.prefixes for operation in rules.OPERATIONS]
-    requests += [f"{config.semantic_prefix}.{_NO_PLUGIN}.{_NO_PLUGIN}.{operation}" for operation in keys.OPERATIONS]
+    operations = (*rules.OPERATIONS, WATCH, f"{EVENTS}.x")
+    requests = [f"{prefix}.{_NO_PLUGIN}.{operation}" for prefix in config.prefixes for operation in operations]
+    in_project = f"{config.semantic_prefix}.{_NO_PLUGIN}.{_NO_PLUGIN}"
+    requests += [f"{in_project}.{operation}" for operation in (*keys.OPERATIONS, f"{EVENTS}.x")]
     everything = [f"{prefix}.>" for prefix in (*config.prefixes, config.semantic_prefix)]
     inboxes = [f"_INBOX_{_NO_PLUGIN}.answer", "_INBOX.answer"]
     heard = [*everything, *requests, *inboxes, f"_INBOX_{_NO_PLUGIN}.>", "_INBOX.>"]
@@ -284,7 +287,7 @@ async def _permitted(addresses: list[str], user: User, attempts: Sequence[Attemp
         async with _connected(addresses, user) as (nats, refused):
             for kind, subject in attempts:
                 if kind == "publish":
-                    await nats.publish(subject, b"{}")
+                    await nats.publish(subject, b"[]")  # which every operation refuses
                 else:
                     await nats.subscribe(subject, cb=_forget)
             await nats.flush()
