@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Hashable
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Final, Optional
 
 from msgspec import Struct
 
@@ -29,6 +29,10 @@ class Operation:
         """
         raise NotImplementedError
 
+    def reply(self, content: Any, outcome: Any, /) -> bytes:
+        """The reply to what `read` returned, from what became of it; a Call makes its own."""
+        raise NotImplementedError
+
     def key(self, content: Any) -> str:
         """The key that a line of the log names."""
         return ""
@@ -38,27 +42,32 @@ class Operation:
         return {}
 
 
+class NoOperation(Operation):
+    """Stands for the operation of a message that is refused before its subject is understood."""
+
+    name = ""
+
+
+NO_OPERATION: Final = NoOperation()
+
+
 class PointRead(Operation):
     """Reads one entry. The reads of one turn are made together."""
 
     def read(self, about: Any, data: bytes, /) -> Get:
         raise NotImplementedError
 
-    def reply(self, record: Record | None) -> bytes:
+    def reply(self, content: Get, outcome: Record | None, /) -> bytes:
         raise NotImplementedError
 
 
 class EngineWrite(Operation):
-    """Commits one batch. The engine keeps the order of batches that share a key."""
+    """Commits one batch, with a short reply. The engine keeps the order of batches that share a key."""
 
     def batch(self, content: Any) -> Batch:
         raise NotImplementedError
 
-    def written(self, content: Any) -> Collection[Hashable]:
-        """The keys that it writes."""
-        raise NotImplementedError
-
-    def reply(self, content: Any, verdict: Committed | Conflict) -> bytes:
+    def reply(self, content: Any, outcome: Committed | Conflict, /) -> bytes:
         raise NotImplementedError
 
 
@@ -85,7 +94,7 @@ class Request(Struct, gc=False, eq=False):
     operation: Operation
     about: Any
     """What its subject names: a plugin, or a project."""
-    reply: str
+    reply: bytes
     """Where its reply goes; empty if it was published, or is answered already."""
     content: Any
     """The message; once it is read, what the operation made of it."""
@@ -120,6 +129,7 @@ class Owner:
         "_numbered",
         "_writing",
         "credit",
+        "examined_at",
         "is_in_turn",
         "meter",
         "name",
@@ -130,6 +140,7 @@ class Owner:
         "sent_at",
         "under_way",
         "under_way_bytes",
+        "visits",
         "waiting",
         "writes",
     )
@@ -151,6 +162,10 @@ class Owner:
         """How many seconds of work it may have before others have their turn."""
         self.is_in_turn = False
         """Whether it waits for its turn."""
+        self.visits = 0
+        """How often it has sent something while it had nothing unanswered, lately."""
+        self.examined_at = 0.0
+        """When it was last examined whether it may be forgotten."""
         self.sent, self.sent_at = 0.0, 0.0
         """How many requests of the last second count against a limit of its rate, and when the last one arrived."""
         self.ready: deque[Request] = deque()

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self
 
 from nats.aio.client import Client as Nats
@@ -21,9 +21,9 @@ from keyloft.nats.connection import servers
 from keyloft.nats.dropped import DroppedMessages
 from keyloft.nats.intake import Intake
 from keyloft.nats.messages import NatsConnection, check_nats_py
-from keyloft.nats.meters import ServiceMeters
+from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.nats.reporting import Route
-from keyloft.nats.requests import Operation, Request
+from keyloft.nats.requests import NoOperation, Operation, Request
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
 warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
@@ -103,6 +103,7 @@ class NatsService(AsyncClosing):
             self.nats,
             await self._engine(),
             route=self._route,
+            words=len(self.subject_names) + 1,
             reporter=self,
             meters=self.meters,
             reserved=self._reserved,
@@ -159,17 +160,16 @@ class NatsService(AsyncClosing):
         """Pass on a message of a plain client of nats-py."""
         if self._intake is None:
             return
-        handled = self._intake.receive(message.subject, message.reply, message.data)
-        if handled is not None and not isinstance(handled, list):
+        handled = self._intake.receive(message.subject.encode(), message.reply.encode(), message.data)
+        if isinstance(handled, Coroutine):
             await handled
 
     def _route(self, subject: str) -> Route:
         """What a subject means: identity comes from it alone, never from the message."""
-        prefix = next((prefix for prefix in self._prefixes if subject.startswith(prefix)), "")
-        *names, name = subject[len(prefix) :].split(".")
+        prefix, *names, name = subject.rsplit(".", len(self.subject_names) + 1)
         operation = self._operations.get(name)
         try:
-            if operation is None or len(names) != len(self.subject_names):
+            if operation is None or len(names) != len(self.subject_names) or f"{prefix}." not in self._prefixes:
                 operations = ", ".join(self._operations)
                 raise InvalidSubject(
                     f"a subject is {self._shown_prefix}.{self._subject_form}, the operation one of {operations}"
@@ -213,7 +213,7 @@ class NatsService(AsyncClosing):
         """Log requests that were refused because too much is waiting."""
         self._count_errors(operation.name, Busy.code, answered + dropped)
         if dropped:
-            self._dropped.add(owner, dropped)
+            self._dropped.add(owner or OTHER, dropped)
 
     def unsent(self, reason: str) -> None:
         """Log that replies could not be sent; the senders of the requests will time out."""
@@ -234,10 +234,8 @@ class NatsService(AsyncClosing):
         return found
 
 
-class UnknownSubject(Operation):
+class UnknownSubject(NoOperation):
     """Stands for the operation of a subject that names none: it is refused."""
-
-    name = ""
 
     def __init__(self, kind: type[KeyloftError], message: str) -> None:
         """`kind` and `message` of the error; not the error itself, whose traceback would keep each message."""

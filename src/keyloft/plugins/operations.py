@@ -34,9 +34,6 @@ class PluginWrite(EngineWrite):
     def batch(self, content: Set | Delete) -> Batch:
         return Batch((content,))
 
-    def written(self, content: Set | Delete) -> Collection[Hashable]:
-        return (content.key,)
-
     def key(self, content: Set | Delete) -> str:
         return str(content.key[1])
 
@@ -45,7 +42,7 @@ class PluginSet(PluginWrite):
     name = "set"
     read = staticmethod(wire.setting)
 
-    def reply(self, content: Set, verdict: Committed | Conflict) -> bytes:
+    def reply(self, content: Set, outcome: Committed | Conflict, /) -> bytes:
         return wire.STORED
 
     def details(self, content: Set, outcome: Committed) -> dict[str, int | None]:
@@ -57,9 +54,9 @@ class PluginDelete(PluginWrite):
     name = "delete"
     read = staticmethod(wire.deleting)
 
-    def reply(self, content: Delete, verdict: Committed | Conflict) -> bytes:
-        assert isinstance(verdict, Committed)
-        return wire.DELETED if verdict.found[0] else wire.NOT_DELETED
+    def reply(self, content: Delete, outcome: Committed | Conflict, /) -> bytes:
+        assert isinstance(outcome, Committed)
+        return wire.DELETED if outcome.found[0] else wire.NOT_DELETED
 
     def details(self, content: Delete, outcome: Committed) -> dict[str, int | None]:
         return {"deleted": outcome.found[0]}

@@ -96,7 +96,7 @@ def listing(plugin: str, data: bytes) -> Scan:
     return rules.listing(plugin, fields.get("prefix"), fields.get("limit"), fields.get("after"))
 
 
-def got(record: Record | None) -> bytes:
+def got(content: Get, record: Record | None) -> bytes:
     """The reply to a get."""
     if record is None:
         return ABSENT
