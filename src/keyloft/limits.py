@@ -133,7 +133,10 @@ INTAKE_BYTES: Final = 64 * 1024 * 1024
 """The same for all plugins together, and for all tenants; a quarter of it is for replies that are being made."""
 
 ROUTES: Final = 4096
-"""Of so many subjects a service remembers the meaning, and of so many owners what they have sent lately."""
+"""Of so many subjects a service remembers the meaning."""
+
+OWNERS: Final = 1024
+"""So many plugins, or tenants, with something unanswered have a queue of their own; all further ones share one."""
 
 DEADLINE_SECONDS: Final = 5.0
 """How long a request waits for the database before it is answered with an error."""
@@ -544,8 +547,8 @@ LITTLE_UNANSWERED_BYTES: Final = 64 * 1024
 SMALL_REQUEST_BYTES: Final = 1024
 """Requests of up to this size are read so fast that the time of a turn is checked after every eighth alone."""
 
-FURTHER_OWNER_BYTES: Final = 4 * 1024
-"""The same for the first request of an owner beyond ROUTES: names cost their sender nothing, and each takes memory."""
+OWNER_MEMORY_SECONDS: Final = 1.0
+"""Of how often an owner came back, a half is forgotten in this time, while new names need its queue."""
 
 VALUE_REPLY_BYTES: Final = 64 * 1024 + 512
 """How much is reserved for a reply with one value; for a shorter reply, nothing."""

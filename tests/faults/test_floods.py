@@ -67,7 +67,8 @@ async def plugin_service(address: str, db: BotDatabase, **options: Any) -> Async
 
 @pytest.fixture
 async def client(nats_url: str) -> AsyncIterator[Nats]:
-    connection = await nats.connect(nats_url)
+    # Not nats-py's own client: its flush may return before the server has seen a subscription.
+    connection = await connect(nats_url, name="client")
     yield connection
     await connection.close()
 
@@ -249,9 +250,9 @@ async def test_a_call_whose_deadline_comes_before_its_first_step_is_answered_and
         await client.flush()
         taken = service._intake
         assert taken is not None
-        taken.receive("db.semantic.acme.web.list", "late.reply", b"{}")
+        taken.receive(b"db.semantic.acme.web.list", b"late.reply", b"{}")
         await asyncio.sleep(0)  # its turn comes, and its task has not yet begun
-        taken._late.give_up_late(time.perf_counter())
+        taken._deadlines.give_up_late(time.perf_counter())
         reply = json.loads((await replies.next_msg(timeout=SECONDS)).data)
         assert reply["error_code"] == "DATABASE_ERROR"
         async with asyncio.timeout(SECONDS):

@@ -15,7 +15,7 @@ import pytest
 from nats.aio.client import Client as Nats
 
 import keyloft
-from keyloft import InvalidArgument
+from keyloft import InvalidArgument, limits
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import connect
 from keyloft.plugins import BotDatabase, DatabaseService
@@ -183,6 +183,46 @@ async def test_owners_with_much_unanswered_do_not_shut_out_those_with_little(cli
             await until(lambda: sum(meter.dropped for meter in service.meters.owners.values()) > 0)
             assert (await ask(client, "small.get", key="k")) == {"success": True, "exists": False}
         await until(lambda: not service.unanswered)
+
+
+class TestMoreNamesThanQueues:
+    """While another program locks the file, each name has an unfinished write, and keeps its queue."""
+
+    async def flood(self, client: Nats, service: DatabaseService) -> None:
+        for number in range(limits.OWNERS + 100):
+            await publish(client, f"p{number}.set", key="k", value=number)
+        await until(lambda: service.unanswered == limits.OWNERS + 100)
+
+    async def test_a_plugin_that_comes_back_is_served_while_new_names_are_refused(
+        self, client: Nats, db: BotDatabase
+    ) -> None:
+        async with serving(client, db, bounds=IntakeBounds(owner_bytes=40_000)) as service:
+            async with locked(db):
+                await self.flood(client, service)
+            await until(lambda: not service.unanswered)
+            for _ in range(64):  # it takes the queue of a name that did not come back
+                await ask(client, "good.get", key="k")
+            async with locked(db):
+                await self.flood(client, service)
+                for number in range(1000):
+                    await publish(client, f"new{number}.set", key="k", value=number)
+                assert (await ask(client, "new.get", key="k"))["error_code"] == "BUSY"
+                assert await ask(client, "good.get", key="k") == {"success": True, "exists": False}
+                assert await ask(client, "good.list") == {"success": True, "keys": [], "count": 0, "truncated": False}
+            await until(lambda: not service.unanswered)
+            assert await ask(client, "new.get", key="k") == {"success": True, "exists": False}
+            assert service.meters.owners["other"].dropped > 0
+
+    async def test_names_that_share_a_queue_read_what_they_published(self, client: Nats, db: BotDatabase) -> None:
+        async with serving(client, db) as service:
+            async with locked(db):
+                await self.flood(client, service)
+                await publish(client, "late.set", key="k", value=1)
+                asking = asyncio.create_task(ask(client, "late.get", key="k"))
+                await until(lambda: service.unanswered == limits.OWNERS + 102)
+            assert (await asking)["value"] == 1
+            stored = [await db.kv_get(f"p{number}", "k") for number in range(limits.OWNERS + 100)]
+            assert [found["value"] for found in stored] == list(range(limits.OWNERS + 100))
 
 
 @pytest.mark.parametrize(("rate", "carried_out"), [(0.5, 1), (5.0, 5)])

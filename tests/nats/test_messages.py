@@ -169,7 +169,7 @@ class TestFlush:
         for number in range(50):
             heard: list[bytes] = []
 
-            def take(subject: str, reply: str, data: bytes, heard: list[bytes] = heard) -> None:
+            def take(subject: bytes, reply: bytes, data: bytes, heard: list[bytes] = heard) -> None:
                 heard.append(data)
 
             subscription = await listener.subscribe(f"flush.{number}.>")
@@ -206,8 +206,8 @@ class TestReading:
         refused: list[bytes] = []
         sent: list[bytes] = []
 
-        def take(subject: str, reply: str, data: bytes) -> list[bytes]:
-            refused.append(reply.encode())
+        def take(subject: bytes, reply: bytes, data: bytes) -> list[bytes]:
+            refused.append(reply)
             return refused
 
         def iterate() -> None:
@@ -229,7 +229,7 @@ class TestReading:
 
     async def test_half_a_message_of_an_ended_subscription_does_not_delay_the_next(self) -> None:
         connection = NatsConnection()
-        taken: list[str] = []
+        taken: list[bytes] = []
         first, second = Subscription(connection, 1), Subscription(connection, 2)
         connection.handle(first, lambda subject, reply, data: taken.append(subject))
         await connection._ps.parse(b"MSG a 1 5000\r\nabc")
@@ -238,7 +238,7 @@ class TestReading:
         connection.handle(second, lambda subject, reply, data: taken.append(subject))
         await connection._ps.parse(b"G b 2 2\r\nhi\r\n")
         await connection._ps.parse(b"MSG c 2 2\r\nhi\r\nPI")
-        assert taken == ["b", "c"]
+        assert taken == [b"b", b"c"]
 
 
 class TestPublishing:
@@ -246,7 +246,7 @@ class TestPublishing:
         async with private_server() as server:
             connection = await connect(server.url, name="test")
             subscription = await connection.subscribe("here")
-            small, large = ("here", b"small"), ("here", b"x" * (connection.max_payload + 1))
+            small, large = (b"here", b"small"), (b"here", b"x" * (connection.max_payload + 1))
 
             async def heard(times: int) -> None:
                 for _ in range(times):

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keyloft import InvalidArgument, InvalidJson, KeyloftError, MissingField, ValueTooLarge
-from keyloft.core.records import AtKey, Count, Record, Scan, Set
+from keyloft.core.records import AtKey, Count, Get, Record, Scan, Set, Space
 from keyloft.core.values import Encoding, decode_json
 from keyloft.nats import payloads
 from keyloft.nats.errors import wire_code
@@ -118,7 +118,11 @@ def test_what_was_set_is_what_is_got(value: Any) -> None:
     except (KeyloftError, ValueError):
         return
     record = Record(("p", "k"), stored, Encoding.JSON, 1, None)
-    assert json.loads(wire.got(record)) == {"success": True, "exists": True, "value": value}
+    assert json.loads(wire.got(Get(Space.PLUGINS, record.key), record)) == {
+        "success": True,
+        "exists": True,
+        "value": value,
+    }
 
 
 @pytest.mark.parametrize("value", [b"9" * 70_000, b"[" + b"9" * 60_000 + b"," + b"9" * 60_000 + b"]"])
@@ -154,7 +158,8 @@ def test_a_value_of_900_levels_is_set_and_got_whatever_the_caller_s_stack(levels
             return descend(frames - 1)
         stored = wire.setting("p", b'{"key":"k","value":' + value + b"}").value
         assert stored == value
-        assert wire.got(Record(("p", "k"), stored, Encoding.JSON, 1, None)).endswith(b":" + value + b"}")
+        record = Record(("p", "k"), stored, Encoding.JSON, 1, None)
+        assert wire.got(Get(Space.PLUGINS, record.key), record).endswith(b":" + value + b"}")
         return None
 
     run_in_thread(lambda: descend(0))

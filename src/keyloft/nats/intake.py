@@ -16,19 +16,18 @@ from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.core.engine import Engine, Verdict
-from keyloft.core.records import Record
 from keyloft.errors import Busy, InvalidSubject
 from keyloft.nats.bounds import IntakeBounds
-from keyloft.nats.deadlines import Deadlines
+from keyloft.nats.deadlines import NOT_CARRIED_OUT, Deadlines
 from keyloft.nats.errors import wire_code
-from keyloft.nats.late_requests import LateRequests
 from keyloft.nats.many import NO_REPLIES, Collectors, ManyRequests, taken_apart
-from keyloft.nats.messages import Handled
-from keyloft.nats.meters import OTHER, ServiceMeters
+from keyloft.nats.messages import Handled, RefusedNames
+from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.outbox import Outbox
 from keyloft.nats.owner_work import OwnerWork
+from keyloft.nats.owners import Owners
 from keyloft.nats.reporting import EventSubject, IntakeReporter, Route
-from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
+from keyloft.nats.requests import NO_OPERATION, Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
 from keyloft.nats.turn_reads import TurnReads
 from keyloft.nats.turns import Turns, steps
 
@@ -42,6 +41,7 @@ class Intake(OwnerWork):
         engine: Engine,
         *,
         route: Callable[[str], Route],
+        words: int,
         reporter: IntakeReporter,
         meters: ServiceMeters,
         reserved: Sequence[str],
@@ -52,6 +52,7 @@ class Intake(OwnerWork):
         nats: The connection on which requests arrive.
         engine: Carries out the operations that are a read or a batch.
         route: What a subject means.
+        words: How many words of a subject follow its prefix; the first of them is the owner's name.
         reporter: Logs what becomes of requests.
         meters: Counts them.
         reserved: The service's own prefixes: a reply there would be a request in its name.
@@ -60,33 +61,28 @@ class Intake(OwnerWork):
         """
         self._engine = engine
         self._collectors = Collectors(nats)
-        self._find_route = route
         self._reporter = reporter
-        self._meters = meters
-        self._reserved = tuple(reserved)
+        self._reserved = tuple([prefix.encode() for prefix in reserved])
         self._deadline = deadline
-        self._bounds, self._most_replies = bounds, bounds.reply_bytes
+        self._bounds = bounds
         self._most_requests, self._reserve = bounds.request_bytes, bounds.reserve_bytes
+        self._most_replies = bounds.reply_bytes
         self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(nats, reserved, self._sent, self._refused_busy, reporter.unsent)
-        self._routes: dict[str, Route] = {}
-        self._owners: dict[str, Owner] = {}
+        self._outbox = Outbox(nats, self._reserved, self._sent, self._refused_busy, reporter.unsent)
+        self._owners = Owners(route, words, meters)
         self._turns = Turns(nats, self._take_turn, self._can_go_on)
         self._without_room: dict[Owner, None] = {}
         """Owners whose next request waits until other owners' replies are sent."""
         self._request_bytes = self._reply_bytes = 0
-        self._calls: dict[Request, asyncio.Task[None]] = {}
-        self._reads = TurnReads(engine, self._answer, self._fail)
-        self._late = LateRequests(
-            self._owners.values,
-            self._calls,
-            self._reads,
-            refuse=self._refuse,
-            end=self._end,
-            reserved=reserved,
-            deadline=deadline,
-        )
-        self._deadlines = Deadlines(self._late, deadline)
+        self.calls: set[Request] = set()
+        """Those that are carried out by a coroutine."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turn_reads = TurnReads(engine, self._answer, lambda: self._deadlines.stalled())
+        self.reads = self._turn_reads.under_way
+        """Those that wait for the database to read."""
+        self._verdicts: dict[Owner, tuple[list[Request], list[Verdict]]] = {}
+        """Writes that are decided and not yet answered."""
+        self._deadlines = Deadlines(self, self._reserved, deadline)
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
@@ -101,24 +97,28 @@ class Intake(OwnerWork):
 
     # Accepting requests
 
-    def receive(self, subject: str, reply: str, data: bytes) -> Handled:
-        """Accept a request, or refuse it."""
-        try:
-            name, operation, about = self._routes.get(subject) or self._route(subject)
-        except EventSubject:
-            return []  # what a service publishes arrives here, too: requests have the same prefix
+    def receive(self, subject: bytes, reply: bytes, data: bytes) -> Handled:
+        """Accept a request, or refuse it.
+
+        Raises:
+            UnicodeDecodeError: The subject is not UTF-8.
+        """
+        owners, bounds = self._owners, self._bounds
         size = len(data) + len(reply) + limits.REQUEST_BYTES
+        if (route := owners.routes.get(subject)) is None:
+            is_event = b".events." in subject  # what a service publishes arrives here, too: the prefix is the same
+            if not is_event and owners.others.request_bytes + size > bounds.owner_bytes and not owners.knows(subject):
+                return self._refuse_others(reply)
+            try:
+                route = owners.route(subject)
+            except EventSubject:
+                return []
+        name, operation, about = route
         if operation.holds_requests:
             size += limits.REQUEST_BYTES * min(1 + data.count(b","), limits.MANY_REQUESTS)
-        if (owner := self._owners.get(name)) is None:
-            if len(self._owners) > limits.ROUTES:
-                size += limits.FURTHER_OWNER_BYTES
-            # One that is refused needs no owner of its own: a flood of names is refused as fast as any other.
-            name = name if self._request_bytes + size <= self._most_requests + self._reserve else ""
-            if (owner := self._owners.get(name)) is None:
-                owner = self._owners[name] = Owner(name, self._meters.of(name or OTHER))
+        owner = owners.known.get(name) or owners.of(name)
         now = perf_counter()
-        bounds, unanswered = self._bounds, owner.request_bytes + size
+        unanswered = owner.request_bytes + size
         most = (
             self._most_requests if unanswered > limits.LITTLE_UNANSWERED_BYTES else self._most_requests + self._reserve
         )
@@ -128,24 +128,25 @@ class Intake(OwnerWork):
             or (bounds.requests_per_second is not None and owner.is_too_fast(bounds.requests_per_second, now))
         ):
             replies = self._outbox.refuse(owner, operation)
-            replies.append(reply.encode())
+            replies.append(reply)
             return self._outbox.wait_for_room() if self._outbox.is_full() else replies
         if not self._request_bytes:
             self._is_empty.clear()
             self._deadlines.start()
-        owner.request_bytes += size
+        if not owner.request_bytes:
+            owner.visits += 1
+        owner.request_bytes = unanswered
         self._request_bytes += size
         owner.waiting.append(Request(owner, operation, about, reply, data, now, size))
         if not owner.is_in_turn:
             self._turns.give(owner)
         return None
 
-    def _route(self, subject: str) -> Route:
-        """The owner and the operation: a subject names them, and nothing else does."""
-        if len(self._routes) >= limits.ROUTES:
-            self._routes.clear()  # names cost their sender nothing
-        found = self._routes[subject] = self._find_route(subject)
-        return found
+    def _refuse_others(self, reply: bytes) -> Handled:
+        """Refuse what names an owner without a queue of its own, whatever it asks for: there may be very many."""
+        replies = self._outbox.refuse(self._owners.others, NO_OPERATION)
+        replies.append(reply)
+        return self._outbox.wait_for_room() if self._outbox.is_full() else RefusedNames(self._owners.knows, replies)
 
     # Taking turns
 
@@ -167,13 +168,15 @@ class Intake(OwnerWork):
             if request.size > limits.SMALL_REQUEST_BYTES or not len(waiting) % 8:
                 now = perf_counter()
         if reads:
-            self._reads.make(owner, reads)
+            self._turn_reads.make(owner, reads)
 
     def _has_room(self, owner: Owner) -> bool:
         """Whether another request of an owner may be read and begun."""
         if owner.under_way >= limits.OWNER_REQUESTS_UNDER_WAY or owner.under_way_bytes >= limits.OWNER_BYTES_UNDER_WAY:
             return False  # until one of them is done
-        return self._has_room_for_reply(owner)
+        if owner.reply_bytes >= limits.OWNER_REPLY_BYTES or self._reply_bytes >= self._most_replies:
+            return self._has_room_for_reply(owner)
+        return True
 
     def _has_room_for_reply(self, owner: Owner) -> bool:
         if owner.reply_bytes >= limits.OWNER_REPLY_BYTES:
@@ -192,28 +195,30 @@ class Intake(OwnerWork):
         owner, operation = request.owner, request.operation
         try:
             if request.reply.startswith(self._reserved):
-                request.reply = ""
+                request.reply = b""
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
             if now - request.arrived > self._deadline and request.reply:
-                raise self._late.error()
+                raise self._deadlines.stalled(NOT_CARRIED_OUT)
             content = request.content = operation.read(request.about, request.content)
         except Variant as asked:
             operation = request.operation = operation.variants[asked.name]
             content = request.content = asked.content
         except Exception as error:
-            self._refuse(request, error)
-            self._end(request)
+            self.refuse(request, error)
+            self.end(request)
             return
-        if operation.holds_requests:
+        if isinstance(operation, EngineWrite):  # the engine keeps the order of its keys
+            if owner.exclusive is None and not operation.reply_bytes:
+                self._submit(request, operation)
+                return
+            waits = owner.exclusive is not None and owner.waits_in_order(request, operation.written(content))
+        elif isinstance(operation, PointRead):
+            waits = bool(owner.writes) and owner.must_wait(request, (content.key,))
+        elif isinstance(operation, Call):
+            waits = owner.waits_in_order(request, operation.written(content), operation.keys_read(content))
+        else:
             self._take_apart(request, content)
             return
-        if isinstance(operation, PointRead):
-            waits = bool(owner.writes) and owner.must_wait(request, (content.key,))
-        elif isinstance(operation, EngineWrite):  # the engine keeps the order of its keys
-            waits = owner.exclusive is not None and owner.waits_in_order(request, operation.written(content))
-        else:
-            assert isinstance(operation, Call)
-            waits = owner.waits_in_order(request, operation.written(content), operation.keys_read(content))
         if not waits:
             self._begin(request, reads)
 
@@ -234,7 +239,7 @@ class Intake(OwnerWork):
         """Send replies to the requests that a message held."""
         if is_last:
             self._finish(request, reply, count)
-            self._end(request)
+            self.end(request)
         else:
             request.owner.reply_bytes += len(reply)
             self._reply_bytes += len(reply)
@@ -244,7 +249,7 @@ class Intake(OwnerWork):
         """Begin a request that waits for nothing; reads are made at the end of the turn."""
         operation = request.operation
         if request.is_given_up:
-            self._end(request)
+            self.end(request)
             return
         if size := operation.reply_bytes:
             request.reserved = size
@@ -254,68 +259,41 @@ class Intake(OwnerWork):
             reads.append(request)
         elif isinstance(operation, EngineWrite):
             self._submit(request, operation)
-        elif isinstance(operation, Call):
+        else:
+            assert isinstance(operation, Call)
             self._call(request, operation)
 
     # Carrying out
 
-    def _fail(self, requests: Sequence[Request], error: Exception | None) -> None:
-        for request in requests:
-            self._refuse(request, error or self._late.error(""))
-            self._end(request)
-
-    def _answer(self, owner: Owner, requests: Sequence[Request], records: Sequence[Record | None]) -> None:
-        # Most requests are gets, so they are counted and answered together.
-        now = perf_counter()
-        durations, logs_all = owner.meter.durations, self._reporter.logs_all()
-        replies: list[tuple[str, bytes]] = []
-        reserved = reply_size = size = 0
-        for request, record in zip(requests, records, strict=True):
-            operation, seconds = request.operation, now - request.arrived
-            assert isinstance(operation, PointRead)
-            durations[operation.name].add(seconds)
-            if logs_all or seconds > limits.SLOW_SECONDS:
-                self._reporter.done(request, seconds, record)
-            try:
-                reply = operation.reply(record)
-            except Exception as error:
-                reply = self._reporter.refused(request, error)
-            if request.collector is not None:
-                request.collector.add(request.position, reply, False)
-            elif request.reply:
-                replies.append((request.reply, reply))
-                reply_size += len(reply)
-            reserved += request.reserved
-            size += request.size
-        if replies:
-            self._outbox.add_all(owner, replies, reply_size)
-        self._make_room(owner, len(requests), size, reserved - reply_size)
-
     def _submit(self, request: Request, operation: EngineWrite) -> None:
-        content = request.content
+        owner, batch = request.owner, operation.batch(request.content)
         if request.written is None:
-            request.owner.begin_write(request, operation.written(content))
+            owner.begin_write(request, [mutation.key for mutation in batch.mutations])
         try:
-            submission = self._engine.submit(operation.batch(content), partial(self._committed, request))
+            submission = self._engine.submit(batch, partial(self._decided, request))
         except Exception as error:
-            self._refuse(request, error)
-            self._end(request)
+            self._answer(owner, [request], [error])
         else:
             request.cancel = submission.withdraw
 
-    def _committed(self, request: Request, verdict: Verdict) -> None:
-        operation = request.operation
-        assert isinstance(operation, EngineWrite)
-        try:
-            if isinstance(verdict, Exception):
-                raise verdict
-            self._finish(request, operation.reply(request.content, verdict), verdict)
-        except Exception as error:
-            self._refuse(request, error)
-        self._end(request)
+    def _decided(self, request: Request, verdict: Verdict) -> None:
+        """Note what became of a write: those that are decided at the same time are answered together."""
+        if not self._verdicts:
+            self._loop.call_soon(self._answer_writes)
+        if (some := self._verdicts.get(request.owner)) is None:
+            some = self._verdicts[request.owner] = ([], [])
+        some[0].append(request)
+        some[1].append(verdict)
+
+    def _answer_writes(self) -> None:
+        verdicts, self._verdicts = self._verdicts, {}
+        for owner, some in verdicts.items():
+            self._answer(owner, *some)
 
     def _call(self, request: Request, operation: Call) -> None:
-        task = self._calls[request] = self._loop.create_task(self._carry_out(request, operation))
+        self.calls.add(request)
+        task = self._loop.create_task(self._carry_out(request, operation))
+        self._tasks.add(task)
         task.add_done_callback(partial(self._called, request))
         if request.written is None:
             request.cancel = task.cancel
@@ -326,14 +304,53 @@ class Intake(OwnerWork):
             if reply:  # else no message has asked for it
                 self._finish(request, reply, outcome)
         except Exception as error:
-            self._refuse(request, error)
+            self.refuse(request, error)
 
     def _called(self, request: Request, task: "asyncio.Task[None]") -> None:
         """A call has ended, or was cancelled because its deadline was over, perhaps before its first step."""
-        del self._calls[request]
-        self._end(request)
+        self._tasks.discard(task)
+        self.calls.discard(request)
+        self.end(request)
 
     # Answering
+
+    def _answer(self, owner: Owner, requests: Sequence[Request], outcomes: Sequence[Any]) -> None:
+        """Answer reads or writes of an owner, each with what became of it: most requests pass here, so in one go."""
+        now, logs_all = perf_counter(), self._reporter.logs_all()
+        operation, timing = requests[0].operation, owner.meter.durations[requests[0].operation.name]
+        replies: list[tuple[bytes, bytes]] = []
+        reserved = reply_size = size = 0
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if request.operation is not operation:  # mostly the same as before
+                operation = request.operation
+                timing = owner.meter.durations[operation.name]
+            is_written = False
+            try:
+                if isinstance(outcome, Exception):
+                    reply = self._refusal(request, outcome)
+                else:
+                    reply = operation.reply(request.content, outcome)
+                    is_written = request.written is not None
+                    seconds = now - request.arrived
+                    timing.add(seconds)
+                    if logs_all or seconds > limits.SLOW_SECONDS:
+                        self._reporter.done(request, seconds, outcome)
+            except Exception as error:
+                reply = self._refusal(request, error)
+            if request.collector is not None:
+                request.collector.add(request.position, reply, is_written)
+            elif request.reply:
+                replies.append((request.reply, reply))
+                reply_size += len(reply)
+            if request.written is not None:
+                owner.end_write(request)
+            # What it cancels refers to the request; the collector does not see requests, and would free neither.
+            request.cancel = request.content = None
+            reserved += request.reserved
+            size += request.size
+        if replies:
+            self._outbox.add_all(owner, replies, reply_size)
+        self._make_room(owner, len(requests), size, reserved - reply_size)
 
     def _finish(self, request: Request, reply: bytes, outcome: Any) -> None:
         """Answer a request that was carried out."""
@@ -343,21 +360,24 @@ class Intake(OwnerWork):
             self._reporter.done(request, seconds, outcome)
         self._send(request, reply, is_written=request.written is not None)
 
-    def _refuse(self, request: Request, error: Exception) -> None:
+    def refuse(self, request: Request, error: Exception) -> None:
         """Answer a request that was refused, or has failed."""
+        self._send(request, self._refusal(request, error))
+
+    def _refusal(self, request: Request, error: Exception) -> bytes:
         request.owner.meter.errors[wire_code(error)] += 1
-        self._send(request, self._reporter.refused(request, error))
+        return self._reporter.refused(request, error)
 
     def _send(self, request: Request, reply: bytes, *, is_written: bool = False) -> None:
         if request.collector is not None:
-            collector, request.collector, request.reply = request.collector, None, ""
+            collector, request.collector, request.reply = request.collector, None, b""
             collector.add(request.position, reply, is_written)
         elif request.reply:
             self._outbox.add(request.owner, request.reply, reply)
-            request.reply = ""
+            request.reply = b""
             request.reserved -= len(reply)  # the outbox has them now
 
-    def _end(self, request: Request) -> None:
+    def end(self, request: Request) -> None:
         """A request is done."""
         owner = request.owner
         # What it cancels refers to the request; the collector does not see requests, and would free neither.
@@ -380,23 +400,15 @@ class Intake(OwnerWork):
         """Give back room for replies, and let owners go on that have waited for it."""
         owner.reply_bytes -= size
         self._reply_bytes -= size
-        if not owner.is_in_turn:
-            if owner.waiting or owner.ready:
-                self._turns.give(owner)
-            else:
-                self._forget_if_idle(owner)
+        if not owner.is_in_turn and (owner.waiting or owner.ready):
+            self._turns.give(owner)
         if self._without_room and self._reply_bytes < self._most_replies:
             waiting, self._without_room = self._without_room, {}
             for other in waiting:
                 if not other.is_in_turn:
                     self._turns.give(other)
 
-    def _forget_if_idle(self, owner: Owner) -> None:
-        if len(self._owners) > limits.ROUTES and owner.is_idle and self._owners.get(owner.name) is owner:
-            del self._owners[owner.name]
-
     def _refused_busy(self, owner: Owner, operation: Operation, answered: int, dropped: int) -> None:
         owner.meter.errors[Busy.code] += answered
         owner.meter.dropped += dropped
         self._reporter.refused_busy(owner.name, operation, answered, dropped)
-        self._forget_if_idle(owner)

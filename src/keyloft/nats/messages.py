@@ -11,7 +11,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from nats.aio.client import Client as Nats
 from nats.aio.subscription import Subscription
@@ -93,12 +93,22 @@ def _shape(owner: object, name: str) -> str:
     return ("async " if inspect.iscoroutinefunction(part) else "") + str(inspect.Signature(parameters))
 
 
-Handled: TypeAlias = Coroutine[Any, Any, None] | list[bytes] | None
-"""What a handler returns. A coroutine: no further message is read before it is done. A list: all messages of the same
-subject that follow before the next iteration of the event loop are refused; their reply subjects go to this list."""
+class RefusedNames(NamedTuple):
+    """Says that messages of all subjects are refused but for those that are known."""
 
-Handler: TypeAlias = Callable[[str, str, bytes], Handled]
-"""Called with a message's subject, reply subject and data."""
+    knows: Callable[[bytes], bool]
+    """Whether a subject is known, and its message is to be handled."""
+    replies: list[bytes]
+    """Where the reply subjects of the others go."""
+
+
+Handled: TypeAlias = Coroutine[Any, Any, None] | RefusedNames | list[bytes] | None
+"""What a handler returns. A coroutine: no further message is read before it is done. A list: all messages of the same
+subject that follow before the next iteration of the event loop are refused; their reply subjects go to this list.
+RefusedNames: the same for all messages of its subscription whose subject is not known."""
+
+Handler: TypeAlias = Callable[[bytes, bytes, bytes], Handled]
+"""Called with a message's subject, reply subject and data. It may raise UnicodeDecodeError: the message is left out."""
 
 
 class NatsConnection(Nats):
@@ -189,8 +199,14 @@ class _Parser(Parser):
             self.buf.clear()
         at = 0
         refused: dict[tuple[bytes, bytes], list[bytes]] = {}
+        names: dict[bytes, RefusedNames] = {}
         while at < len(data):
-            if (found := _MESSAGE(data, at)) is None:
+            if (found := _PLAIN_MESSAGE(data, at)) is not None:  # most of them
+                subject, sid, reply, size = found.groups(b"")
+                headers = b""
+            elif (found := _MESSAGE(data, at)) is not None:
+                _, subject, sid, reply, headers, size = found.groups(b"")
+            else:
                 end = data.find(b"\r\n", at) + 2
                 if end < 2:
                     self.buf += data[at:]
@@ -198,12 +214,12 @@ class _Parser(Parser):
                     return
                 await super().parse(data[at:end])
                 refused.clear()
+                names.clear()
                 at = end
                 if self.state != AWAITING_CONTROL_LINE:  # a message in a form that no nats-server writes
                     await super().parse(data[at:])
                     return
                 continue
-            _, subject, sid, reply, headers, size = found.groups(b"")
             begin = found.end()
             end = begin + int(size)
             if end + 2 > len(data):
@@ -216,21 +232,28 @@ class _Parser(Parser):
             if refused and (replies := refused.get((sid, subject))) is not None:
                 replies.append(reply)
                 continue
+            if names and (some := names.get(sid)) is not None and not some.knows(subject):
+                some.replies.append(reply)
+                continue
             body = begin + int(headers) if headers else begin
             if (handler := handlers.get(int(sid))) is None:
                 await self.nc._process_msg(int(sid), subject, reply, data[body:end], data[begin:body])
                 refused.clear()
+                names.clear()
                 continue
             try:
-                handled = handler(subject.decode(), reply.decode(), data[body:end])
+                handled = handler(subject, reply, data[body:end])
             except UnicodeDecodeError as error:
                 _log_unreadable(error)
                 continue
             if isinstance(handled, list):
                 refused[sid, subject] = handled
+            elif isinstance(handled, RefusedNames):
+                names[sid] = handled
             elif handled is not None:
                 await handled
                 refused.clear()
+                names.clear()
 
 
 # Groups: whether it has headers, subject, subscription, reply subject, size of the headers, size of headers and data.
@@ -238,6 +261,9 @@ class _Parser(Parser):
 _MESSAGE: Final = re.compile(
     rb"(?:MSG|(H)MSG) ([^ \t\r\n]++) ([0-9]++) (?:([^ \t\r\n]++) )?(?(1)([0-9]++) )([0-9]++)\r\n"
 ).match
+
+# Groups: subject, subscription, reply subject, size. The same for a message without headers, and faster.
+_PLAIN_MESSAGE: Final = re.compile(rb"MSG (\S++) (\d++) (?:(\S++) )?(\d++)\r\n").match
 
 
 _WHITE_SPACE: Final = re.compile(r"\s").search
@@ -248,7 +274,7 @@ def _log_unreadable(error: Exception) -> None:
     logger.debug("NATS: a message that can't be read was left out: %s", type(error).__name__)
 
 
-async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -> None:
+async def publish_all(connection: Nats, messages: Sequence[tuple[bytes, bytes]]) -> None:
     """Publish to subjects that arrived from NATS: joined into one command, it takes a fraction of the time.
 
     Raises:
@@ -258,7 +284,7 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[str, bytes]]) -
         await _publish_each(connection, messages)
         return
     pub, largest = b"PUB %b %d\r\n%b\r\n", connection.max_payload
-    commands = [pub % (subject.encode(), len(data), data) for subject, data in messages if len(data) <= largest]
+    commands = [pub % (subject, len(data), data) for subject, data in messages if len(data) <= largest]
     await connection._send_command(b"".join(commands))
     await connection._flush_pending()
     if len(commands) < len(messages):
@@ -287,15 +313,15 @@ async def publish_requests(connection: Nats, requests: Sequence[tuple[str, str, 
 async def publish_to_all(connection: Nats, subjects: Sequence[bytes], data: bytes) -> None:
     """Publish the same data to subjects that arrived from NATS, at least one."""
     if not connection.is_connected:
-        await _publish_each(connection, [(subject.decode(errors="replace"), data) for subject in subjects])
+        await _publish_each(connection, [(subject, data) for subject in subjects])
         return
     rest = b" %d\r\n%b\r\n" % (len(data), data)
     await connection._send_command(b"PUB " + (rest + b"PUB ").join(subjects) + rest)
     await connection._flush_pending()
 
 
-async def _publish_each(connection: Nats, messages: Iterable[tuple[str, bytes]]) -> None:
+async def _publish_each(connection: Nats, messages: Iterable[tuple[bytes, bytes]]) -> None:
     """While the server is away, nats-py keeps as much as it may until then, and refuses the rest one by one."""
-    sending = [connection.publish(subject, data) for subject, data in messages]
+    sending = [connection.publish(subject.decode(errors="replace"), data) for subject, data in messages]
     if failures := [failure for failure in await asyncio.gather(*sending, return_exceptions=True) if failure]:
         raise failures[-1]

@@ -24,7 +24,7 @@ class Outbox:
     def __init__(
         self,
         nats: Nats,
-        reserved: Sequence[str],
+        reserved: Sequence[bytes],
         sent: Callable[[Owner, int], None],
         refused: Callable[[Owner, Operation, int, int], None],
         failed: Callable[[str], None],
@@ -38,11 +38,11 @@ class Outbox:
         """
         self._nats = nats
         self._sending = nats.sending if isinstance(nats, NatsConnection) else asyncio.Lock()
-        self._reserved = tuple([prefix.encode() for prefix in reserved])
+        self._reserved = tuple(reserved)
         self._sent = sent
         self._refused = refused
         self._failed = failed
-        self._replies: list[tuple[str, bytes]] = []
+        self._replies: list[tuple[bytes, bytes]] = []
         self._owners: list[tuple[Owner, int]] = []
         self._busy: dict[tuple[Owner, Operation], list[bytes]] = {}
         self._arrived = asyncio.Event()
@@ -52,14 +52,14 @@ class Outbox:
         """Whether the task waits for something to send."""
         self._task = asyncio.create_task(self._send_forever(), name="keyloft replies")
 
-    def add(self, owner: Owner, subject: str, data: bytes) -> None:
+    def add(self, owner: Owner, subject: bytes, data: bytes) -> None:
         """Send a reply soon. `sent` is called for it."""
         self._replies.append((subject, data))
         self._owners.append((owner, len(data)))
         if self._is_idle:
             self._wake()
 
-    def add_all(self, owner: Owner, replies: Iterable[tuple[str, bytes]], size: int) -> None:
+    def add_all(self, owner: Owner, replies: Iterable[tuple[bytes, bytes]], size: int) -> None:
         """Send replies of so many bytes in all soon. `sent` is called for them."""
         self._replies += replies
         self._owners.append((owner, size))
@@ -115,7 +115,7 @@ class Outbox:
                 self._sent(owner, size)
 
     async def _send(
-        self, replies: Sequence[tuple[str, bytes]], busy: dict[tuple[Owner, Operation], list[bytes]]
+        self, replies: Sequence[tuple[bytes, bytes]], busy: dict[tuple[Owner, Operation], list[bytes]]
     ) -> None:
         # In turns with other services of this connection: one whose replies are large would keep it full for ever.
         async with self._sending:

@@ -6,8 +6,8 @@ from time import perf_counter
 from typing import Any
 
 from keyloft import limits
-from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.outbox import Outbox
+from keyloft.nats.owners import Owners
 from keyloft.nats.requests import Call, Owner, Request
 from keyloft.nats.turns import Turns
 
@@ -15,8 +15,7 @@ from keyloft.nats.turns import Turns
 class OwnerWork:
     """The part of an intake that knows its owners, and lets other parts of the service work in their turns."""
 
-    _owners: dict[str, Owner]
-    _meters: ServiceMeters
+    _owners: Owners
     _turns: Turns
     _outbox: Outbox
     _request_bytes: int
@@ -26,12 +25,12 @@ class OwnerWork:
     @property
     def owners(self) -> Iterable[Owner]:
         """The owners that have sent something lately."""
-        return self._owners.values()
+        return self._owners
 
     @property
     def unanswered(self) -> int:
         """How many requests are accepted and not yet finished."""
-        return sum([len(owner.waiting) + owner.under_way for owner in self._owners.values()])
+        return sum([len(owner.waiting) + owner.under_way for owner in self._owners])
 
     def enqueue(self, name: str, operation: Call, content: Any) -> None:
         """Let something take place in an owner's turn that no message has asked for."""
@@ -40,7 +39,7 @@ class OwnerWork:
             self._is_empty.clear()
         owner.request_bytes += limits.REQUEST_BYTES
         self._request_bytes += limits.REQUEST_BYTES
-        owner.waiting.append(Request(owner, operation, None, "", content, perf_counter(), limits.REQUEST_BYTES))
+        owner.waiting.append(Request(owner, operation, None, b"", content, perf_counter(), limits.REQUEST_BYTES))
         if not owner.is_in_turn:
             self._turns.give(owner)
 
@@ -49,9 +48,7 @@ class OwnerWork:
         owner, size = self._owner(name), sum([len(data) for _, data in messages])
         owner.reply_bytes += size
         self._reply_bytes += size
-        self._outbox.add_all(owner, messages, size)
+        self._outbox.add_all(owner, [(subject.encode(), data) for subject, data in messages], size)
 
     def _owner(self, name: str) -> Owner:
-        if (owner := self._owners.get(name)) is None:
-            owner = self._owners[name] = Owner(name, self._meters.of(name))
-        return owner
+        return self._owners.known.get(name) or self._owners.of(name)

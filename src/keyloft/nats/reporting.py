@@ -9,6 +9,7 @@ class Route(NamedTuple):
     """What a subject means."""
 
     owner: str
+    """The name of a plugin or tenant; empty if the subject names none."""
     operation: Operation
     about: Any
     """What the operation knows of the subject: a plugin, or a project."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
-from typing import Any, NoReturn, Optional, Protocol
+from typing import Any, Final, NoReturn, Optional, Protocol
 
 from msgspec import Struct
 
@@ -48,6 +48,10 @@ class Operation:
         """
         raise NotImplementedError
 
+    def reply(self, content: Any, outcome: Any, /) -> bytes:
+        """The reply to what `read` returned, from what became of it; a Call makes its own."""
+        raise NotImplementedError
+
     def key(self, content: Any) -> str:
         """The key that a line of the log names."""
         return ""
@@ -57,18 +61,27 @@ class Operation:
         return {}
 
 
+class NoOperation(Operation):
+    """Stands for the operation of a message that is refused before its subject is understood."""
+
+    name = ""
+
+
+NO_OPERATION: Final = NoOperation()
+
+
 class PointRead(Operation):
     """Reads one entry. The reads of one turn are made together."""
 
     def read(self, about: Any, data: bytes, /) -> Get:
         raise NotImplementedError
 
-    def reply(self, record: Record | None) -> bytes:
+    def reply(self, content: Get, outcome: Record | None, /) -> bytes:
         raise NotImplementedError
 
 
 class EngineWrite(Operation):
-    """Commits one batch. The engine keeps the order of batches that share a key."""
+    """Commits one batch, with a short reply. The engine keeps the order of batches that share a key."""
 
     def batch(self, content: Any) -> Batch:
         raise NotImplementedError
@@ -77,7 +90,7 @@ class EngineWrite(Operation):
         """The keys that it writes."""
         raise NotImplementedError
 
-    def reply(self, content: Any, verdict: Committed | Conflict) -> bytes:
+    def reply(self, content: Any, outcome: Committed | Conflict, /) -> bytes:
         raise NotImplementedError
 
 
@@ -97,10 +110,8 @@ class Call(Operation):
         raise NotImplementedError
 
 
-class RefusedOperation(Operation):
+class RefusedOperation(NoOperation):
     """Stands for what can't be carried out, such as the operation of a subject that names none: it is refused."""
-
-    name = ""
 
     def __init__(self, kind: type[KeyloftError], message: str) -> None:
         """`kind` and `message` of the error; not the error itself, whose traceback would keep each message."""
@@ -124,7 +135,7 @@ class Request(Struct, gc=False, eq=False):
     operation: Operation
     about: Any
     """What its subject names: a plugin, or a project."""
-    reply: str
+    reply: bytes
     """Where its reply goes; empty if it was published, or is answered already."""
     content: Any
     """The message; once it is read, what the operation made of it."""
@@ -164,6 +175,7 @@ class Owner:
         "_numbered",
         "_writing",
         "credit",
+        "examined_at",
         "exclusive",
         "is_in_turn",
         "meter",
@@ -175,6 +187,7 @@ class Owner:
         "sent_at",
         "under_way",
         "under_way_bytes",
+        "visits",
         "waiting",
         "writes",
     )
@@ -196,6 +209,10 @@ class Owner:
         """How many seconds of work it may have before others have their turn."""
         self.is_in_turn = False
         """Whether it waits for its turn."""
+        self.visits = 0
+        """How often it has sent something while it had nothing unanswered, lately."""
+        self.examined_at = 0.0
+        """When it was last examined whether it may be forgotten."""
         self.sent, self.sent_at = 0.0, 0.0
         """How many requests of the last second count against a limit of its rate, and when the last one arrived."""
         self.ready: deque[Request] = deque()

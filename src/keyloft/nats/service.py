@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from nats.aio.client import Client as Nats
@@ -23,7 +23,7 @@ from keyloft.nats.dropped import DroppedMessages
 from keyloft.nats.events import EVENTS, WATCH
 from keyloft.nats.intake import Intake
 from keyloft.nats.messages import NatsConnection, check_nats_py
-from keyloft.nats.meters import ServiceMeters
+from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.nats.publications import Watchable
 from keyloft.nats.publisher import EventPublisher
 from keyloft.nats.reporting import EventSubject, Route
@@ -119,6 +119,7 @@ class NatsService(AsyncClosing):
             self.nats,
             engine,
             route=self._route,
+            words=len(self.subject_names) + 1,
             reporter=self,
             meters=self.meters,
             reserved=self._reserved,
@@ -181,20 +182,23 @@ class NatsService(AsyncClosing):
         """Pass on a message of a plain client of nats-py."""
         if self._intake is None:
             return
-        handled = self._intake.receive(message.subject, message.reply, message.data)
-        if handled is not None and not isinstance(handled, list):
+        handled = self._intake.receive(message.subject.encode(), message.reply.encode(), message.data)
+        if isinstance(handled, Coroutine):
             await handled
 
     def _route(self, subject: str) -> Route:
         """What a subject means: identity comes from it alone, never from the message."""
-        prefix = next((prefix for prefix in self._prefixes if subject.startswith(prefix)), "")
-        *names, name = subject[len(prefix) :].split(".")
-        if len(names) == len(self.subject_names) + 1 and names[-1] == EVENTS:
-            raise EventSubject
+        words = len(self.subject_names)
+        if f".{EVENTS}." in subject:
+            first, *_, before_id, _ = subject.rsplit(".", words + 2)
+            if before_id == EVENTS and f"{first}." in self._prefixes:
+                raise EventSubject
+        prefix, *names, name = subject.rsplit(".", words + 1)
         try:
-            operation = self._named(name if len(names) == len(self.subject_names) else "")
+            is_ours = len(names) == words and f"{prefix}." in self._prefixes
+            operation = self._named(name if is_ours else "")
             if name == WATCH:
-                operation = self._watches.get(prefix, operation)
+                operation = self._watches[f"{prefix}."]
             owner, about = self._owner_of(names)
         except KeyloftError as error:
             return Route("", RefusedOperation(type(error), str(error)), None)
@@ -247,7 +251,7 @@ class NatsService(AsyncClosing):
         """Log requests that were refused because too much is waiting."""
         self._count_errors(operation.name, Busy.code, answered + dropped)
         if dropped:
-            self._dropped.add(owner, dropped)
+            self._dropped.add(owner or OTHER, dropped)
 
     def unsent(self, reason: str) -> None:
         """Log that replies could not be sent; the senders of the requests will time out."""

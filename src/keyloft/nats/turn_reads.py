@@ -6,7 +6,6 @@ from typing import Any
 
 from keyloft import limits
 from keyloft.core.engine import Engine
-from keyloft.core.records import Record
 from keyloft.nats.requests import Owner, Request
 from keyloft.nats.turns import steps
 
@@ -17,18 +16,19 @@ class TurnReads:
     def __init__(
         self,
         engine: Engine,
-        answer: Callable[[Owner, Sequence[Request], Sequence[Record | None]], None],
-        fail: Callable[[Sequence[Request], Exception | None], None],
+        answer: Callable[[Owner, Sequence[Request], Sequence[Any]], None],
+        stalled: Callable[[], Exception],
     ) -> None:
         """Args:
         engine: Reads the entries.
-        answer: Called with requests of an owner and the entries that they ask for.
-        fail: Called with requests that could not be read, and the error; None if they were given up.
+        answer: Called with requests of an owner and the entries that they ask for, or errors.
+        stalled: The error of reads that were given up: their tasks are cancelled.
         """
         self._engine = engine
         self._answer = answer
-        self._fail = fail
-        self._under_way: dict[asyncio.Task[None], Sequence[Request]] = {}
+        self._stalled = stalled
+        self.under_way: dict[asyncio.Task[None], Sequence[Request]] = {}
+        """Those that wait for the database, by their tasks."""
 
     def make(self, owner: Owner, requests: Sequence[Request]) -> None:
         """Read the entries that requests of an owner are about."""
@@ -40,27 +40,21 @@ class TurnReads:
             except StopIteration as read:
                 self._answer(owner, some, read.value)
             except Exception as error:
-                self._fail(some, error)
+                self._answer(owner, some, [error] * len(some))
             else:
                 work = self._wait(owner, some, steps(owner, reading, wanted))
                 task = asyncio.get_running_loop().create_task(work)
-                self._under_way[task] = some
+                self.under_way[task] = some
                 task.add_done_callback(self._ended)
 
     async def _wait(self, owner: Owner, requests: Sequence[Request], reading: Coroutine[Any, Any, Any]) -> None:
         try:
             records = await reading
         except Exception as error:
-            self._fail(requests, error)
-        else:
-            self._answer(owner, requests, records)
+            records = [error] * len(requests)
+        self._answer(owner, requests, records)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        requests = self._under_way.pop(task)
+        requests = self.under_way.pop(task)
         if task.cancelled():  # perhaps before its first step
-            self._fail(requests, None)
-
-    def give_up_late(self, late: float) -> None:
-        """Give up what waits for the database since before a time."""
-        for task in [task for task, requests in self._under_way.items() if requests[0].arrived <= late]:
-            task.cancel()
+            self._answer(requests[0].owner, requests, [self._stalled()] * len(requests))

@@ -99,7 +99,7 @@ class PluginSet(PluginWrite):
     def __init__(self) -> None:
         self.variants: Mapping[str, Operation] = {wire.CONDITIONAL: PluginConditionalSet()}
 
-    def reply(self, content: Set, verdict: Committed | Conflict) -> bytes:
+    def reply(self, content: Set, outcome: Committed | Conflict, /) -> bytes:
         return wire.STORED
 
     def details(self, content: Set, outcome: Committed) -> dict[str, int | None]:
@@ -136,9 +136,9 @@ class PluginDelete(PluginWrite):
     name = "delete"
     read = staticmethod(wire.deleting)
 
-    def reply(self, content: Delete, verdict: Committed | Conflict) -> bytes:
-        assert isinstance(verdict, Committed)
-        return wire.DELETED if verdict.found[0] else wire.NOT_DELETED
+    def reply(self, content: Delete, outcome: Committed | Conflict, /) -> bytes:
+        assert isinstance(outcome, Committed)
+        return wire.DELETED if outcome.found[0] else wire.NOT_DELETED
 
     def details(self, content: Delete, outcome: Committed) -> dict[str, int | None]:
         return {"deleted": outcome.found[0]}

@@ -137,7 +137,7 @@ class DatabaseService(NatsService):
     def done(self, request: Request, seconds: float, outcome: Any) -> None:
         operation, content = request.operation, request.content
         details = operation.details(content, outcome)
-        self._log.operation(operation.name, request.owner.name, operation.key(content), seconds, **details)
+        self._log.operation(operation.name, request.about, operation.key(content), seconds, **details)
 
     def refused(self, request: Request, error: Exception) -> bytes:
         if isinstance(error, NotACounter):
@@ -150,7 +150,7 @@ class DatabaseService(NatsService):
         content, operation, code = request.content, request.operation, wire_code(error)
         self._count_errors(operation.name, code)
         key = "" if isinstance(content, bytes) else operation.key(content)
-        self._log.refusal(operation.name, request.owner.name or OTHER, key, code, message)
+        self._log.refusal(operation.name, request.about or OTHER, key, code, message)
         return refusal(error, {"current": error.current} if isinstance(error, VersionConflict) else None)
 
     def refused_busy(self, owner: str, operation: Operation, answered: int, dropped: int) -> None:

@@ -254,7 +254,7 @@ def _check_sizes(values: Mapping[str, Raw]) -> None:
             raise ValueTooLarge(size, most, f"entries[{key!a}]: {ValueTooLarge(size, most)}")
 
 
-def got(record: Record | None) -> bytes:
+def got(content: Get, record: Record | None) -> bytes:
     """The reply to a get."""
     if record is None:
         return ABSENT

@@ -14,7 +14,6 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.core.engine import Verdict
 from keyloft.core.records import Batch, Committed, Conflict
-from keyloft.engines.commit.long_batches import is_long
 from keyloft.errors import Closed, CommitUnknown, WrongLoop
 
 logger = logging.getLogger(__name__)
@@ -49,21 +48,6 @@ class QueuedBatch(Struct, eq=False):
     def withdraw(self) -> bool:
         self.is_withdrawn = not self.is_in_group
         return self.is_withdrawn
-
-    def decide(self, verdict: Verdict) -> None:
-        """Tell the caller."""
-        if self.future is None:
-            assert self.done is not None
-            try:
-                self.done(verdict)
-            except Exception:
-                logger.exception("a callback for the outcome of a write failed")
-        elif self.future.done():
-            pass  # the caller was cancelled
-        elif isinstance(verdict, Exception):
-            self.future.set_exception(verdict)
-        else:
-            self.future.set_result(verdict)
 
 
 class Batcher:
@@ -102,11 +86,11 @@ class Batcher:
     def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> QueuedBatch:
         """Queue a batch; `done` is called with its verdict."""
         queued = QueuedBatch(batch, self._time(), None, done)
-        if self._closed or self._idle.is_set():
-            self._queue(queued)
-        else:
-            # Without a look at the running event loop, which asks the system: a service has one loop for all.
+        if self._waiting and not self._closed:
+            # Its group is about to start. Without a look at the running event loop, which asks the system.
             self._waiting.append(queued)
+        else:
+            self._queue(queued)
         return queued
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
@@ -146,8 +130,13 @@ class Batcher:
                 again.append(queued)
             elif future is not None and type(verdict) is Committed and not future.done():
                 future.set_result(verdict)  # most of them, without a call
-            else:
-                queued.decide(verdict)
+            elif queued.done is not None:
+                try:
+                    queued.done(verdict)
+                except Exception:
+                    logger.exception("a callback for the outcome of a write failed")
+            elif future is not None and not future.done():  # else the caller was cancelled
+                future.set_exception(verdict) if isinstance(verdict, Exception) else future.set_result(verdict)
         self._current = []
         self._waiting.extendleft(reversed(again))
         # After the callers that were just woken, so that what they write next is in the next group.
@@ -193,7 +182,8 @@ class Batcher:
         while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             queued = self._waiting[0]
             batch = queued.batch
-            if group and is_long(batch):
+            more = len(batch.checks) + len(batch.mutations)
+            if more > limits.LONG_BATCH_OPERATIONS and group:  # `is_long`, without a call
                 break
             self._waiting.popleft()
             # A cancelled future withdraws its batch, too.
@@ -201,7 +191,7 @@ class Batcher:
                 group.append(batch)
                 queued.is_in_group = True
                 self._current.append(queued)
-                operations += len(batch.checks) + len(batch.mutations)
+                operations += more
                 if operations < limits.GROUP_OPERATIONS:  # else it is full, and a long batch takes long to add up
                     size += batch.size
         self.group_operations, self.group_bytes = operations, size

@@ -98,11 +98,12 @@ def deciding(group: Iterable[Batch]) -> dict[Address, bool]:
         for check in batch.checks:
             addresses.setdefault((check.space, check.key), False)
         for mutation in batch.mutations:
-            if type(mutation) in _COUNTERS:
+            kind = type(mutation)
+            if kind is Append or (type(mutation) is Set and not (mutation.if_absent or mutation.keep_expiry)):
+                continue  # most of them
+            if kind in _COUNTERS:
                 addresses[mutation.space, mutation.key] = True
-            elif type(mutation) not in _BLIND or (
-                type(mutation) is Set and (mutation.if_absent or mutation.keep_expiry)
-            ):
+            else:
                 addresses.setdefault((mutation.space, mutation.key), False)
     return addresses
 
@@ -134,7 +135,8 @@ def settle(
                 address = (only.space, only.key)
                 if address not in pending and not only.if_absent and address not in current:
                     # Most batches: they succeed whatever is stored, and nothing is known of that.
-                    expires_at = state.expiry(only)
+                    forever = only.expire_in is None and only.expire_at is None
+                    expires_at = None if forever else state.expiry(only)
                     version += 1
                     record = Record(only.key, only.value, only.encoding, version, expires_at, now, now)
                     pending[address] = record, PutRow(record, False), _PUT

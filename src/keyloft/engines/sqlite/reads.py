@@ -42,7 +42,6 @@ from keyloft.engines.sqlite.tables import (
     PLUGIN_USAGE,
     READ_LOG,
     READ_VERSION,
-    SqliteLayout,
     StoredHead,
     time_text,
 )
@@ -107,16 +106,17 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
         rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
         for row in rows:
             position = row[0]
-            record = _record_of(layout, keys[position], row)
+            if layout.large is None:
+                record = layout.record(keys[position], *row[1:])
+            else:
+                record = _record_of(keys[position], row)
             records[position] = record if record.expires_at is None else _alive(record, some[position], now)
         found += records
     return found
 
 
-def _record_of(layout: SqliteLayout, key: Key, row: Row) -> Record:
-    """The record of a row of `gets`, which begins with the position of its key."""
-    if layout.large is None:
-        return layout.record(key, *row[1:])
+def _record_of(key: Key, row: Row) -> Record:
+    """The record of a row of `gets`, which begins with the position of its key, in a table with large values."""
     _, value, encoding, version, expires_at, created_at, updated_at, stored = row
     if value is None:
         value, encoding = b"", LOST

@@ -222,7 +222,7 @@ def _plugin_layout() -> SqliteLayout:
         return None if moment is None else time_text(moment)
 
     def record(key: PluginKey, value: bytes, version: int, expires_at: object) -> Record:
-        return Record(key, value, JSON, version, milliseconds(expires_at))
+        return Record(key, value, JSON, version, None if expires_at is None else milliseconds(expires_at))
 
     def head_record(key: PluginKey, version: int, expires_at: object) -> StoredHead:
         return StoredHead(key, b"", JSON, version, milliseconds(expires_at))
@@ -236,7 +236,8 @@ def _plugin_layout() -> SqliteLayout:
         return replace(page, expiries=expiries, created=created, updated=updated)
 
     def bind_put(record: Record, is_new_entry: bool) -> Row:
-        times = map(bind_time, (record.expires_at, record.created_at, record.updated_at))
+        expires_at = None if record.expires_at is None else time_text(record.expires_at)
+        times = expires_at, time_text(record.created_at), time_text(record.updated_at)
         return (*record.key, plugin_text(record), record.version, *times, is_new_entry)
 
     return SqliteLayout(

@@ -296,9 +296,9 @@ class SqliteWriter:
             if at % 4 == 1 and perf_counter() > deadline:
                 raise _TakesTooLong
         for space, some in rows.items():
-            put_rows(self._cursor, LAYOUTS[space], some)
-            if perf_counter() > deadline:
+            if perf_counter() > deadline:  # not after the last: what is written need not be written again
                 raise _TakesTooLong
+            put_rows(self._cursor, LAYOUTS[space], some)
 
     def _end(self, begun: UncommittedGroup) -> None:
         if not begun.has_version:

@@ -1,0 +1,87 @@
+"""Knows the owners that have sent something lately, and what their subjects mean: names cost their sender nothing."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Final
+
+from keyloft import limits
+from keyloft.nats.meters import OTHER, ServiceMeters
+from keyloft.nats.reporting import Route
+from keyloft.nats.requests import Owner
+
+_STEPS: Final = 8
+"""How many owners are examined for a new name: if all of them are busy, most others are, too."""
+
+
+class Owners:
+    """The owners with a queue of their own, up to OWNERS of them; all others share one queue, and its turns.
+
+    So a flood of names takes the memory, and makes others wait for the turns, of a thousand owners at most. A name
+    that comes back again and again keeps its queue beside such a flood.
+    """
+
+    def __init__(self, route: Callable[[str], Route], words: int, meters: ServiceMeters) -> None:
+        """Args:
+        route: What a subject means.
+        words: How many words of a subject follow its prefix; the first of them is the owner's name.
+        meters: Where the requests of each owner are counted.
+        """
+        self._find_route = route
+        self._words = words
+        self._meters = meters
+        self.routes: dict[bytes, Route] = {}
+        """What subjects mean, as far as it is remembered."""
+        self.known: dict[str, Owner] = {}
+        """Those with a queue of their own, by name."""
+        self._names: set[bytes] = set()
+        """Their names, as they are in a subject."""
+        self.others = Owner("", meters.of(OTHER))
+        """Stands for all names without a queue of their own."""
+        self._ring: deque[Owner] = deque()
+        """Those with a queue of their own, in the order in which they are examined next."""
+
+    def __iter__(self) -> Iterator[Owner]:
+        yield from self.known.values()
+        yield self.others
+
+    def route(self, subject: bytes) -> Route:
+        """The owner's name and the operation: a subject names them, and nothing else does.
+
+        Raises:
+            UnicodeDecodeError: The subject is not UTF-8.
+        """
+        if len(self.routes) >= limits.ROUTES:
+            self.routes.clear()
+        found = self.routes[subject] = self._find_route(subject.decode())
+        return found
+
+    def knows(self, subject: bytes) -> bool:
+        """Whether the owner that a subject names has a queue of its own: a fast check, for a flood of names."""
+        return subject.rsplit(b".", self._words)[-self._words :][0] in self._names
+
+    def of(self, name: str) -> Owner:
+        """A new owner with this name, or the one that stands for all others."""
+        # While others have requests, one of this name may be among them: it comes before the next one.
+        if self.others.request_bytes or (len(self.known) >= limits.OWNERS and not self._forget_one()):
+            return self.others
+        owner = self.known[name] = Owner(name, self._meters.of(name or OTHER))
+        self._names.add(name.encode())
+        self._ring.append(owner)
+        return owner
+
+    def _forget_one(self) -> bool:
+        """Forget an owner that is idle and did not come back; returns whether one was found within a few steps."""
+        now = perf_counter()
+        for _ in range(_STEPS):
+            owner = self._ring.popleft()
+            if owner.is_idle:
+                if owner.visits <= 1:
+                    del self.known[owner.name]
+                    self._names.discard(owner.name.encode())
+                    return True
+                if now - owner.examined_at > limits.OWNER_MEMORY_SECONDS:
+                    owner.visits //= 2
+                    owner.examined_at = now
+            self._ring.append(owner)
+        return False
