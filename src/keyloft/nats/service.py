@@ -195,8 +195,8 @@ class NatsService(AsyncClosing):
                 raise EventSubject
         prefix, *names, name = subject.rsplit(".", words + 1)
         try:
-            is_ours = len(names) == words and f"{prefix}." in self._prefixes
-            operation = self._named(name if is_ours else "")
+            is_served = len(names) == words and f"{prefix}." in self._prefixes
+            operation = self._named(name if is_served else "")
             if name == WATCH:
                 operation = self._watches[f"{prefix}."]
             owner, about = self._owner_of(names)
