@@ -26,9 +26,6 @@ VALUE_DEPTH: Final = 128
 U64_MAX: Final = 2**64 - 1
 """The largest `U64`; a sum beyond it wraps around to 0."""
 
-LARGEST_INTEGER: Final = 2**63 - 1
-"""The largest integer that a column of a database holds."""
-
 LONGEST_EXPIRY_SECONDS: Final = 1000 * 366 * 86_400
 """The longest `expire_in`: about a thousand years, which a `datetime` can still show."""
 

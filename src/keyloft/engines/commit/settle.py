@@ -37,6 +37,7 @@ from keyloft.core.records import (
     Sum,
     Touch,
 )
+from keyloft.core.schema import LAST_MOMENT
 from keyloft.core.values import Encoding, decode_json, encode_json, pack_counter, unpack_counter
 from keyloft.errors import CounterOutOfRange, InvalidArgument, KeyloftError, NotACounter, Undecodable
 
@@ -111,7 +112,7 @@ def settle(
     version: int,
     now: int,
     *,
-    latest_expiry: int = limits.LARGEST_INTEGER,
+    relative_from: int | None = None,
 ) -> Settled:
     """Decide a group as if its batches were committed one by one.
 
@@ -120,11 +121,12 @@ def settle(
             Head stands for a record whose value was not loaded; `unread` tells which of those a Conflict shows.
         version: The version of the last commit before this group.
         now: The time of this group, in milliseconds.
-        latest_expiry: A batch with a later expiry, or with one before 1970, fails with InvalidArgument.
+        relative_from: An expiry that counts from the commit becomes this number and its milliseconds, if the time of
+            the commit is not known yet.
     """
     verdicts: list[Verdict] = []
     changes: list[LoggedChange] = []
-    state = _State(current, now, latest_expiry)
+    state = _State(current, now, relative_from)
     pending = state.pending
     for batch in group:
         try:
@@ -183,10 +185,10 @@ def with_values(settled: Settled, stored: Mapping[Address, Record]) -> Settled:
 class _State:
     """The records and writes of a group so far."""
 
-    def __init__(self, current: Mapping[Address, Record], now: int, latest_expiry: int) -> None:
+    def __init__(self, current: Mapping[Address, Record], now: int, relative_from: int | None) -> None:
         self._current = current
         self._now = now
-        self._latest_expiry = latest_expiry
+        self._relative_from = relative_from
         self.pending: dict[Address, _Pending] = {}
         self.appended: dict[Address, tuple[bytes, bytes]] = {}
         self.next_expiry: int | None = None
@@ -254,12 +256,16 @@ class _State:
         Raises:
             InvalidArgument: No database can hold that time.
         """
-        moment = mutation.expire_at if mutation.expire_in is None else self._now + mutation.expire_in
+        expire_in = mutation.expire_in
+        moment = mutation.expire_at if expire_in is None else self._now + expire_in
         if moment is None:
             return None
-        if type(moment) is not int or not 0 <= moment <= self._latest_expiry:
-            field = "expire_at" if mutation.expire_in is None else "expire_in"
+        if type(moment) is not int or not 0 <= moment <= LAST_MOMENT:
+            field = "expire_at" if expire_in is None else "expire_in"
             raise InvalidArgument(f"{field}: expected a whole number of milliseconds that leads to 1970 up to 9999")
+        if self._relative_from is not None and expire_in is not None and expire_in > 0:
+            # What expires at once has expired for the next batch of the group, too.
+            moment = self._relative_from + expire_in
         if self.next_expiry is None or moment < self.next_expiry:
             self.next_expiry = moment
         return moment

@@ -18,7 +18,6 @@ from keyloft.core.records import (
     Conflict,
     FailedCheck,
     LoggedChange,
-    Mutation,
     Record,
     Space,
     appended_key,
@@ -213,25 +212,5 @@ def settled_draft(
     now: int,
 ) -> Draft:
     """Settle a group from what was read at a moment."""
-    marked = [_marked(batch, now) for batch in group]
-    return Draft(settle(marked, current, DRAFTED, now), now, current, decided, stamps)
-
-
-def _marked(batch: Batch, now: int) -> Batch:
-    """The same batch, with its relative expiries marked."""
-    for mutation in batch.mutations:
-        if getattr(mutation, "expire_in", None) is not None:
-            break
-    else:
-        return batch
-    return Batch(tuple([_mark(mutation, now) for mutation in batch.mutations]), batch.checks)
-
-
-def _mark(mutation: Mutation, now: int) -> Mutation:
-    expire_in: int | None = getattr(mutation, "expire_in", None)
-    if expire_in is None:
-        return mutation
-    # What expires at once has expired for the next batch of the group, too.
-    due = RELATIVE + expire_in if expire_in > 0 else now + expire_in
-    marked: Mutation = replace(mutation, expire_in=None, expire_at=due)
-    return marked
+    settled = settle(group, current, DRAFTED, now, relative_from=RELATIVE)
+    return Draft(settled, now, current, decided, stamps)
