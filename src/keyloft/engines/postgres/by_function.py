@@ -20,9 +20,9 @@ from keyloft.engines.commit.settle import deciding, unread, with_values
 from keyloft.engines.postgres import function, pooled_call
 from keyloft.engines.postgres.attempts import Attempted, CommitAttempt, LostRace, by_space, clock_set_back, load_values
 from keyloft.engines.postgres.connections import SNAPSHOT, Slot, Transaction
-from keyloft.engines.postgres.drafts import Draft, settled_draft
-from keyloft.engines.postgres.function import ARGUMENTS
-from keyloft.engines.postgres.server import PostgresServer, ServerClock, timeout
+from keyloft.engines.postgres.drafts import Arrays, Draft, integers, settled_draft
+from keyloft.engines.postgres.function import ARGUMENTS, SPACES
+from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.tables import LAYOUTS
 
 
@@ -142,35 +142,39 @@ class ByFunction:
         return replace(draft, settled=with_values(draft.settled, values))
 
     async def _call(self, slot: Slot, attempt: CommitAttempt, draft: Draft) -> tuple[int, int]:
-        server, arguments = self._server, self._arguments(attempt, draft)
+        server, rows = self._server, draft.arrays()
+        arguments = self._arguments(attempt, draft, rows)
         connection = await slot.connected()
         attempt.completed = lambda base, now: self._outcome(draft, base, now)
         if server.is_pooled:
-            answer = await pooled_call.call(connection, server.function.name, arguments)
+            answer = await pooled_call.call(connection, server.functions.name_for(rows), arguments)
             if answer is None:
                 raise ConnectionError("the answer of a commit got lost")
         else:
             names = tuple(arguments)
             if (statement := self._calls.get(names)) is None:
-                statement = self._calls[names] = server.function.call(names)
+                statement = self._calls[names] = server.functions.call(rows, names)
             [[answer]] = await slot.call(statement, *arguments.values())
         base, now = answer
         return base, now
 
-    def _arguments(self, attempt: CommitAttempt, draft: Draft) -> dict[str, Any]:
+    def _arguments(self, attempt: CommitAttempt, draft: Draft, rows: Mapping[Space, Arrays]) -> dict[str, Any]:
         """The arguments of the function: those of all groups, then those of the kinds of rows that this one has."""
         server = self._server
         names, values = server.transaction_settings()
+        numbers = (
+            self._clock.now() + round(1000 * limits.POSTGRES_TRY_SECONDS),
+            draft.read_at,
+            round(1000 * server.lock_seconds),
+            round(1000 * server.holding_seconds(attempt.operations)),
+            draft.versions,
+            self._history.milliseconds,
+            self._history.bytes,
+        )
         arguments: dict[str, Any] = {
             "commit_id": attempt.commit_id,
-            "not_after": self._clock.now() + round(1000 * limits.POSTGRES_TRY_SECONDS),
-            "read_at": draft.read_at,
-            "counter_timeout": timeout(server.lock_seconds),
-            "most_milliseconds": round(1000 * server.holding_seconds(attempt.operations)),
-            "versions": draft.versions,
+            "numbers": integers(numbers),
             "parts": draft.parts(),
-            "kept_for": self._history.milliseconds,
-            "kept_bytes": self._history.bytes,
         }
         if server.clock is not None:
             arguments["given_clock"] = server.now()
@@ -178,13 +182,11 @@ class ByFunction:
             arguments["announcer"] = server.announcer
         if names is not None:
             arguments |= {"setting_names": names, "setting_values": values}
-        arrays = draft.arrays()
-        for space, kinds in ARGUMENTS.items():
-            bound = arrays.get(space, {})
-            for kind, columns in kinds.items():
+        for space, bound in rows.items() if len(rows) == 1 else [(space, rows.get(space, {})) for space in SPACES]:
+            for kind, columns in ARGUMENTS[space].items():
                 if kind in bound:
                     arguments |= zip(columns, bound[kind], strict=True)
-                elif len(arrays) > 1:
+                elif len(rows) > 1:
                     # Groups of several spaces are rare. They bind all arguments, so that they share one statement.
                     arguments |= dict.fromkeys(columns)
         return arguments
