@@ -444,6 +444,8 @@ class EngineContract:
             return_exceptions=True,
         )
         assert [type(one) for one in done] == [InvalidArgument] * 10 + [Committed]
+        with pytest.raises(InvalidArgument):
+            await engine.commit(Batch((refused[0],)))
         assert await scan(engine) == [b"other", b"touched"]
 
     async def test_due_gives_what_expired_after_a_moment_and_what_is_next(

@@ -22,6 +22,8 @@ from keyloft.engines.postgres.attempts import Attempted, CommitAttempt, LostRace
 from keyloft.engines.postgres.connections import SNAPSHOT, Slot, Transaction
 from keyloft.engines.postgres.drafts import Arrays, Draft, integers, settled_draft
 from keyloft.engines.postgres.function import ARGUMENTS, SPACES
+from keyloft.engines.postgres.log import READ_VERSION
+from keyloft.engines.postgres.remembered import RememberedCounters
 from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.tables import LAYOUTS
 
@@ -39,6 +41,7 @@ class ByFunction:
         self._wants_changes = wants_changes
         self._last_at = 0
         """The time of the last commit, as far as known; none is before it."""
+        self._remembered = RememberedCounters()
         self._calls: dict[tuple[str, ...], str] = {}
         """By the names of their arguments, the statements that call the function."""
 
@@ -46,7 +49,17 @@ class ByFunction:
         group = attempt.group
         wanted = deciding(group)
         draft: Draft | None = None
-        if _needs_no_moment(group, wanted):
+        if not wanted:
+            draft = settled_draft(group, {}, wanted, {}, self._estimated_now())
+        elif _needs_no_moment(group, wanted):
+            if (known := self._remembered.find(wanted)) is not None:
+                draft = settled_draft(group, known, wanted, {}, self._estimated_now())
+                if draft.versions:
+                    if (attempted := await self._commit(slot, attempt, draft)) is not LostRace.CHANGED:
+                        self._remembered.confirm()
+                        return attempted
+                    self._remembered.refute(wanted)
+                    attempt.completed = None
             if (found := await self._read(slot, wanted)) is None:
                 return LostRace.CHANGED
             draft = settled_draft(group, found.current, wanted, found.stamps, found.now)
@@ -61,6 +74,10 @@ class ByFunction:
                     return LostRace.CHANGED
             if not draft.versions:
                 return self._outcome(draft, version, draft.read_at)
+        return await self._commit(slot, attempt, draft)
+
+    async def _commit(self, slot: Slot, attempt: CommitAttempt, draft: Draft) -> Attempted:
+        """Commit a settled group, unless something has changed since it was settled."""
         base, now = await self._call(slot, attempt, draft)
         match base:
             case function.LOCKED | function.CHANGED:
@@ -77,7 +94,13 @@ class ByFunction:
                 self._server.note_wrong_isolation()
                 return LostRace.REFUSED
         self._note_time(now)
+        self._remembered.note(draft, base, now)
         return self._outcome(draft, base, now)
+
+    def _estimated_now(self) -> int:
+        """The server's time, or that of an injected clock; never before the last commit."""
+        now = self._server.now()
+        return max(self._clock.now() if now is None else now, self._last_at)
 
     def _note_time(self, now: int) -> None:
         """Remember the server's time at a commit, or at one that has lost a race."""
@@ -94,8 +117,7 @@ class ByFunction:
         It leaves out the version counter, which takes as long to read as half of the rows. The function compares rows
         and expiries with what was read.
         """
-        now = self._server.now()
-        found = _Loaded(max(self._clock.now() if now is None else now, self._last_at), {}, {})
+        found = _Loaded(self._estimated_now(), {}, {})
         for space, keys in by_space(wanted).items():
             layout = LAYOUTS[space]
             rows = await slot.fetch(layout.load_heads, *layout.bind_keys(keys))
@@ -117,7 +139,9 @@ class ByFunction:
                 version, now = counter, moment
                 found = _Loaded(moment, {}, {})
             found.add(space, [row[2:] for row in rows if row[2] is not None])
-        assert version is not None
+        if version is None:  # a group that is refused whatever is stored
+            version, moment = self._server.counter_row(await at.fetch(READ_VERSION, now))
+            return version, _Loaded(moment, {}, {})
         complete = await self._with_large(at, found, wanted)
         return None if complete is None else (version, complete)
 

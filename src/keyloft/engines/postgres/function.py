@@ -75,7 +75,7 @@ def _arguments(layout: PostgresLayout, prefix: str) -> dict[str, dict[str, str]]
     """For each kind of rows of a space, its arrays and their types."""
     keys = dict(zip([f"{name}s" for name in layout.key], layout.key_types, strict=True))
     values = {f"{name}s": kind for name, kind in layout.columns.items()}
-    seen = {"versions": "bigint", "dues": "bigint"} | ({"stamps": "text"} if layout.stamp else {})
+    seen = {"versions": "bigint", "dues": "bigint", "stamps": layout.stamp_type}
     written = values | {"versions": "bigint", "dues": "bigint"}
     kinds = {
         "read": keys | seen,  # what decided something, but for updates
@@ -123,21 +123,18 @@ def _wait_for_table(space: Space) -> str:
     END IF;"""
 
 
-def _seen(layout: PostgresLayout) -> list[str]:
-    return ["version", "due", *(["stamp"] if layout.stamp else [])]
+_SEEN: Final = ("version", "due", "stamp")
+"""What is compared of a row."""
 
 
 def _compare(space: Space, kind: str) -> str:
     layout, arguments = LAYOUTS[space], ARGUMENTS[space][kind]
-    seen = _seen(layout)
-    names = [*layout.key, *seen]
-    bound = [*_keys(space, kind), *list(arguments)[-len(seen) :]]
+    names = [*layout.key, *_SEEN]
+    bound = [*_keys(space, kind), *list(arguments)[-len(_SEEN) :]]
     version, due = layout.version("version"), layout.milliseconds("expires_at")
-    stored = f"{version} AS version, {due} AS due, xmax <> '0' AS is_held"
-    if layout.stamp:
-        stored += f", {layout.stamp} AS stamp"
+    stored = f"{version} AS version, {due} AS due, {layout.seen_stamp} AS stamp, xmax <> '0' AS is_held"
     same_key = " AND ".join([f"{layout.table}.{name} = seen.{name}" for name in layout.key])
-    differs = " OR ".join([f"stored.{name} IS DISTINCT FROM seen.{name}" for name in seen])
+    differs = " OR ".join([f"stored.{name} IS DISTINCT FROM seen.{name}" for name in _SEEN])
     return f"""
     IF {_any_of(space, kind)} THEN
         SELECT bool_or({differs} OR (seen.due <= read_at) <> (seen.due <= now_at)), bool_or(stored.is_held)
@@ -160,10 +157,10 @@ def _update_unless_lost(space: Space) -> str:
         f"{layout.version('old.version')} = new.seen_version",
         f"{layout.milliseconds('old.expires_at')} IS NOT DISTINCT FROM new.seen_due",
         "(new.seen_due <= read_at) IS NOT DISTINCT FROM (new.seen_due <= now_at)",
-        *([f"{layout.stamp.replace('updated_at', 'old.updated_at')} = new.seen_stamp"] if layout.stamp else []),
+        f"{layout.seen_stamp.replace('updated_at', 'old.updated_at')} = new.seen_stamp",
         "old.xmax = '0'",
     ]
-    seen = [f"seen_{name}" for name in _seen(layout)]
+    seen = [f"seen_{name}" for name in _SEEN]
     return f"""
             IF {_any_of(space, "update")} THEN
                 {layout.update_rows("base", "now_at", update, *seen, condition=" AND ".join(same))};
@@ -203,7 +200,7 @@ def _lock(space: Space) -> str:
 def _update(space: Space) -> str:
     """Updates rows that are compared and locked."""
     layout, arguments = LAYOUTS[space], ARGUMENTS[space]
-    update, put = list(arguments["update"])[: -len(_seen(layout))], list(arguments["put"])
+    update, put = list(arguments["update"])[: -len(_SEEN)], list(arguments["put"])
     return f"""
         IF {_any_of(space, "update")} THEN
             {layout.update_rows("base", "now_at", update)};
