@@ -1,7 +1,8 @@
 """Commits a group without holding a lock while the server waits for this process.
 
 Reads what decides something, without a lock, settles the group, and calls the function that compares and writes. A
-group of plain sets depends on nothing that is stored: the call is its only round trip.
+group of plain sets depends on nothing that is stored: the call is its only round trip. So it is for a group that counts
+on counters which this process has written last.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,8 +56,10 @@ class ByFunction:
             if (known := self._remembered.find(wanted)) is not None:
                 draft = settled_draft(group, known, wanted, {}, self._estimated_now())
                 if draft.versions:
-                    if (attempted := await self._commit(slot, attempt, draft)) is not LostRace.CHANGED:
+                    attempted = await self._commit(slot, attempt, draft)
+                    if isinstance(attempted, Outcome):
                         self._remembered.confirm()
+                    if attempted is not LostRace.CHANGED:
                         return attempted
                     self._remembered.refute(wanted)
                     attempt.completed = None
