@@ -26,9 +26,6 @@ VALUE_DEPTH: Final = 128
 U64_MAX: Final = 2**64 - 1
 """The largest `U64`; a sum beyond it wraps around to 0."""
 
-LARGEST_INTEGER: Final = 2**63 - 1
-"""The largest integer that a column of a database holds."""
-
 LONGEST_EXPIRY_SECONDS: Final = 1000 * 366 * 86_400
 """The longest `expire_in`: about a thousand years, which a `datetime` can still show."""
 
@@ -317,6 +314,12 @@ POSTGRES_SHARED_GETS: Final = 16
 
 POSTGRES_HEAD_BYTES: Final = 1024
 """A commit that needs to know of an entry reads its value, too, if it has at most this many bytes."""
+
+POSTGRES_REMEMBERED_COUNTERS: Final = 5_000
+"""How many counters a process remembers as it has written them, so that it need not read them: about 2 MB."""
+
+POSTGRES_GROUPS_READ: Final = 256
+"""How many groups are read at most, before counters are taken from memory again that other processes change, too."""
 
 POSTGRES_IDLE_SECONDS: Final = 60.0
 """A connection that was idle for longer is tested before use: firewalls drop idle connections silently."""
