@@ -321,7 +321,7 @@ class TestOpening:
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=8)
 
 
-@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(names, max_size=30, unique=True), prefix=names | st.just(""))
 async def test_a_list_has_the_keys_that_startswith_finds(keys: list[str], prefix: str) -> None:
     db = BotDatabase("sqlite:///:memory:")

@@ -314,7 +314,7 @@ class History:
         )
 
 
-@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.lists(moves, min_size=1, max_size=25))
 async def test_what_happened_to_a_key_is_what_happened_to_it_in_its_project(
     kv: Store, store: SemanticStore, clock: ManualClock, history: list[tuple[str, int]]

@@ -110,7 +110,9 @@ class TestGetAndSet:
 
     @pytest.mark.blocks_the_loop
     @pytest.mark.slow
+    @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
     async def test_a_hundred_thousand_entries_in_one_set_many(self, kv: Store) -> None:
+        """In memory and on SQLite, tests/faults/test_long_calls.py does the same, and more."""
         await kv.set_many({("n", n): n for n in range(100_000)})
         assert await kv.count(("n",)) == 100_000
         assert [key async for key in kv.keys(reverse=True, limit=1)] == [("n", 99_999)]
@@ -578,6 +580,6 @@ async def test_expired_entries_are_swept_in_the_background(tmp_path: Path, clock
     async with keyloft.open(tmp_path / "app.db", clock=clock, sweep_every=0.01) as kv:
         await kv.set(("k",), 1, expire_in=1)
         clock.advance(1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await kv.engine.read(Expired(Space.TUPLES, 10)) != [[]]:
                 await asyncio.sleep(0.005)
