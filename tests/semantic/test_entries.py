@@ -516,7 +516,7 @@ class TestSemanticRestore:
 
 class TestWatching:
     async def test_a_watch_tells_of_puts_deletes_and_expiries(self, store: SemanticStore, clock: ManualClock) -> None:
-        async with asyncio.timeout(20), store.watch(KEY) as watching:
+        async with asyncio.timeout(60), store.watch(KEY) as watching:
             assert await anext(watching) is None
             first = await put(store)
             assert await anext(watching) == first
@@ -532,7 +532,7 @@ class TestWatching:
     async def test_changes_tell_of_all_keys_below(self, store: SemanticStore) -> None:
         await put(store, OTHER)
         seen: dict[str, Envelope | None] = {}
-        async with asyncio.timeout(20), store.changes(f"{PROJECT}/docs/") as changing:
+        async with asyncio.timeout(60), store.changes(f"{PROJECT}/docs/") as changing:
             await asyncio.sleep(0)
             first = await put(store)
             await put(store, f"{PROJECT}/elsewhere")
@@ -551,7 +551,7 @@ class TestWatching:
 
     async def test_closing_the_store_below_ends_it(self, kv: Store, store: SemanticStore) -> None:
         watching = store.watch(KEY)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await anext(watching) is None
             await kv.aclose()
             with pytest.raises(StopAsyncIteration):

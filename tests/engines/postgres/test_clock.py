@@ -112,7 +112,7 @@ async def test_a_clock_that_is_set_while_a_watch_waits_makes_it_neither_late_nor
         await kv.set(("k",), 1, expire_in=0.5)
         [entry] = await anext(watching)
         assert entry.exists
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             [entry] = await anext(watching)
         assert not entry.exists
         assert reads < 50
