@@ -569,6 +569,7 @@ def test_compacting_loses_nothing_on_either_database(run: Keyloft, url: str) -> 
 
 
 @pytest.mark.parametrize("command", ["stats", "backup", "restore", "check", "compact", "migrate"])
+@ON_A_FILE
 def test_help_has_an_example(run: Keyloft, command: str) -> None:
     code, stdout, _ = run(command, "--help")
     assert code == 0

@@ -11,6 +11,7 @@ from keyloft import Closed, InvalidArgument, ManualClock, Store, Undecodable
 from keyloft.core.records import Batch, Get, Set, Space
 from keyloft.core.values import Encoding
 from keyloft.semantic import Envelope, FailedWrite, Intent, NothingToRestore, SemanticStore, VersionConflict
+from tests.support.postgres import IN_MEMORY
 
 from .entries import (
     CURSOR,
@@ -221,6 +222,7 @@ class TestSemanticList:
         assert await keys_below(store, PROJECT, after="tenant/acme/project/web2/a") == []
 
     @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3"])
+    @IN_MEMORY
     async def test_a_limit_that_makes_no_sense_is_refused(self, store: SemanticStore, limit: Any) -> None:
         with pytest.raises(InvalidArgument, match=r"^limit: "):
             store.list(PROJECT, limit=limit)

@@ -11,6 +11,7 @@ import keyloft
 from keyloft import InvalidArgument, ManualClock, Store
 from keyloft.semantic import Lock, LockHeld, LockLost, Semantics, SemanticStore, StaleFence, VersionConflict
 from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, behind_network, until
+from tests.support.postgres import IN_MEMORY
 from tests.support.postgres_proxy import Message, proxy
 
 KEY = f"{PROJECT}/locks/sync"
@@ -140,6 +141,7 @@ class TestAcquiring:
             await lock.release()
 
     @pytest.mark.parametrize("wait", [-1, float("nan"), "1", True])
+    @IN_MEMORY
     async def test_a_wait_that_is_none_is_refused(self, store: SemanticStore, wait: float) -> None:
         with pytest.raises(InvalidArgument, match="wait"):
             store.lock(KEY, writer="w", wait=wait)
@@ -463,7 +465,8 @@ class TestCancelling:
 
     async def test_a_timeout_around_a_held_lock_is_a_timeout(self, store: SemanticStore) -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05), store.lock(KEY, writer="w"):
+            async with asyncio.timeout(None) as timeout, store.lock(KEY, writer="w"):
+                timeout.reschedule(asyncio.get_running_loop().time())  # only now is it held
                 await asyncio.sleep(PATIENCE_SECONDS)
         assert await is_free(store)
 

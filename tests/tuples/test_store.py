@@ -27,7 +27,7 @@ from keyloft import (
 )
 from keyloft.core.keys import TupleKey, encode
 from keyloft.core.records import Batch, Expired, Set, Space
-from tests.support.postgres import database_url
+from tests.support.postgres import IN_MEMORY, database_url
 
 
 @pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql"])
@@ -191,6 +191,7 @@ class TestList:
         assert [entry.value async for entry in kv.list(cursor=page.cursor)] == [2, 3, 4, 5, 6]
 
     @pytest.mark.parametrize("other", [{"prefix": ("b",)}, {"reverse": True}, {"start": ("a", 2)}, {"end": ("b",)}])
+    @IN_MEMORY
     async def test_a_cursor_fits_its_own_selector_only(self, kv: Store, other: dict[str, Any]) -> None:
         page = kv.list(limit=1)
         [_] = [entry async for entry in page]
@@ -198,6 +199,7 @@ class TestList:
             kv.list(cursor=page.cursor, **other)
 
     @pytest.mark.parametrize("cursor", ["", "x", "§", "AAAAAAAAAAA=", 7, b"x"])
+    @IN_MEMORY
     async def test_what_is_no_cursor_is_refused(self, kv: Store, cursor: Any) -> None:
         with pytest.raises(InvalidCursor):
             kv.list(cursor=cursor)
