@@ -464,10 +464,13 @@ class TestCancelling:
                 assert await is_free(store), steps
 
     async def test_a_timeout_around_a_held_lock_is_a_timeout(self, store: SemanticStore) -> None:
-        with pytest.raises(TimeoutError):
+        async def hold() -> None:
             async with asyncio.timeout(None) as timeout, store.lock(KEY, writer="w"):
                 timeout.reschedule(asyncio.get_running_loop().time())  # only now is it held
                 await asyncio.sleep(PATIENCE_SECONDS)
+
+        with pytest.raises(TimeoutError):
+            await hold()
         assert await is_free(store)
 
     async def test_a_timeout_inside_does_not_end_the_hold(self, store: SemanticStore) -> None:

@@ -23,6 +23,12 @@ _time_ns = time.time_ns
 
 
 @pytest.fixture
+def postgres_url(emptied_postgres_url: str) -> str:
+    """With Keyloft's tables, which takes less time: no test here is about making them."""
+    return emptied_postgres_url
+
+
+@pytest.fixture
 def shift(monkeypatch: pytest.MonkeyPatch) -> Shift:
     """Puts the clock of this process forward, or back."""
     return lambda seconds: monkeypatch.setattr(time, "time_ns", lambda: _time_ns() + int(seconds * 1e9))

@@ -42,6 +42,12 @@ P, S = Space.PLUGINS, Space.SEMANTIC
 # Between a read and its commit
 
 
+@pytest.fixture
+def postgres_url(emptied_postgres_url: str) -> str:
+    """With Keyloft's tables, which takes less time: no test here is about making them."""
+    return emptied_postgres_url
+
+
 async def test_a_lock_that_was_renewed_meanwhile_has_one_holder(postgres_url: str) -> None:
     """Renewing keeps the version. By the clock of the rival, the lock has expired."""
     holders, rivals = ManualClock(), ManualClock()

@@ -33,6 +33,12 @@ LONGEST_WAIT_SECONDS = 5.0
 """Half of what a caller waits before it gives up: a busy machine is slow, too."""
 
 
+@pytest.fixture
+def postgres_url(emptied_postgres_url: str) -> str:
+    """With Keyloft's tables, which takes less time: no test here is about making them."""
+    return emptied_postgres_url
+
+
 @asynccontextmanager
 async def engines(url: str, count: int = 1, patience: float = 10) -> AsyncIterator[list[PostgresEngine]]:
     opened = [await open_engine(url, patience=patience) for _ in range(count)]
