@@ -1133,7 +1133,7 @@ def _columns(change: LoggedChange) -> tuple[object, ...]:
 
 
 async def next_of(watch: Watch) -> list[Change]:
-    async with asyncio.timeout(10):  # wait_for of Python 3.11 loses a result that arrives with a cancellation
+    async with asyncio.timeout(60):  # wait_for of Python 3.11 loses a result that arrives with a cancellation
         return await watch.__anext__()
 
 
