@@ -84,7 +84,7 @@ class TestWrongTime:
     ) -> None:
         shift(seconds)
         async with keyloft.open(postgres_url, sweep_every=None) as kv:
-            await kv.set(("a", 1), 1, expire_in=0.3)
+            await kv.set(("a", 1), 1, expire_in=2)
             due = (await kv.get(("a", 1))).expires_at
             assert due is not None
             by_key, by_prefix = kv.watch(("a", 1)), kv.watch(prefix=("a",))
