@@ -1,6 +1,7 @@
 """Runs a benchmark or all of them, `scripts/bench [NAME] [--quick]`, or renders the pages, `scripts/bench report`.
 
-`scripts/bench commits --against COMMIT` shows what a change made faster or slower, and saves nothing.
+`scripts/bench commits --against COMMIT` shows what a change made faster or slower, and saves nothing; so does
+`scripts/bench postgres --against COMMIT`, which then has rows for it.
 """
 
 import argparse
@@ -10,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from bench.benchmarks import commits
 from bench.harness import machine
-from bench.harness.benchmark import Benchmark, Preparing
+from bench.harness.benchmark import Benchmark
 from bench.pages import documents, report
 
 _MODULES = {
@@ -28,8 +29,8 @@ _MODULES = {
     "move": "bench.benchmarks.move",
     "peers": "bench.benchmarks.peers",
 }
-"""Each has `prepared`, a `benchmark.Preparing`."""
-_COMMITS = "commits"
+"""Each has `prepared`, a `benchmark.Preparing`; some also take a commit to compare with."""
+_COMMITS, _COMMITS_MODULE = "commits", "bench.benchmarks.commits"
 
 
 def main() -> int:
@@ -43,7 +44,7 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=Path(), help="where the databases go; a real disk (default: here)")
     parser.add_argument("--only", metavar="ROW", action="append", help="measure this row alone, and save nothing")
     parser.add_argument(
-        "--against", metavar="COMMIT", default="HEAD", help="of `commits`: what to compare with (default: HEAD)"
+        "--against", metavar="COMMIT", help="of `commits` and `postgres`: what to compare with; saves nothing"
     )
     given = parser.parse_args()
     if given.benchmark == "report":
@@ -67,11 +68,11 @@ def _all(given: argparse.Namespace) -> int:
 def _one(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     # Like Ctrl-C: children end, and temporary files go.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    prepare: Preparing
-    if given.benchmark == _COMMITS:
-        prepare = partial(commits.prepared, commit=given.against)
-    else:
-        prepare = importlib.import_module(_MODULES[given.benchmark]).prepared
+    if given.against is not None and given.benchmark not in (_COMMITS, "postgres"):
+        parser.error(f"--against: {given.benchmark} compares with no commit; commits and postgres do")
+    prepare: Callable[..., Benchmark] = importlib.import_module(_MODULES.get(given.benchmark, _COMMITS_MODULE)).prepared
+    if given.against is not None:
+        prepare = partial(prepare, commit=given.against)
     began = time.monotonic()
     with ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(dir=given.dir.absolute(), prefix=".bench-")))
@@ -89,7 +90,7 @@ def _one(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             print(f"  [{name}: {time.monotonic() - started:.0f} s]", flush=True)
     missed = sum(not verdict.ok for row in rows.values() for verdict in row.verdicts)
     print(f"\n{missed} bars missed; {time.monotonic() - began:.0f} s")
-    if not given.quick and not given.only and given.benchmark != _COMMITS:
+    if not given.quick and not given.only and given.benchmark != _COMMITS and given.against is None:
         report.save(documents.results_of(given.benchmark), report.Results(about, notes, rows))
         documents.write(sys.stdout.write)
     return 1 if given.strict and missed else 0

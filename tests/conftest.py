@@ -18,12 +18,13 @@ pytest_plugins = [
     "pytester",
     "tests.support.temporary_files",
     "tests.support.processes",
+    "tests.support.fork_server",
     "tests.support.nats",
     "tests.support.postgres",
 ]
 
 # A busy machine is no reason to fail: how fast something is belongs in the benchmarks.
-settings.register_profile("keyloft", examples(40, deadline=None))
+settings.register_profile("keyloft", examples(30, deadline=None))
 settings.load_profile("keyloft")
 
 # Far above what any callback of Keyloft takes, far below what a user would forgive, and out of a noisy machine's reach.

@@ -61,10 +61,15 @@ def _store_entrant(name: str, source: Path, kind: str, operations: frozenset[Ope
         use = f"beside {task.writers}" if task.writers else "writes" if task.durable else "relaxed"
         if not task.writes and not task.writers:
             use = "reads"
-        command = (sys.executable, "-m", "bench.arms.keyloft_process", kind, str(setup.folder / "keyloft.db"), use)
-        return await entered(setup, *command, environment=_environment(source))
+        return await store_process(setup, source, kind, str(setup.folder / "keyloft.db"), use)
 
     return Entrant(name, enter, operations, durable=ON_DISK, relaxed="the newest may be lost (WAL)")
+
+
+def store_process(setup: StoreSetup, source: Path, kind: str, where: str, use: str) -> Awaitable[StoreProcess]:
+    """Start a process with a store of this source, and fill it; `keyloft_process` says what the arguments mean."""
+    command = (sys.executable, "-m", "bench.arms.keyloft_process", kind, where, use)
+    return entered(setup, *command, environment=_environment(source))
 
 
 class _ServiceProcess(Child):

@@ -1,7 +1,7 @@
-"""Keyloft's stores as a process that reads laps of operations: `python -m bench.arms.keyloft_process KIND FILE TASK`.
+"""Keyloft's stores as a process that reads laps of operations: `python -m bench.arms.keyloft_process KIND WHERE TASK`.
 
-KIND is `tuples` or `semantic`; TASK is `reads`, `writes`, `relaxed`, or `beside N`: reads beside so many tasks that
-write. It uses public names only, so that it runs on
+KIND is `tuples` or `semantic`; WHERE is a file, or the URL of a database, which is used on uvloop; TASK is `reads`,
+`writes`, `relaxed`, or `beside N`: reads beside so many tasks that write. It uses public names only, so that it runs on
 the `keyloft` of another commit, which comes first in PYTHONPATH.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+import uvloop
 
 import keyloft
 from bench.harness.processes import READY
@@ -61,6 +62,10 @@ class TupleCalls:
         done = await self._kv.atomic().check(await self._kv.get(key)).set(key, pair[1]).commit()
         return bool(done.ok)
 
+    async def sum(self, key: _Key) -> bool:
+        done = await self._kv.atomic().sum(("counters", *key), 1).commit()
+        return bool(done.ok)
+
     async def aclose(self) -> None:
         await self._kv.aclose()
 
@@ -99,13 +104,13 @@ class SemanticCalls:
         await self._kv.aclose()
 
 
-async def _serve(kind: str, file: str, task: str) -> None:
+async def _serve(kind: str, where: str, task: str) -> None:
     durability: Literal["full", "relaxed"] = "relaxed" if task == "relaxed" else "full"
     writers = int(task.removeprefix("beside ")) if task.startswith("beside") else 0
     make = {"tuples": TupleCalls, "semantic": SemanticCalls}[kind]
 
     async def opened() -> Any:
-        return make(await keyloft.open(file, durability=durability, sweep_every=None))
+        return make(await keyloft.open(where, durability=durability, sweep_every=None))
 
     store = await opened()
     is_full = False
@@ -132,4 +137,5 @@ async def _serve(kind: str, file: str, task: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(*sys.argv[1:]))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if "://" in sys.argv[2] else None) as runner:
+        runner.run(_serve(*sys.argv[1:]))

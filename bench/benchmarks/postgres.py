@@ -1,7 +1,8 @@
 """Keyloft on PostgreSQL against asyncpg used the ordinary way, row by row: `scripts/bench postgres`.
 
 All arms use the same server, one at a time, over a Unix socket and on uvloop: a new server that waits for the disk, as
-servers do by default, or the one that KEYLOFT_TEST_POSTGRES names.
+servers do by default, or the one that KEYLOFT_TEST_POSTGRES names. With `--against COMMIT`, rows whose names end with
+`-before` compare this tree with that commit.
 """
 
 import asyncio
@@ -13,15 +14,17 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from bench.arms.commits import ROOT, source_of
 from bench.arms.keyloft_file import NAME
-from bench.arms.postgres import asyncpg_pool, keyloft_server
+from bench.arms.postgres import asyncpg_pool, keyloft_server, processes
 from bench.harness.benchmark import Benchmark
 from bench.harness.contest import IN_FLIGHT, Entrant, Task, arm
 from bench.harness.data import GROUP
-from bench.harness.figures import Row, of_rates
+from bench.harness.figures import Reached, Row, of_rates
 from bench.harness.postgres_server import serving
 from bench.harness.race import Course
 from bench.probes.disk import syncing
+from bench.probes.stopped import beside_a_stopped_client
 from tools import postgres
 
 
@@ -34,10 +37,12 @@ class PostgresScale(Struct, frozen=True):
     """Of each arm's round."""
     watched: int
     """How many changes a round of watches has."""
+    stops: int
+    stop_seconds: float
 
 
-FULL = PostgresScale(100_000, 9, 0.25, 500)
-QUICK = PostgresScale(10_000, 2, 0.05, 50)
+FULL = PostgresScale(100_000, 9, 0.25, 500, 25, 2.0)
+QUICK = PostgresScale(10_000, 2, 0.05, 50, 2, 0.2)
 
 
 NOTES = (
@@ -46,7 +51,7 @@ NOTES = (
 )
 
 
-def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
+def prepared(quick: bool, folder: Path, closing: ExitStack, commit: str | None = None) -> Benchmark:
     scale = QUICK if quick else FULL
     server = closing.enter_context(serving(folder))
     course = closing.enter_context(Course(folder, scale.rounds))
@@ -54,8 +59,15 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     rows: dict[str, Callable[[], Row]] = {} if server.is_named else {"fsync": lambda: syncing(folder, scale.rounds)}
     for name, (task, peers_of, bar) in _RACES.items():
         rows[name] = partial(measure.race, task, peers_of, bar)
+    rows |= {"sums": measure.sums, "watch": measure.watches, "stopped": measure.stopped}
+    if commit is not None:
+        source = source_of(commit, folder)
+        rows |= {
+            f"{name}-before": partial(measure.against, task, commit, source, bar)
+            for name, (task, bar) in _BEFORE.items()
+        }
     return Benchmark(
-        rows={**rows, "watch": measure.watches},
+        rows=rows,
         notes=[
             f"{scale.stored:,} keys, {scale.rounds} interleaved rounds of {scale.seconds} s per arm after a warm-up",
             *NOTES,
@@ -98,6 +110,17 @@ _RACES: dict[str, tuple[Task, _Peers, float | None]] = {
 }
 """Task, peers, and how many times the pool's rate Keyloft must reach."""
 
+_SUMS = Task("sums", f"durable sum, {IN_FLIGHT} concurrent in each process", "sum", IN_FLIGHT)
+_ONE, _TWO, _FOUR = "1 process", "2 processes", "4 processes"
+_BEFORE: dict[str, tuple[Task, float]] = {
+    "sums": (_SUMS, 1.15),
+    "set": (_RACES["set"][0], 0.95),
+    "set-lone": (_RACES["set-lone"][0], 0.95),
+    "atomic": (_RACES["atomic"][0], 0.95),
+    "get": (_RACES["get"][0], 0.95),
+}
+"""Task, and how many times the rate of an earlier commit this tree must reach."""
+
 
 class _PostgresRows:
     def __init__(self, scale: PostgresScale, course: Course, server: str, closing: ExitStack) -> None:
@@ -129,6 +152,28 @@ class _PostgresRows:
         found = self._course.race([arm(entrant, task, scale.stored, scale.seconds) for entrant in entrants])
         bars = {} if bar is None else {asyncpg_pool.NAME: bar}
         return Row(task.title, tuple(found.values()), NAME, verdicts=of_rates(found, NAME, bars))
+
+    def _race_processes(self, task: Task, entrants: list[Entrant]) -> dict[str, Reached]:
+        scale = self._scale
+        return self._course.race([arm(entrant, task, scale.stored, scale.seconds) for entrant in entrants])
+
+    def sums(self) -> Row:
+        entrants = [
+            processes.entrant(name, ROOT / "src", self._server, count)
+            for name, count in ((_ONE, 1), (_TWO, 2), (_FOUR, 4))
+        ]
+        found = self._race_processes(_SUMS, entrants)
+        verdicts = (*of_rates(found, _TWO, {_ONE: 1.5}), *of_rates(found, _FOUR, {_ONE: 1.3}))
+        return Row(_SUMS.title, tuple(found.values()), _ONE, verdicts=verdicts)
+
+    def against(self, task: Task, commit: str, source: Path, bar: float) -> Row:
+        here, before = "Keyloft, this tree", f"Keyloft, {commit}"
+        entrants = [processes.entrant(name, of, self._server) for name, of in ((here, ROOT / "src"), (before, source))]
+        found = self._race_processes(task, entrants)
+        return Row(task.title, tuple(found.values()), before, verdicts=of_rates(found, here, {before: bar}))
+
+    def stopped(self) -> Row:
+        return beside_a_stopped_client(self._to_write, self._scale.stops, self._scale.stop_seconds)
 
     def watches(self) -> Row:
         url, operations = self._to_write, self._scale.watched

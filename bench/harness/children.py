@@ -20,6 +20,10 @@ class Child:
         self.packages: list[str] = []
         """Packages that it had imported; known once it has ended."""
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def cpu_seconds(self) -> float:
         """CPU time of all its threads in nanosecond resolution: clock ticks are too coarse for short rounds."""
         threads = Path(f"/proc/{self._process.pid}/task").iterdir()

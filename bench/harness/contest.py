@@ -11,12 +11,15 @@ from msgspec import Struct
 from bench.harness.data import GROUP, Key, Pair, Value, fresh_pair, group_of, key_of, large_of, shuffled, value_of
 from bench.harness.race import Arm, Maybe, Timed, timed, timed_inline
 
-Operation: TypeAlias = Literal["get", "set", "get_many", "list", "swap"]
+Operation: TypeAlias = Literal["get", "set", "get_many", "list", "swap", "sum"]
 IN_FLIGHT = 64
 CHUNK = 2000
 
-_WARM_UP = {"get": 200, "set": 64, "get_many": 20, "list": 4, "swap": 64}
-_LAP = {"get": 2000, "set": 6400, "get_many": 200, "list": 8, "swap": 2000}
+COUNTERS = 2000
+"""How many counters sums are made to."""
+
+_WARM_UP = {"get": 200, "set": 64, "get_many": 20, "list": 4, "swap": 64, "sum": 640}
+_LAP = {"get": 2000, "set": 6400, "get_many": 200, "list": 8, "swap": 2000, "sum": 25_600}
 """Few lists per lap: all their entries are held until the check."""
 
 
@@ -35,7 +38,7 @@ class Task(Struct, frozen=True):
 
     @property
     def writes(self) -> bool:
-        return self.operation in ("set", "swap")
+        return self.operation in ("set", "swap", "sum")
 
 
 class StoreSetup(Struct, frozen=True):
@@ -56,9 +59,10 @@ class StoreSetup(Struct, frozen=True):
 
 
 class Contestant:
-    """An open store. A subclass has those of `get`, `set`, `get_many`, `list` and `swap` that it knows.
+    """An open store. A subclass has those of `get`, `set`, `get_many`, `list`, `swap` and `sum` that it knows.
 
-    `set` and `swap` take a pair of key and value; `swap` reads an entry and replaces it if it is unchanged.
+    `set` and `swap` take a pair of key and value; `swap` reads an entry and replaces it if it is unchanged. `sum`
+    takes the key of a counter, adds 1, and returns True.
     """
 
     inline: ClassVar[bool] = False
@@ -71,7 +75,7 @@ class Contestant:
     def asks(self, operation: Operation, planned: Iterable[Any]) -> list[Any]:
         """The planned operations as the store takes them; this is not timed."""
         match operation:
-            case "get":
+            case "get" | "sum":
                 return [self.shaped(key) for key in planned]
             case "get_many":
                 return [[self.shaped(key) for key in keys] for keys in planned]
@@ -184,7 +188,7 @@ def arm(
 
 def _lap(task: Task, stored: int) -> int:
     most = 200 if task.large else _LAP[task.operation]
-    return min(stored, most) if task.writes else most
+    return min(stored, most) if task.operation in ("set", "swap") else most
 
 
 def home_of(entrant: Entrant, task: Task, *, quick: bool = False) -> str:
@@ -211,7 +215,10 @@ def planning(task: Task, stored: int) -> Callable[[random.Random, int], PlannedL
         pairs = [fresh_pair(index, large=task.large) for index in chances.sample(range(stored), operations)]
         return PlannedLap(pairs, [value for _, value in pairs], pairs)
 
-    by_operation = {"get": keys, "get_many": tens, "list": groups}
+    def sums(chances: random.Random, operations: int) -> PlannedLap:
+        return PlannedLap([key_of(chances.randrange(COUNTERS)) for _ in range(operations)], [True] * operations)
+
+    by_operation = {"get": keys, "get_many": tens, "list": groups, "sum": sums}
     return by_operation.get(task.operation, writes)
 
 

@@ -196,7 +196,6 @@ async def test_an_import_beside_writers_loses_nothing(url: str) -> None:
 # Backup and restore
 
 
-@pytest.mark.blocks_the_loop
 async def test_a_backup_carries_the_log_and_the_id_along(url: str, tmp_path: Path) -> None:
     await fill(url)
     saved = await admin.backup(url, tmp_path / "nightly.db")
@@ -205,7 +204,6 @@ async def test_a_backup_carries_the_log_and_the_id_along(url: str, tmp_path: Pat
     assert await changes_after(tmp_path / "nightly.db", 2) == await changes_after(url, 2)
 
 
-@pytest.mark.blocks_the_loop
 async def test_two_restores_of_one_backup_are_two_stores_that_their_ids_tell_apart(url: str, tmp_path: Path) -> None:
     await fill(url)
     backup, restored = tmp_path / "nightly.db", [tmp_path / "one.db", tmp_path / "other.db"]
@@ -222,7 +220,6 @@ async def test_two_restores_of_one_backup_are_two_stores_that_their_ids_tell_apa
     assert (await history(restored[0]))[0] not in ids
 
 
-@pytest.mark.blocks_the_loop
 @pytest.mark.parametrize("into", ["a new file", "the database itself", "another database"])
 async def test_a_restored_database_continues_where_no_version_was_given(url: str, tmp_path: Path, into: str) -> None:
     file = tmp_path / "nightly.db"
@@ -251,7 +248,6 @@ async def test_a_restored_database_continues_where_no_version_was_given(url: str
     assert await changes_after(target, 2 * JUMP) == []
 
 
-@pytest.mark.blocks_the_loop
 async def test_a_watch_learns_that_a_restore_replaced_everything(url: str, tmp_path: Path) -> None:
     async with keyloft.open(url) as kv:
         await kv.set(("k",), "saved")
@@ -329,7 +325,6 @@ async def test_an_import_is_not_older_than_the_last_commit(tmp_path: Path) -> No
 # Damage
 
 
-@pytest.mark.blocks_the_loop
 @pytest.mark.parametrize("size", [10, 10_000])
 async def test_a_row_that_does_not_match_its_checksum_is_found_and_never_moved(tmp_path: Path, size: int) -> None:
     file = str(tmp_path / "app.db")

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from bench.arms.commits import ROOT
+from bench.arms.postgres import processes
 from bench.benchmarks import commits
+from bench.harness.contest import Task, arm
 from bench.harness.figures import Figure, Reached, Row, compare, number, of_rates, percentile, ratio, within
 from bench.harness.race import Arm, Course, Timed, Unavailable, timed, timed_inline
 from bench.pages import charts, documents, report, tables
+from bench.probes import stopped
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +75,23 @@ def test_this_tree_races_the_code_of_another_commit(tmp_path: Path) -> None:
 def test_an_unknown_commit_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="--against no-such-commit: "), ExitStack() as closing:
         commits.prepared(True, tmp_path, closing, "no-such-commit")
+
+
+# PostgreSQL
+
+
+def test_processes_share_a_database_and_each_makes_its_part_of_the_sums(postgres_url: str, tmp_path: Path) -> None:
+    task = Task("sums", "", "sum", workers=8)
+    entrants = [processes.entrant(f"{count}", ROOT / "src", postgres_url, count) for count in (1, 2)]
+    with Course(tmp_path, rounds=1) as course:
+        found = course.race([arm(entrant, task, 10, operations=100) for entrant in entrants])
+    assert found["1"].rate.median > 0 < found["2"].rate.median
+
+
+def test_a_client_is_stopped_and_goes_on(postgres_url: str) -> None:
+    row = stopped.beside_a_stopped_client(postgres_url, 2, 0.05)
+    assert len(row.figures[1].rounds) == 2
+    assert row.verdicts[0].bar == 1500
 
 
 # Races

@@ -2,7 +2,6 @@
 
 import io
 import os
-import pty
 import select
 import sys
 import tempfile
@@ -15,12 +14,15 @@ from threading import Thread
 import pytest
 
 from keyloft.cli import main
+from tests.support.fork_server import ForkedProcess
 
 LONGEST_SECONDS = 30.0
 SURROUNDINGS = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 """The environment of a command that is run as a process, without settings."""
 ON_A_FILE = pytest.mark.parametrize("environment", ["sqlite file"], indirect=True)
 """For what is the same on every database: how a command is called, and what a terminal shows."""
+WITHOUT_TABLES = pytest.mark.parametrize("has_tables", [False], ids=["without tables"])
+"""For what a command does with an unused PostgreSQL database."""
 Outcome = tuple[int, str, str]
 Keyloft = Callable[..., Outcome]
 
@@ -97,9 +99,18 @@ def _streams(given: bytes) -> Iterator[tuple[io.BytesIO, io.BytesIO]]:
 
 def at_a_terminal(environment: Mapping[str, str], *arguments: str, answer: str = "") -> tuple[int, str]:
     """Run a command as a process at a terminal of its own, where `answer` is typed: the exit code, and all it shows."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execve(sys.executable, [sys.executable, "-m", "keyloft", *arguments], {"TERM": "xterm", **environment})
+    terminal, its_end = os.openpty()
+    try:
+        process = ForkedProcess(
+            ["-m", "keyloft", *arguments],
+            env={"TERM": "xterm", **environment},
+            stdin=its_end,
+            stdout=its_end,
+            stderr=its_end,
+            at_terminal=True,
+        )
+    finally:
+        os.close(its_end)
     shown = b""
     if answer:
         os.write(terminal, answer.encode())
@@ -114,6 +125,6 @@ def at_a_terminal(environment: Mapping[str, str], *arguments: str, answer: str =
             if not some:
                 break
             shown += some
-    _, status = os.waitpid(child, 0)
+    code = process.wait(LONGEST_SECONDS)
     os.close(terminal)
-    return os.waitstatus_to_exitcode(status), shown.decode()
+    return code, shown.decode()

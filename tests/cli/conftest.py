@@ -9,10 +9,16 @@ from tests.cli.commands import SURROUNDINGS, Keyloft, run_command
 from tests.support.postgres import database_url
 
 
+@pytest.fixture
+def has_tables() -> bool:
+    """Whether a database on PostgreSQL has Keyloft's tables before the first command; `WITHOUT_TABLES` says no."""
+    return True
+
+
 @pytest.fixture(params=["sqlite file", "postgresql"])
-def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+def environment(request: pytest.FixtureRequest, tmp_path: Path, has_tables: bool) -> dict[str, str]:
     """The environment variables of a command, which name an empty database."""
-    url = database_url(request.param, request, tmp_path, tables=False)
+    url = database_url(request.param, request, tmp_path, tables=has_tables)
     assert url is not None
     return {**SURROUNDINGS, "KEYLOFT_DATABASE_URL": url}
 

@@ -20,7 +20,7 @@ import pytest
 import keyloft
 from keyloft import limits
 from keyloft.engines import open_maintenance
-from tests.cli.commands import LONGEST_SECONDS, ON_A_FILE, SURROUNDINGS, Keyloft, at_a_terminal
+from tests.cli.commands import LONGEST_SECONDS, ON_A_FILE, SURROUNDINGS, WITHOUT_TABLES, Keyloft, at_a_terminal
 from tests.faults.children import child
 from tests.faults.moves import Chain, after, chains, contents_of, made_in
 from tests.support.everything import filled, run_sql, stored
@@ -268,6 +268,7 @@ def saved(url: str, place: Path, run: Keyloft) -> Path:
 
 
 class TestRestore:
+    @WITHOUT_TABLES
     def test_into_an_empty_database_all_comes_back(self, run: Keyloft, url: str, saved: Path) -> None:
         wanted = stored(saved)
         report = shown(run("restore", str(saved)))
@@ -568,6 +569,7 @@ def test_compacting_loses_nothing_on_either_database(run: Keyloft, url: str) -> 
 
 
 @pytest.mark.parametrize("command", ["stats", "backup", "restore", "check", "compact", "migrate"])
+@ON_A_FILE
 def test_help_has_an_example(run: Keyloft, command: str) -> None:
     code, stdout, _ = run(command, "--help")
     assert code == 0

@@ -23,15 +23,20 @@ from keyloft.semantic import Semantics, SemanticStore
 from keyloft.semantic.row_checks import RowChecker
 from keyloft.tuples.store import Store
 from tests.cli.commands import Keyloft, at_a_terminal
-from tests.support.everything import API, WEB, filled, run_sql, stored
+from tests.support.everything import API, WEB, FilledCopies, run_sql, stored
 
 FLAG = Semantics("feature_flag")
 
 
+@pytest.fixture(scope="module")
+def copies() -> FilledCopies:
+    return FilledCopies()
+
+
 @pytest.fixture
-def url(environment: dict[str, str]) -> str:
+def url(environment: dict[str, str], copies: FilledCopies) -> str:
     """A database with something of every kind."""
-    filled(environment["KEYLOFT_DATABASE_URL"])
+    copies.fill(environment["KEYLOFT_DATABASE_URL"])
     return environment["KEYLOFT_DATABASE_URL"]
 
 

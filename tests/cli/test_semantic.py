@@ -122,6 +122,7 @@ def test_dead_letters_are_listed_retried_and_dropped(run: Keyloft, environment: 
         ("audit", PROJECT, "--limit", "0"),
     ],
 )
+@ON_A_FILE
 def test_a_wrong_call_is_explained(run: Keyloft, arguments: tuple[str, ...]) -> None:
     run("semantic", "put", FLAG, "1", "--purpose", "config")
     code, stdout, stderr = run("semantic", *arguments)

@@ -101,7 +101,7 @@ async def exported(url: str | Path) -> bytes:
     return out.getvalue()
 
 
-@examples(10)
+@examples(5)
 @given(rows=st.lists(any_row, min_size=1, max_size=12, unique_by=lambda row: (row[0], row[1].key)))
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
 def test_export_import_export_is_the_same_byte_by_byte(

@@ -11,10 +11,19 @@ import pytest
 
 from keyloft.clock import SystemClock
 from keyloft.limits import TRIM_EVERY
-from tests.cli.commands import LONGEST_SECONDS, ON_A_FILE, SURROUNDINGS, Keyloft, at_a_terminal, run_command
+from tests.cli.commands import (
+    LONGEST_SECONDS,
+    ON_A_FILE,
+    SURROUNDINGS,
+    WITHOUT_TABLES,
+    Keyloft,
+    at_a_terminal,
+    run_command,
+)
 from tests.support.everything import run_sql
 
 
+@WITHOUT_TABLES
 def test_what_is_set_is_read_with_its_kind(run: Keyloft, tmp_path: Path) -> None:
     (tmp_path / "picture").write_bytes(b"\x89PNG\x00")
     assert run("set", "users/alice", '{"name": "é"}')[:2] == (0, "2\n")
@@ -248,6 +257,7 @@ def test_changes_are_shown_until_it_is_interrupted(run: Keyloft, environment: di
     assert (watching.returncode, stderr) == (130, "")
 
 
+@WITHOUT_TABLES
 @pytest.mark.parametrize(
     "command",
     ["get a", "list", "keys", "count", "watch", "delete a", "touch a --never", "semantic list tenant/acme/project/web"],

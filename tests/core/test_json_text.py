@@ -127,7 +127,7 @@ def exact(value: Any) -> str:
         sys.set_int_max_str_digits(limit)
 
 
-@examples(600)
+@examples(250)
 @given(json_bytes())
 @example(b'{"a":1,"\\u0061":2}')
 @example(b'["\\\\","\\"",{"\\"":1,"\\u0022":2}]')

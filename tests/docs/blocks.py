@@ -14,6 +14,7 @@ The first word behind a fence is the block's language, the rest says what is don
     toml                    is a configuration that the service takes
     text                    is for people; `text output` is what the block before it printed
 
+`keyloft` and `alembic` are copies of a process that has imported them (tests/support/fork_server.py).
 Addresses such as 127.0.0.1:4222 become addresses with free ports. `scripts/serve` runs the command that it would run,
 without making a virtual environment first, which would take minutes. PostgreSQL at 127.0.0.1:5432 is the tests' server.
 """
@@ -27,10 +28,8 @@ import json
 import os
 import re
 import select
-import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -40,6 +39,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+from tests.support.fork_server import launcher
+from tests.support.ports import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 LANGUAGES: Final = {
@@ -103,13 +105,6 @@ def _agrees(shown: Any, reply: Any) -> bool:
     return bool(shown == "…" or shown == reply)
 
 
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
 class Databases(Protocol):
     """PostgreSQL, as far as one document is concerned."""
 
@@ -127,7 +122,7 @@ class DocumentRun:
         self.folder = folder
         self._databases_for = databases_for
         self._databases: Databases | None = None
-        self._ports: dict[str, int] = defaultdict(_free_port)
+        self._ports: dict[str, int] = defaultdict(free_port)
         self._background: list[tuple[subprocess.Popen[bytes], str]] = []
         self._prompt: subprocess.Popen[str] | None = None
         self._printed = ""
@@ -135,10 +130,12 @@ class DocumentRun:
         programs = Path(sys.executable).parent
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("KEYLOFT_", "DATABASE_URL"))},
-            "PATH": os.pathsep.join([str(programs), str(folder / "bin"), os.environ["PATH"]]),
+            "PATH": os.pathsep.join([str(folder / "bin"), str(programs), os.environ["PATH"]]),
             "KEYLOFT_HTTP": f"127.0.0.1:{self._ports['9464']}",
         }
-        self._make_program("scripts/serve", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m keyloft serve "$@"\n')
+        self._make_program("scripts/serve", '#!/bin/sh\nexec keyloft serve "$@"\n')
+        self._make_program("bin/keyloft", launcher("keyloft"))
+        self._make_program("bin/alembic", launcher("alembic.config:main"))
         for name in ("alembic.ini", "src"):
             (folder / name).symlink_to(ROOT / name)
         if shutil.which("curl") is None:

@@ -44,6 +44,7 @@ from keyloft.core.records import (
     Used,
     appended_key,
 )
+from keyloft.core.schema import LAST_MOMENT
 from keyloft.core.sweeper import sweep
 from keyloft.core.values import Encoding, pack_counter, unpack_counter
 
@@ -438,7 +439,7 @@ class EngineContract:
         await write(engine, Set(A, b"set", b"1", Encoding.JSON, expire_at=past), Touch(A, b"touched", expire_at=past))
         assert await scan(engine) == []
 
-    @pytest.mark.parametrize("moment", [-1, 2**63])
+    @pytest.mark.parametrize("moment", [-1, LAST_MOMENT + 1, 3 * 2**61 + 1, 2**63])
     async def test_an_expiry_that_no_database_holds_is_refused_and_harms_no_other_batch(
         self, engine: Engine, moment: int
     ) -> None:
@@ -457,6 +458,8 @@ class EngineContract:
             return_exceptions=True,
         )
         assert [type(one) for one in done] == [InvalidArgument] * 10 + [Committed]
+        with pytest.raises(InvalidArgument):
+            await engine.commit(Batch((refused[0],)))
         assert await scan(engine) == [b"other", b"touched"]
 
     async def test_due_gives_what_expired_after_a_moment_and_what_is_next(
@@ -1192,7 +1195,7 @@ def _columns(change: LoggedChange) -> tuple[object, ...]:
 
 
 async def next_of(watch: Watch) -> list[Change]:
-    async with asyncio.timeout(10):  # wait_for of Python 3.11 loses a result that arrives with a cancellation
+    async with asyncio.timeout(60):  # wait_for of Python 3.11 loses a result that arrives with a cancellation
         return await watch.__anext__()
 
 

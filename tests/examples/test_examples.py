@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
 from keyloft.plugins import DatabaseClient
+from tests.support.fork_server import ForkedProcess
 from tests.support.nats import private_server
 
 pytestmark = pytest.mark.slow
@@ -39,7 +40,7 @@ class Chat:
         self.url = url
         self._bot = bot
         self._folder = folder
-        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._running: dict[str, ForkedProcess] = {}
 
     async def start(self, name: str) -> None:
         """Start the service or a plugin. It is not waited for: the plugins and the bot wait themselves."""
@@ -50,15 +51,12 @@ class Chat:
             patient = f"import {name}; {name}.PATIENCE_SECONDS = {LONGEST_SECONDS / 2}; {name}.main()"
             command = ["-c", f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); {patient}", "--nats", self.url]
         with (self._folder / f"{name}.log").open("a") as log:
-            self._running[name] = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-W", "error", *command), cwd=self._folder, stdout=log, stderr=log
-            )
+            self._running[name] = ForkedProcess(command, cwd=self._folder, stdout=log, stderr=log)
 
     async def end(self, name: str, by: signal.Signals) -> None:
         process = self._running.pop(name)
         process.send_signal(by)
-        async with asyncio.timeout(LONGEST_SECONDS):
-            code = await process.wait()
+        code = await asyncio.to_thread(process.wait, LONGEST_SECONDS)
         assert code == (-by if by == signal.SIGKILL else 0), (self._folder / f"{name}.log").read_text()
 
     async def restart(self, name: str, by: signal.Signals) -> None:
@@ -67,9 +65,8 @@ class Chat:
 
     async def aclose(self) -> None:
         for process in self._running.values():
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            process.kill()
+            await asyncio.to_thread(process.wait, LONGEST_SECONDS)
 
     async def send(self, plugin: str, command: str, data: bytes) -> str:
         """The reply of a plugin, as soon as there is a plugin."""

@@ -36,7 +36,7 @@ class LogFollower:
                 self.stamps[writer, number] = entry.versionstamp
 
     async def caught_up(self, stored: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.stamps) < stored and not self._task.done():
                 await asyncio.sleep(0.01)
 

@@ -81,7 +81,7 @@ async def test_store_on_a_full_disk_closes_and_keeps_what_was_acknowledged(tmp_p
     await fill(kv)
     vfs.left = 0
     contents, _ = await contents_of(kv)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await kv.aclose()
     async with keyloft.open(path) as kv:
         assert (await contents_of(kv))[0] == contents

@@ -60,7 +60,7 @@ async def fences_of(process: ChildProcess, count: int) -> list[int]:
 @pytest.mark.slow
 async def test_twenty_workers_and_their_deaths_never_make_two_holders(url: str, rng: random.Random) -> None:
     fences_seen: list[int] = []
-    async with AsyncExitStack() as stack, asyncio.timeout(25):
+    async with AsyncExitStack() as stack, asyncio.timeout(60):
         processes = [
             await stack.enter_async_context(child("lock", url, f"p{number}", str(_WORKERS)))
             for number in range(_PROCESSES)

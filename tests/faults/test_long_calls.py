@@ -47,7 +47,7 @@ async def stalls_noted() -> AsyncIterator[list[float]]:
         ticking.cancel()
 
 
-@pytest.fixture(params=["file", "named store on a file", "memory", "named store in memory"])
+@pytest.fixture(params=["file", "named store in memory"])
 async def kv(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[keyloft.Store]:
     database = tmp_path / "app.db" if "file" in request.param else ":memory:"
     name = "shop" if "named" in request.param else None

@@ -71,7 +71,7 @@ async def test_two_processes_open_a_fresh_file_at_once_and_write_it_without_loss
 
 async def test_watch_on_a_key_sees_what_another_process_sets_and_deletes(tmp_path: Path, peer: ChildProcess) -> None:
     path = tmp_path / "watched.db"
-    async with keyloft.open(path) as kv, asyncio.timeout(20):
+    async with keyloft.open(path) as kv, asyncio.timeout(60):
         await ask(peer, f"open {path}")
         watch = kv.watch(("k",), ("other",))
         assert [entry.exists for entry in await anext(watch)] == [False, False]
@@ -90,7 +90,7 @@ async def test_watch_on_a_key_sees_what_another_process_sets_and_deletes(tmp_pat
 
 async def test_watch_on_a_prefix_sees_what_another_process_sets_and_deletes(tmp_path: Path, peer: ChildProcess) -> None:
     path = tmp_path / "watched.db"
-    async with keyloft.open(path) as kv, asyncio.timeout(20):
+    async with keyloft.open(path) as kv, asyncio.timeout(60):
         await kv.set(("users", "old"), 0)
         await ask(peer, f"open {path}")
         watch = kv.watch(prefix=("users",))
@@ -129,7 +129,7 @@ async def test_a_rival_killed_in_the_middle_of_its_writes_does_not_stop_this_pro
                     if acknowledged == 60:
                         rival.kill()
                 assert (await rival.ended())[0] == -9
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 newest = await kv.set(("here", "after"), attempt)
             contents, stamps = await contents_of(kv)
             assert max(stamps.values()) == newest

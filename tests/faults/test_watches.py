@@ -11,6 +11,7 @@ import pytest
 import keyloft
 from keyloft import HistoryGone, Store
 from keyloft.core.keys import TupleKey
+from tests.support.examples import rounds
 
 from .children import child
 from .children.churn import KEYS
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 State = dict[TupleKey, int]
 """Versionstamps by key."""
 
-_SECONDS = 3.0
+_SECONDS = 1.5
 
 
 async def state_of(kv: Store) -> State:
@@ -88,13 +89,13 @@ async def check_all(url: str | Path, seed: int) -> None:
             child("churn", str(url), str(seed + 1), str(_SECONDS)) as b,
         ):
             assert [await a.line(), await b.line()] == ["writing", "writing"]
-            while len(followers) < 40:
+            while len(followers) < 25:
                 followers.append(Follower(kv).by_prefix())
                 await asyncio.sleep(chance.random() * 0.06)
                 await kv.set(("w", chance.randrange(KEYS)), 0, expire_in=chance.choice((None, 0.05)))
                 await kv.delete(("w", chance.randrange(KEYS)))
             assert [await a.line(), await b.line()] == ["done", "done"]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             # No entry lives longer than 0.3 s from here on, but those without an expiry.
             while True:
                 stored = await state_of(kv)
@@ -111,7 +112,7 @@ async def check_all(url: str | Path, seed: int) -> None:
             await follower.stop()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", rounds(1))
 async def test_two_processes_write_and_expire_while_watchers_list_and_watch(tmp_path: Path, seed: int) -> None:
     await check_all(tmp_path / "app.db", 100 * seed)
 

@@ -256,7 +256,7 @@ class TestPublishing:
                 await publish_all(connection, [small, large, small])
             await heard(2)
             await server.stop()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while connection.is_connected:
                     await asyncio.sleep(0.01)
             with pytest.raises(MaxPayloadError):

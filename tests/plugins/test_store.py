@@ -17,7 +17,7 @@ from keyloft.core import values
 from keyloft.core.records import Scan, Space
 from keyloft.plugins import BotDatabase
 from tests.support.examples import examples
-from tests.support.postgres import database_url
+from tests.support.postgres import IN_MEMORY, database_url
 
 
 @pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql"])
@@ -83,6 +83,7 @@ class TestValues:
         assert values.encode_json(found["value"], len(data), levels).decode() == data
 
     @pytest.mark.parametrize("levels", [901, 30_000])
+    @IN_MEMORY
     async def test_a_deeper_value_is_refused(self, db: BotDatabase, levels: int) -> None:
         value: Any = []
         for _ in range(levels - 1):
@@ -108,6 +109,7 @@ class TestValues:
     @pytest.mark.parametrize(
         "value", [object, {1, 2}, b"bytes", {1: 2}, [float("nan")], float("inf"), "\ud800"], ids=repr
     )
+    @IN_MEMORY
     async def test_what_json_does_not_hold_is_refused(self, db: BotDatabase, value: Any) -> None:
         kind = TypeError if not isinstance(value, (float, str, list)) else ValueError
         with pytest.raises(kind, match="not JSON-serializable"):
@@ -172,6 +174,7 @@ class TestPluginExpiry:
         assert (await db.kv_list("test"))["keys"] == ["d"]
 
     @pytest.mark.parametrize("ttl", [0, -1, 2147483648, True, 1.5, "5", float("nan")])
+    @IN_MEMORY
     async def test_a_ttl_out_of_range_is_refused(self, db: BotDatabase, ttl: Any) -> None:
         not_int = "" if type(ttl) is int else f", not {type(ttl).__name__}"
         rule = (
@@ -204,6 +207,7 @@ class TestLists:
         assert (await db.kv_list("test", limit=1499))["truncated"] is True
 
     @pytest.mark.parametrize("limit", [0, -1, 10_001, True, "10", 1.0])
+    @IN_MEMORY
     async def test_a_limit_out_of_range_is_refused(self, db: BotDatabase, limit: Any) -> None:
         with pytest.raises(ValueError, match="limit: expected a whole number from 1 to"):
             await db.kv_list("test", limit=limit)
@@ -211,6 +215,7 @@ class TestLists:
 
 class TestNames:
     @pytest.mark.parametrize("name", ["", "Trivia", "a.b", "a b", "é", "x" * 101, None, 5, "a\n", "*", ">"])
+    @IN_MEMORY
     async def test_a_name_that_no_plugin_has_is_refused(self, db: BotDatabase, name: Any) -> None:
         calls: list[Callable[[], Any]] = [
             lambda: db.kv_set(name, "k", 1),
@@ -224,6 +229,7 @@ class TestNames:
             assert isinstance(raised.value, keyloft.InvalidPluginName)
 
     @pytest.mark.parametrize("key", ["", "x" * 256, None, 5, "a\x00b", "\udfff", b"k", ("k",)])
+    @IN_MEMORY
     async def test_a_key_that_no_database_holds_is_refused(self, db: BotDatabase, key: Any) -> None:
         for call in (db.kv_set("test", key, 1), db.kv_get("test", key), db.kv_delete("test", key)):
             with pytest.raises(ValueError, match="key must") as raised:
@@ -321,7 +327,7 @@ class TestOpening:
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=8)
 
 
-@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(names, max_size=30, unique=True), prefix=names | st.just(""))
 async def test_a_list_has_the_keys_that_startswith_finds(keys: list[str], prefix: str) -> None:
     db = BotDatabase("sqlite:///:memory:")

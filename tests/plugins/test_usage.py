@@ -174,7 +174,7 @@ class TestCounting:
 
 class TestWritesWhileCounting:
     @given(st.data())
-    @examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
     def test_no_write_is_counted_twice_or_missed(self, small_slices: None, data: st.DataObject) -> None:
         asyncio.run(count_among_writes(data))
 

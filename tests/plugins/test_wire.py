@@ -74,7 +74,7 @@ def outcome(read: Callable[[], Any]) -> Any:
     return (found.key, found.value, found.expire_in) if isinstance(found, Set) else found
 
 
-@examples(120)
+@examples(40)
 @given(written())
 @example(b'{"key":"a","value":1,"value":2}')
 @example(b'{"key":"a","value":{"x":1,"x":2}}')
@@ -95,7 +95,7 @@ def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
     assert outcome(lambda: wire.incrementing("p", data)) == outcome(lambda: wire._increment_carefully("p", data))
 
 
-@examples(200)
+@examples(40)
 @given(st.binary(max_size=40) | written())
 @pytest.mark.slow
 def test_whatever_arrives_is_read_or_refused_with_a_code(data: bytes) -> None:
@@ -182,7 +182,7 @@ def test_an_empty_payload_lists_all_and_is_no_other_request(payload: bytes) -> N
             read("p", payload)
 
 
-@examples(300)
+@examples(150)
 @given(json_bytes(), st.sampled_from(["value", "other"]), st.booleans())
 @pytest.mark.slow
 def test_a_set_is_read_as_a_slow_and_strict_reader_reads_it(data: bytes, name: str, is_large: bool) -> None:

@@ -17,6 +17,7 @@ from keyloft.core.engine import Engine
 from keyloft.core.records import NO_LIMIT, Get, Scan, Space
 from keyloft.semantic import AuditRecord, NothingToRestore, Semantics, SemanticStore, StaleFence, VersionConflict
 from tests.support.examples import examples
+from tests.support.postgres import IN_MEMORY
 
 from .entries import (
     CURSOR,
@@ -151,6 +152,7 @@ class TestReadingTheTrail:
     @pytest.mark.parametrize(
         "options", [{"limit": 0}, {"limit": True}, {"after": -1}, {"after": "1"}, {"after": 2**63}]
     )
+    @IN_MEMORY
     async def test_options_that_make_no_sense_are_refused(self, store: SemanticStore, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidArgument, match=f"^{next(iter(options))}: "):
             store.audit(KEY, **options)
@@ -314,7 +316,7 @@ class History:
         )
 
 
-@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.lists(moves, min_size=1, max_size=25))
 async def test_what_happened_to_a_key_is_what_happened_to_it_in_its_project(
     kv: Store, store: SemanticStore, clock: ManualClock, history: list[tuple[str, int]]

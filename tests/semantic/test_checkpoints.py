@@ -32,7 +32,7 @@ async def test_fifty_workers_lose_no_step_and_do_none_twice(store: SemanticStore
             else:
                 done.append(position + 1)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*[work(number) for number in range(WORKERS)])
     assert done == [*range(1, STEPS + 1)]
     assert conflicts > 0

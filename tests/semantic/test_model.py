@@ -395,10 +395,10 @@ def test_postgresql_model(postgres_database: ReusedDatabase) -> None:
     class SemanticOnPostgres(SemanticPostgresMachine):
         database = postgres_database
 
-    run_state_machine_as_test(SemanticOnPostgres, settings=examples(4, stateful_step_count=30))
+    run_state_machine_as_test(SemanticOnPostgres, settings=examples(3, stateful_step_count=30))
 
 
 TestMemoryModel = SemanticMachine.TestCase
-TestMemoryModel.settings = examples(20, stateful_step_count=40)
+TestMemoryModel.settings = examples(12, stateful_step_count=40)
 TestSqliteModel = SemanticSqliteMachine.TestCase
-TestSqliteModel.settings = examples(10, stateful_step_count=40)
+TestSqliteModel.settings = examples(6, stateful_step_count=40)

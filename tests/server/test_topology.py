@@ -22,8 +22,9 @@ from keyloft.server.nats_process import NatsServer
 from keyloft.server.topology import Topology
 from tests.cli.commands import run_command
 from tests.server.test_isolation import PREFIXES, Connected, WorstService, connected
-from tests.server.test_serve import free_port, refused, serving
+from tests.server.test_serve import refused, serving
 from tests.support.nats import settled
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -181,6 +181,10 @@ def database_url(name: str, request: pytest.FixtureRequest, tmp_path: Path, *, t
     return {"memory": None, "sqlite file": str(tmp_path / "app.db"), "sqlite in memory": "sqlite://"}[name]
 
 
+IN_MEMORY: Final = pytest.mark.parametrize("url", ["memory"], indirect=True)
+"""For what is refused before a database hears of it: the same on each."""
+
+
 class MortalServer(Server):
     """A server that can be killed, and started again."""
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Verdict = Callable[["Message"], bool]
 
+ENDLESS_SECONDS = 8.0
+"""A call that took longer has waited for as long as callers wait by default; a busy machine is slow, too."""
 NOTIFICATION = b"A"
 _READY = b"Z"
 _ASKS_FOR_READY = (b"Q", b"S")
@@ -166,10 +168,11 @@ async def proxy(url: str) -> AsyncIterator[tuple[Proxy, str]]:
 
 
 @asynccontextmanager
-async def silent_port() -> AsyncIterator[int]:
-    """A port that takes connections and never says a word."""
+async def silent_port(met: Callable[[], object] = lambda: None) -> AsyncIterator[int]:
+    """A port that takes connections, calls `met` for each, and never says a word."""
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met()
         while await reader.read(1000):
             pass
 

@@ -336,12 +336,12 @@ def test_postgresql_model(postgres_database: ReusedDatabase) -> None:
     class StoreOnPostgres(PostgresMachine):
         database = postgres_database
 
-    run_state_machine_as_test(StoreOnPostgres, settings=examples(8, stateful_step_count=30))
+    run_state_machine_as_test(StoreOnPostgres, settings=examples(4, stateful_step_count=30))
 
 
 TestMemoryModel = StoreMachine.TestCase
-TestMemoryModel.settings = examples(40, stateful_step_count=30)
+TestMemoryModel.settings = examples(20, stateful_step_count=30)
 TestSqliteModel = SqliteMachine.TestCase
-TestSqliteModel.settings = examples(25, stateful_step_count=30)
+TestSqliteModel.settings = examples(12, stateful_step_count=30)
 TestSqliteInMemoryModel = SqliteInMemoryMachine.TestCase
-TestSqliteInMemoryModel.settings = examples(20, stateful_step_count=30)
+TestSqliteInMemoryModel.settings = examples(8, stateful_step_count=30)

@@ -27,7 +27,7 @@ from keyloft import (
 )
 from keyloft.core.keys import TupleKey, encode
 from keyloft.core.records import Batch, Expired, Set, Space
-from tests.support.postgres import database_url
+from tests.support.postgres import IN_MEMORY, database_url
 
 
 @pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql"])
@@ -110,7 +110,9 @@ class TestGetAndSet:
 
     @pytest.mark.blocks_the_loop
     @pytest.mark.slow
+    @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
     async def test_a_hundred_thousand_entries_in_one_set_many(self, kv: Store) -> None:
+        """In memory and on SQLite, tests/faults/test_long_calls.py does the same, and more."""
         await kv.set_many({("n", n): n for n in range(100_000)})
         assert await kv.count(("n",)) == 100_000
         assert [key async for key in kv.keys(reverse=True, limit=1)] == [("n", 99_999)]
@@ -189,6 +191,7 @@ class TestList:
         assert [entry.value async for entry in kv.list(cursor=page.cursor)] == [2, 3, 4, 5, 6]
 
     @pytest.mark.parametrize("other", [{"prefix": ("b",)}, {"reverse": True}, {"start": ("a", 2)}, {"end": ("b",)}])
+    @IN_MEMORY
     async def test_a_cursor_fits_its_own_selector_only(self, kv: Store, other: dict[str, Any]) -> None:
         page = kv.list(limit=1)
         [_] = [entry async for entry in page]
@@ -196,6 +199,7 @@ class TestList:
             kv.list(cursor=page.cursor, **other)
 
     @pytest.mark.parametrize("cursor", ["", "x", "§", "AAAAAAAAAAA=", 7, b"x"])
+    @IN_MEMORY
     async def test_what_is_no_cursor_is_refused(self, kv: Store, cursor: Any) -> None:
         with pytest.raises(InvalidCursor):
             kv.list(cursor=cursor)
@@ -578,6 +582,6 @@ async def test_expired_entries_are_swept_in_the_background(tmp_path: Path, clock
     async with keyloft.open(tmp_path / "app.db", clock=clock, sweep_every=0.01) as kv:
         await kv.set(("k",), 1, expire_in=1)
         clock.advance(1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await kv.engine.read(Expired(Space.TUPLES, 10)) != [[]]:
                 await asyncio.sleep(0.005)

@@ -27,7 +27,7 @@ from keyloft.core.records import (
     Record,
     Space,
 )
-from keyloft.core.schema import LAST_MOMENT, VERSION_BY_HAND
+from keyloft.core.schema import VERSION_BY_HAND
 from keyloft.core.slices import free_in_slices, in_slices
 from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
@@ -143,7 +143,7 @@ class MemoryEngine:
             for part in divided(batch):
                 if gathered.refuses(part):
                     break
-                settled = settle([part], self._stored(part), before, now, latest_expiry=LAST_MOMENT)
+                settled = settle([part], self._stored(part), before, now)
                 gathered.add(settled)
                 for (space, key), write in settled.writes.items():
                     replaced[0].append(space)
@@ -177,7 +177,7 @@ class MemoryEngine:
 
     def _commit(self, batch: Batch) -> Verdict:
         now, before = self._now(), self._version
-        settled = settle([batch], self._stored(batch), before, now, latest_expiry=LAST_MOMENT)
+        settled = settle([batch], self._stored(batch), before, now)
         self._version = settled.version
         for (space, key), write in settled.writes.items():
             self._tables[space].apply(key, write, now)

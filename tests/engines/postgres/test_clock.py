@@ -23,6 +23,12 @@ _time_ns = time.time_ns
 
 
 @pytest.fixture
+def postgres_url(emptied_postgres_url: str) -> str:
+    """With Keyloft's tables, which takes less time: no test here is about making them."""
+    return emptied_postgres_url
+
+
+@pytest.fixture
 def shift(monkeypatch: pytest.MonkeyPatch) -> Shift:
     """Puts the clock of this process forward, or back."""
     return lambda seconds: monkeypatch.setattr(time, "time_ns", lambda: _time_ns() + int(seconds * 1e9))
@@ -78,7 +84,7 @@ class TestWrongTime:
     ) -> None:
         shift(seconds)
         async with keyloft.open(postgres_url, sweep_every=None) as kv:
-            await kv.set(("a", 1), 1, expire_in=0.3)
+            await kv.set(("a", 1), 1, expire_in=2)
             due = (await kv.get(("a", 1))).expires_at
             assert due is not None
             by_key, by_prefix = kv.watch(("a", 1)), kv.watch(prefix=("a",))
@@ -112,7 +118,7 @@ async def test_a_clock_that_is_set_while_a_watch_waits_makes_it_neither_late_nor
         await kv.set(("k",), 1, expire_in=0.5)
         [entry] = await anext(watching)
         assert entry.exists
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             [entry] = await anext(watching)
         assert not entry.exists
         assert reads < 50

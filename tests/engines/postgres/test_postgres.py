@@ -85,7 +85,7 @@ async def test_a_lost_version_counter_is_named(postgres_url: str) -> None:
 async def test_a_load_wakes_the_watches_of_other_processes(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a notification: the version counter is hardly ever polled here."""
     monkeypatch.setattr("keyloft.limits.WATCH_CHECK_SECONDS", 60)
-    async with keyloft.open(postgres_url, sweep_every=None) as kv, asyncio.timeout(20):
+    async with keyloft.open(postgres_url, sweep_every=None) as kv, asyncio.timeout(60):
         watch = kv.watch(prefix=("a",))
         await kv.set(("a", 1), 1)
         await anext(watch)

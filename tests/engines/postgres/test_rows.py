@@ -22,6 +22,12 @@ _INSERT = "INSERT INTO plugin_kv_storage (plugin_name, key, value_json, expires_
 
 
 @pytest.fixture
+def postgres_url(emptied_postgres_url: str) -> str:
+    """With Keyloft's tables, which takes less time: no test here is about making them."""
+    return emptied_postgres_url
+
+
+@pytest.fixture
 async def kv(postgres_url: str, clock: ManualClock) -> AsyncIterator[Store]:
     async with keyloft.open(postgres_url, clock=clock, sweep_every=None) as store:
         yield store

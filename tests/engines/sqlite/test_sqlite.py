@@ -47,7 +47,7 @@ async def test_the_write_ahead_log_is_checkpointed_in_a_quiet_moment(
     engine = await SqliteEngine.open(SqliteFile(str(path)), clock)
     before = path.stat().st_size
     await write(engine, *[put(b"%d" % number, b"1" * 1000) for number in range(100)])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while path.stat().st_size == before:
             await asyncio.sleep(0.005)
     await engine.aclose()
@@ -144,7 +144,7 @@ async def test_a_checkpoint_that_a_reader_prevents_is_not_tried_at_each_commit(
     assert 1 <= await checkpoints_in(200) <= 200 * 3 // 50
     reader.execute("ROLLBACK")
     tries = connection.checkpoints
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while connection.checkpoints == tries or engine.writing.is_lent:
             await asyncio.sleep(0.01)
     await checkpoints_in(200)  # which overwrite it from the start
@@ -204,7 +204,7 @@ async def test_a_checkpoint_that_a_reader_prevented_is_made_later_without_a_furt
 
     reader.execute("ROLLBACK")
     assert left() > 100
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while left():
             await asyncio.sleep(0.005)
     reader.close()
@@ -256,7 +256,7 @@ async def test_a_lock_of_another_process_is_tried_often(clock: ManualClock, tmp_
         connection.waits = 0
         rival.execute("BEGIN IMMEDIATE")
         waiting = asyncio.create_task(write(engine, put(b"k")))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while connection.waits < 30:
                 await asyncio.sleep(0.001)
         rival.execute("ROLLBACK")
@@ -358,7 +358,7 @@ async def test_the_write_ahead_log_shrinks_again_after_a_long_reader_has_left(
         await write(engine, put(b"k", b"%d" % number))
     assert log.stat().st_size > 300 * PAGE
     reader.execute("ROLLBACK")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while log.stat().st_size > 100 * PAGE:
             await asyncio.sleep(0.005)
     reader.close()

@@ -103,7 +103,7 @@ async def follow_and_compare(paths: list[Path | None], seed: int, history_mib: f
     following = asyncio.create_task(reader.follow())
     await asyncio.sleep(0)
     await churn(stores, clock, chance)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while reader.known != await state_of(stores[0]):
             await asyncio.sleep(0.005)
     following.cancel()

@@ -13,7 +13,7 @@ from keyloft.core.keys import encode
 from keyloft.core.records import Batch, Scan, Set, Space
 from keyloft.core.values import Encoding
 from keyloft.engines import open_engine
-from tests.support.postgres_proxy import Message, pooler, proxy, silent_port
+from tests.support.postgres_proxy import ENDLESS_SECONDS, Message, pooler, proxy, silent_port
 from tools.postgres import query
 
 _OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -81,12 +81,14 @@ async def test_silent_first_host_leaves_time_for_the_second(postgres_url: str) -
 
 
 async def test_silent_first_host_is_remembered(postgres_url: str) -> None:
-    async with proxy(postgres_url) as (_, url), silent_port() as silent:
+    met: list[None] = []
+    async with proxy(postgres_url) as (_, url), silent_port(lambda: met.append(None)) as silent:
         several = url.replace("@127.0.0.1", f"@127.0.0.1:{silent},127.0.0.1")
-        async with keyloft.open(several) as kv:
-            began = time.monotonic()
+        async with keyloft.open(several, patience=3) as kv:
+            before = len(met)
+            assert before > 0
             await kv.get(("k",))
-            assert time.monotonic() - began < 2, "each new connection waits for the silent one again"
+            assert len(met) == before, "each new connection waits for the silent one again"
 
 
 async def test_aclose_leaves_no_session_of_a_read_under_way(postgres_url: str) -> None:
@@ -100,10 +102,10 @@ async def test_aclose_leaves_no_session_of_a_read_under_way(postgres_url: str) -
     await kv.aclose()
     await rival.execute("COMMIT")
     await asyncio.gather(reading, return_exceptions=True)
-    await asyncio.sleep(0.3)
-    left = await rival.fetchval(f"SELECT count(*) {_OTHERS}")
+    async with asyncio.timeout(60):
+        while await rival.fetchval(f"SELECT count(*) {_OTHERS}"):
+            await asyncio.sleep(0.01)
     await rival.close()
-    assert left == 0
 
 
 async def test_late_caller_waits_its_whole_timeout(postgres_url: str) -> None:
@@ -141,7 +143,7 @@ async def test_watch_polls_though_its_listening_connection_is_dead(postgres_url:
         watch = kv.watch(("k",))
         await anext(watch)
         await other.set(("k",), 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await anext(watch)
 
 
@@ -215,7 +217,7 @@ async def test_a_caller_that_makes_a_watch_and_then_reads_or_writes_misses_nothi
             await other.set(("users", "new"), number)
             await other.delete(("users", "old"))
             seen: dict[Any, Any] = {}
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(seen) < 2:
                     seen |= {entry.key[1]: entry.value for entry in await anext(watch)}
             assert seen == {"new": number, "old": None}
@@ -245,7 +247,7 @@ async def test_a_submitted_write_waits_for_a_new_watch_so_that_what_follows_it_i
         await done.wait()
     await other.commit(Batch((Set(Space.TUPLES, b"k", b"1", Encoding.JSON),)))
     go_on.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert [change.key for change in await anext(aiter(watch))] == [b"k"]
     await watch.aclose()
     await engine.aclose()
@@ -258,7 +260,7 @@ async def test_lock_that_is_never_let_go_ends_a_write_in_time_and_undone(postgre
         await rival.execute("BEGIN; LOCK TABLE keyloft_tuples IN EXCLUSIVE MODE")
         began = time.monotonic()
         many = await asyncio.gather(*[kv.set(("k", number), 1) for number in range(20)], return_exceptions=True)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < ENDLESS_SECONDS
         assert {type(error) for error in many} == {keyloft.Busy}
         await rival.execute("COMMIT")
         await rival.close()
@@ -294,7 +296,7 @@ async def test_after_all_tasks_were_cancelled_a_caller_can_still_read_write_and_
             await asyncio.sleep(0)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await kv.get(("k",))).value == 1
             await kv.set(("k",), 1)
             await asyncio.gather(*calls, return_exceptions=True)

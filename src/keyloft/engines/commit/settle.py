@@ -24,7 +24,7 @@ from keyloft.core.records import (
     Check,
     Committed,
     Conflict,
-    Delete,
+    CounterOperation,
     FailedCheck,
     Head,
     LoggedChange,
@@ -37,7 +37,8 @@ from keyloft.core.records import (
     Sum,
     Touch,
 )
-from keyloft.core.values import Encoding, decode_json, encode_json, pack_counter, unpack_counter
+from keyloft.core.schema import LAST_MOMENT
+from keyloft.core.values import COUNTER, JSON, decode_json, encode_json, pack_counter, unpack_counter
 from keyloft.errors import CounterOutOfRange, InvalidArgument, KeyloftError, NotACounter, Undecodable
 
 
@@ -114,7 +115,7 @@ def settle(
     version: int,
     now: int,
     *,
-    latest_expiry: int = limits.LARGEST_INTEGER,
+    relative_from: int | None = None,
 ) -> Settled:
     """Decide a group as if its batches were committed one by one.
 
@@ -123,11 +124,12 @@ def settle(
             Head stands for a record whose value was not loaded; `unread` tells which of those a Conflict shows.
         version: The version of the last commit before this group.
         now: The time of this group, in milliseconds.
-        latest_expiry: A batch with a later expiry, or with one before 1970, fails with InvalidArgument.
+        relative_from: An expiry that counts from the commit becomes this number and its milliseconds, if the time of
+            the commit is not known yet.
     """
     verdicts: list[Verdict] = []
     changes: list[LoggedChange] = []
-    state = _State(current, now, latest_expiry)
+    state = _State(current, now, relative_from)
     pending = state.pending
     for batch in group:
         try:
@@ -187,10 +189,10 @@ def with_values(settled: Settled, stored: Mapping[Address, Record]) -> Settled:
 class _State:
     """The records and writes of a group so far."""
 
-    def __init__(self, current: Mapping[Address, Record], now: int, latest_expiry: int) -> None:
+    def __init__(self, current: Mapping[Address, Record], now: int, relative_from: int | None) -> None:
         self._current = current
         self._now = now
-        self._latest_expiry = latest_expiry
+        self._relative_from = relative_from
         self.pending: dict[Address, _Pending] = {}
         self.appended: dict[Address, tuple[bytes, bytes]] = {}
         self.next_expiry: int | None = None
@@ -208,10 +210,16 @@ class _State:
         self, mutations: Sequence[Mutation], version: int, changes: list[LoggedChange]
     ) -> tuple[tuple[bool, ...], tuple[int, ...]]:
         """Apply all mutations and add to the changes, or raise and apply none."""
-        draft: dict[Address, _Pending] = {}
-        appended: dict[Address, tuple[bytes, bytes]] = {}
         found: list[bool] = []
         values: list[int] = []
+        if len(mutations) == 1 and type(only := mutations[0]) is not Append:
+            address = (only.space, only.key)
+            if (done := self._done(only, self.pending.get(address), version, found, values)) is not None:
+                self.pending[address] = done
+                changes.append(LoggedChange(version, only.space, only.key, done[2], self._now))
+            return tuple(found), tuple(values)
+        draft: dict[Address, _Pending] = {}
+        appended: dict[Address, tuple[bytes, bytes]] = {}
         for mutation in mutations:
             if type(mutation) is Append:
                 around = mutation.key, mutation.suffix
@@ -219,51 +227,67 @@ class _State:
                 appended[mutation.space, mutation.key] = around
             address = (mutation.space, mutation.key)
             before = draft.get(address) or self.pending.get(address)
-            stored, write = (self._current.get(address), None) if before is None else before[:2]
-            record = None if stored is None else self._alive(stored)
-            match mutation:
-                case Set():
-                    if mutation.if_absent:
-                        found.append(record is not None)
-                    if not mutation.if_absent or record is None:
-                        draft[address] = self._set(mutation, record, write, version)
-                case Delete():
-                    found.append(record is not None)
-                    if record is not None:
-                        draft[address] = _DELETED
-                case Touch():
-                    found.append(record is not None)
-                    if record is not None:
-                        draft[address] = self._touch(mutation, record, write)
-                case Purge():
-                    is_due = stored is not None and record is None and stored.version == mutation.version
-                    found.append(is_due)
-                    if is_due:
-                        draft[address] = _PURGED
-                case Sum() | Add() | Min() | Max():
-                    number, draft[address] = self._count(mutation, record, write, version)
-                    values.append(number)
+            if (done := self._done(mutation, before, version, found, values)) is not None:
+                draft[address] = done
         self.pending.update(draft)
         self.appended.update(appended)
         for (space, key), (_, _, kind) in draft.items():
             changes.append(LoggedChange(version, space, key, kind, self._now))
         return tuple(found), tuple(values)
 
+    def _done(
+        self, mutation: Mutation, before: _Pending | None, version: int, found: list[bool], values: list[int]
+    ) -> _Pending | None:
+        """What a mutation makes of its key, None if it changes nothing; adds to what its batch has found and counted.
+
+        Args:
+            mutation: Anything but an Append.
+            before: What earlier batches and mutations made of the key, None if they left it alone.
+            version: Of the batch.
+            found: For each mutation that asks, whether there was an entry.
+            values: The new numbers of counters.
+        """
+        stored, write = (self._current.get((mutation.space, mutation.key)), None) if before is None else before[:2]
+        record = stored if stored is not None and stored.is_alive(self._now) else None
+        # By type, and not by `match`: that takes a tenth of a microsecond for each class that does not match.
+        if type(mutation) is Set:
+            if mutation.if_absent:
+                found.append(record is not None)
+                if record is not None:
+                    return None
+            return self._set(mutation, record, write, version)
+        if isinstance(mutation, CounterOperation):
+            number, done = self._count(mutation, record, write, version)
+            values.append(number)
+            return done
+        if type(mutation) is Purge:
+            is_due = stored is not None and record is None and stored.version == mutation.version
+            found.append(is_due)
+            return _PURGED if is_due else None
+        found.append(record is not None)
+        if record is None:
+            return None
+        return self._touch(mutation, record, write) if type(mutation) is Touch else _DELETED
+
     def _alive(self, record: Record | None) -> Record | None:
         return record if record is not None and record.is_alive(self._now) else None
 
-    def expiry(self, mutation: Set | Touch | Sum | Add | Min | Max) -> int | None:
+    def expiry(self, mutation: Set | Touch | CounterOperation) -> int | None:
         """When the entry expires that a mutation writes.
 
         Raises:
             InvalidArgument: No database can hold that time.
         """
-        moment = mutation.expire_at if mutation.expire_in is None else self._now + mutation.expire_in
+        expire_in = mutation.expire_in
+        moment = mutation.expire_at if expire_in is None else self._now + expire_in
         if moment is None:
             return None
-        if type(moment) is not int or not 0 <= moment <= self._latest_expiry:
-            field = "expire_at" if mutation.expire_in is None else "expire_in"
+        if type(moment) is not int or not 0 <= moment <= LAST_MOMENT:
+            field = "expire_at" if expire_in is None else "expire_in"
             raise InvalidArgument(f"{field}: expected a whole number of milliseconds that leads to 1970 up to 9999")
+        if self._relative_from is not None and expire_in is not None and expire_in > 0:
+            # What expires at once has expired for the next batch of the group, too.
+            moment = self._relative_from + expire_in
         if self.next_expiry is None or moment < self.next_expiry:
             self.next_expiry = moment
         return moment
@@ -272,39 +296,39 @@ class _State:
         expires_at = record.expires_at if record is not None and mutation.keep_expiry else self.expiry(mutation)
         created_at = self._now if record is None else record.created_at
         new = Record(mutation.key, mutation.value, mutation.encoding, version, expires_at, created_at, self._now)
-        return new, PutRow(new, makes_new_entry(write, record)), _PUT
+        return new, PutRow(new, write is not None and makes_new_entry(write, record)), _PUT
 
     def _touch(self, mutation: Touch, record: Record, write: Write | None) -> _Pending:
         expires_at = self.expiry(mutation)
         new = replace(record, expires_at=expires_at)
-        if isinstance(write, PutRow):
+        if type(write) is PutRow:
             return new, PutRow(new, write.is_new_entry), _TOUCH
         return new, SetExpiry(expires_at), _TOUCH
 
     def _count(
-        self, mutation: Sum | Add | Min | Max, record: Record | None, write: Write | None, version: int
+        self, mutation: CounterOperation, record: Record | None, write: Write | None, version: int
     ) -> tuple[int, _Pending]:
         """The new number, and what stores it."""
         if record is None:
             number, expires_at, created_at = mutation.operand, self.expiry(mutation), self._now
-            encoding: int = Encoding.JSON if type(mutation) is Add else Encoding.U64
+            encoding: int = JSON if type(mutation) is Add else COUNTER
         else:
             expires_at, created_at, encoding = record.expires_at, record.created_at, record.encoding
             if type(mutation) is Add:
                 number = _integer(record) + mutation.operand
-                if encoding == Encoding.U64 and not 0 <= number <= limits.U64_MAX:
+                if encoding == COUNTER and not 0 <= number <= limits.U64_MAX:
                     raise CounterOutOfRange(mutation.key)
-            elif encoding != Encoding.U64:
+            elif encoding != COUNTER:
                 raise NotACounter(mutation.key)
             else:
                 number = _COUNT[type(mutation)](unpack_counter(record.value), mutation.operand)
-        if encoding == Encoding.JSON:
+        if encoding == JSON:
             value = encode_json(number, limits.VALUE_BYTES)
         else:
             number %= limits.U64_MAX + 1
             value = pack_counter(number)
         new = Record(mutation.key, value, encoding, version, expires_at, created_at, self._now)
-        return number, (new, PutRow(new, makes_new_entry(write, record)), _PUT)
+        return number, (new, PutRow(new, write is not None and makes_new_entry(write, record)), _PUT)
 
 
 def _integer(record: Record) -> int:
@@ -313,10 +337,10 @@ def _integer(record: Record) -> int:
     Raises:
         NotACounter: It holds something else.
     """
-    if record.encoding == Encoding.U64:
+    if record.encoding == COUNTER:
         return unpack_counter(record.value)
     number: Any = None
-    if record.encoding == Encoding.JSON and len(record.value) <= limits.COUNTER_DIGITS:
+    if record.encoding == JSON and len(record.value) <= limits.COUNTER_DIGITS:
         with contextlib.suppress(Undecodable):
             number = decode_json(record.value)
     if type(number) is not int:
@@ -324,16 +348,16 @@ def _integer(record: Record) -> int:
     return number
 
 
-def makes_new_entry(write: Write | None, record: Record | None) -> bool:
+def makes_new_entry(write: Write, record: Record | None) -> bool:
     """Whether the `created_at` of the row that the database still holds no longer counts.
 
     Args:
         write: What this group has done to the key so far.
         record: The live entry that this left: None if it removed the entry, or let it expire.
     """
-    return (write is not None and record is None) or removes_row(write)
+    return record is None or removes_row(write)
 
 
 def removes_row(write: Write | None) -> bool:
     """Whether this group removes the row that the database still holds."""
-    return isinstance(write, RemoveRow) or (isinstance(write, PutRow) and write.is_new_entry)
+    return type(write) is RemoveRow or (type(write) is PutRow and write.is_new_entry)

@@ -1,7 +1,8 @@
 """Commits a group without holding a lock while the server waits for this process.
 
 Reads what decides something, without a lock, settles the group, and calls the function that compares and writes. A
-group of plain sets depends on nothing that is stored: the call is its only round trip.
+group of plain sets depends on nothing that is stored: the call is its only round trip. So it is for a group that counts
+on counters which this process has written last.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,9 +21,11 @@ from keyloft.engines.commit.settle import deciding, unread, with_values
 from keyloft.engines.postgres import function, pooled_call
 from keyloft.engines.postgres.attempts import Attempted, CommitAttempt, LostRace, by_space, clock_set_back, load_values
 from keyloft.engines.postgres.connections import SNAPSHOT, Slot, Transaction
-from keyloft.engines.postgres.drafts import Draft, settled_draft
-from keyloft.engines.postgres.function import ARGUMENTS
-from keyloft.engines.postgres.server import PostgresServer, ServerClock, timeout
+from keyloft.engines.postgres.drafts import Arrays, Draft, integers, settled_draft
+from keyloft.engines.postgres.function import ARGUMENTS, SPACES
+from keyloft.engines.postgres.log import READ_VERSION
+from keyloft.engines.postgres.remembered import RememberedCounters
+from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.tables import LAYOUTS
 
 
@@ -39,6 +42,7 @@ class ByFunction:
         self._wants_changes = wants_changes
         self._last_at = 0
         """The time of the last commit, as far as known; none is before it."""
+        self._remembered = RememberedCounters()
         self._calls: dict[tuple[str, ...], str] = {}
         """By the names of their arguments, the statements that call the function."""
 
@@ -46,7 +50,19 @@ class ByFunction:
         group = attempt.group
         wanted = deciding(group)
         draft: Draft | None = None
-        if _needs_no_moment(group, wanted):
+        if not wanted:
+            draft = settled_draft(group, {}, wanted, {}, self._estimated_now())
+        elif _needs_no_moment(group, wanted):
+            if (known := self._remembered.find(wanted)) is not None:
+                draft = settled_draft(group, known, wanted, {}, self._estimated_now())
+                if draft.versions:
+                    attempted = await self._commit(slot, attempt, draft)
+                    if isinstance(attempted, Outcome):
+                        self._remembered.confirm()
+                    if attempted is not LostRace.CHANGED:
+                        return attempted
+                    self._remembered.refute(wanted)
+                    attempt.completed = None
             if (found := await self._read(slot, wanted)) is None:
                 return LostRace.CHANGED
             draft = settled_draft(group, found.current, wanted, found.stamps, found.now)
@@ -61,6 +77,10 @@ class ByFunction:
                     return LostRace.CHANGED
             if not draft.versions:
                 return self._outcome(draft, version, draft.read_at)
+        return await self._commit(slot, attempt, draft)
+
+    async def _commit(self, slot: Slot, attempt: CommitAttempt, draft: Draft) -> Attempted:
+        """Commit a settled group, unless something has changed since it was settled."""
         base, now = await self._call(slot, attempt, draft)
         match base:
             case function.LOCKED | function.CHANGED:
@@ -77,7 +97,13 @@ class ByFunction:
                 self._server.note_wrong_isolation()
                 return LostRace.REFUSED
         self._note_time(now)
+        self._remembered.note(draft, base, now)
         return self._outcome(draft, base, now)
+
+    def _estimated_now(self) -> int:
+        """The server's time, or that of an injected clock; never before the last commit."""
+        now = self._server.now()
+        return max(self._clock.now() if now is None else now, self._last_at)
 
     def _note_time(self, now: int) -> None:
         """Remember the server's time at a commit, or at one that has lost a race."""
@@ -94,8 +120,7 @@ class ByFunction:
         It leaves out the version counter, which takes as long to read as half of the rows. The function compares rows
         and expiries with what was read.
         """
-        now = self._server.now()
-        found = _Loaded(max(self._clock.now() if now is None else now, self._last_at), {}, {})
+        found = _Loaded(self._estimated_now(), {}, {})
         for space, keys in by_space(wanted).items():
             layout = LAYOUTS[space]
             rows = await slot.fetch(layout.load_heads, *layout.bind_keys(keys))
@@ -117,7 +142,9 @@ class ByFunction:
                 version, now = counter, moment
                 found = _Loaded(moment, {}, {})
             found.add(space, [row[2:] for row in rows if row[2] is not None])
-        assert version is not None
+        if version is None:  # a group that is refused whatever is stored
+            version, moment = self._server.counter_row(await at.fetch(READ_VERSION, now))
+            return version, _Loaded(moment, {}, {})
         complete = await self._with_large(at, found, wanted)
         return None if complete is None else (version, complete)
 
@@ -142,35 +169,39 @@ class ByFunction:
         return replace(draft, settled=with_values(draft.settled, values))
 
     async def _call(self, slot: Slot, attempt: CommitAttempt, draft: Draft) -> tuple[int, int]:
-        server, arguments = self._server, self._arguments(attempt, draft)
+        server, rows = self._server, draft.arrays()
+        arguments = self._arguments(attempt, draft, rows)
         connection = await slot.connected()
         attempt.completed = lambda base, now: self._outcome(draft, base, now)
         if server.is_pooled:
-            answer = await pooled_call.call(connection, server.function.name, arguments)
+            answer = await pooled_call.call(connection, server.functions.name_for(rows), arguments)
             if answer is None:
                 raise ConnectionError("the answer of a commit got lost")
         else:
             names = tuple(arguments)
             if (statement := self._calls.get(names)) is None:
-                statement = self._calls[names] = server.function.call(names)
+                statement = self._calls[names] = server.functions.call(rows, names)
             [[answer]] = await slot.call(statement, *arguments.values())
         base, now = answer
         return base, now
 
-    def _arguments(self, attempt: CommitAttempt, draft: Draft) -> dict[str, Any]:
+    def _arguments(self, attempt: CommitAttempt, draft: Draft, rows: Mapping[Space, Arrays]) -> dict[str, Any]:
         """The arguments of the function: those of all groups, then those of the kinds of rows that this one has."""
         server = self._server
         names, values = server.transaction_settings()
+        numbers = (
+            self._clock.now() + round(1000 * limits.POSTGRES_TRY_SECONDS),
+            draft.read_at,
+            round(1000 * server.lock_seconds),
+            round(1000 * server.holding_seconds(attempt.operations)),
+            draft.versions,
+            self._history.milliseconds,
+            self._history.bytes,
+        )
         arguments: dict[str, Any] = {
             "commit_id": attempt.commit_id,
-            "not_after": self._clock.now() + round(1000 * limits.POSTGRES_TRY_SECONDS),
-            "read_at": draft.read_at,
-            "counter_timeout": timeout(server.lock_seconds),
-            "most_milliseconds": round(1000 * server.holding_seconds(attempt.operations)),
-            "versions": draft.versions,
+            "numbers": integers(numbers),
             "parts": draft.parts(),
-            "kept_for": self._history.milliseconds,
-            "kept_bytes": self._history.bytes,
         }
         if server.clock is not None:
             arguments["given_clock"] = server.now()
@@ -178,13 +209,11 @@ class ByFunction:
             arguments["announcer"] = server.announcer
         if names is not None:
             arguments |= {"setting_names": names, "setting_values": values}
-        arrays = draft.arrays()
-        for space, kinds in ARGUMENTS.items():
-            bound = arrays.get(space, {})
-            for kind, columns in kinds.items():
+        for space, bound in rows.items() if len(rows) == 1 else [(space, rows.get(space, {})) for space in SPACES]:
+            for kind, columns in ARGUMENTS[space].items():
                 if kind in bound:
                     arguments |= zip(columns, bound[kind], strict=True)
-                elif len(arrays) > 1:
+                elif len(rows) > 1:
                     # Groups of several spaces are rare. They bind all arguments, so that they share one statement.
                     arguments |= dict.fromkeys(columns)
         return arguments

@@ -4,7 +4,7 @@ A draft counts versions from DRAFTED, and time from the moment at which its rows
 the commit is marked by RELATIVE until the commit's time is known.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
@@ -18,7 +18,6 @@ from keyloft.core.records import (
     Conflict,
     FailedCheck,
     LoggedChange,
-    Mutation,
     Record,
     Space,
     appended_key,
@@ -42,8 +41,8 @@ class Draft(Struct, frozen=True):
     read_at: int
     current: Mapping[Address, Record]
     """What was read, without keys that have no row."""
-    decided: Collection[Address]
-    """The keys that decided something."""
+    decided: Mapping[Address, bool]
+    """The keys that decided something, and whether their values did."""
     stamps: Mapping[Address, str]
 
     @property
@@ -89,6 +88,18 @@ class Draft(Struct, frozen=True):
             key = appended_key(around[0], version, around[1])
         return LoggedChange(version, change.space, key, change.kind, now)
 
+    def written(self, base: int, now: int) -> Iterator[tuple[Address, Record | None]]:
+        """The rows that the group has put, as they are stored since; None for those that it has touched or removed."""
+        shift = base - DRAFTED
+        for address, write in self.settled.writes.items():
+            if type(write) is PutRow:
+                record = write.record
+                due = None if record.expires_at is None else _moment(record.expires_at, now)
+                version = record.version + shift
+                yield address, Record(record.key, record.value, record.encoding, version, due, record.created_at, now)
+            else:
+                yield address, None
+
     def arrays(self) -> dict[Space, Arrays]:
         """The rows that the group has read, and those that it writes, by space."""
         spaces: dict[Space, _Rows] = {}
@@ -105,7 +116,8 @@ class Draft(Struct, frozen=True):
                     rows.insert.append((write.record, None))
                 elif (record := current.get(address)) is not None:
                     rows.update.append(write.record)
-                    rows.updated.append((record.version, record.expires_at, stamps.get(address)))
+                    stamp = stamps.get(address, record.updated_at)
+                    rows.updated.append((record.version, record.expires_at, stamp))
                     updated.add(address)
                 elif address in self.decided:
                     rows.insert.append((write.record, None))
@@ -119,9 +131,11 @@ class Draft(Struct, frozen=True):
             if address not in updated:
                 space, key = address
                 rows = spaces.get(space) or spaces.setdefault(space, _Rows())
-                record = current.get(address)
-                seen = (key, None, None) if record is None else (key, record.version, record.expires_at)
-                rows.read.append((*seen, stamps.get(address)))
+                if (record := current.get(address)) is None:
+                    rows.read.append((key, None, None, None))
+                else:
+                    stamp = stamps.get(address, record.updated_at)
+                    rows.read.append((key, record.version, record.expires_at, stamp))
         return {space: rows.bind(space) for space, rows in spaces.items()}
 
 
@@ -144,16 +158,11 @@ class _Rows:
         stamped = layout.stamp is not None
         if self.read:
             keys, versions, dues, stamps = zip(*self.read, strict=True)
-            bound["read"] = [
-                *layout.bind_keys(keys),
-                integers(versions),
-                integers(dues),
-                *([stamps] if stamped else []),
-            ]
+            bound["read"] = [*layout.bind_keys(keys), *_seen(layout, versions, dues, stamps)]
         if self.update:
             versions, dues, stamps = zip(*self.updated, strict=True)
             puts = _puts(layout, self.update)
-            bound["update"] = [*puts, integers(versions), integers(dues), *([stamps] if stamped else [])]
+            bound["update"] = [*puts, *_seen(layout, versions, dues, stamps)]
         if self.put:
             bound["put"] = _puts(layout, self.put)
         if self.insert:
@@ -168,6 +177,10 @@ class _Rows:
         if self.remove:
             bound["remove"] = list(layout.bind_keys(self.remove))
         return bound
+
+
+def _seen(layout: PostgresLayout, versions: Sequence[Any], dues: Sequence[Any], stamps: Sequence[Any]) -> list[Any]:
+    return [integers(versions), integers(dues), integers(stamps) if layout.stamp is None else stamps]
 
 
 def _puts(layout: PostgresLayout, records: list[Record]) -> list[Any]:
@@ -208,30 +221,10 @@ def _moment(due: int, now: int) -> int:
 def settled_draft(
     group: Sequence[Batch],
     current: Mapping[Address, Record],
-    decided: Collection[Address],
+    decided: Mapping[Address, bool],
     stamps: Mapping[Address, str],
     now: int,
 ) -> Draft:
     """Settle a group from what was read at a moment."""
-    marked = [_marked(batch, now) for batch in group]
-    return Draft(settle(marked, current, DRAFTED, now), now, current, decided, stamps)
-
-
-def _marked(batch: Batch, now: int) -> Batch:
-    """The same batch, with its relative expiries marked."""
-    for mutation in batch.mutations:
-        if getattr(mutation, "expire_in", None) is not None:
-            break
-    else:
-        return batch
-    return Batch(tuple([_mark(mutation, now) for mutation in batch.mutations]), batch.checks)
-
-
-def _mark(mutation: Mutation, now: int) -> Mutation:
-    expire_in: int | None = getattr(mutation, "expire_in", None)
-    if expire_in is None:
-        return mutation
-    # What expires at once has expired for the next batch of the group, too.
-    due = RELATIVE + expire_in if expire_in > 0 else now + expire_in
-    marked: Mutation = replace(mutation, expire_in=None, expire_at=due)
-    return marked
+    settled = settle(group, current, DRAFTED, now, relative_from=RELATIVE)
+    return Draft(settled, now, current, decided, stamps)

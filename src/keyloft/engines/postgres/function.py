@@ -1,4 +1,4 @@
-"""The PL/pgSQL function that commits a group in one statement, and the arguments that it takes.
+"""The PL/pgSQL functions that commit a group in one statement, and the arguments that they take.
 
 A group is settled from what was read without a lock. The function locks the version counter, compares all rows that
 decided something with what was read, and writes the group if nothing has changed. It answers with two numbers, the
@@ -11,11 +11,15 @@ were read, and that `xmax` is 0. If one is not (`xmax` may also be left over fro
 are compared, locked without waiting, and updated.
 
 All other commits wait meanwhile, so it gives up if it takes too long; it looks at the clock after each statement.
+
+There is one such function for groups of each space, and one for groups of several. PostgreSQL takes half a microsecond
+for each argument of a function, bound or not.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Final
 
 from msgspec import Struct
@@ -48,26 +52,30 @@ _RACE_LOST: Final = "KL001"
 """The SQLSTATE by which updates are undone; the function catches it."""
 _COMMON: Final = {
     "commit_id": "bytea",
-    "not_after": "bigint",  # by the server's clock: after it, the log may no longer tell that the id was abandoned
+    "numbers": "bigint[]",
     "given_clock": "bigint",  # NULL for the server's
-    "read_at": "bigint",  # the time by which the group was settled
-    "counter_timeout": "text",  # how long it waits for the version counter
-    "most_milliseconds": "bigint",  # how long it may hold the version counter
-    "versions": "bigint",  # how many the group takes
     "parts": "bytea[]",  # of the change log
     "announcer": "text",  # the name of the process in notifications; NULL where the server has none
-    "kept_for": "bigint",  # how many milliseconds the log keeps a change
-    "kept_bytes": "bigint",
     "setting_names": "text[]",  # of this transaction; NULL where the session has them
     "setting_values": "text[]",
 }
+NUMBERS: Final = (
+    "not_after",  # by the server's clock: after it, the log may no longer tell that the id was abandoned
+    "read_at",  # the time by which the group was settled
+    "counter_timeout",  # how many milliseconds it waits for the version counter
+    "most_milliseconds",  # how long it may hold the version counter
+    "versions",  # how many the group takes
+    "kept_for",  # how many milliseconds the log keeps a change
+    "kept_bytes",
+)
+"""What the argument `numbers` holds, in this order."""
 
 
 def _arguments(layout: PostgresLayout, prefix: str) -> dict[str, dict[str, str]]:
     """For each kind of rows of a space, its arrays and their types."""
     keys = dict(zip([f"{name}s" for name in layout.key], layout.key_types, strict=True))
     values = {f"{name}s": kind for name, kind in layout.columns.items()}
-    seen = {"versions": "bigint", "dues": "bigint"} | ({"stamps": "text"} if layout.stamp else {})
+    seen = {"versions": "bigint", "dues": "bigint", "stamps": layout.stamp_type}
     written = values | {"versions": "bigint", "dues": "bigint"}
     kinds = {
         "read": keys | seen,  # what decided something, but for updates
@@ -84,9 +92,14 @@ def _arguments(layout: PostgresLayout, prefix: str) -> dict[str, dict[str, str]]
 
 ARGUMENTS: Final = {space: _arguments(LAYOUTS[space], _PREFIXES[space]) for space in SPACES}
 """By space and kind of rows, the names and types of the arguments."""
-TYPES: Final = _COMMON | {
-    name: kind for kinds in ARGUMENTS.values() for arguments in kinds.values() for name, kind in arguments.items()
-}
+
+
+def _types(spaces: Iterable[Space]) -> dict[str, str]:
+    kinds = [kind for space in spaces for kind in ARGUMENTS[space].values()]
+    return _COMMON | {name: of for kind in kinds for name, of in kind.items()}
+
+
+TYPES: Final = _types(SPACES)
 """The types of all arguments, by name. One that is left out is NULL."""
 
 
@@ -110,21 +123,18 @@ def _wait_for_table(space: Space) -> str:
     END IF;"""
 
 
-def _seen(layout: PostgresLayout) -> list[str]:
-    return ["version", "due", *(["stamp"] if layout.stamp else [])]
+_SEEN: Final = ("version", "due", "stamp")
+"""What is compared of a row."""
 
 
 def _compare(space: Space, kind: str) -> str:
     layout, arguments = LAYOUTS[space], ARGUMENTS[space][kind]
-    seen = _seen(layout)
-    names = [*layout.key, *seen]
-    bound = [*_keys(space, kind), *list(arguments)[-len(seen) :]]
+    names = [*layout.key, *_SEEN]
+    bound = [*_keys(space, kind), *list(arguments)[-len(_SEEN) :]]
     version, due = layout.version("version"), layout.milliseconds("expires_at")
-    stored = f"{version} AS version, {due} AS due, xmax <> '0' AS is_held"
-    if layout.stamp:
-        stored += f", {layout.stamp} AS stamp"
+    stored = f"{version} AS version, {due} AS due, {layout.seen_stamp} AS stamp, xmax <> '0' AS is_held"
     same_key = " AND ".join([f"{layout.table}.{name} = seen.{name}" for name in layout.key])
-    differs = " OR ".join([f"stored.{name} IS DISTINCT FROM seen.{name}" for name in seen])
+    differs = " OR ".join([f"stored.{name} IS DISTINCT FROM seen.{name}" for name in _SEEN])
     return f"""
     IF {_any_of(space, kind)} THEN
         SELECT bool_or({differs} OR (seen.due <= read_at) <> (seen.due <= now_at)), bool_or(stored.is_held)
@@ -147,10 +157,10 @@ def _update_unless_lost(space: Space) -> str:
         f"{layout.version('old.version')} = new.seen_version",
         f"{layout.milliseconds('old.expires_at')} IS NOT DISTINCT FROM new.seen_due",
         "(new.seen_due <= read_at) IS NOT DISTINCT FROM (new.seen_due <= now_at)",
-        *([f"{layout.stamp.replace('updated_at', 'old.updated_at')} = new.seen_stamp"] if layout.stamp else []),
+        f"{layout.seen_stamp.replace('updated_at', 'old.updated_at')} = new.seen_stamp",
         "old.xmax = '0'",
     ]
-    seen = [f"seen_{name}" for name in _seen(layout)]
+    seen = [f"seen_{name}" for name in _SEEN]
     return f"""
             IF {_any_of(space, "update")} THEN
                 {layout.update_rows("base", "now_at", update, *seen, condition=" AND ".join(same))};
@@ -190,7 +200,7 @@ def _lock(space: Space) -> str:
 def _update(space: Space) -> str:
     """Updates rows that are compared and locked."""
     layout, arguments = LAYOUTS[space], ARGUMENTS[space]
-    update, put = list(arguments["update"])[: -len(_seen(layout))], list(arguments["put"])
+    update, put = list(arguments["update"])[: -len(_SEEN)], list(arguments["put"])
     return f"""
         IF {_any_of(space, "update")} THEN
             {layout.update_rows("base", "now_at", update)};
@@ -220,13 +230,17 @@ def _write(space: Space) -> str:
     END IF;"""
 
 
-def _for_each_space(step: Callable[..., str], *arguments: str) -> str:
-    return "".join([step(space, *arguments) for space in SPACES])
+def _body(spaces: Iterable[Space]) -> str:
+    """The text of the function for groups of these spaces."""
 
+    def for_each_space(step: Callable[..., str], *arguments: str) -> str:
+        return "".join([step(space, *arguments) for space in spaces])
 
-_BODY: Final = f"""
+    declared = "".join([f"\n    {name} bigint := numbers[{at}];" for at, name in enumerate(NUMBERS, 1)])
+    lock = f"SELECT counter.version, counter.at INTO base, last_at FROM {COUNTER} AS counter WHERE id = 1 FOR UPDATE"
+    return f"""
 #variable_conflict use_column
-DECLARE
+DECLARE{declared}
     base bigint;
     now_at bigint;
     last_at bigint;
@@ -247,11 +261,17 @@ BEGIN
     IF setting_names IS NOT NULL THEN
         PERFORM set_config(name, value, true) FROM unnest(setting_names, setting_values) AS given (name, value);
     END IF;
-{_for_each_space(_wait_for_table)}
-    setting := set_config('lock_timeout', counter_timeout, true);
-    SELECT counter.version, counter.at INTO base, last_at FROM {COUNTER} AS counter WHERE counter.id = 1 FOR UPDATE;
+{for_each_space(_wait_for_table)}
+    -- Once the counter is locked, all wait. Another client may have locked a row, or inserted one: not for long.
+    setting := set_config('lock_timeout', '{round(1000 * limits.POSTGRES_INSERT_SECONDS)}', true);
+    {lock} SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN ARRAY[{NO_COUNTER}, 0];
+        setting := set_config('lock_timeout', counter_timeout::text, true);
+        {lock};
+        IF NOT FOUND THEN
+            RETURN ARRAY[{NO_COUNTER}, 0];
+        END IF;
+        setting := set_config('lock_timeout', '{round(1000 * limits.POSTGRES_INSERT_SECONDS)}', true);
     END IF;
     until := clock_timestamp() + most_milliseconds * interval '1 millisecond';
     clock := {milliseconds("clock_timestamp()")};
@@ -266,23 +286,21 @@ BEGIN
     IF now_at - clock > {round(1000 * limits.CLOCK_AHEAD_SECONDS)} THEN
         RETURN ARRAY[{CLOCK_SET_BACK}, now_at - clock];
     END IF;
-    -- Another client may still lock a row, or have inserted one that it has not committed: not for long, all wait.
-    setting := set_config('lock_timeout', '{round(1000 * limits.POSTGRES_INSERT_SECONDS)}', true);
-{_for_each_space(_compare, "read")}
+{for_each_space(_compare, "read")}
     IF NOT may_wait THEN
         BEGIN
-{_for_each_space(_update_unless_lost)}
+{for_each_space(_update_unless_lost)}
             is_written := true;
         EXCEPTION WHEN SQLSTATE '{_RACE_LOST}' THEN
             NULL;
         END;
     END IF;
     IF NOT is_written THEN
-{_for_each_space(_compare, "update")}
-{_for_each_space(_lock)}
-{_for_each_space(_update)}
+{for_each_space(_compare, "update")}
+{for_each_space(_lock)}
+{for_each_space(_update)}
     END IF;
-{_for_each_space(_write)}
+{for_each_space(_write)}
     UPDATE {COUNTER} SET version = base + versions, at = now_at WHERE id = 1;
     log_size := coalesce(log_size, 0);
     IF cardinality(parts) = 1 THEN
@@ -305,9 +323,13 @@ BEGIN
 END
 """
 
+
 PREFIX: Final = "keyloft_commit_"
 """How the names of all such functions begin; the revision of the schema follows."""
 _TABLES: Final = (*[layout.table for layout in LAYOUTS.values()], COUNTER, CHANGES)
+
+_SINGLE: Final = {frozenset({space}): f"_{prefix}" for space, prefix in _PREFIXES.items()}
+"""By the spaces of a group, how the name of its function ends; that for several spaces has no ending."""
 
 FIND_TABLES: Final = (
     "SELECT name, quote_ident(nspname), pg_class.oid::bigint "
@@ -317,26 +339,35 @@ FIND_TABLES: Final = (
 """Selects the tables that the function uses, with their schemas and their numbers."""
 
 
-class CommitFunction(Struct, frozen=True):
-    """The function of this version of Keyloft: processes of several versions may share a database.
+class CommitFunctions(Struct, frozen=True):
+    """The functions of this version of Keyloft: processes of several versions may share a database.
 
-    It stands in the schema of the version counter, and names its tables with their schemas. So it is the same function,
-    and writes to the same tables, whatever `search_path` a session has.
+    They stand in the schema of the version counter, and name their tables with their schemas. So they are the same
+    functions, and write to the same tables, whatever `search_path` a session has.
     """
 
     name: str
-    """With its schema."""
+    """That of the function for groups of several spaces, with its schema; the others' names begin with it."""
     create: str
-    """Creates it."""
+    """Creates them, or those of them that are missing."""
     may_call: str
-    """Selects whether it is there, and this user may call it."""
+    """Selects whether they are there, and this user may call them."""
     find_others: str
     """Selects the functions of other revisions of the schema, which this user may drop: no process needs them."""
 
-    def call(self, names: Iterable[str]) -> str:
-        """The statement that calls it with these arguments bound; arrays of integers as text."""
-        # Only with those that a group needs, of some ninety.
-        return f"SELECT {self.name}({', '.join([f'{name} => {_bound(name, at)}' for at, name in enumerate(names, 1)])})"
+    @property
+    def names(self) -> list[str]:
+        """Of all."""
+        return [self.name, *[f"{self.name}{ending}" for ending in _SINGLE.values()]]
+
+    def name_for(self, spaces: Iterable[Space]) -> str:
+        """The name of the function for a group of these spaces."""
+        return f"{self.name}{_SINGLE.get(frozenset(spaces), '')}"
+
+    def call(self, spaces: Iterable[Space], names: Iterable[str]) -> str:
+        """The statement that calls one with these arguments bound; arrays of integers as text."""
+        bound = [f"{name} => {_bound(name, at)}" for at, name in enumerate(names, 1)]
+        return f"SELECT {self.name_for(spaces)}({', '.join(bound)})"
 
 
 def _bound(name: str, at: int) -> str:
@@ -344,21 +375,27 @@ def _bound(name: str, at: int) -> str:
     return f"${at}::text::{kind}" if kind in ("bigint[]", "int[]") else f"${at}::{kind}"
 
 
-def function_in(schemas: Mapping[str, str]) -> CommitFunction:
-    """The function for tables that are in these schemas."""
-    names = {name: f"{schemas[name]}.{name}" if name in schemas else name for name in _TABLES}
-    body = re.sub(rf"\b({'|'.join(names)})\b", lambda found: names[found[1]], _BODY)
-    digest = hashlib.sha256(f"{TYPES}{body}".encode()).hexdigest()[:8]
+@cache
+def functions_in(*homes: tuple[str, str]) -> CommitFunctions:
+    """The functions for tables that are in schemas: their names, and the names of the schemas."""
+    schemas = dict(homes)
+    tables = {name: f"{schemas[name]}.{name}" if name in schemas else name for name in _TABLES}
+    made = {}
+    for ending, spaces in {"": SPACES, **{ending: tuple(one) for one, ending in _SINGLE.items()}}.items():
+        body = re.sub(rf"\b({'|'.join(tables)})\b", lambda found: tables[found[1]], _body(spaces))
+        arguments = ", ".join([f"{name} {kind} DEFAULT NULL" for name, kind in _types(spaces).items()])
+        made[ending] = f"({arguments}) RETURNS bigint[] LANGUAGE plpgsql AS $keyloft${body}$keyloft$"
+    digest = hashlib.sha256("".join(made.values()).encode()).hexdigest()[:8]
     home = schemas.get(COUNTER, "public")
     name = f"{home}.{PREFIX}{schema.REVISION}_{digest}"
-    literal = name.replace("'", "''")
-    return CommitFunction(
+    literals = ["'{}'".format(f"{name}{ending}".replace("'", "''")) for ending in made]
+    return CommitFunctions(
         name,
-        create=f"CREATE FUNCTION {name} ({', '.join([f'{name} {kind} DEFAULT NULL' for name, kind in TYPES.items()])}) "
-        f"RETURNS bigint[] LANGUAGE plpgsql AS $keyloft${body}$keyloft$",
-        may_call=f"SELECT coalesce(has_function_privilege(to_regproc('{literal}'), 'EXECUTE'), false)",
+        create="; ".join([f"CREATE OR REPLACE FUNCTION {name}{ending} {text}" for ending, text in made.items()]),
+        may_call="SELECT bool_and(coalesce(has_function_privilege(to_regproc(name), 'EXECUTE'), false)) "
+        f"FROM unnest(ARRAY[{', '.join(literals)}]) AS name",
         find_others="SELECT pg_proc.oid::regprocedure::text FROM pg_proc "
-        f"WHERE pronamespace = (SELECT pronamespace FROM pg_proc WHERE oid = to_regproc('{literal}')) "
+        f"WHERE pronamespace = (SELECT pronamespace FROM pg_proc WHERE oid = to_regproc({literals[0]})) "
         f"AND proname ~ '^{PREFIX}[0-9]+_' "
         f"AND proname !~ '^{PREFIX}{schema.REVISION}_' AND pg_has_role(proowner, 'USAGE')",
     )

@@ -108,10 +108,10 @@ class PostgresServer:
         """Names the commits of this process in notifications, once the schema was checked."""
         self.announcer: str | None = None
         """The same, or None where the server has no notifications."""
-        self.function = function.function_in({})
-        """The function that commits, once the schema was checked."""
+        self.functions = function.functions_in()
+        """The functions that commit, once the schema was checked."""
         self.has_function = False
-        """Whether the server has the function that commits."""
+        """Whether the server has the functions that commit."""
         self._last_failure: str | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -319,13 +319,13 @@ class PostgresServer:
         schema.check_revision(revision, self.name, shlex.quote(self._address.shown), remark)
         async with connection.transaction():
             found = {name: (home, number) for name, home, number in await connection.fetch(function.FIND_TABLES)}
-        self.function = function.function_in({name: home for name, (home, _) in found.items()})
+        self.functions = function.functions_in(*[(name, home) for name, (home, _) in sorted(found.items())])
         # Stores in several schemas of one database share the channel of notifications: this number tells them apart.
         _, store = found.get(schema.VERSION_COUNTER_TABLE, ("", 0))
         self.process = f"{store}.{self.token}"
 
     async def set_up_commits(self, connection: Connection) -> None:
-        """Find out what the server has: notifications, and functions; make the one that commits."""
+        """Find out what the server has: notifications, and functions; make those that commit."""
         self.announcer = self.process
         try:
             async with connection.transaction():
@@ -335,20 +335,20 @@ class PostgresServer:
                 raise
             self.announcer = None
             logger.info("%s sends no notifications: %s", self.name, errors.message_of(error, self._address))
-        await self.make_function(connection)
+        await self.make_functions(connection)
 
-    async def make_function(self, connection: Connection) -> None:
-        """Make the function that commits, unless it is there; without it, commits take their locks first."""
+    async def make_functions(self, connection: Connection) -> None:
+        """Make the functions that commit, unless they are there; without them, commits take their locks first."""
         self.has_function = await self._has_function(connection)
         if not self.has_function:
             try:
                 async with connection.transaction():
-                    await connection.execute(self.function.create)
+                    await connection.execute(self.functions.create)
                 self.has_function = True
             except asyncpg.PostgresError as error:
                 if errors.is_lost(error):
                     raise
-                self.has_function = await self._has_function(connection)  # another process may have made it
+                self.has_function = await self._has_function(connection)  # another process may have made them
                 if not self.has_function:
                     message = errors.message_of(error, self._address)
                     logger.info("%s: functions can't be made, so commits hold locks for longer: %s", self.name, message)
@@ -359,7 +359,7 @@ class PostgresServer:
         """Drop the functions of earlier revisions of the schema. Those of this one may be in use, by other versions."""
         try:
             async with connection.transaction():
-                for [other] in await connection.fetch(self.function.find_others):
+                for [other] in await connection.fetch(self.functions.find_others):
                     await connection.execute(f"DROP FUNCTION IF EXISTS {other}")
         except asyncpg.PostgresError as error:
             if errors.is_lost(error):
@@ -376,7 +376,7 @@ class PostgresServer:
 
     async def _has_function(self, connection: Connection) -> bool:
         async with connection.transaction():
-            return bool(await connection.fetchval(self.function.may_call))
+            return bool(await connection.fetchval(self.functions.may_call))
 
     async def revision(self, connection: Connection) -> str | None:
         """The revision of the schema; None in a database without Keyloft's tables."""

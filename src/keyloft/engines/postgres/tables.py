@@ -61,7 +61,7 @@ class PostgresLayout(Layout):
     head: str
     """SQL: the same, with NULL for a large value."""
     stamp: str | None = None
-    """SQL: what tells, besides version and expiry, whether a row has changed: people write to it, too."""
+    """SQL: when a row was last changed, more exactly than its record says it: people write to it, too."""
     of_keys: Callable[..., str]
     """SQL: the rows of some keys, by the arrays of their columns, locked by a clause such as FOR UPDATE."""
     version: Callable[[str], str] = _same
@@ -112,6 +112,15 @@ class PostgresLayout(Layout):
         """keys, without `now`"""
         self.set_expiries = self.touch_rows("0", _arrays([*self.key_types, "bigint"], 1))
         """keys, expiries, without `now`"""
+
+    @property
+    def seen_stamp(self) -> str:
+        """SQL: what tells, besides version and expiry, whether a row has changed."""
+        return self.stamp or "updated_at"
+
+    @property
+    def stamp_type(self) -> str:
+        return "bigint" if self.stamp is None else "text"
 
     @staticmethod
     def _beside_counter(columns: str, asked: str) -> str:

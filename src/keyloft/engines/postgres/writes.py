@@ -224,7 +224,7 @@ class PostgresWriter:
             if isinstance(cause, TimeoutError):
                 raise failure
             if self._server.has_function and (is_missing_function(cause) or is_denied(cause)):
-                await self._make_function()
+                await self._make_functions()
                 if is_missing_function(cause) or not self._server.has_function:
                     continue
             if is_stale(cause) and not was_stale:
@@ -275,9 +275,9 @@ class PostgresWriter:
             self.slot.drop()
             return set()  # the next attempt finds out what is wrong
 
-    async def _make_function(self) -> None:
-        """Make the function again, which a restore may have left out, or find out that this user may not call it."""
-        await self._server.make_function(await self.slot.connected())
+    async def _make_functions(self) -> None:
+        """Make the functions again, which a restore may have left out, or find out that this user may not call them."""
+        await self._server.make_functions(await self.slot.connected())
 
     async def _learn(self, attempt: CommitAttempt, deadline: float) -> Outcome | None:
         """What became of an attempt whose reply was lost; None if it was not made, and never will be.

@@ -111,10 +111,11 @@ class SqliteEngine(ClosableEngine):
                 # The hot path: one entry, and the time is read only if it expires.
                 ask = asks[0]
                 record = point(view.cursor(), ask.space, ask.key)
-                if record is None or (expiry := record.expires_at) is None or ask.include_expired:
+                if record is None or (expiry := record.expires_at) is None:
                     return [record]
-                is_alive = self._nanoseconds() < expiry * 1_000_000 and self._writer.last_commit_at < expiry
-                return [record if is_alive else None]
+                if self._writer.last_commit_at < expiry and self._nanoseconds() < expiry * 1_000_000:
+                    return [record]
+                return [record if ask.include_expired else None]
             if len(asks) > limits.SCAN_ROWS and not self._file.in_memory:
                 return await self._read_on_thread(asks)
             others = [ask for ask in asks if type(ask) is not Get]

@@ -12,7 +12,7 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.clock import Clock
 from keyloft.core.records import Address, Batch, Key, LoggedChange, Record, Space
-from keyloft.core.schema import LAST_MOMENT, Row
+from keyloft.core.schema import Row
 from keyloft.core.slices import give_way
 from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
@@ -241,7 +241,7 @@ class SqliteWriter:
     ) -> tuple[Settled, dict[Address, Record]]:
         """The decisions on a group, and the rows that decided."""
         current = self._load(deciding(group).items(), deadline)
-        settled = settle(group, current, version, now, latest_expiry=LAST_MOMENT)
+        settled = settle(group, current, version, now)
         if shown := unread(settled):
             settled = with_values(settled, self._load([(address, True) for address in shown], deadline))
         return settled, current

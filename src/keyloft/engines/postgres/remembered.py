@@ -1,0 +1,67 @@
+"""Remembers the counters that this process has written last, so that the next group that counts need not read them.
+
+A counter that another process has changed meanwhile is noticed: the function that commits compares all that a group was
+settled from with what is stored. The group is then read and settled again, and the next ones are read at once.
+"""
+
+from collections.abc import Iterable
+
+from keyloft import limits
+from keyloft.core.records import Address, Record
+from keyloft.engines.postgres.drafts import Draft
+from keyloft.engines.postgres.tables import LAYOUTS
+
+
+class RememberedCounters:
+    """The newest counters, two generations of them: the older one is forgotten when the newer one is full."""
+
+    def __init__(self) -> None:
+        self._newer: dict[Address, Record] = {}
+        self._older: dict[Address, Record] = {}
+        self._groups_to_read = 0
+        """How many groups are to be read, whatever is remembered."""
+        self._next_groups_to_read = 1
+
+    def find(self, addresses: Iterable[Address]) -> dict[Address, Record] | None:
+        """What a group of these keys can be settled from; None if it is to be read."""
+        if self._groups_to_read:
+            self._groups_to_read -= 1
+            return None
+        newer, older = self._newer, self._older
+        found: dict[Address, Record] = {}
+        for address in addresses:
+            if (record := newer.get(address) or older.get(address)) is None:
+                return None
+            found[address] = record
+        return found or None
+
+    def note(self, draft: Draft, base: int, now: int) -> None:
+        """A group was committed after version `base`, at that time."""
+        newer, older, counts = self._newer, self._older, draft.decided
+        if not counts and not newer and not older:
+            return
+        for address, record in draft.written(base, now):
+            if record is not None and counts.get(address) and _may_be_remembered(address, record):
+                newer[address] = record
+            else:
+                newer.pop(address, None)
+                older.pop(address, None)
+        if len(newer) > limits.POSTGRES_REMEMBERED_COUNTERS // 2:
+            self._newer, self._older = {}, newer
+
+    def confirm(self) -> None:
+        """A group that was settled from here was committed."""
+        self._next_groups_to_read = 1
+
+    def refute(self, addresses: Iterable[Address]) -> None:
+        """One of these is not what is stored: other processes count here, too."""
+        for address in addresses:
+            self._newer.pop(address, None)
+            self._older.pop(address, None)
+        self._groups_to_read = self._next_groups_to_read
+        self._next_groups_to_read = min(2 * self._next_groups_to_read, limits.POSTGRES_GROUPS_READ)
+
+
+def _may_be_remembered(address: Address, record: Record) -> bool:
+    """Not a row that people change: its record does not tell exactly when it was written. And not a large number."""
+    return LAYOUTS[address[0]].stamp is None and len(record.value) <= limits.POSTGRES_HEAD_BYTES
