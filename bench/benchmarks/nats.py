@@ -50,7 +50,7 @@ class NatsScale(Struct, frozen=True):
     watched_changes: int
 
 
-FULL = NatsScale((10_000, 100_000), 100_000, 25, 0.12, 5, 1.0, 10.0, 3, (100_000, 1_000_000), 9, 900, 1000)
+FULL = NatsScale((10_000, 100_000), 100_000, 25, 0.12, 5, 1.0, 10.0, 3, (100_000, 1_000_000), 9, 240, 1000)
 QUICK = NatsScale((10_000,), 10_000, 2, 0.05, 1, 0.1, 0.5, 1, (10_000,), 1, 20, 20)
 
 _GET = Task("get", "get", "get", IN_FLIGHT)

@@ -452,6 +452,10 @@ LATE_EXPIRY_SECONDS: Final = 5.0
 WATCHES_WOKEN_AT_ONCE: Final = 64
 """After waking so many watches, the event loop runs them before it wakes more: each reads what its user waits for."""
 
+WATCH_INLINE_CALLS: Final = 1000
+"""After so many calls of watches, the event loop runs other tasks before the next change is dispatched: many watches of
+the same keys take long to tell of a group's changes."""
+
 WATCH_INLINE_CHANGES: Final = 1000
 """A group with more changes than this is dispatched to watches from the change log, a slice at a time."""
 
@@ -461,7 +465,7 @@ WATCH_DRAIN_POLL_SECONDS: Final = 0.002
 LEASE_SECONDS: Final = 30.0
 """How long a watch over NATS lasts unless its client renews it; clients do so after a third of it."""
 
-OWNER_LEASES: Final = 1000
+OWNER_LEASES: Final = 250
 """How many watches over NATS a plugin, or a tenant, may have at a time."""
 
 OWNER_LEASE_BYTES: Final = 1024 * 1024
@@ -484,6 +488,9 @@ LEASE_CHECK_SECONDS: Final = 1.0
 
 TAKE_OVER_LEASES: Final = 100
 """How many watches an instance takes over in one commit."""
+
+EVENTS_REPLY_BYTES: Final = 256 * 1024
+"""How much is reserved for the events that are published in one turn."""
 
 EVENTS_PER_TURN: Final = 256
 """How many events of a watch are published in one turn of its owner."""

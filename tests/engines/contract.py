@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from keyloft import Closed, CounterOutOfRange, HistoryGone, InvalidArgument, ManualClock, NotACounter
+from keyloft import Closed, CounterOutOfRange, HistoryGone, InvalidArgument, ManualClock, NotACounter, limits
 from keyloft.core.engine import Engine, LogWatch, Verdict, Watch
 from keyloft.core.paging import Pages
 from keyloft.core.records import (
@@ -1035,6 +1035,19 @@ class EngineContract:
         gone = engine.follow(Get(A, b"p1"), woken=woken.set, since=10**9)
         with pytest.raises(HistoryGone):
             await taken(gone, woken, 1)
+
+    async def test_many_who_watch_the_same_get_each_change_once(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "WATCH_INLINE_CALLS", 7)
+        wakers = [asyncio.Event() for _ in range(5)]
+        logs = [engine.follow(Scan(A, START, END, 1), woken=woken.set) for woken in wakers]
+        await engine.read(Latest())  # all have started
+        groups = [[write(engine, put(b"%d" % one), put(b"x%d" % one)) for one in range(8)] for _ in range(3)]
+        done = [one for group in groups for one in await asyncio.gather(*group)]
+        expected = sorted([one.version for one in done for _ in range(2)])
+        for log, woken in zip(logs, wakers, strict=True):
+            assert [change.version for change in await taken(log, woken, len(expected))] == expected
 
     async def test_who_follows_the_log_gets_an_expiry_after_the_put_that_it_ends(
         self, engine: Engine, clock: ManualClock

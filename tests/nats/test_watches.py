@@ -73,6 +73,7 @@ async def client(world: Watched) -> AsyncIterator[DatabaseClient]:
         yield client
 
 
+@pytest.mark.slow
 async def test_a_watch_reports_puts_deletes_and_expiries_of_a_prefix_in_order(client: DatabaseClient) -> None:
     kv = client.kv
     await kv.set("user:before", 1)
@@ -126,6 +127,7 @@ async def test_plugins_see_nothing_of_each_other(world: Watched, client: Databas
         assert (await next_of(mine)).key == "b"
 
 
+@pytest.mark.slow
 async def test_the_semantic_store_is_watched_by_paths_within_the_project(nats_url: str) -> None:
     nats, prefix = await connect(nats_url, name="service"), f"w{uuid4().hex[:12]}"
     flag = Semantics("feature_flag", ttl_seconds=1)
@@ -230,6 +232,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_watch_ends_with_its_client(world: Watched) -> None:
     async def is_over() -> bool:
         return await leases(world) == 0
@@ -253,6 +256,7 @@ async def test_a_watch_ends_with_its_client(world: Watched) -> None:
         await client.nats.close()
 
 
+@pytest.mark.slow
 async def test_a_watch_outlives_its_lease_by_renewing_it(world: Watched) -> None:
     async with world.service(lease_seconds=0.6), await world.client() as client, client.kv.watch() as watch:
         for number in range(3):
@@ -337,11 +341,12 @@ async def test_a_watch_whose_history_is_gone_says_so(world: Watched, monkeypatch
         await until(is_refused)
 
 
+@pytest.mark.slow
 async def test_nats_is_restarted_and_nothing_is_missed(world: Watched) -> None:
     async with private_server() as server:
         world.url = server.url
         async with world.service() as service, await world.client() as client, client.kv.watch() as watch:
-            for number in range(3):
+            for number in range(2):
                 await service.db.kv_set("trivia", f"before{number}", 1)
                 assert (await next_of(watch)).key == f"before{number}"
                 await server.stop()

@@ -74,7 +74,7 @@ class Membership:
         if instance != self.instance:
             return
         if not isinstance(done, Committed):
-            self._until = 0.0
+            self.lapse()
             return
         self._version, self._until = done.version, began + limits.BEAT_SECONDS
         # Twice: the ping of a plain client of nats-py may overtake what is in its buffer.
@@ -82,9 +82,13 @@ class Membership:
             await self._nats.flush(round(limits.BEAT_SECONDS))
         self._sampled = sample
 
+    def lapse(self) -> None:
+        """Publish nothing more under this id."""
+        self._until = 0.0
+
     async def leave(self) -> None:
         """Let others take over at once; the progress stays for them."""
-        self._until = 0.0
+        self.lapse()
         if instance := self.instance:
             self.instance = ""
             await write(self._engine, Delete(SPACE, self._rows.beat(instance)))

@@ -174,6 +174,7 @@ class PublishEvents(Call):
     """Not an operation that can be requested: it lets the events of watches take turns with their owner's requests."""
 
     name = "events"
+    reply_bytes = limits.EVENTS_REPLY_BYTES
 
     def read(self, about: object, data: Publication, /) -> Publication:  # type: ignore[override]
         return data

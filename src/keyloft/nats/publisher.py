@@ -125,6 +125,8 @@ class EventPublisher:
             applying.add_done_callback(lambda _: self._due.set())
             await self._serve(applying)
         finally:
+            # What is published later must be another run, which another id makes sure of.
+            self.membership.lapse()
             self._is_following.clear()
             if applying is not None:
                 await cancel(applying)
@@ -195,7 +197,7 @@ class EventPublisher:
             return
         try:
             self._put(row, KnownLease(read_lease(record.value), record.version, len(record.value)))
-        except KeyloftError as error:
+        except Exception as error:  # a damaged row must not end the others
             logger.error("[KV] a watch can't be served: %s", error)
 
     def _put(self, row: bytes, known: KnownLease) -> None:

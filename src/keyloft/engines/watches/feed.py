@@ -22,7 +22,6 @@ from keyloft.core.records import (
     Due,
     Get,
     Latest,
-    LoggedChange,
     LogPosition,
     Scan,
     Space,
@@ -158,11 +157,19 @@ class ChangeFeed:
             return
         is_next = outcome.version_before == self.position.version and not self._is_reading and not self._must_read
         if is_next and len(outcome.changes) <= limits.WATCH_INLINE_CHANGES:
-            of = self._interest.of
+            of, calls = self._interest.of, 0
             for change in outcome.changes:
-                for watch in of(change.space, change.key):
+                if calls > limits.WATCH_INLINE_CALLS:
+                    # The rest is read from the log, in slices; what this version has changed so far is reported once.
+                    self.position = LogPosition(change.version - 1)
+                    self.observe(outcome.version_after)
+                    break
+                watches = of(change.space, change.key)
+                calls += len(watches)
+                for watch in watches:
                     watch.changed(change)
-            self.position = LogPosition(outcome.version_after)
+            else:
+                self.position = LogPosition(outcome.version_after)
             if outcome.next_expiry is not None:
                 self._expect(outcome.next_expiry)
         else:
@@ -204,11 +211,15 @@ class ChangeFeed:
         try:
             while self.position is not None:
                 [piece] = await self.reader.read(Changes(self.position))
-                woken = 0
+                woken = calls = 0
                 for change in piece.changes:
-                    woken += self._dispatch(change)
-                    if woken >= limits.WATCHES_WOKEN_AT_ONCE:
-                        woken = 0
+                    watches = self._interest.of(change.space, change.key)
+                    woken += sum([not watch.is_woken for watch in watches])
+                    calls += len(watches)
+                    for watch in watches:
+                        watch.changed(change)
+                    if woken >= limits.WATCHES_WOKEN_AT_ONCE or calls >= limits.WATCH_INLINE_CALLS:
+                        woken = calls = 0
                         await asyncio.sleep(0)
                 self.position = piece.end
                 if any([change.kind in _MOVES_EXPIRY for change in piece.changes]):
@@ -258,14 +269,6 @@ class ChangeFeed:
         self.position = LogPosition(gone.latest)
         self._must_read = self._check_expiries = True
         self._woken.set()
-
-    def _dispatch(self, change: LoggedChange) -> int:
-        """Report a change to the watches that it concerns; returns how many of them that wakes."""
-        woken = 0
-        for watch in self._interest.of(change.space, change.key):
-            woken += not watch.is_woken
-            watch.changed(change)
-        return woken
 
     # The timer of expiries
 
