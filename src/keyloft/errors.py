@@ -171,13 +171,12 @@ def _unit(size: int) -> str:
 class NotACounter(KeyloftError, TypeError, code="NOT_A_COUNTER"):
     """A counter operation met a stored value that it can't count with; nothing of its batch was written."""
 
-    def __init__(self, key: Any, *, takes_json: bool = False) -> None:
-        super().__init__(
-            f"the value at {key!r} is not an integer; nothing of this batch was written"
-            if takes_json
-            else f"the value at {key!r} is not a U64 counter; nothing of this batch was written: "
-            "create the counter with set(key, U64(…)), or by the first sum"
-        )
+    def __init__(self, key: Any, *, takes_json: bool = False, message: str | None = None) -> None:
+        """`key` is None where a service reported it in its message only."""
+        rule, cure = "a U64 counter", ": create the counter with set(key, U64(…)), or by the first sum"
+        if takes_json:
+            rule, cure = "an integer, or is too long to add to", ""
+        super().__init__(message or f"the value at {key!r} is not {rule}; nothing of this batch was written{cure}")
         self.key = key
         self._takes_json = takes_json
 

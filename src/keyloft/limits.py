@@ -26,6 +26,12 @@ VALUE_DEPTH: Final = 128
 U64_MAX: Final = 2**64 - 1
 """The largest `U64`; a sum beyond it wraps around to 0."""
 
+COUNTER_DIGITS: Final = 3000
+"""The longest JSON integer to which is added: to read and write a longer one for each of many additions takes long."""
+
+LARGEST_INCREMENT: Final = 2**63 - 1
+"""The most that a plugin adds to an integer, or subtracts from it, at a time."""
+
 LONGEST_EXPIRY_SECONDS: Final = 1000 * 366 * 86_400
 """The longest `expire_in`: about a thousand years, which a `datetime` can still show."""
 
@@ -98,6 +104,12 @@ LONGEST_INT_DIGITS: Final = 64 * 1024
 
 LONGEST_TTL_SECONDS: Final = 2**31 - 1
 """The longest TTL of a plugin's entry: about 68 years."""
+
+KEYS_AT_ONCE: Final = 1000
+"""How many keys of a plugin one request may read, write or delete together."""
+
+KEYS_REQUEST_BYTES: Final = 512 * 1024
+"""The largest request of a plugin that lists keys."""
 
 LISTED_KEYS: Final = 1000
 """How many keys a plugin's list shows unless asked for another number."""
@@ -176,6 +188,9 @@ RESTORE_SECONDS: Final = 7 * 86_400
 
 AUDIT_SECONDS: Final = 90 * 86_400
 """How long audit records are kept."""
+
+UPDATE_ATTEMPTS: Final = 100
+"""How often an update over NATS is tried while others change the same entry."""
 
 TRANSIENT_ATTEMPTS: Final = 5
 """How often a write is tried against transient errors before it is escalated."""
@@ -670,8 +685,12 @@ FINDINGS: Final = 100
 SHOWN_KEY_CHARACTERS: Final = 300
 """A longer key is cut in the messages of an import."""
 
+UPDATE_PAUSES: Final = (0.002, 0.25)
+"""The first and the longest pause after an update that met a conflict; they double, and a random part of each is used.
+"""
+
 PLUGIN_REQUESTS_AT_ONCE: Final = 200
-"""How many requests `keyloft plugin purge` and `import-json` have under way."""
+"""How many requests `keyloft plugin import-json` has under way."""
 
 COLOURED_DEPTH: Final = 100
 """A value that nests deeper is shown at a terminal without colours: Rich recurses, several calls for a level."""

@@ -230,6 +230,32 @@ class TestPlugin:
         assert plugin("purge", "purged") == (0, "0\n", "")
         assert plugin("list", "purged-2") == (0, '["a"]\n', "")
 
+    def test_the_other_operations_print_what_they_return(self, plugin: Keyloft, tmp_path: Path) -> None:
+        assert plugin("incr", "more", "games") == (0, "1\n", "")
+        assert plugin("incr", "more", "games", "-3", "--ttl", "60") == (0, "-2\n", "")
+        (tmp_path / "scores.json").write_text('{"score:a": 1, "score:b": [2]}')
+        assert plugin("set-many", "more", str(tmp_path / "scores.json"), "--ttl", "60") == (0, "2\n", "")
+        assert plugin("get-many", "more", "score:b", "none", "score:a") == (0, '{"score:b":[2],"score:a":1}\n', "")
+        assert plugin("list", "more", "--prefix", "score:", "--values") == (0, '{"score:a":1,"score:b":[2]}\n', "")
+        assert plugin("count", "more") == (0, "3\n", "")
+        assert plugin("count", "more", "--prefix", "score:") == (0, "2\n", "")
+        assert plugin("touch", "more", "score:a") == (0, "true\n", "")
+        assert plugin("touch", "more", "none", "--ttl", "5") == (1, "false\n", "")
+        entry = json.loads(plugin("get", "more", "score:a", "--meta")[1])
+        assert (entry["value"], entry["ttl"]) == (1, None)
+        assert entry.keys() == {"value", "version", "ttl", "created_at", "updated_at"}
+        assert plugin("set", "more", "score:a", "2", "--expected-version", str(entry["version"])) == (0, "2\n", "")
+        code, stdout, stderr = plugin("set", "more", "score:a", "3", "--if-absent")
+        assert (code, stdout) == (1, "")
+        assert stderr.startswith("keyloft: VERSION_CONFLICT: key 'score:a': expected no entry, got version")
+        assert plugin("get", "more", "none", "--meta") == (1, "", "keyloft: more has no key 'none'\n")
+        assert plugin("delete-many", "more", "games", "none") == (0, "1\n", "")
+        assert plugin("delete-many", "more", "--prefix", "score:") == (0, "2\n", "")
+        for arguments in ((), ("k", "--prefix", "k"), ("--prefix", "")):
+            assert plugin("delete-many", "more", *arguments)[0] != 0
+        used = {"keys": 0, "bytes": 0, "most_keys": None, "most_bytes": None}
+        assert json.loads(plugin("usage", "unused")[1]) == used
+
     def test_an_old_json_file_is_imported_and_a_second_try_goes_on(self, plugin: Keyloft, tmp_path: Path) -> None:
         file = tmp_path / "old.json"
         file.write_text(json.dumps({f"user:{number}": {"score": number} for number in range(500)}))

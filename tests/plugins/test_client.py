@@ -114,7 +114,7 @@ class TestCalls:
             (client.kv.set("k", float("nan")), ValueError),
             (client.kv.set("k", 1, ttl=0), keyloft.InvalidArgument),
             (client.kv.set("", 1), keyloft.InvalidKey),
-            (client.kv.get(7), keyloft.InvalidKey),  # type: ignore[arg-type]
+            (client.kv.get(7), keyloft.InvalidKey),  # type: ignore[call-overload]
         ]
         for call, kind in calls:
             with pytest.raises(kind):

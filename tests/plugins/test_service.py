@@ -23,7 +23,7 @@ from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import Login, connect
 from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.nats.requests import Owner
-from keyloft.plugins import BotDatabase, DatabaseService
+from keyloft.plugins import BotDatabase, DatabaseService, rules
 from tests.support.examples import rounds
 from tests.support.nats import private_server, settled
 from tests.support.postgres import database_url
@@ -924,12 +924,9 @@ class TestOperation:
         ping = json.loads((await client.request("$SRV.PING.keyloft-plugins", b"")).data)
         assert ping["type"] == "io.nats.micro.v1.ping_response"
         info = json.loads((await client.request(f"$SRV.INFO.keyloft-plugins.{ping['id']}", b"")).data)
-        assert [endpoint["subject"] for endpoint in info["endpoints"]] == [
-            "db.kv.*.set",
-            "db.kv.*.get",
-            "db.kv.*.delete",
-            "db.kv.*.list",
-        ]
+        subjects = [endpoint["subject"] for endpoint in info["endpoints"]]
+        assert subjects == [f"db.kv.*.{operation}" for operation in rules.OPERATIONS]
+        assert {"db.kv.*.set", "db.kv.*.incr", "db.kv.*.usage"} <= {*subjects}
         stats = json.loads((await client.request("$SRV.STATS.keyloft-plugins", b"")).data)
         assert stats["endpoints"][0]["num_requests"] == 2
         assert stats["endpoints"][0]["num_errors"] == 1

@@ -10,10 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keyloft import InvalidArgument, InvalidJson, KeyloftError, MissingField, ValueTooLarge
-from keyloft.core.records import Delete, Get, Record, Set, Space
+from keyloft.core.records import AtKey, Count, Get, Record, Scan, Set, Space
 from keyloft.core.values import Encoding, decode_json
 from keyloft.nats import payloads
+from keyloft.nats.errors import wire_code
+from keyloft.nats.requests import Variant
 from keyloft.plugins import rules, wire
+from keyloft.plugins.rules import ConditionalSet, ManyKeys, ManyValues, PrefixDelete
 from tests.core.test_json_text import exact, json_bytes, reference, run_in_thread
 from tests.core.test_json_text import outcome as written_outcome
 from tests.support.examples import examples
@@ -26,7 +29,24 @@ values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
 )
 names = st.sampled_from(["key", "value", "ttl", "ttl_seconds", "limit", "prefix", "other", 'k"', "Key", "ttlSeconds"])
-fields = st.lists(st.tuples(names, values), max_size=5)
+more_names = st.sampled_from(
+    ["if_absent", "expected_version", "keep_ttl", "meta", "by", "keys", "entries", "values", "after", "ifAbsent", "By"]
+)
+fitting = st.booleans() | st.integers(-1, 3) | st.lists(texts, max_size=3) | st.dictionaries(texts, values, max_size=3)
+fields = st.lists(st.tuples(names, values) | st.tuples(names | more_names, values | fitting | texts), max_size=5)
+READERS = (
+    wire.setting,
+    wire.getting,
+    wire.deleting,
+    wire.listing,
+    wire.incrementing,
+    wire.getting_many,
+    wire.setting_many,
+    wire.deleting_many,
+    wire.counting,
+    wire.touching,
+    wire.using,
+)
 
 
 @st.composite
@@ -49,6 +69,8 @@ def outcome(read: Callable[[], Any]) -> Any:
         found = read()
     except KeyloftError as error:
         return type(error), str(error)
+    except Variant as asked:
+        return asked.name, asked.content
     return (found.key, found.value, found.expire_in) if isinstance(found, Set) else found
 
 
@@ -61,23 +83,31 @@ def outcome(read: Callable[[], Any]) -> Any:
 @example(b'{"key":"a","value":-0.0}')
 @example(b'{"key":"a","value":1e999}')
 @example(b'{"key":"a","value":123456789012345678901234567890}')
+@example(b'{"key":"a","value":1,"if_absent":true}')
+@example(b'{"key":"a","by":2,"by":3}')
+@example(b'{"key":"a","by":9223372036854775808,"ttl":1}')
+@example(b'{"key":"a","by":2,"other":3}')
 @pytest.mark.slow
 def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
     assert outcome(lambda: wire.setting("p", data)) == outcome(lambda: wire._set_carefully("p", data))
-    careful = outcome(lambda: rules.key(payloads.field(wire._read(data, "key"), "key"), "null"))
-    assert outcome(lambda: wire.getting("trivia", data).key[1]) == careful
+    assert outcome(lambda: wire.getting("p", data)) == outcome(lambda: wire._get_carefully("p", data))
+    assert outcome(lambda: wire.deleting("p", data)) == outcome(lambda: wire._delete_carefully("p", data))
+    assert outcome(lambda: wire.incrementing("p", data)) == outcome(lambda: wire._increment_carefully("p", data))
 
 
-@examples(40)
+@examples(100)
 @given(st.binary(max_size=40) | written())
 @pytest.mark.slow
-def test_whatever_arrives_is_read_or_refused(data: bytes) -> None:
-    for read in (wire.setting, wire.deleting, wire.listing):
+def test_whatever_arrives_is_read_or_refused_with_a_code(data: bytes) -> None:
+    for read in READERS:
         try:
-            found = read("p", data)
-        except KeyloftError:
-            continue
-        assert isinstance(found, (Set, Delete)) or found.space is Space.PLUGINS
+            found: Any = read("p", data)
+        except KeyloftError as error:
+            found = wire_code(error)
+        except Variant as asked:
+            found = asked.content
+        assert found not in ("INTERNAL_ERROR", "DATABASE_ERROR")
+        assert isinstance(found, (AtKey, ConditionalSet, Count, ManyKeys, ManyValues, PrefixDelete, Scan, str))
 
 
 @given(values)

@@ -47,7 +47,8 @@ def test_dir_shows_public_names_only() -> None:
 
 
 def test_the_public_names_of_plugins_are_these() -> None:
-    assert sorted(plugins.__all__) == ["BotDatabase", "DatabaseClient", "DatabaseService", "Login", "PluginKVStorage"]
+    names = ["BotDatabase", "CurrentValue", "DatabaseClient", "DatabaseService", "Login", "PluginEntry"]
+    assert sorted(plugins.__all__) == [*names, "PluginKVStorage", "UsedStorage"]
     assert all(hasattr(plugins, name) for name in plugins.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         plugins.Nothing  # noqa: B018

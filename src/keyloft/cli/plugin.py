@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec import to_builtins
+
 from keyloft import limits
 from keyloft.cli.database import run_quietly
 from keyloft.cli.options import AsText, Commands, Limit, Output, Settings, Ttl, Value, Yes, argument, flag, option
@@ -28,6 +30,7 @@ _ABSENT: Final = object()
 
 PluginArgument: TypeAlias = Annotated[str, argument("PLUGIN", "Whose storage, as in trivia.")]
 PluginKeyArgument: TypeAlias = Annotated[str, argument("KEY", "As the plugin writes it: any text, as in score.")]
+PluginPrefix: TypeAlias = Annotated[str, option("TEXT", "Only keys that begin with this text.")]
 
 
 class PluginService(Settings, frozen=True, kw_only=True):
@@ -68,15 +71,41 @@ class PluginService(Settings, frozen=True, kw_only=True):
             fail(f"{error.code}: {error}")
 
 
-def get(plugin: PluginArgument, key: PluginKeyArgument, *, out: Output, service: PluginService) -> None:
+def get(
+    plugin: PluginArgument,
+    key: PluginKeyArgument,
+    *,
+    meta: Annotated[bool, flag("--meta", "With its version, TTL and times.")] = False,
+    out: Output,
+    service: PluginService,
+) -> None:
     """Print the value at a key as JSON; exit code 1 if there is none.
 
     Example: keyloft plugin get trivia score
     """
-    value = service.ask(plugin, lambda client: client.kv.get(key, default=_ABSENT))
-    if value is _ABSENT:
-        fail(f"{plugin} has no key {key!r}")
-    out.show(value)
+    if meta:
+        entry = service.ask(plugin, lambda client: client.kv.get(key, meta=True))
+        if entry.exists:
+            out.show(to_builtins(entry))
+            return
+    elif (value := service.ask(plugin, lambda client: client.kv.get(key, default=_ABSENT))) is not _ABSENT:
+        out.show(value)
+        return
+    fail(f"{plugin} has no key {key!r}")
+
+
+def get_many(
+    plugin: PluginArgument,
+    keys: Annotated[list[str], argument("KEY…", "The keys, as the plugin writes them.")],
+    *,
+    out: Output,
+    service: PluginService,
+) -> None:
+    """Print the values of several keys as a JSON object, without the keys that are not there.
+
+    Example: keyloft plugin get-many trivia score:alice score:bob
+    """
+    out.show(service.ask(plugin, lambda client: client.kv.get_many(keys)))
 
 
 def set_(
@@ -86,17 +115,70 @@ def set_(
     *,
     text: AsText = False,
     ttl: Ttl = None,
+    keep_ttl: Annotated[bool, flag("--keep-ttl", "A key that is there keeps its TTL.")] = False,
+    if_absent: Annotated[bool, flag("--if-absent", "Only if the key is not there.")] = False,
+    expected_version: Annotated[
+        int | None, option("N", "Only if the key has this version; 0 if it must not be there.")
+    ] = None,
     out: Output,
     service: PluginService,
 ) -> None:
-    """Store a value, and print it as it was understood.
+    """Store a value, and print it as it was understood; if a condition does not hold, exit code 1.
 
     Example: keyloft plugin set trivia score 100 --ttl 3600
     """
     content = given_value(value, is_text=text)
     _check_ttl(ttl)
-    service.ask(plugin, lambda client: client.kv.set(key, content, ttl=ttl))
+    condition: dict[str, Any] = {"if_absent": if_absent, "expected_version": expected_version}
+    service.ask(plugin, lambda client: client.kv.set(key, content, ttl=ttl, keep_ttl=keep_ttl, **condition))
     out.show(content)
+
+
+def set_many(
+    plugin: PluginArgument,
+    file: Annotated[str, argument("FILE", "A JSON object: each name becomes a key. - reads it.")],
+    *,
+    ttl: Ttl = None,
+    out: Output,
+    service: PluginService,
+) -> None:
+    """Store up to 1,000 values, all or none of them, and print how many.
+
+    Example: keyloft plugin set-many trivia scores.json
+    """
+    content = _read_object(file)
+    _check_ttl(ttl)
+    out.show(service.ask(plugin, lambda client: client.kv.set_many(content, ttl=ttl)))
+
+
+def incr(
+    plugin: PluginArgument,
+    key: PluginKeyArgument,
+    by: Annotated[int, argument("BY", "What to add; may be negative.")] = 1,
+    *,
+    ttl: Ttl = None,
+    out: Output,
+    service: PluginService,
+) -> None:
+    """Add to an integer, and print the new one; a key that is not there counts as 0.
+
+    Example: keyloft plugin incr trivia games
+    """
+    _check_ttl(ttl)
+    out.show(service.ask(plugin, lambda client: client.kv.incr(key, by, ttl=ttl)))
+
+
+def touch(
+    plugin: PluginArgument, key: PluginKeyArgument, *, ttl: Ttl = None, out: Output, service: PluginService
+) -> int:
+    """Give a key another TTL, or none without --ttl, and print whether it is there; exit code 1 if it is not.
+
+    Example: keyloft plugin touch trivia session --ttl 1800
+    """
+    _check_ttl(ttl)
+    exists = service.ask(plugin, lambda client: client.kv.touch(key, ttl))
+    out.show(exists)
+    return 0 if exists else 1
 
 
 def delete(plugin: PluginArgument, key: PluginKeyArgument, *, out: Output, service: PluginService) -> int:
@@ -109,19 +191,56 @@ def delete(plugin: PluginArgument, key: PluginKeyArgument, *, out: Output, servi
     return 0 if existed else 1
 
 
-def list_(
+def delete_many(
     plugin: PluginArgument,
+    keys: Annotated[list[str] | None, argument("[KEY…]", "The keys, as the plugin writes them.")] = None,
     *,
-    prefix: Annotated[str, option("TEXT", "Only keys that begin with this text.")] = "",
-    limit: Limit = None,
+    prefix: Annotated[str | None, option("TEXT", "Instead of KEY, all keys that begin with this text.")] = None,
     out: Output,
     service: PluginService,
 ) -> None:
-    """Print the keys as a JSON array.
+    """Remove several keys together, or all with a prefix, and print how many there were.
+
+    Example: keyloft plugin delete-many trivia --prefix session:
+    """
+    if prefix == "":
+        raise InvalidArgument("--prefix: expected a text; `keyloft plugin purge` removes all that a plugin stores")
+    out.show(service.ask(plugin, lambda client: client.kv.delete_many(keys or None, prefix=prefix)))
+
+
+def list_(
+    plugin: PluginArgument,
+    *,
+    prefix: PluginPrefix = "",
+    limit: Limit = None,
+    values: Annotated[bool, flag("--values", "An object with the values, instead of an array of keys.")] = False,
+    out: Output,
+    service: PluginService,
+) -> None:
+    """Print the keys as a JSON array, or keys and values as an object.
 
     Example: keyloft plugin list trivia --prefix user_
     """
-    out.show(service.ask(plugin, lambda client: client.kv.list(prefix, limit=limit)))
+    if values:
+        out.show(dict(service.ask(plugin, lambda client: client.kv.list(prefix, limit=limit, values=True))))
+    else:
+        out.show(service.ask(plugin, lambda client: client.kv.list(prefix, limit=limit)))
+
+
+def count(plugin: PluginArgument, *, prefix: PluginPrefix = "", out: Output, service: PluginService) -> None:
+    """Print how many keys there are.
+
+    Example: keyloft plugin count trivia --prefix user_
+    """
+    out.show(service.ask(plugin, lambda client: client.kv.count(prefix)))
+
+
+def usage(plugin: PluginArgument, *, out: Output, service: PluginService) -> None:
+    """Print how many keys a plugin has and how many bytes their values take, at most a minute old, and its quota.
+
+    Example: keyloft plugin usage trivia
+    """
+    out.show(to_builtins(service.ask(plugin, lambda client: client.kv.usage())))
 
 
 def purge(plugin: PluginArgument, *, yes: Yes = False, out: Output, service: PluginService) -> None:
@@ -129,10 +248,10 @@ def purge(plugin: PluginArgument, *, yes: Yes = False, out: Output, service: Plu
 
     Example: keyloft plugin purge trivia
     """
-    keys = service.ask(plugin, lambda client: client.kv.list())
+    keys = service.ask(plugin, lambda client: client.kv.count())
     if keys and not yes:
-        confirm(f"Remove {counted(len(keys), 'key')}, all that {plugin} stores?")
-    out.show(sum(service.ask(plugin, lambda client: some_at_once(client.kv.delete, keys))) if keys else 0)
+        confirm(f"Remove {counted(keys, 'key')}, all that {plugin} stores?")
+    out.show(service.ask(plugin, lambda client: client.kv.delete_many(prefix="")) if keys else 0)
 
 
 def import_json(
@@ -225,4 +344,18 @@ async def check_server_listens(addresses: list[str], seconds: float) -> None:
     )
 
 
-COMMANDS: Final[Commands] = (get, set_, delete, list_, purge, import_json)
+COMMANDS: Final[Commands] = (
+    get,
+    set_,
+    delete,
+    list_,
+    incr,
+    get_many,
+    set_many,
+    delete_many,
+    count,
+    touch,
+    usage,
+    purge,
+    import_json,
+)

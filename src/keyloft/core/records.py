@@ -266,7 +266,8 @@ class Check(AtKey, frozen=True, gc=False):
 class Set(AtKey, frozen=True, gc=False):
     """Store a value; it expires `expire_in` milliseconds after the commit, or `expire_at` that time, or never.
 
-    With `if_absent`, a key that has an entry keeps it, and the rest of the batch is committed all the same.
+    With `if_absent`, a key that has an entry keeps it, and the rest of the batch is committed all the same. With
+    `keep_expiry`, an entry that is there keeps its expiry.
     """
 
     value: bytes
@@ -274,6 +275,7 @@ class Set(AtKey, frozen=True, gc=False):
     expire_in: int | None = None
     expire_at: int | None = None
     if_absent: bool = False
+    keep_expiry: bool = False
 
 
 class Append(AtKey, frozen=True, gc=False):

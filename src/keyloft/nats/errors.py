@@ -13,6 +13,7 @@ _KINDS: Final = (
     errors.ValueTooLarge,
     errors.InvalidPluginName,
     errors.InvalidSubject,
+    errors.NotACounter,
     errors.QuotaExceeded,
     errors.VersionConflict,
     errors.StaleFence,
@@ -58,4 +59,6 @@ def refused(reply: Mapping[str, Any]) -> errors.KeyloftError:
     """The exception for a reply that reports an error."""
     code, message = str(reply.get("error_code")), str(reply.get("message"))
     kind = WIRE_ERRORS.get(code, errors.KeyloftError)
-    return errors.ValueTooLarge(None, None, message) if kind is errors.ValueTooLarge else kind(message)
+    if kind is errors.ValueTooLarge:
+        return errors.ValueTooLarge(None, None, message)
+    return errors.NotACounter(None, message=message) if kind is errors.NotACounter else kind(message)

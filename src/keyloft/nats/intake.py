@@ -25,7 +25,7 @@ from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.outbox import Outbox
 from keyloft.nats.owners import Owners
 from keyloft.nats.reporting import IntakeReporter, Route
-from keyloft.nats.requests import NO_OPERATION, Call, EngineWrite, Operation, Owner, PointRead, Request
+from keyloft.nats.requests import NO_OPERATION, Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
 from keyloft.nats.turns import Turns, steps
 
 
@@ -199,21 +199,24 @@ class Intake:
             if now - request.arrived > self._deadline and request.reply:
                 raise self._deadlines.stalled(NOT_CARRIED_OUT)
             content = request.content = operation.read(request.about, request.content)
+        except Variant as asked:
+            operation = request.operation = operation.variants[asked.name]
+            content = request.content = asked.content
         except Exception as error:
             self.refuse(request, error)
             self.end(request)
             return
         if isinstance(operation, EngineWrite):  # the engine keeps the order of writes
-            self._submit(request, operation)
-            return
-        waits = False
-        if isinstance(operation, PointRead):
+            if owner.exclusive is None and not operation.reply_bytes:
+                self._submit(request, operation)
+                return
+            keys = [mutation.key for mutation in operation.batch(content).mutations]
+            waits = owner.exclusive is not None and owner.waits_in_order(request, keys)
+        elif isinstance(operation, PointRead):
             waits = bool(owner.writes) and owner.must_wait(request, (content.key,))
-        elif isinstance(operation, Call):
-            written = operation.written(content)
-            waits = owner.must_wait(request, written or operation.keys_read(content))
-            if written:
-                owner.begin_write(request, written)
+        else:
+            assert isinstance(operation, Call)
+            waits = owner.waits_in_order(request, operation.written(content), operation.keys_read(content))
         if not waits:
             self._begin(request, reads)
 
@@ -229,8 +232,9 @@ class Intake:
             self._reply_bytes += size
         if isinstance(operation, PointRead):
             reads.append(request)
-        else:
-            assert isinstance(operation, Call)
+        elif isinstance(operation, EngineWrite):
+            self._submit(request, operation)
+        elif isinstance(operation, Call):
             self._call(request, operation)
 
     # Carrying out
@@ -272,7 +276,8 @@ class Intake:
 
     def _submit(self, request: Request, operation: EngineWrite) -> None:
         owner, batch = request.owner, operation.batch(request.content)
-        owner.begin_write(request, [mutation.key for mutation in batch.mutations])
+        if request.written is None:
+            owner.begin_write(request, [mutation.key for mutation in batch.mutations])
         try:
             submission = self._engine.submit(batch, partial(self._decided, request))
         except Exception as error:

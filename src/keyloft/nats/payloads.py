@@ -1,6 +1,7 @@
 """Reads the JSON of a request strictly: the refusal of an ambiguous or broken one says exactly what is wrong."""
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -59,6 +60,27 @@ def refuse_misspelt(fields: Mapping[str, Any], known: Iterable[str]) -> None:
         if plain.count(f"{edge}{plain_name}{edge}") > (name in fields):
             wrong = next(one for one in fields if one != name and one.replace("_", "").lower() == plain_name)
             raise InvalidArgument(f"{wrong:.50}: this field is called {name}")
+
+
+def refuse_unknown(fields: Mapping[str, Any], known: Sequence[str], within: str = "") -> None:
+    """Refuse an unknown field: what it asks for would be ignored.
+
+    Args:
+        fields: Those of the request, or of an object in it.
+        known: The names that they may have.
+        within: The field that holds them, with a dot, for the message.
+
+    Raises:
+        InvalidArgument: There is one; the message suggests a known name.
+    """
+    unknown = next((name for name in fields if name not in known), None)
+    if unknown is None:
+        return
+    # One name, and a short one: comparing takes longer than linear time.
+    near = difflib.get_close_matches(unknown, known, 1) if len(unknown) <= limits.COMPARED_NAME_CHARACTERS else []
+    names = f"the fields are {', '.join(known)}" if known else "this operation has no fields"
+    cure = f"did you mean {near[0]}?" if near else names
+    raise InvalidArgument(f"{within}{ascii(unknown[:60])[1:-1][:60]}: there is no such field; {cure}")
 
 
 def _between(names: Iterable[str], edge: str) -> str:

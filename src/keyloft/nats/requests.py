@@ -1,8 +1,8 @@
 """Requests that a service has accepted, what they ask for, and their order within their owner."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Hashable
-from typing import Any, ClassVar, Final, Optional
+from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
+from typing import Any, Final, Optional
 
 from msgspec import Struct
 
@@ -10,12 +10,27 @@ from keyloft.core.records import Batch, Committed, Conflict, Get, Record
 from keyloft.nats.meters import Meter
 
 
+class Variant(Exception):
+    """Raised by the reader of a message that asks for a variant of its operation, which another operation carries out.
+
+    Raised, not returned: most messages ask for none, and each of them would be tested for it.
+    """
+
+    def __init__(self, name: str, content: Any) -> None:
+        """`name` of the variant among those of the operation, and what the message asks for."""
+        super().__init__(name)
+        self.name = name
+        self.content = content
+
+
 class Operation:
     """One thing that a service can be asked for: how its messages are read and logged."""
 
     name: str
-    reply_bytes: ClassVar[int] = 0
+    reply_bytes: int = 0
     """What is reserved for its reply before a request is begun: the most that making it takes. 0 for a short reply."""
+    variants: Mapping[str, "Operation"] = {}
+    """What carries out the variants of this operation; they have its name."""
 
     def read(self, about: Any, data: bytes, /) -> Any:
         """What a message asks for.
@@ -26,6 +41,7 @@ class Operation:
 
         Raises:
             KeyloftError: It is refused.
+            Variant: It asks for a variant of this operation.
         """
         raise NotImplementedError
 
@@ -62,7 +78,7 @@ class PointRead(Operation):
 
 
 class EngineWrite(Operation):
-    """Commits one batch, with a short reply. The engine keeps the order of batches that share a key."""
+    """Commits one batch. The engine keeps the order of batches that share a key."""
 
     def batch(self, content: Any) -> Batch:
         raise NotImplementedError
@@ -74,8 +90,8 @@ class EngineWrite(Operation):
 class Call(Operation):
     """Anything else: a coroutine. It waits for the earlier writes of the keys that it reads or writes."""
 
-    def written(self, content: Any) -> Collection[Hashable]:
-        """The keys that it writes; later requests for them wait for it."""
+    def written(self, content: Any) -> Collection[Hashable] | None:
+        """The keys that it writes, and later requests for them wait for it; None for any of its owner's."""
         return ()
 
     def keys_read(self, content: Any) -> Collection[Hashable] | None:
@@ -118,7 +134,8 @@ class Request(Struct, gc=False, eq=False):
     waiting: list["Request"] | None = None
     """Of a write: the later requests that wait for it."""
     cancel: Callable[[], bool] | None = None
-    """Stops what was begun, if that is still possible; returns whether it was."""
+    """Stops what was begun, if that is still possible; returns whether it was. A write of several keys is not stopped:
+    what waits for it would not wait for the earlier writes of these keys."""
 
 
 class Owner:
@@ -130,6 +147,7 @@ class Owner:
         "_writing",
         "credit",
         "examined_at",
+        "exclusive",
         "is_in_turn",
         "meter",
         "name",
@@ -172,6 +190,8 @@ class Owner:
         """What has waited for earlier writes, and may be begun now."""
         self.writes: dict[int, Request] = {}
         """The writes under way by their numbers, in their order."""
+        self.exclusive: Request | None = None
+        """The last write under way that may write any key: all later requests wait for it."""
         self._writing: dict[Hashable, Request] = {}
         """The last write under way, by key."""
         self._barriers: deque[Request] = deque()
@@ -199,19 +219,42 @@ class Owner:
             request.number = self._numbered
             self._barriers.append(request)
             return True
+        if self.exclusive is not None:
+            _wait(request, self.exclusive)
         for key in keys:
             if (write := self._writing.get(key)) is not None:
-                if write.waiting is None:
-                    write.waiting = []
-                write.waiting.append(request)
-                request.waits_for += 1
+                _wait(request, write)
         return request.waits_for > 0
 
-    def begin_write(self, write: Request, keys: Collection[Hashable]) -> None:
-        """Later requests about these keys wait for this write."""
+    def waits_in_order(
+        self, request: Request, written: Collection[Hashable] | None, read: Collection[Hashable] | None = ()
+    ) -> bool:
+        """Whether a request waits for earlier writes; if it is a write, later requests wait for it from now on.
+
+        Args:
+            request: What has arrived.
+            written: The keys that it writes; None for any.
+            read: The keys that it reads, if it writes none; None for any.
+        """
+        if written is None:
+            for write in reversed(self.writes.values()):
+                _wait(request, write)
+                if write is self.exclusive:
+                    break  # it waits for all earlier ones itself
+            waits = request.waits_for > 0
+        else:
+            waits = self.must_wait(request, written or read)
+        if written is None or written:
+            self.begin_write(request, written)
+        return waits
+
+    def begin_write(self, write: Request, keys: Collection[Hashable] | None) -> None:
+        """Later requests about these keys, or all later requests, wait for this write."""
         self._numbered = write.number = self._numbered + 1
-        write.written = keys
         self.writes[write.number] = write
+        if keys is None:
+            self.exclusive, keys = write, ()
+        write.written = keys
         for key in keys:
             write.before = self._writing.get(key) if len(keys) == 1 else None
             self._writing[key] = write
@@ -220,6 +263,8 @@ class Owner:
         """Note that a write has ended, with or without success; what has waited for it is ready now."""
         write.is_done = True
         del self.writes[write.number]
+        if self.exclusive is write:
+            self.exclusive = None
         before, write.before = write.before, None
         # A write that was withdrawn may end before an earlier one of its key: what waited for it waits for that.
         heir = None if before is None or before.is_done else before
@@ -244,3 +289,11 @@ class Owner:
     def held_up(self) -> list[Request]:
         """The requests that wait for a write."""
         return [*self._barriers, *[request for write in self.writes.values() for request in write.waiting or ()]]
+
+
+def _wait(request: Request, write: Request) -> None:
+    """Let a request wait for an earlier write."""
+    if write.waiting is None:
+        write.waiting = []
+    write.waiting.append(request)
+    request.waits_for += 1

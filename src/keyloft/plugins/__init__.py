@@ -10,6 +10,7 @@
 from typing import TYPE_CHECKING
 
 from keyloft.core.extras import loader
+from keyloft.plugins.entries import CurrentValue, PluginEntry, UsedStorage
 from keyloft.plugins.store import BotDatabase
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from keyloft.plugins.service import DatabaseService
 
 __all__ = ["BotDatabase", "DatabaseClient", "DatabaseService", "Login", "PluginKVStorage"]
+__all__ += ["CurrentValue", "PluginEntry", "UsedStorage"]
 
 
 # nats-py is an extra, and SQLAlchemy takes memory that a service never needs.

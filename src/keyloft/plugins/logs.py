@@ -6,7 +6,7 @@ import time
 
 from keyloft import limits
 from keyloft.core.log_text import field, printable
-from keyloft.errors import DatabaseError, KeyloftError
+from keyloft.errors import DatabaseError, KeyloftError, VersionConflict
 from keyloft.nats.log_rate import LogRate
 
 
@@ -36,8 +36,11 @@ class OperationLog:
 
     def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, times: int = 1) -> None:
         """Log a request that was refused or failed, or several for the same reason."""
+        if code == VersionConflict.code and not self._logger.isEnabledFor(logging.DEBUG):
+            return  # that another writer was faster is nothing that an operator could change
         for _ in range(self._rate.allows(times)):
             level = logging.ERROR if code in (DatabaseError.code, KeyloftError.code) else logging.WARNING
+            level = logging.DEBUG if code == VersionConflict.code else level
             fields = {"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code}
             text = "[KV] %s failed: plugin=%s error=%s %s"
             self._logger.log(level, text, name or "request", plugin, code, printable(message), extra=fields)

@@ -4,6 +4,7 @@ Keyloft does not use it; a test makes sure that both have the same schema.
 """
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -140,7 +141,7 @@ class PluginKVStorage(Base):
 
     @validates("plugin_name", "key", "expires_at", "created_at", "updated_at")
     def _check(self, column: str, value: Any) -> Any:
-        checks = {"plugin_name": rules.plugin_name, "key": rules.key}
+        checks: dict[str, Callable[[Any], Any]] = {"plugin_name": rules.plugin_name, "key": rules.key}
         is_moment = (
             value is None or isinstance(value, (datetime, ClauseElement)) or hasattr(value, "__clause_element__")
         )

@@ -1,17 +1,34 @@
 """The operations of the plugins' storage: what each message asks of the engine, and the reply to it."""
 
-from collections.abc import Collection, Hashable
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping
+from functools import partial
 
+from msgspec import Raw
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
-from keyloft.core.engine import write
-from keyloft.core.records import Batch, Committed, Conflict, Delete, Get, Record, Scan, Set
+from keyloft.core.engine import Engine
+from keyloft.core.records import (
+    Add,
+    Batch,
+    Committed,
+    Conflict,
+    Count,
+    Delete,
+    Get,
+    Page,
+    Record,
+    Scan,
+    Set,
+    Space,
+    Touch,
+)
 from keyloft.nats.requests import Call, EngineWrite, Operation, PointRead
-from keyloft.plugins import wire
-from keyloft.plugins.counting import growth
-from keyloft.plugins.store import BotDatabase, listed
+from keyloft.plugins import rules, wire
+from keyloft.plugins.entries import CurrentValue, UsedStorage, condition_failed
+from keyloft.plugins.rules import ConditionalSet, ManyKeys, ManyValues, PrefixDelete
+from keyloft.plugins.store import BotDatabase
+from keyloft.plugins.stored import is_readable, listed, read_entries, read_entry, remove_keys, remove_prefix
 from keyloft.plugins.usage import PluginUsage
 
 
@@ -21,6 +38,9 @@ class PluginGet(PointRead):
     read = staticmethod(wire.getting)
     reply = staticmethod(wire.got)
 
+    def __init__(self, db: BotDatabase) -> None:
+        self.variants = {wire.META: PluginGetMeta(db)}
+
     def key(self, content: Get) -> str:
         return str(content.key[1])
 
@@ -28,13 +48,43 @@ class PluginGet(PointRead):
         return {"hit": outcome is not None}
 
 
+class PluginCall(Call):
+    """An operation that is more than one read or one batch."""
+
+    def __init__(self, db: BotDatabase) -> None:
+        self._db = db
+
+
+class PluginGetMeta(PluginCall):
+    """A get that asks for the version and the times, too."""
+
+    name = "get"
+    reply_bytes = limits.VALUE_REPLY_BYTES
+
+    def keys_read(self, content: Scan) -> Collection[Hashable]:
+        return (content.start,)
+
+    def key(self, content: Scan) -> str:
+        return str(content.start[1])
+
+    async def carry_out(self, content: Scan) -> tuple[bytes, bool]:
+        record, now = await read_entry(await self._db.engine(), content)
+        return wire.entry(record, now), record is not None
+
+    def details(self, content: Scan, outcome: bool) -> dict[str, int | None]:
+        return {"hit": outcome}
+
+
+# Writes of one entry
+
+
 class PluginWrite(EngineWrite):
     """Writes one entry of a plugin."""
 
-    def batch(self, content: Set | Delete) -> Batch:
+    def batch(self, content: Set | Delete | Add | Touch) -> Batch:
         return Batch((content,))
 
-    def key(self, content: Set | Delete) -> str:
+    def key(self, content: Set | Delete | Add | Touch) -> str:
         return str(content.key[1])
 
 
@@ -42,12 +92,37 @@ class PluginSet(PluginWrite):
     name = "set"
     read = staticmethod(wire.setting)
 
+    def __init__(self) -> None:
+        self.variants: Mapping[str, Operation] = {wire.CONDITIONAL: PluginConditionalSet()}
+
     def reply(self, content: Set, outcome: Committed | Conflict, /) -> bytes:
         return wire.STORED
 
     def details(self, content: Set, outcome: Committed) -> dict[str, int | None]:
         ttl = content.expire_in
         return {"size": len(content.value), "ttl": ttl and ttl // 1000}
+
+
+class PluginConditionalSet(EngineWrite):
+    name = "set"
+    reply_bytes = limits.VALUE_REPLY_BYTES  # a conflict shows the stored value
+
+    def batch(self, content: ConditionalSet) -> Batch:
+        return content.batch
+
+    def key(self, content: ConditionalSet) -> str:
+        return str(content.set.key[1])
+
+    def reply(self, content: ConditionalSet, outcome: Committed | Conflict, /) -> bytes:
+        if isinstance(outcome, Committed):
+            return wire.STORED if content.expected_version is None else wire.stored_as(outcome.version)
+        current = outcome.failed[0].current
+        # A value that is not JSON is shown as null: with its version, it can be replaced.
+        value = Raw(current.value if current is not None and is_readable(current) else b"null")
+        raise condition_failed(outcome, None if current is None else CurrentValue(value, current.version))
+
+    def details(self, content: ConditionalSet, outcome: Committed) -> dict[str, int | None]:
+        return {"size": len(content.set.value)}
 
 
 class PluginDelete(PluginWrite):
@@ -62,17 +137,123 @@ class PluginDelete(PluginWrite):
         return {"deleted": outcome.found[0]}
 
 
-class PluginList(Call):
+class PluginIncrement(PluginWrite):
+    name = "incr"
+    read = staticmethod(wire.incrementing)
+
+    def reply(self, content: Add, outcome: Committed | Conflict, /) -> bytes:
+        assert isinstance(outcome, Committed)
+        return wire.incremented(outcome.values[0])
+
+
+class PluginTouch(PluginWrite):
+    name = "touch"
+    read = staticmethod(wire.touching)
+
+    def reply(self, content: Touch, outcome: Committed | Conflict, /) -> bytes:
+        assert isinstance(outcome, Committed)
+        return wire.TOUCHED if outcome.found[0] else wire.ABSENT
+
+    def details(self, content: Touch, outcome: Committed) -> dict[str, int | None]:
+        return {"hit": outcome.found[0]}
+
+
+# Several entries
+
+
+class PluginSetMany(EngineWrite):
+    name = "set_many"
+    read = staticmethod(wire.setting_many)
+
+    def batch(self, content: ManyValues) -> Batch:
+        return content.batch
+
+    def reply(self, content: ManyValues, outcome: Committed | Conflict, /) -> bytes:
+        return wire.counted(len(content.values))
+
+    def details(self, content: ManyValues, outcome: Committed) -> dict[str, int | None]:
+        return {"count": len(content.values)}
+
+
+class PluginDeleteMany(EngineWrite):
+    name = "delete_many"
+    read = staticmethod(wire.deleting_many)
+
+    def __init__(self, db: BotDatabase) -> None:
+        self.variants: Mapping[str, Operation] = {wire.PREFIX: PluginDeletePrefix(db)}
+
+    def batch(self, content: ManyKeys) -> Batch:
+        return content.deletion
+
+    def reply(self, content: ManyKeys, outcome: Committed | Conflict, /) -> bytes:
+        assert isinstance(outcome, Committed)
+        return wire.counted(sum(outcome.found))
+
+    def details(self, content: ManyKeys, outcome: Committed) -> dict[str, int | None]:
+        return {"count": sum(outcome.found)}
+
+
+class PluginDeletePrefix(PluginCall):
+    """A delete_many by prefix: one slice after the other."""
+
+    name = "delete_many"
+    rows = limits.SLICE_ITEMS
+
+    def written(self, content: PrefixDelete) -> None:
+        return None
+
+    async def carry_out(self, content: PrefixDelete) -> tuple[bytes, int]:
+        engine = await self._db.engine()
+        removed, truncated = await remove_prefix(engine, content, partial(self._remove, engine), self.rows)
+        return wire.counted(removed, None if content.limit is None else truncated), removed
+
+    async def _remove(self, engine: Engine, page: Page) -> int:
+        return await remove_keys(engine, page)
+
+    def details(self, content: PrefixDelete, outcome: int) -> dict[str, int | None]:
+        return {"count": outcome}
+
+
+class PluginGetMany(PluginCall):
+    name = "get_many"
+    reply_bytes = limits.PAGE_REPLY_BYTES
+    read = staticmethod(wire.getting_many)
+
+    def __init__(self, nats: Nats, db: BotDatabase) -> None:
+        super().__init__(db)
+        self._nats = nats
+
+    def keys_read(self, content: ManyKeys) -> Collection[Hashable]:
+        return content.keys
+
+    async def carry_out(self, content: ManyKeys) -> tuple[bytes, int]:
+        engine, keys = await self._db.engine(), content.keys
+        reply = wire.ValuesReply(content.names, _most_bytes(self._nats))
+        for first in range(0, len(keys), limits.GETS_PER_READ):
+            some = keys[first : first + limits.GETS_PER_READ]
+            if not reply.add(await engine.read(*[Get(Space.PLUGINS, at) for at in some])):
+                break
+        return reply.text(), reply.found
+
+    def details(self, content: ManyKeys, outcome: int) -> dict[str, int | None]:
+        return {"count": outcome}
+
+
+class PluginList(PluginCall):
     name = "list"
     reply_bytes = limits.PAGE_REPLY_BYTES
     read = staticmethod(wire.listing)
 
     def __init__(self, nats: Nats, db: BotDatabase) -> None:
+        super().__init__(db)
         self._nats = nats
-        self._db = db
 
     async def carry_out(self, content: Scan) -> tuple[bytes, int]:
-        [page] = await (await self._db.engine()).read(content)
+        engine = await self._db.engine()
+        if not content.keys_only:
+            entries, truncated = await read_entries(engine, content, _most_bytes(self._nats))
+            return wire.listed_entries(entries, truncated), len(entries)
+        [page] = await engine.read(content)
         keys, truncated = listed(page, content.limit - 1)
         return wire.listed(keys, truncated, self._nats.max_payload), len(keys)
 
@@ -80,49 +261,52 @@ class PluginList(Call):
         return {"count": outcome}
 
 
-class QuotaWrite(Call):
-    """A set or delete of a plugin that has a quota: it makes room for what it stores first."""
+class PluginCounting(PluginCall):
+    name = "count"
+    # As for a list: one at a time of each plugin, since a count may pass very many keys.
+    reply_bytes = limits.PAGE_REPLY_BYTES
+    read = staticmethod(wire.counting)
 
-    def __init__(self, plain: PluginSet | PluginDelete, db: BotDatabase, usage: PluginUsage) -> None:
-        self.name = plain.name
-        self._plain: Any = plain
-        self._db = db
+    async def carry_out(self, content: Count) -> tuple[bytes, int]:
+        [count] = await (await self._db.engine()).read(content)
+        return wire.counted(count), count
+
+    def details(self, content: Count, outcome: int) -> dict[str, int | None]:
+        return {"count": outcome}
+
+
+class PluginUsing(Call):
+    name = "usage"
+    read = staticmethod(wire.using)
+
+    def __init__(self, usage: PluginUsage) -> None:
         self._usage = usage
 
-    def read(self, about: str, data: bytes, /) -> Set | Delete:
-        content: Set | Delete = self._plain.read(about, data)
-        return content
-
-    def written(self, content: Set | Delete) -> Collection[Hashable]:
-        return (content.key,)
-
-    def key(self, content: Set | Delete) -> str:
-        return str(content.key[1])
-
-    def details(self, content: Set | Delete, outcome: Committed) -> dict[str, int | None]:
-        details: dict[str, int | None] = self._plain.details(content, outcome)
-        return details
-
-    async def carry_out(self, content: Set | Delete) -> tuple[bytes, Committed]:
-        engine = await self._db.engine()
-        [old] = await engine.read(Get(content.space, content.key))
-        plugin, key = content.key
-        size = len(content.value) if isinstance(content, Set) else None
-        reservation = await self._usage.reserve(plugin, [growth(key, old, size)])
-        try:
-            done = await write(engine, content)
-        except BaseException:
-            reservation.release()
-            raise
-        reservation.committed(done.version)
-        return self._plain.reply(content, done), done
+    async def carry_out(self, content: str) -> tuple[bytes, None]:
+        used, quota = await self._usage.of(content), self._usage.quotas.of(content)
+        most = (None, None) if quota is None else (quota.keys, quota.bytes)
+        return wire.used(UsedStorage(used.entries, used.value_bytes, *most)), None
 
 
-def operations(nats: Nats, db: BotDatabase) -> list[Operation]:
+def _most_bytes(nats: Nats) -> int:
+    """How long a reply with several values may be."""
+    return min(nats.max_payload, limits.SCAN_BYTES)
+
+
+def operations(nats: Nats, db: BotDatabase, usage: PluginUsage) -> list[Operation]:
     """The operations of a service."""
-    return [PluginSet(), PluginGet(), PluginDelete(), PluginList(nats, db)]
-
-
-def under_quotas(db: BotDatabase, usage: PluginUsage) -> dict[str, Operation]:
-    """What takes the place of these operations for a plugin that has a quota, by name."""
-    return {plain.name: QuotaWrite(plain, db, usage) for plain in (PluginSet(), PluginDelete())}
+    found: list[Operation] = [
+        PluginSet(),
+        PluginGet(db),
+        PluginDelete(),
+        PluginList(nats, db),
+        PluginIncrement(),
+        PluginGetMany(nats, db),
+        PluginSetMany(),
+        PluginDeleteMany(db),
+        PluginCounting(db),
+        PluginTouch(),
+        PluginUsing(usage),
+    ]
+    assert [operation.name for operation in found] == list(rules.OPERATIONS)
+    return found

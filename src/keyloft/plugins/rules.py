@@ -4,12 +4,16 @@ An error names the argument, and calls None what its caller calls it, which is `
 """
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
+
+from msgspec import Raw, Struct
 
 from keyloft import limits
 from keyloft.core import values
 from keyloft.core.lazy import check_limit
-from keyloft.core.records import PluginKey, Scan, Space
+from keyloft.core.records import NO_LIMIT, Batch, Check, Count, Delete, PluginKey, Scan, Set, Space
+from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument, InvalidKey, InvalidPluginName, InvalidValue, ValueTooLarge
 
 PREFIXES: Final = ("db.kv", "rosey.db.kv")
@@ -17,7 +21,19 @@ PREFIXES: Final = ("db.kv", "rosey.db.kv")
 QUEUE: Final = "keyloft"
 """The queue group in which instances of the service share the requests, unless configured otherwise."""
 
-OPERATIONS: Final = ("set", "get", "delete", "list")
+OPERATIONS: Final = (
+    "set",
+    "get",
+    "delete",
+    "list",
+    "incr",
+    "get_many",
+    "set_many",
+    "delete_many",
+    "count",
+    "touch",
+    "usage",
+)
 """What plugins can ask for."""
 
 _NAME: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
@@ -41,15 +57,88 @@ def plugin_name(name: object, argument: str = "plugin_name") -> str:
     return name
 
 
-def key(name: object, none: str = "None") -> str:
-    """Check a key.
+def key(name: object, none: str = "None", argument: str = "key") -> str:
+    """Check a key, which the caller gave as `argument`.
 
     Raises:
         InvalidKey: No entry can have this key.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidKey(f"key must be a non-empty string{_but_not(name, str, none)}")
-    return _storable(name, "key")
+        raise InvalidKey(f"{argument} must be a non-empty string{_but_not(name, str, none)}")
+    return _storable(name, argument)
+
+
+class ManyKeys(Struct, frozen=True):
+    """Several keys of a plugin, each once."""
+
+    plugin: str
+    names: list[str]
+
+    @property
+    def keys(self) -> list[PluginKey]:
+        return [(self.plugin, name) for name in self.names]
+
+    @property
+    def deletion(self) -> Batch:
+        """All of them are deleted, or none."""
+        return deletion(self.keys)
+
+
+def many_keys(plugin: str, names: object, none: str = "None") -> ManyKeys:
+    """The keys that one request names.
+
+    Raises:
+        InvalidArgument: There are too many.
+        InvalidKey: No entry can have one of them.
+    """
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise InvalidArgument(f"keys must be a list of keys, not {none if names is None else type(names).__name__}")
+    found = list(names)
+    number(len(found), "keys")
+    return ManyKeys(plugin, list(dict.fromkeys([key(name, none, f"keys[{at}]") for at, name in enumerate(found)])))
+
+
+class ManyValues(Struct, frozen=True):
+    """Several values of a plugin, as stored or sent, that are set together."""
+
+    plugin: str
+    values: Mapping[str, bytes | Raw]
+    expire_in: int | None
+
+    @property
+    def batch(self) -> Batch:
+        return Batch(
+            tuple(
+                [
+                    Set(Space.PLUGINS, (self.plugin, name), bytes(one), Encoding.JSON, self.expire_in)
+                    for name, one in self.values.items()
+                ]
+            )
+        )
+
+
+def entries(content: object) -> dict[str, bytes]:
+    """The stored forms of the values that one request sets, by key.
+
+    Raises:
+        InvalidArgument: There are too many, or it is not a mapping.
+        InvalidKey: No entry can have one of the keys.
+        InvalidValue: One of the values can't be stored.
+    """
+    if not isinstance(content, Mapping):
+        raise InvalidArgument(f"entries must be a dict of values by key, not {type(content).__name__}")
+    number(len(content), "entries")
+    return {key(name, argument="a key of entries"): value(one) for name, one in content.items()}
+
+
+def number(entries: int, argument: str) -> None:
+    """Check how many keys one request names.
+
+    Raises:
+        InvalidArgument: Too many.
+    """
+    if entries > limits.KEYS_AT_ONCE:
+        raise InvalidArgument(f"{argument} must have at most {limits.KEYS_AT_ONCE:,} keys, not {entries:,}: send fewer")
 
 
 def value(content: object) -> bytes:
@@ -97,6 +186,82 @@ def ttl_under_either_name(ttl_seconds: object, ttl_: object) -> int | None:
     return given or alias
 
 
+class ConditionalSet(Struct, frozen=True):
+    """A set that is made only if the stored entry is the expected one, or that keeps the entry's TTL."""
+
+    set: Set
+    expected_version: int | None
+    """0 if there must be no entry; None for any."""
+
+    @property
+    def batch(self) -> Batch:
+        if self.expected_version is None:
+            return Batch((self.set,))
+        # Versions begin with 1, so 0 stands for no entry.
+        return Batch((self.set,), (Check(self.set.space, self.set.key, self.expected_version or None),))
+
+
+class PrefixDelete(Struct, frozen=True):
+    """A deletion of all keys with a prefix, in slices."""
+
+    scan: Scan
+    """Of the keys."""
+    limit: int | None
+    """How many keys are removed at most; None for all."""
+
+
+def expected_version(if_absent: object, version: object) -> int | None:
+    """The version that the stored entry must have; 0 if there must be none, None if it does not matter.
+
+    Raises:
+        InvalidArgument: There are two conditions, or the version is out of range.
+    """
+    if switch(if_absent, "if_absent"):
+        if version is not None:
+            raise InvalidArgument("if_absent and expected_version are two conditions: send one of them")
+        return 0
+    if version is not None and (type(version) is not int or not 0 <= version <= limits.LAST_VERSION):
+        rule = f"must be a whole number from 0 to {limits.LAST_VERSION}{_but_not(version, int)}"
+        raise InvalidArgument(f"expected_version {rule}; 0 is for a key that must have no entry")
+    return version
+
+
+def keep_ttl(content: object, ttl: int | None) -> bool:
+    """Whether a set keeps the TTL of the stored entry.
+
+    Raises:
+        InvalidArgument: There is another TTL, too.
+    """
+    if switch(content, "keep_ttl") and ttl is not None:
+        raise InvalidArgument("keep_ttl and ttl contradict each other: send one of them")
+    return bool(content)
+
+
+def switch(content: object, argument: str) -> bool:
+    """Check a true or false; None counts as false.
+
+    Raises:
+        InvalidArgument: It is neither.
+    """
+    if content is not None and type(content) is not bool:
+        raise InvalidArgument(f"{argument} must be true or false, not {type(content).__name__}")
+    return bool(content)
+
+
+def increment(by: object) -> int:
+    """What is added to a counter; None for 1.
+
+    Raises:
+        InvalidArgument: It is not a whole number in range.
+    """
+    if by is None:
+        return 1
+    most = limits.LARGEST_INCREMENT
+    if type(by) is not int or not -most <= by <= most:
+        raise InvalidArgument(f"by must be a whole number from -{most} to {most}{_but_not(by, int)}")
+    return by
+
+
 def limit(keys: object) -> int:
     """How many keys a list may show; None for the default.
 
@@ -119,12 +284,45 @@ def text(content: object, field: str) -> str:
     return _storable(content, field, InvalidArgument)
 
 
-def listing(plugin: str, prefix: object, keys: object, after: object) -> Scan:
-    """The scan that lists keys: one more than wanted, so that it shows whether there are more."""
+def listing(plugin: str, prefix: object, keys: object, after: object, values: object = None) -> Scan:
+    """The scan that lists keys, or entries: one more than wanted, so that it shows whether there are more."""
     first, last_seen = text(prefix, "prefix"), text(after, "after")
     continues = last_seen >= first and last_seen != ""
     start: PluginKey = (plugin, last_seen if continues else first)
-    return Scan(Space.PLUGINS, start, (plugin, first + _BEYOND), limit(keys) + 1, keys_only=True, after=continues)
+    end, keys_only = (plugin, first + _BEYOND), not switch(values, "values")
+    return Scan(Space.PLUGINS, start, end, limit(keys) + 1, keys_only=keys_only, after=continues)
+
+
+def counting(plugin: str, prefix: object) -> Count:
+    """The count of the keys that begin with a text."""
+    first = text(prefix, "prefix")
+    return Count(Space.PLUGINS, (plugin, first), (plugin, first + _BEYOND))
+
+
+def prefix_scan(plugin: str, prefix: object) -> Scan:
+    """The scan of all keys that begin with a text."""
+    first = text(prefix, "prefix")
+    return Scan(Space.PLUGINS, (plugin, first), (plugin, first + _BEYOND), NO_LIMIT, keys_only=True)
+
+
+def removal_limit(keys: object) -> int | None:
+    """How many keys a removal by prefix may remove; None for all.
+
+    Raises:
+        InvalidArgument: It is not a whole number in range.
+    """
+    return None if keys is None else check_limit(keys, most=limits.MOST_LISTED_KEYS)
+
+
+def entry_scan(at: PluginKey) -> Scan:
+    """The scan of one entry with its times, which a Get does not have. No key has NUL, so none lies in between."""
+    plugin, name = at
+    return Scan(Space.PLUGINS, at, (plugin, name + "\x01"), 1, times=True)
+
+
+def deletion(keys: Iterable[PluginKey]) -> Batch:
+    """The deletion of all of these keys together."""
+    return Batch(tuple([Delete(Space.PLUGINS, at) for at in keys]))
 
 
 def _but_not(content: object, expected: type, none: str = "None") -> str:

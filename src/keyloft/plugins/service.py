@@ -10,7 +10,7 @@ from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.core.engine import Engine
-from keyloft.errors import Busy, InvalidValue, KeyloftError, ValueTooLarge
+from keyloft.errors import Busy, InvalidValue, KeyloftError, NotACounter, ValueTooLarge, VersionConflict
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import cancel
 from keyloft.nats.errors import is_unexpected, refusal, wire_code
@@ -22,7 +22,8 @@ from keyloft.nats.service import NatsService
 from keyloft.plugins import rules
 from keyloft.plugins.logs import OperationLog
 from keyloft.plugins.meters import Meters
-from keyloft.plugins.operations import operations, under_quotas
+from keyloft.plugins.operations import operations
+from keyloft.plugins.quota_writes import under_quotas
 from keyloft.plugins.store import BotDatabase
 from keyloft.plugins.usage import PluginUsage
 
@@ -66,14 +67,16 @@ class DatabaseService(NatsService):
         bounds: How much one plugin, and all together, may send before the next request is answered BUSY.
         deadline: Seconds after which a request is answered with an error if the database has not answered.
         cleanup_every: Seconds between two removals of expired entries.
-        usage: Holds plugins to their quotas; the caller closes it.
+        usage: What plugins store, and their quotas; the caller closes it. Without it, there are no quotas.
         meters: Where to count the operations.
         metadata: Shown for this instance by `$SRV.PING`.
         """
+        self._usage = usage or PluginUsage(db)
+        self._owns_usage = usage is None
         super().__init__(
             nats,
             prefixes,
-            operations(nats, db),
+            operations(nats, db, self._usage),
             reserved=reserved,
             queue=queue,
             deadline=deadline,
@@ -82,8 +85,7 @@ class DatabaseService(NatsService):
             metadata=metadata,
         )
         self.db = db
-        self._usage = usage
-        self._under_quotas = {} if usage is None else under_quotas(db, usage)
+        self._under_quotas = under_quotas(db, self._usage)
         self._cleanup_every = cleanup_every
         self._cleaning: asyncio.Task[None] | None = None
         self._log = OperationLog(logger)
@@ -97,6 +99,8 @@ class DatabaseService(NatsService):
         cleaning, self._cleaning = self._cleaning, None
         if cleaning is not None:
             await cancel(cleaning)
+        if self._owns_usage:
+            await self._usage.aclose()
         self._log.close()
 
     stop = aclose
@@ -110,7 +114,7 @@ class DatabaseService(NatsService):
 
     def _route(self, subject: str) -> Route:
         route = super()._route(subject)
-        if self._usage is not None and route.owner and self._usage.quotas.of(route.owner) is not None:
+        if route.owner and self._usage.quotas.of(route.owner) is not None:
             operation = self._under_quotas.get(route.operation.name, route.operation)
             return route._replace(operation=operation)
         return route
@@ -123,6 +127,8 @@ class DatabaseService(NatsService):
         self._log.operation(operation.name, request.about, operation.key(content), seconds, **details)
 
     def refused(self, request: Request, error: Exception) -> bytes:
+        if isinstance(error, NotACounter):
+            error = error.at(request.operation.key(request.content))  # without the plugin
         message = str(error) if isinstance(error, KeyloftError) else type(error).__name__
         if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
             message = "the value was refused"  # the full message names parts of the value; only the sender gets it
@@ -132,7 +138,7 @@ class DatabaseService(NatsService):
         self._count_errors(operation.name, code)
         key = "" if isinstance(content, bytes) else operation.key(content)
         self._log.refusal(operation.name, request.about or OTHER, key, code, message)
-        return refusal(error)
+        return refusal(error, {"current": error.current} if isinstance(error, VersionConflict) else None)
 
     def refused_busy(self, owner: str, operation: Operation, answered: int, dropped: int) -> None:
         super().refused_busy(owner, operation, answered, dropped)

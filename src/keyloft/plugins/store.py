@@ -1,30 +1,29 @@
 """Storage for plugins, called directly: by the service on NATS, and by a bot's code."""
 
 import asyncio
-import logging
 import os
-from collections.abc import Generator
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 from keyloft import limits
 from keyloft.clock import Clock
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine, write
-from keyloft.core.lazy import PagedList
-from keyloft.core.log_text import field
-from keyloft.core.records import Delete, Get, Page, Record, Set, Space
+from keyloft.core.records import Add, Committed, Delete, Get, Record, Set, Space, Touch
 from keyloft.core.sweeper import sweep
 from keyloft.core.urls import shown_url
 from keyloft.core.values import Encoding, decode_json
 from keyloft.engines import KeptHistory, open_engine
-from keyloft.errors import Closed, Undecodable
+from keyloft.errors import Closed, NotACounter, Undecodable
 from keyloft.plugins import rules
+from keyloft.plugins.bulk import BulkMethods
+from keyloft.plugins.entries import CurrentValue, condition_failed, entry_fields
+from keyloft.plugins.listing import PluginEntries, PluginKeys
+from keyloft.plugins.rules import ConditionalSet
+from keyloft.plugins.stored import read_entry, report_broken
 
-logger = logging.getLogger(__name__)
 
-
-class BotDatabase(AsyncClosing):
+class BotDatabase(BulkMethods, AsyncClosing):
     """The plugins' entries in a database: JSON under a plugin's name and a key, with an optional time to live.
 
     The database is opened by `create_tables`, or by the first call of another method.
@@ -106,9 +105,42 @@ class BotDatabase(AsyncClosing):
                     self._engine = await self._open()
         return self._engine
 
+    @overload
     async def kv_set(
-        self, plugin_name: str, key: str, value: Any, ttl_seconds: int | None = None, *, ttl: int | None = None
-    ) -> None:
+        self,
+        plugin_name: str,
+        key: str,
+        value: Any,
+        ttl_seconds: int | None = None,
+        *,
+        ttl: int | None = None,
+        keep_ttl: bool = False,
+    ) -> None: ...
+    @overload
+    async def kv_set(
+        self,
+        plugin_name: str,
+        key: str,
+        value: Any,
+        ttl_seconds: int | None = None,
+        *,
+        ttl: int | None = None,
+        keep_ttl: bool = False,
+        if_absent: bool = False,
+        expected_version: int | None = None,
+    ) -> int | None: ...
+    async def kv_set(
+        self,
+        plugin_name: str,
+        key: str,
+        value: Any,
+        ttl_seconds: int | None = None,
+        *,
+        ttl: int | None = None,
+        keep_ttl: bool = False,
+        if_absent: bool = False,
+        expected_version: int | None = None,
+    ) -> int | None:
         """Store a value under a plugin's key; it replaces an earlier one, and its TTL.
 
         Args:
@@ -117,10 +149,17 @@ class BotDatabase(AsyncClosing):
             value: Anything that JSON can hold, up to 64 KB as JSON.
             ttl_seconds: After so many seconds the entry is gone; None keeps it.
             ttl: The same as `ttl_seconds`.
+            keep_ttl: An entry that is there keeps its TTL.
+            if_absent: Store it only if there is no entry.
+            expected_version: Store it only if the entry has this version; 0 if there must be none.
+
+        Returns:
+            The new version, of a set with a condition; else None.
 
         Raises:
-            ValueError: A name, key or TTL is out of range, or the value exceeds 64KB.
+            ValueError: A name, key, TTL or version is out of range, or the value exceeds 64KB.
             TypeError: The value is not JSON-serializable.
+            VersionConflict: The condition does not hold; `current` has the stored value and version, or is None.
             DatabaseError: The database failed; the message says whether the value may be stored.
 
         Example:
@@ -129,17 +168,26 @@ class BotDatabase(AsyncClosing):
         """
         at = rules.plugin_name(plugin_name), rules.key(key)
         expire_in = rules.ttl_under_either_name(ttl_seconds, ttl)
-        await write(await self.engine(), Set(Space.PLUGINS, at, rules.value(value), Encoding.JSON, expire_in))
+        expected = rules.expected_version(if_absent, expected_version)
+        keeps = rules.keep_ttl(keep_ttl, expire_in)
+        content = Set(Space.PLUGINS, at, rules.value(value), Encoding.JSON, expire_in, keep_expiry=keeps)
+        done = await (await self.engine()).commit(ConditionalSet(content, expected).batch)
+        if isinstance(done, Committed):
+            return None if expected is None else done.version
+        raise condition_failed(done, _current(done.failed[0].current))
 
-    async def kv_get(self, plugin_name: str, key: str) -> dict[str, Any]:
+    async def kv_get(self, plugin_name: str, key: str, *, meta: bool = False) -> dict[str, Any]:
         """Read the value at a plugin's key.
 
         Args:
             plugin_name: Whose key.
             key: Its name.
+            meta: With what is known of the entry besides.
 
         Returns:
-            `{'exists': True, 'value': …}`, or `{'exists': False}` if there is no such entry, or it has expired.
+            `{'exists': True, 'value': …}`, or `{'exists': False}` if there is no such entry, or it has expired. With
+            `meta`, an entry also has its `version`, its `ttl` in seconds, rounded up (None if it never expires),
+            `created_at` and `updated_at`.
 
         Raises:
             ValueError: No plugin or key can have this name.
@@ -149,11 +197,16 @@ class BotDatabase(AsyncClosing):
             found = await db.kv_get("trivia", "question_count")
             count = found["value"] if found["exists"] else 0
         """
-        engine = await self.engine()
-        [record] = await engine.read(Get(Space.PLUGINS, (rules.plugin_name(plugin_name), rules.key(key))))
+        engine, at = await self.engine(), (rules.plugin_name(plugin_name), rules.key(key))
+        more: dict[str, Any] = {}
+        if meta:
+            record, now = await read_entry(engine, rules.entry_scan(at))
+            more = {} if record is None else entry_fields(record, now)
+        else:
+            [record] = await engine.read(Get(Space.PLUGINS, at))
         if record is not None:
             try:
-                return {"exists": True, "value": decode_json(record.value)}
+                return {"exists": True, "value": decode_json(record.value), **more}
             except Undecodable:
                 report_broken(record)
         return {"exists": False}
@@ -178,10 +231,36 @@ class BotDatabase(AsyncClosing):
         delete = Delete(Space.PLUGINS, (rules.plugin_name(plugin_name), rules.key(key)))
         return (await write(await self.engine(), delete)).found[0]
 
+    @overload
     def kv_list(
-        self, plugin_name: str, prefix: str = "", limit: int | None = None, *, after: str | None = None
-    ) -> "PluginKeys":
-        """List a plugin's keys in their order.
+        self,
+        plugin_name: str,
+        prefix: str = "",
+        limit: int | None = None,
+        *,
+        after: str | None = None,
+        values: Literal[False] = False,
+    ) -> PluginKeys: ...
+    @overload
+    def kv_list(
+        self,
+        plugin_name: str,
+        prefix: str = "",
+        limit: int | None = None,
+        *,
+        after: str | None = None,
+        values: Literal[True],
+    ) -> PluginEntries: ...
+    def kv_list(
+        self,
+        plugin_name: str,
+        prefix: str = "",
+        limit: int | None = None,
+        *,
+        after: str | None = None,
+        values: bool = False,
+    ) -> PluginKeys | PluginEntries:
+        """List a plugin's keys in their order, or its entries.
 
         Args:
             plugin_name: Whose keys.
@@ -189,9 +268,11 @@ class BotDatabase(AsyncClosing):
             limit: At most so many, from 1 to 10,000; `truncated` is true if there are more. Without it, an awaited list
                 has up to 1,000 keys, and `async for` goes through all.
             after: Only keys behind this one: the last key of a truncated list continues it.
+            values: List entries, each a key with its value.
 
         Returns:
-            Awaited, `{'keys': […], 'count': …, 'truncated': …}`; `async for` gives the keys themselves.
+            Awaited, `{'keys': […], 'count': …, 'truncated': …}`; `async for` gives the keys themselves. With `values`,
+            there are `entries` instead of `keys`, each a tuple `(key, value)`.
 
         Raises:
             ValueError: A name, prefix or limit is out of range.
@@ -202,7 +283,67 @@ class BotDatabase(AsyncClosing):
             async for key in db.kv_list("trivia", "score:"):
                 ...
         """
-        return PluginKeys(self, rules.plugin_name(plugin_name), prefix, limit, after)
+        kind = PluginEntries if rules.switch(values, "values") else PluginKeys
+        return kind(self, self.engine, rules.plugin_name(plugin_name), prefix, limit, after)
+
+    async def kv_incr(
+        self,
+        plugin_name: str,
+        key: str,
+        by: int = 1,
+        *,
+        ttl_seconds: int | None = None,
+        ttl: int | None = None,
+    ) -> int:
+        """Add to an integer; several callers at once lose nothing. An absent one counts as 0.
+
+        Args:
+            plugin_name: Whose key.
+            key: Its name.
+            by: What to add; may be negative.
+            ttl_seconds: After so many seconds a new entry is gone; one that is there keeps its TTL.
+            ttl: The same as `ttl_seconds`.
+
+        Returns:
+            The new number.
+
+        Raises:
+            NotACounter: Something else than an integer is stored.
+            ValueError: A name, key, number or TTL is out of range.
+            DatabaseError: The database failed; the message says whether it may have been added.
+
+        Example:
+            games = await db.kv_incr("trivia", "games")
+        """
+        at = rules.plugin_name(plugin_name), rules.key(key)
+        expire_in = rules.ttl_under_either_name(ttl_seconds, ttl)
+        add = Add(Space.PLUGINS, at, rules.increment(by), expire_in)
+        try:
+            return (await write(await self.engine(), add)).values[0]
+        except NotACounter as error:
+            raise error.at(key) from None
+
+    async def kv_touch(self, plugin_name: str, key: str, ttl_seconds: int | None) -> bool:
+        """Give an entry another TTL; its value and version stay.
+
+        Args:
+            plugin_name: Whose key.
+            key: Its name.
+            ttl_seconds: After so many seconds the entry is gone; None keeps it.
+
+        Returns:
+            Whether there is such an entry.
+
+        Raises:
+            ValueError: A name, key or TTL is out of range.
+            DatabaseError: The database failed; the message says whether the TTL may have changed.
+
+        Example:
+            await db.kv_touch("trivia", "session", 1800)
+        """
+        at = rules.plugin_name(plugin_name), rules.key(key)
+        touch = Touch(Space.PLUGINS, at, rules.ttl(ttl_seconds, "ttl_seconds"))
+        return (await write(await self.engine(), touch)).found[0]
 
     async def kv_cleanup_expired(self) -> int:
         """Remove the expired entries of all plugins. No read shows them before that either.
@@ -216,40 +357,12 @@ class BotDatabase(AsyncClosing):
         return await sweep(await self.engine(), Space.PLUGINS)
 
 
-class PluginKeys(PagedList[str]):
-    """A plugin's keys on request: `await` reads one page of them, `async for` goes through all."""
-
-    what = "keys"
-
-    def __init__(self, db: BotDatabase, plugin: str, prefix: str, limit: int | None, after: str | None) -> None:
-        self._scan = partial(rules.listing, plugin, prefix)
-        self._scan(limit, after)  # refuses wrong arguments at once
-        super().__init__(db, limit)
-        self._db = db
-        self._after = after
-
-    def __await__(self) -> Generator[Any, None, dict[str, Any]]:  # type: ignore[override]
-        return self._first().__await__()
-
-    async def _first(self) -> dict[str, Any]:
-        keys, after = await self._page(rules.limit(self._limit), self._after)
-        return {"keys": keys, "count": len(keys), "truncated": after is not None}
-
-    async def _page(self, limit: int, after: str | None) -> tuple[list[str], str | None]:
-        engine = await self._db.engine()
-        [page] = await engine.read(self._scan(limit, after or self._after))
-        keys, truncated = listed(page, limit)
-        return keys, keys[-1] if truncated else None
-
-
-def listed(page: Page, limit: int) -> tuple[list[str], bool]:
-    """The keys that a scan of one more than the limit found, and whether there are more."""
-    return [key for _, key in page.keys[:limit]], len(page) > limit
-
-
-def report_broken(record: Record) -> None:
-    """Log a stored value that is not JSON: another program wrote to the table. To plugins it counts as absent."""
-    plugin, key = record.key
-    fields = {"operation": "kv_get", "plugin": plugin, "key": key, "size": len(record.value)}
-    text = "[KV] the stored value is not JSON and counts as absent: plugin=%s key=%s size=%d"
-    logger.error(text, field(plugin), field(key), len(record.value), extra=fields)
+def _current(record: Record | None) -> CurrentValue | None:
+    """What is stored where the condition of a set failed."""
+    if record is None:
+        return None
+    try:
+        return CurrentValue(decode_json(record.value), record.version)
+    except Undecodable:
+        report_broken(record)
+        return CurrentValue(None, record.version)

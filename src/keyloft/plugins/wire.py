@@ -4,24 +4,36 @@ msgspec reads an ordinary request. A large or unusual one (an unknown field, a w
 `payloads.read`, which finds out exactly what is wrong.
 """
 
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from keyloft import limits
 from keyloft.core import json_text
-from keyloft.core.records import Delete, Get, Record, Scan, Set, Space
+from keyloft.core.records import Add, Count, Delete, Get, Record, Scan, Set, Space, Touch
 from keyloft.core.values import Encoding
-from keyloft.errors import InvalidArgument, ValueTooLarge
+from keyloft.errors import InvalidArgument, MissingField, ValueTooLarge
 from keyloft.nats import payloads
+from keyloft.nats.requests import Variant
 from keyloft.plugins import rules
-from keyloft.plugins.store import report_broken
+from keyloft.plugins.entries import UsedStorage, entry_fields
+from keyloft.plugins.rules import ConditionalSet, ManyKeys, ManyValues, PrefixDelete
+from keyloft.plugins.stored import is_readable, report_broken
+
+T = TypeVar("T", Get, Delete)
+
+CONDITIONAL: Final = "conditional"
+META: Final = "meta"
+PREFIX: Final = "prefix"
+"""Variants of set, get and delete_many."""
 
 STORED: Final = b'{"success":true}'
 DELETED: Final = b'{"success":true,"deleted":true}'
 NOT_DELETED: Final = b'{"success":true,"deleted":false}'
 ABSENT: Final = b'{"success":true,"exists":false}'
+TOUCHED: Final = b'{"success":true,"exists":true}'
 
 _PLUGINS: Final = Space.PLUGINS  # a member of an enum takes longer to look up than a Get to make
 
@@ -29,6 +41,7 @@ _PLUGINS: Final = Space.PLUGINS  # a member of an enum takes longer to look up t
 _LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + limits.PLUGIN_REQUEST_BYTES
 # No value of such a set nests too deep: it has no room for the brackets.
 _LARGEST_ORDINARY_SET: Final = 2 * limits.PLUGIN_VALUE_DEPTH
+_SET_FIELDS: Final = ("key", "value", "ttl", "ttl_seconds", "if_absent", "expected_version", "keep_ttl")
 
 
 class _Keyed(Struct):
@@ -45,31 +58,67 @@ class _WithValue(Struct):
     value: Raw
 
 
+_Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.PLUGIN_KEY_CHARACTERS)]
+
+
+class _WithKeys(Struct, forbid_unknown_fields=True):
+    keys: list[_Key]
+
+
+class _WithEntries(Struct):
+    entries: dict[_Key, Raw]
+
+
+class _Counted(_Keyed, forbid_unknown_fields=True):
+    by: int | UnsetType = UNSET
+    ttl: int | UnsetType = UNSET
+
+
 _read_keyed = msgspec.json.Decoder(_Keyed).decode
 _read_valued = msgspec.json.Decoder(_Valued).decode
 _read_value = msgspec.json.Decoder(_WithValue).decode
+_read_keys = msgspec.json.Decoder(_WithKeys).decode
+_read_entries = msgspec.json.Decoder(_WithEntries).decode
+_read_counted = msgspec.json.Decoder(_Counted).decode
 
 
-def getting(plugin: str, data: bytes) -> Get:
-    """The read that a get requests."""
-    try:
-        key = _read_keyed(data).key if len(data) <= limits.PLUGIN_KEY_CHARACTERS else ""
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        key = ""
-    # Most keys need no further check. They are short, since the request is; without an escape, JSON has no NUL, and
-    # ASCII no surrogates; with four quotes, there is one field.
-    if not key or not key.isascii() or b"\\" in data or data.count(b'"') != 4:
-        key = rules.key(payloads.field(_read(data, "key"), "key"), "null")
-    return Get(_PLUGINS, (plugin, key))
+def _reader_of_a_key(make: type[T], carefully: Callable[[str, bytes], T]) -> Callable[[str, bytes], T]:
+    """A reader of requests that mostly have a key, and nothing else."""
+
+    def read(plugin: str, data: bytes) -> T:
+        try:
+            key = _read_keyed(data).key if len(data) <= limits.PLUGIN_KEY_CHARACTERS else ""
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            key = ""
+        # Most keys need no further check. They are short, since the request is; without an escape, JSON has no NUL, and
+        # ASCII no surrogates; with four quotes, there is one field.
+        if not key or not key.isascii() or b"\\" in data or data.count(b'"') != 4:
+            return carefully(plugin, data)
+        return make(_PLUGINS, (plugin, key))
+
+    return read
 
 
-def deleting(plugin: str, data: bytes) -> Delete:
-    """The write that a delete requests."""
-    return Delete(_PLUGINS, getting(plugin, data).key)
+def _get_carefully(plugin: str, data: bytes) -> Get:
+    fields = _read(data, "key", "meta")
+    at = (plugin, _key(fields))
+    if rules.switch(fields.get("meta"), "meta"):
+        raise Variant(META, rules.entry_scan(at))
+    return Get(_PLUGINS, at)
+
+
+def _delete_carefully(plugin: str, data: bytes) -> Delete:
+    return Delete(_PLUGINS, (plugin, _key(_read(data, "key"))))
+
+
+getting = _reader_of_a_key(Get, _get_carefully)
+"""The read that a get requests; a Variant, if it asks for more than the value."""
+deleting = _reader_of_a_key(Delete, _delete_carefully)
+"""The write that a delete requests."""
 
 
 def setting(plugin: str, data: bytes) -> Set:
-    """The write that a set requests."""
+    """The write that a set requests; a Variant, if it has a condition."""
     if len(data) > _LARGEST_ORDINARY_SET:
         return _large_set(plugin, data)
     try:
@@ -92,8 +141,117 @@ def setting(plugin: str, data: bytes) -> Set:
 
 def listing(plugin: str, data: bytes) -> Scan:
     """The scan that a list requests."""
-    fields = _read(b"{}" if payloads.is_empty(data) else data, "prefix", "limit", "after")
-    return rules.listing(plugin, fields.get("prefix"), fields.get("limit"), fields.get("after"))
+    fields = _read(_or_none(data), "prefix", "limit", "after", "values")
+    return rules.listing(plugin, *[fields.get(name) for name in ("prefix", "limit", "after", "values")])
+
+
+def incrementing(plugin: str, data: bytes) -> Add:
+    """The addition that an incr requests."""
+    try:
+        if len(data) <= limits.PLUGIN_KEY_CHARACTERS and b"\\" not in data:
+            request = _read_counted(data)
+            # As for a get: with so many quotes, no field is doubled.
+            names = 1 + (request.by is not UNSET) + (request.ttl is not UNSET)
+            if request.key.isascii() and data.count(b'"') == 2 * names + 2:
+                by = 1 if request.by is UNSET else rules.increment(request.by)
+                expire_in = None if request.ttl is UNSET else rules.ttl(request.ttl)
+                return Add(_PLUGINS, (plugin, rules.key(request.key)), by, expire_in)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass  # what is wrong with it, the careful reader finds out
+    return _increment_carefully(plugin, data)
+
+
+def _increment_carefully(plugin: str, data: bytes) -> Add:
+    fields = _read_strictly(data, "key", "by", "ttl", "ttl_seconds")
+    return Add(_PLUGINS, (plugin, _key(fields)), rules.increment(fields.get("by")), _ttl(fields))
+
+
+def touching(plugin: str, data: bytes) -> Touch:
+    """The change of an expiry that a touch requests."""
+    fields = _read_strictly(data, "key", "ttl", "ttl_seconds")
+    if "ttl" not in fields and "ttl_seconds" not in fields:
+        raise MissingField("Missing required field: ttl; null is for an entry that never expires")
+    return Touch(_PLUGINS, (plugin, _key(fields)), _ttl(fields))
+
+
+def counting(plugin: str, data: bytes) -> Count:
+    """The count that a count requests."""
+    return rules.counting(plugin, _read_strictly(_or_none(data), "prefix").get("prefix"))
+
+
+def using(plugin: str, data: bytes) -> str:
+    """The plugin whose usage is requested."""
+    _read_strictly(_or_none(data))
+    return plugin
+
+
+def getting_many(plugin: str, data: bytes) -> ManyKeys:
+    """The keys that a get_many reads."""
+    if (names := _plain_names(data)) is not None:
+        return ManyKeys(plugin, names)
+    fields = _read_strictly(data, "keys", most=limits.KEYS_REQUEST_BYTES)
+    return rules.many_keys(plugin, _array(payloads.field(fields, "keys")), "null")
+
+
+def deleting_many(plugin: str, data: bytes) -> ManyKeys:
+    """The keys that a delete_many removes; a Variant, if it names a prefix."""
+    if (names := _plain_names(data)) is not None:
+        return ManyKeys(plugin, names)
+    fields = _read_strictly(data, "keys", "prefix", "limit", most=limits.KEYS_REQUEST_BYTES)
+    keys, prefix, limit = [fields.get(name) for name in ("keys", "prefix", "limit")]
+    if keys is None and prefix is None:
+        raise MissingField("Missing required field: keys, or prefix")
+    if keys is None:
+        raise Variant(PREFIX, PrefixDelete(rules.prefix_scan(plugin, prefix), rules.removal_limit(limit)))
+    if prefix is not None or limit is not None:
+        raise InvalidArgument("keys: send either keys, or a prefix and perhaps a limit")
+    return rules.many_keys(plugin, _array(keys), "null")
+
+
+def _plain_names(data: bytes) -> list[str] | None:
+    """The keys of a request that has nothing else, each once; None if it is to be read carefully."""
+    if len(data) > limits.KEYS_REQUEST_BYTES or b"\\" in data or not data.isascii():
+        return None
+    try:
+        names = _read_keys(data).keys
+    except msgspec.MsgspecError:
+        return None
+    # As for a get: without an escape, no key has NUL; with so many quotes, there is one field.
+    if len(names) > limits.KEYS_AT_ONCE or data.count(b'"') != 2 * len(names) + 2:
+        return None
+    return list(dict.fromkeys(names))
+
+
+def setting_many(plugin: str, data: bytes) -> ManyValues:
+    """The values that a set_many stores."""
+    with json_text.collecting_no_garbage(data):
+        return _set_many(plugin, data)
+
+
+def _set_many(plugin: str, data: bytes) -> ManyValues:
+    fields, text = payloads.read(data, 1 + payloads.LEVELS)
+    payloads.refuse_unknown(fields, ("entries", "ttl", "ttl_seconds"))
+    entries = payloads.field(fields, "entries")
+    if not isinstance(entries, dict):
+        raise InvalidArgument("entries must be an object with a value for each key")
+    rules.number(len(entries), "entries")
+    ttl = _ttl(fields)
+    try:
+        values = json_text.on_any_stack(_read_entries, text).entries
+    except msgspec.ValidationError:
+        values = {}  # a key is too short or too long
+    if not values or b"\\" in text:
+        for key in entries:
+            rules.key(key, argument="a key of entries")
+    if len(text) > limits.PLUGIN_VALUE_BYTES:
+        _check_sizes(values)
+    return ManyValues(plugin, values, ttl)
+
+
+def _check_sizes(values: Mapping[str, Raw]) -> None:
+    for key, value in values.items():
+        if (size := memoryview(value).nbytes) > (most := limits.PLUGIN_VALUE_BYTES):
+            raise ValueTooLarge(size, most, f"entries[{key!a}]: {ValueTooLarge(size, most)}")
 
 
 def got(content: Get, record: Record | None) -> bytes:
@@ -124,6 +282,78 @@ def listed(keys: list[str], truncated: bool, most_bytes: int) -> bytes:
         truncated = True
 
 
+def entry(record: Record | None, now: int) -> bytes:
+    """The reply to a get that asks for more than the value; `now` is the time of the read."""
+    if record is None or not is_readable(record):
+        return ABSENT
+    fields = {"success": True, "exists": True, "value": Raw(record.value), **entry_fields(record, now)}
+    return payloads.to_json(fields)
+
+
+def stored_as(version: int) -> bytes:
+    """The reply to a set with a condition."""
+    return b'{"success":true,"version":%d}' % version
+
+
+def incremented(value: int) -> bytes:
+    """The reply to an incr. msgspec can't write ints over 64 bits."""
+    return b'{"success":true,"value":%d}' % value
+
+
+def counted(count: int, truncated: bool | None = None) -> bytes:
+    """The reply with a number of keys; `truncated` is for a request with a limit."""
+    more = b"" if truncated is None else b',"truncated":true' if truncated else b',"truncated":false'
+    return b'{"success":true,"count":%d%b}' % (count, more)
+
+
+def used(storage: UsedStorage) -> bytes:
+    """The reply to a usage."""
+    fields: dict[str, Any] = {"success": True, "keys": storage.keys, "bytes": storage.bytes}
+    if storage.most_keys is not None or storage.most_bytes is not None:
+        fields["quota"] = {"keys": storage.most_keys, "bytes": storage.most_bytes}
+    return payloads.to_json(fields)
+
+
+class ValuesReply:
+    """The reply to a get_many: as many values as one message holds, at least one; the other keys are its `rest`."""
+
+    def __init__(self, keys: Sequence[str], most_bytes: int) -> None:
+        self._keys = keys
+        self._values: dict[str, Raw] = {}
+        self._missing: list[str] = []
+        self._read = 0
+        # Each key with two quotes, a colon and a comma; and the names of the fields.
+        self._left = most_bytes - len(payloads.to_json(self._keys)) - 2 * len(keys) - 128
+
+    def add(self, records: Iterable[Record | None]) -> bool:
+        """Add the entries of the next keys; returns whether there is room for more."""
+        for key, record in zip(self._keys[self._read :], records, strict=False):
+            if record is None or not is_readable(record):
+                self._missing.append(key)
+            else:
+                self._left -= len(record.value)
+                if self._left < 0 and self._values:
+                    return False
+                self._values[key] = Raw(record.value)
+            self._read += 1
+        return self._left >= 0
+
+    @property
+    def found(self) -> int:
+        return len(self._values)
+
+    def text(self) -> bytes:
+        rest = self._keys[self._read :]
+        fields = {"success": True, "values": self._values, "missing": self._missing}
+        return payloads.to_json(fields | {"rest": rest} if rest else fields)
+
+
+def listed_entries(entries: Sequence[tuple[str, bytes]], truncated: bool) -> bytes:
+    """The reply to a list with values."""
+    shown = [{"key": key, "value": Raw(value)} for key, value in entries]
+    return payloads.to_json({"success": True, "entries": shown, "count": len(shown), "truncated": truncated})
+
+
 def _large_set(plugin: str, data: bytes) -> Set:
     if len(data) > _LARGEST_SET:
         payloads.check_json(data)
@@ -134,23 +364,63 @@ def _large_set(plugin: str, data: bytes) -> Set:
 
 def _set_carefully(plugin: str, data: bytes) -> Set:
     fields, text = payloads.read(data)
-    payloads.refuse_misspelt(fields, ("key", "value", "ttl", "ttl_seconds"))
+    payloads.refuse_misspelt(fields, _SET_FIELDS)
     key, _ = payloads.field(fields, "key"), payloads.field(fields, "value")
-    ttl, alias = [rules.ttl(fields.get(name), name, "null") for name in ("ttl", "ttl_seconds")]
-    if ttl and alias and ttl != alias:
-        raise InvalidArgument("ttl and ttl_seconds are names of one field, and their values differ: send one of them")
+    ttl = _ttl(fields)
     at = (plugin, rules.key(key, "null"))
     stored = bytes(json_text.on_any_stack(_read_value, text).value)
     if len(stored) > limits.PLUGIN_VALUE_BYTES:
         raise ValueTooLarge(len(stored), limits.PLUGIN_VALUE_BYTES)
-    return Set(_PLUGINS, at, stored, Encoding.JSON, ttl or alias)
+    expected = rules.expected_version(fields.get("if_absent"), fields.get("expected_version"))
+    keep_ttl = rules.keep_ttl(fields.get("keep_ttl"), ttl)
+    content = Set(_PLUGINS, at, stored, Encoding.JSON, ttl, keep_expiry=keep_ttl)
+    if expected is not None or keep_ttl:
+        raise Variant(CONDITIONAL, ConditionalSet(content, expected))
+    return content
+
+
+def _key(fields: Mapping[str, Any]) -> str:
+    return rules.key(payloads.field(fields, "key"), "null")
+
+
+def _ttl(fields: Mapping[str, Any]) -> int | None:
+    """A TTL in milliseconds, which has two names."""
+    ttl, alias = [rules.ttl(fields.get(name), name, "null") for name in ("ttl", "ttl_seconds")]
+    if ttl and alias and ttl != alias:
+        raise InvalidArgument("ttl and ttl_seconds are names of one field, and their values differ: send one of them")
+    return ttl or alias
+
+
+def _or_none(data: bytes) -> bytes:
+    """A request without required fields: an empty payload counts as one without fields."""
+    return b"{}" if payloads.is_empty(data) else data
+
+
+def _array(keys: object) -> list[Any]:
+    if not isinstance(keys, list):
+        raise InvalidArgument("keys must be an array of strings")
+    return keys
 
 
 def _read(data: bytes, *known: str) -> dict[str, Any]:
-    """The fields of a request without a value. One that is far too large is not read, to delay no other request."""
-    if len(data) > (most := limits.PLUGIN_REQUEST_BYTES):
+    """The fields of a request without a value; unknown ones are ignored."""
+    fields = _read_fields(data, limits.PLUGIN_REQUEST_BYTES)
+    payloads.refuse_misspelt(fields, known)
+    return fields
+
+
+def _read_strictly(data: bytes, *known: str, most: int = limits.PLUGIN_REQUEST_BYTES) -> dict[str, Any]:
+    """The fields of a request without a value; unknown ones are refused."""
+    with json_text.collecting_no_garbage(data):
+        fields = _read_fields(data, most)
+        payloads.refuse_unknown(fields, known)
+        return fields
+
+
+def _read_fields(data: bytes, most: int) -> dict[str, Any]:
+    """The fields of a request. One that is far too large is not read, to delay no other request."""
+    if len(data) > most:
         payloads.check_json(data)
         raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {most}")
     fields, _ = payloads.read(data)
-    payloads.refuse_misspelt(fields, known)
     return fields

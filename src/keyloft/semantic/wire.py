@@ -4,7 +4,6 @@ The key of a request is a path within the project: tenant and project are part o
 in a reply is whole.
 """
 
-import difflib
 import re
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -230,14 +229,9 @@ def _check_names(fields: Mapping[str, Any], known: Sequence[str], within: str = 
         InvalidArgument: There is one.
     """
     unknown = next((name for name in fields if name not in known), None)
-    if unknown is None:
-        return
-    # One name, and a short one: comparing takes longer than linear time.
-    near = difflib.get_close_matches(unknown, known, 1) if len(unknown) <= limits.COMPARED_NAME_CHARACTERS else []
-    cure = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(known)}"
     if unknown in (*_SEMANTICS, "ttl") and "semantics" in known:
-        cure = "it belongs into semantics"
-    raise errors.InvalidArgument(f"{within}{ascii(unknown[:60])[1:-1][:60]}: there is no such field; {cure}")
+        raise errors.InvalidArgument(f"{within}{unknown}: there is no such field; it belongs into semantics")
+    payloads.refuse_unknown(fields, known, within)
 
 
 def _semantics(fields: object) -> Semantics:

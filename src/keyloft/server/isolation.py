@@ -4,7 +4,7 @@ Without it, every client can send requests in the name of any plugin or tenant. 
 refuses all but that user's subjects and inbox:
 
     user           publishes to                                       subscribes to   (for every prefix)
-    trivia         db.kv.trivia.{set,get,delete,list}                 _INBOX_trivia.>
+    trivia         db.kv.trivia.{set,get,delete,list,incr,…}          _INBOX_trivia.>
     TENANT-acme    db.semantic.acme.*.{put,get,delete,list,batch}     _INBOX_TENANT-acme.>
     SERVICE        the inboxes, $SRV.INFO                             db.kv.>, db.semantic.>, both in a queue group;
                                                                       $SRV.>; _INBOX_SERVICE.>
