@@ -98,6 +98,7 @@ def _targets(scale: NatsScale, folder: Path) -> dict[str, Callable[[], Row]]:
         "lists": lambda: uvloop.run(tried(Trial.lists)),
         "plugins": lambda: uvloop.run(tried(Trial.plugins)),
         "bursts": lambda: uvloop.run(tried(lambda trial: trial.bursts(scale.sustained_seconds))),
+        "operations": lambda: uvloop.run(tried(Trial.operations)),
         "clean-up": lambda: uvloop.run(cleaning_up(folder, stored, scale.target_rounds)),
         "resident": lambda: uvloop.run(remembering(folder, stored, scale.memory_rounds)),
         **{f"scrape-{keys}": partial(_scraped, folder, keys, scale.target_rounds) for keys in scale.scraped},

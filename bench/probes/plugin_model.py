@@ -1,9 +1,10 @@
 """A model of the plugin service: plans requests and the reply that each must get."""
 
 import bisect
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from bench.arms.nats.requests import Ask, deleting, getting, listing, setting
+from bench.arms.nats.requests import Ask, deleting, getting, getting_many, incrementing, listing, setting
 from bench.harness.data import Key, Value, fresh_pair, key_of, value_of
 
 Planned: TypeAlias = tuple[Ask, dict[str, Any]]
@@ -33,6 +34,17 @@ class Model:
             bisect.insort(self._names.setdefault(key[0], []), name)
         self._values[key] = value
         return setting(key, value), {"success": True}
+
+    def increment(self, index: int) -> Planned:
+        """Of a counter beside the data; the order of several at once is open, and so is the number."""
+        plugin, name = key_of(index)
+        return incrementing((f"counters-{plugin}", name)), {"success": True}
+
+    def get_many(self, indexes: Sequence[int]) -> Planned:
+        """Of keys of one plugin."""
+        keys = [key_of(index) for index in indexes]
+        names = [name for _, name in keys]
+        return getting_many(keys[0][0], names), {"values": {name: self._values[keys[0][0], name] for name in names}}
 
     def delete(self, index: int) -> Planned:
         key = key_of(index)

@@ -15,13 +15,14 @@ from bench.arms.nats.requests import Exchange, clients, exchange_at_once, matche
 from bench.harness.children import child
 from bench.harness.contest import IN_FLIGHT, same
 from bench.harness.data import GROUP, fresh_pair, key_of, stored_pairs, value_of
-from bench.harness.figures import Figure, Row, Verdict, percentile, reaches, within
+from bench.harness.figures import Figure, Row, Verdict, compare, percentile, reaches, within
 from bench.probes.plugin_model import Model, Planned
 from keyloft.plugins.store import BotDatabase
 from keyloft.server.nats_process import NatsServer
 
 PLUGINS = 10
 EXPIRED = 10_000
+HUNDRED = 100
 _TIMEOUT_SECONDS = 0.1
 _LIST_TIMEOUT_SECONDS = 0.5
 """Clients of a bot give up after this time."""
@@ -121,6 +122,28 @@ class Trial:
             ),
         )
 
+    async def operations(self) -> Row:
+        """Increments beside sets, and many keys of one request beside as many gets, on one connection."""
+        group = range(GROUP)
+        sets, increments, gets, many = [], [], [], []
+        await self._ask([[self._model.increment(index) for index in group]], in_flight=IN_FLIGHT)
+        for _ in range(self._rounds):
+            sets.append(await self._ask([self._plan(5000, group, self._model.set)], in_flight=IN_FLIGHT))
+            increments.append(await self._ask([self._plan(5000, group, self._model.increment)], in_flight=IN_FLIGHT))
+            gets.append(await self._ask([self._plan(500, group, self._model.get)]))
+            many.append(await self._ask([[self._hundred() for _ in range(50)]]))
+        return Row(
+            "increments, and 100 keys at once",
+            verdicts=(
+                compare(_rates(f"incr, {IN_FLIGHT} in flight", increments), _rates("set", sets), 0.9),
+                compare(_rates("keys of get_many, one request at a time", many, HUNDRED), _rates("get", gets), 20),
+                *self._errors(),
+            ),
+        )
+
+    def _hundred(self) -> Planned:
+        return self._model.get_many(self._chances.sample(range(GROUP), HUNDRED))
+
     async def _ask(
         self, plans: Sequence[Sequence[Planned]], *, in_flight: int = 1, limit: float = _TIMEOUT_SECONDS
     ) -> Exchange:
@@ -200,6 +223,10 @@ def _quick(name: str, done: Sequence[Exchange], most_ms: dict[int, float]) -> li
         )
         for percent, most in most_ms.items()
     ]
+
+
+def _rates(name: str, done: Sequence[Exchange], each: int = 1) -> Figure:
+    return Figure(name, "/s", tuple(each * one.rate for one in done))
 
 
 def _fast(name: str, done: Sequence[Exchange], at_least: float) -> Verdict:

@@ -81,6 +81,8 @@ def _requests(size: int) -> Iterator[tuple[str, Callable[[bytes], object], bytes
     about = b'"expectedVersion":0,"lastWriter":"w","semantics":{"purpose":"config"}'
     operations: Mapping[str, tuple[Callable[[bytes], object], bytes, bytes]] = {
         "set": (lambda data: plugins.setting("trivia", data), b'{"key":"k","value":', b"}"),
+        "set_many": (lambda data: plugins.setting_many("trivia", data), b'{"entries":{"k":', b"}}"),
+        "get_many": (lambda data: plugins.getting_many("trivia", data), b'{"keys":', b"}"),
         "put": (lambda data: semantic.read("put", project, data), b'{"key":"k",%b,"value":' % about, b"}"),
         "batch": (
             lambda data: semantic.read("batch", project, data),

@@ -46,6 +46,14 @@ def deleting(key: Key) -> Ask:
     return f"{KEYLOFT_SUBJECTS}.{key[0]}.delete", msgspec.json.encode({"key": key[1]})
 
 
+def incrementing(key: Key) -> Ask:
+    return f"{KEYLOFT_SUBJECTS}.{key[0]}.incr", msgspec.json.encode({"key": key[1]})
+
+
+def getting_many(plugin: str, names: Sequence[str]) -> Ask:
+    return f"{KEYLOFT_SUBJECTS}.{plugin}.get_many", msgspec.json.encode({"keys": names})
+
+
 def listing(plugin: str, limit: int) -> Ask:
     return f"{KEYLOFT_SUBJECTS}.{plugin}.list", msgspec.json.encode({"limit": limit})
 
