@@ -367,7 +367,7 @@ class EngineContract:
         assert await counter(engine, b"s") == 2**64 - 1
         assert ((await stored(engine, b"a")).value, (await stored(engine, b"a")).encoding) == (b"3", Encoding.JSON)
 
-    async def test_add_counts_json_integers_of_any_size_and_keeps_a_u64_one(self, engine: Engine) -> None:
+    async def test_add_counts_long_json_integers_and_keeps_a_u64_one(self, engine: Engine) -> None:
         await write(engine, put(b"big", str(10**30).encode()), Set(A, b"u", pack_counter(3), Encoding.U64))
         done = await write(engine, Add(A, b"big", 1), Add(A, b"u", -3))
         assert done.values == (10**30 + 1, 0)
@@ -376,7 +376,7 @@ class EngineContract:
         for operand in (-1, 2**64):
             with pytest.raises(CounterOutOfRange):
                 await write(engine, put(b"half"), Add(A, b"u", operand))
-        for text in (b'"x"', b"1.5", b"true", b"null", b"[1]"):
+        for text in (b'"x"', b"1.5", b"true", b"null", b"[1]", b"7" * (limits.COUNTER_DIGITS + 1)):
             await write(engine, put(b"other", text))
             with pytest.raises(NotACounter):
                 await write(engine, put(b"half"), Add(A, b"other", 1))
@@ -406,6 +406,20 @@ class EngineContract:
         assert done.found == (True, False, True)
         values = {key: (await stored(engine, key)).value for key in (b"there", b"due", b"new")}
         assert values == {b"there": b"1", b"due": b"2", b"new": b"2"}
+
+    async def test_a_set_keeps_the_expiry_of_a_live_entry_if_asked(self, engine: Engine, clock: ManualClock) -> None:
+        def keeping(key: bytes, value: bytes) -> Set:
+            return Set(A, key, value, Encoding.JSON, expire_in=5000, keep_expiry=True)
+
+        await write(engine, put(b"soon", expire_in=2000), put(b"due", expire_in=1000), put(b"never"))
+        clock.advance(1)
+        began = clock.now()
+        await write(engine, *[keeping(key, b"2") for key in (b"soon", b"due", b"never", b"new")], keeping(b"new", b"3"))
+        expiries = {key: (await stored(engine, key)).expires_at for key in (b"soon", b"due", b"never", b"new")}
+        assert expiries == {b"soon": began + 1000, b"due": began + 5000, b"never": None, b"new": began + 5000}
+        await asyncio.gather(write(engine, Touch(A, b"soon", 9000)), write(engine, keeping(b"soon", b"4")))
+        found = await stored(engine, b"soon")
+        assert (found.value, found.expires_at) == (b"4", began + 9000)
 
     async def test_of_many_concurrent_adds_one_is_kept(self, engine: Engine) -> None:
         sets = [Set(A, b"k", b"%d" % number, Encoding.JSON, if_absent=True) for number in range(30)]

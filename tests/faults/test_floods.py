@@ -31,6 +31,7 @@ from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import connect
 from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.plugins import BotDatabase, DatabaseService
+from keyloft.plugins.rules import OPERATIONS
 from keyloft.semantic import SemanticService, SemanticStore
 from tests.server.test_serve import Serving, serving, until
 from tests.support.nats import private_server
@@ -234,7 +235,7 @@ async def test_stopping_at_any_time_answers_all_that_was_accepted(
                 asyncio.create_task(
                     _answer(client, f"db.kv.{rng.choice(PLUGINS)}.{operation}", b'{"key":"k","value":1}')
                 )
-                for operation in rng.choices(("set", "get", "delete", "list"), k=500)
+                for operation in rng.choices(OPERATIONS, k=500)
             ]
             await asyncio.sleep(pause)
         assert service.unanswered == 0

@@ -95,7 +95,7 @@ def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
     assert outcome(lambda: wire.incrementing("p", data)) == outcome(lambda: wire._increment_carefully("p", data))
 
 
-@examples(40)
+@examples(100)
 @given(st.binary(max_size=40) | written())
 @pytest.mark.slow
 def test_whatever_arrives_is_read_or_refused_with_a_code(data: bytes) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from msgspec import to_builtins
 
+from msgspec import to_builtins
+
 from keyloft import limits
 from keyloft.cli.database import run_quietly
 from keyloft.cli.nats_server import addresses_of, check_server_listens, check_timeout, inbox_options
@@ -209,6 +211,7 @@ def delete_many(
 
 def list_(
     plugin: PluginArgument,
+    keys: Annotated[list[str] | None, argument("[KEY…]", "The keys, as the plugin writes them.")] = None,
     *,
     prefix: PluginPrefix = "",
     limit: Limit = None,

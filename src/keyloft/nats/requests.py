@@ -81,7 +81,7 @@ class PointRead(Operation):
 
 
 class EngineWrite(Operation):
-    """Commits one batch, with a short reply. The engine keeps the order of batches that share a key."""
+    """Commits one batch. The engine keeps the order of batches that share a key."""
 
     def batch(self, content: Any) -> Batch:
         raise NotImplementedError

@@ -323,7 +323,8 @@ class _State:
             else:
                 number = _COUNT[type(mutation)](unpack_counter(record.value), mutation.operand)
         if encoding == JSON:
-            value = encode_json(number, limits.VALUE_BYTES)
+            # For most numbers, a fifth of the time that `encode_json` takes.
+            value = b"%d" % number if number.bit_length() <= 64 else encode_json(number, limits.VALUE_BYTES)
         else:
             number %= limits.U64_MAX + 1
             value = pack_counter(number)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.clock import Clock
-from keyloft.core.records import Address, Batch, Key, LoggedChange, Record, Space
+from keyloft.core.records import Address, Batch, Get, Key, LoggedChange, Record, Space
 from keyloft.core.schema import Row
 from keyloft.core.slices import give_way
 from keyloft.engines import change_log
@@ -31,7 +31,7 @@ from keyloft.engines.commit.settle import (
 from keyloft.engines.sqlite.callers import sync_times
 from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
-from keyloft.engines.sqlite.reads import head, last_logged, point
+from keyloft.engines.sqlite.reads import head, last_logged, point, points
 from keyloft.engines.sqlite.tables import (
     LAYOUTS,
     LOG,
@@ -249,6 +249,14 @@ class SqliteWriter:
     def _load(self, wanted: Iterable[tuple[Address, bool]], deadline: float) -> dict[Address, Record]:
         """What is stored at some keys, with its value where that is asked for."""
         found: dict[Address, Record] = {}
+        wanted = list(wanted)
+        if len(wanted) >= limits.SQLITE_GETS_WORTH_A_STATEMENT and all(
+            [with_value and space is Space.PLUGINS for (space, _), with_value in wanted]
+        ):
+            # Counters of plugins: several are loaded by one statement, and none of their values is large.
+            asks = [Get(space, key, include_expired=True) for (space, key), _ in wanted]
+            records = points(self._cursor, asks, 0)
+            return {address: record for (address, _), record in zip(wanted, records, strict=True) if record is not None}
         for address, with_value in wanted:
             record = (point if with_value else head)(self._cursor, *address)
             if record is not None:
