@@ -124,14 +124,12 @@ class Trial:
 
     async def operations(self) -> Row:
         """Increments beside sets, and many keys of one request beside as many gets, on one connection."""
-        everywhere, group = range(self._stored), range(GROUP)
+        group = range(GROUP)
         sets, increments, gets, many = [], [], [], []
-        await self._ask([self._plan(5000, everywhere, self._model.increment)], in_flight=IN_FLIGHT)
+        await self._ask([[self._model.increment(index) for index in group]], in_flight=IN_FLIGHT)
         for _ in range(self._rounds):
-            sets.append(await self._ask([self._plan(5000, everywhere, self._model.set)], in_flight=IN_FLIGHT))
-            increments.append(
-                await self._ask([self._plan(5000, everywhere, self._model.increment)], in_flight=IN_FLIGHT)
-            )
+            sets.append(await self._ask([self._plan(5000, group, self._model.set)], in_flight=IN_FLIGHT))
+            increments.append(await self._ask([self._plan(5000, group, self._model.increment)], in_flight=IN_FLIGHT))
             gets.append(await self._ask([self._plan(500, group, self._model.get)]))
             many.append(await self._ask([[self._hundred() for _ in range(50)]]))
         return Row(

@@ -26,8 +26,8 @@ VALUE_DEPTH: Final = 128
 U64_MAX: Final = 2**64 - 1
 """The largest `U64`; a sum beyond it wraps around to 0."""
 
-LARGEST_INTEGER: Final = 2**63 - 1
-"""The largest integer that a column of a database holds."""
+LARGEST_INCREMENT: Final = 2**63 - 1
+"""The most that a plugin adds to an integer, or subtracts from it, at a time."""
 
 COUNTER_DIGITS: Final = 3000
 """The longest JSON integer to which is added: to read and write a longer one for each of many additions takes long."""

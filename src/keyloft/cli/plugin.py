@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from msgspec import to_builtins
 
-from msgspec import to_builtins
-
 from keyloft import limits
 from keyloft.cli.database import run_quietly
 from keyloft.cli.nats_server import addresses_of, check_server_listens, check_timeout, inbox_options

@@ -211,7 +211,8 @@ class Intake(OwnerWork):
             if owner.exclusive is None and not operation.reply_bytes:
                 self._submit(request, operation)
                 return
-            waits = owner.exclusive is not None and owner.waits_in_order(request, operation.written(content))
+            keys = [mutation.key for mutation in operation.batch(content).mutations]
+            waits = owner.exclusive is not None and owner.waits_in_order(request, keys)
         elif isinstance(operation, PointRead):
             waits = bool(owner.writes) and owner.must_wait(request, (content.key,))
         elif isinstance(operation, Call):

@@ -86,10 +86,6 @@ class EngineWrite(Operation):
     def batch(self, content: Any) -> Batch:
         raise NotImplementedError
 
-    def written(self, content: Any) -> Collection[Hashable]:
-        """The keys that it writes."""
-        raise NotImplementedError
-
     def reply(self, content: Any, outcome: Committed | Conflict, /) -> bytes:
         raise NotImplementedError
 

@@ -111,12 +111,6 @@ class DatabaseClient(ServiceClient):
             error.current = CurrentValue(current["value"], current["version"])
         return error
 
-    def _refused(self, reply: Mapping[str, Any]) -> KeyloftError:
-        error = super()._refused(reply)
-        if isinstance(error, VersionConflict) and (current := reply.get("current")):
-            error.current = CurrentValue(current["value"], current["version"])
-        return error
-
 
 class PluginKV:
     """The keys and values of one plugin."""

@@ -85,9 +85,6 @@ class PluginWrite(EngineWrite):
     def batch(self, content: Set | Delete | Add | Touch) -> Batch:
         return Batch((content,))
 
-    def written(self, content: Set | Delete | Add | Touch) -> Collection[Hashable]:
-        return (content.key,)
-
     def key(self, content: Set | Delete | Add | Touch) -> str:
         return str(content.key[1])
 
@@ -114,19 +111,16 @@ class PluginConditionalSet(EngineWrite):
     def batch(self, content: ConditionalSet) -> Batch:
         return content.batch
 
-    def written(self, content: ConditionalSet) -> Collection[Hashable]:
-        return (content.set.key,)
-
     def key(self, content: ConditionalSet) -> str:
         return str(content.set.key[1])
 
-    def reply(self, content: ConditionalSet, verdict: Committed | Conflict) -> bytes:
-        if isinstance(verdict, Committed):
-            return wire.STORED if content.expected_version is None else wire.stored_as(verdict.version)
-        current = verdict.failed[0].current
+    def reply(self, content: ConditionalSet, outcome: Committed | Conflict, /) -> bytes:
+        if isinstance(outcome, Committed):
+            return wire.STORED if content.expected_version is None else wire.stored_as(outcome.version)
+        current = outcome.failed[0].current
         # A value that is not JSON is shown as null: with its version, it can be replaced.
         value = Raw(current.value if current is not None and is_readable(current) else b"null")
-        raise condition_failed(verdict, None if current is None else CurrentValue(value, current.version))
+        raise condition_failed(outcome, None if current is None else CurrentValue(value, current.version))
 
     def details(self, content: ConditionalSet, outcome: Committed) -> dict[str, int | None]:
         return {"size": len(content.set.value)}
@@ -148,18 +142,18 @@ class PluginIncrement(PluginWrite):
     name = "incr"
     read = staticmethod(wire.incrementing)
 
-    def reply(self, content: Add, verdict: Committed | Conflict) -> bytes:
-        assert isinstance(verdict, Committed)
-        return wire.incremented(verdict.values[0])
+    def reply(self, content: Add, outcome: Committed | Conflict, /) -> bytes:
+        assert isinstance(outcome, Committed)
+        return wire.incremented(outcome.values[0])
 
 
 class PluginTouch(PluginWrite):
     name = "touch"
     read = staticmethod(wire.touching)
 
-    def reply(self, content: Touch, verdict: Committed | Conflict) -> bytes:
-        assert isinstance(verdict, Committed)
-        return wire.TOUCHED if verdict.found[0] else wire.ABSENT
+    def reply(self, content: Touch, outcome: Committed | Conflict, /) -> bytes:
+        assert isinstance(outcome, Committed)
+        return wire.TOUCHED if outcome.found[0] else wire.ABSENT
 
     def details(self, content: Touch, outcome: Committed) -> dict[str, int | None]:
         return {"hit": outcome.found[0]}
@@ -175,10 +169,7 @@ class PluginSetMany(EngineWrite):
     def batch(self, content: ManyValues) -> Batch:
         return content.batch
 
-    def written(self, content: ManyValues) -> Collection[Hashable]:
-        return [(content.plugin, key) for key in content.values]
-
-    def reply(self, content: ManyValues, verdict: Committed | Conflict) -> bytes:
+    def reply(self, content: ManyValues, outcome: Committed | Conflict, /) -> bytes:
         return wire.counted(len(content.values))
 
     def details(self, content: ManyValues, outcome: Committed) -> dict[str, int | None]:
@@ -195,12 +186,9 @@ class PluginDeleteMany(EngineWrite):
     def batch(self, content: ManyKeys) -> Batch:
         return content.deletion
 
-    def written(self, content: ManyKeys) -> Collection[Hashable]:
-        return content.keys
-
-    def reply(self, content: ManyKeys, verdict: Committed | Conflict) -> bytes:
-        assert isinstance(verdict, Committed)
-        return wire.counted(sum(verdict.found))
+    def reply(self, content: ManyKeys, outcome: Committed | Conflict, /) -> bytes:
+        assert isinstance(outcome, Committed)
+        return wire.counted(sum(outcome.found))
 
     def details(self, content: ManyKeys, outcome: Committed) -> dict[str, int | None]:
         return {"count": sum(outcome.found)}

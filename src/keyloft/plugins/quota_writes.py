@@ -42,7 +42,7 @@ class QuotaWrite(Call):
         return self._plain.read(about, data)
 
     def written(self, content: Any) -> Collection[Hashable]:
-        return self._plain.written(content)
+        return [mutation.key for mutation in self._plain.batch(content).mutations]
 
     def key(self, content: Any) -> str:
         return self._plain.key(content)

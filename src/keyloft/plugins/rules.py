@@ -261,7 +261,7 @@ def increment(by: object) -> int:
     """
     if by is None:
         return 1
-    most = limits.LARGEST_INTEGER
+    most = limits.LARGEST_INCREMENT
     if type(by) is not int or not -most <= by <= most:
         raise InvalidArgument(f"by must be a whole number from -{most} to {most}{_but_not(by, int)}")
     return by

@@ -32,7 +32,7 @@ LIMIT: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": limits.MOST_
 KEYS: Final[Schema] = array_of(KEY, limits.KEYS_AT_ONCE)
 
 _TTLS: Final[Mapping[str, Schema]] = {"ttl": TTL, "ttl_seconds": TTL}
-_STEP: Final[Schema] = {"type": "integer", "minimum": -limits.LARGEST_INTEGER, "maximum": limits.LARGEST_INTEGER}
+_STEP: Final[Schema] = {"type": "integer", "minimum": -limits.LARGEST_INCREMENT, "maximum": limits.LARGEST_INCREMENT}
 _META: Final[Mapping[str, Schema]] = {
     "version": VERSION,
     "ttl": {"type": ["integer", "null"], "description": "seconds left"},
