@@ -30,7 +30,7 @@ async def fence_above(process: ChildProcess, fence: int) -> int:
 
 async def count(url: str) -> None:
     """Increments that are sent again until a service answers."""
-    async with await SemanticClient.connect(url, tenant="acme", project="web", timeout=1) as client:
+    async with await SemanticClient.connect(url, tenant="acme", project="web", timeout=3) as client:
         retry = client.retrying(conflict_pauses=[0.01] * 10_000, transient_attempts=1000, transient_pause=0.05)
         for _ in range(_UPDATES):
             await client.update("n", lambda n: (n or 0) + 1, writer="w:n", semantics=Semantics("cursor"), retry=retry)

@@ -9,7 +9,7 @@ import pytest
 import keyloft
 from keyloft import InvalidArgument, InvalidKey, ManualClock
 from keyloft.semantic import Semantics, SemanticStore, VersionConflict
-from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT
+from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, until
 
 
 async def test_a_flag_has_its_default_until_it_is_set_and_after_it_is_unset(store: SemanticStore) -> None:
@@ -117,8 +117,11 @@ class TestLive:
                 pass
             else:
                 await now.__aexit__(None, None, None)  # it was faster
-            await asyncio.sleep(0.01)
-            assert not [task for task in asyncio.all_tasks() if task.get_name() == "keyloft live flags"]
+
+            async def is_over() -> bool:
+                return not [task for task in asyncio.all_tasks() if task.get_name() == "keyloft live flags"]
+
+            await until(is_over)
 
     async def test_a_closed_store_has_no_live_flags(self) -> None:
         kv = await keyloft.open()

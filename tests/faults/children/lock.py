@@ -22,7 +22,7 @@ from typing import cast
 import keyloft
 from keyloft import KeyloftError
 from keyloft.errors import DatabaseError, Unanswered
-from keyloft.semantic import LockHeld, LockLost, SemanticClient, Semantics, SemanticStore, StaleFence
+from keyloft.semantic import LockLost, SemanticClient, Semantics, SemanticStore, StaleFence
 from tests.semantic.over_nats import WholeKeys
 
 PROJECT = "tenant/acme/project/web"
@@ -61,24 +61,33 @@ async def work(store: SemanticStore, name: str) -> None:
                 await step(store, name, lock.fence)
         except (LockLost, StaleFence):
             continue  # on a busy machine, a second may be over
-        except (Unanswered, DatabaseError, LockHeld):
+        except (Unanswered, DatabaseError):
             pass  # a service was killed
         # Other processes poll 40 times a second: a process that takes the lock again at once leaves them no chance.
         await asyncio.sleep(random.uniform(0.05, 0.3))
 
 
 async def hold(store: SemanticStore, name: str) -> None:
-    lock = store.lock(LOCK, writer=f"{name}:hold", ttl=TTL_SECONDS)
-    await lock.acquire()
-    await step(store, name, lock.fence)
+    while True:
+        lock = store.lock(LOCK, writer=f"{name}:hold", ttl=TTL_SECONDS)
+        try:
+            await lock.acquire()
+            await step(store, name, lock.fence)
+            break
+        except (LockLost, StaleFence, Unanswered, DatabaseError):
+            continue  # on a busy machine, a second may be over
     say(f"held {lock.fence}")
     await lock.lost.wait()
     say("lost")
-    try:
-        await step(store, name, lock.fence)
-        say("written")
-    except KeyloftError as error:
-        say(error.code)
+    while True:
+        try:
+            await step(store, name, lock.fence)
+            say("written")
+        except (Unanswered, DatabaseError):
+            continue  # a service was killed
+        except KeyloftError as error:
+            say(error.code)
+        return
 
 
 async def be_late(store: SemanticStore, name: str) -> None:
@@ -99,7 +108,7 @@ async def be_late(store: SemanticStore, name: str) -> None:
 @asynccontextmanager
 async def reached(url: str) -> AsyncIterator[SemanticStore]:
     if url.startswith("nats://"):
-        async with await SemanticClient.connect(url, tenant="acme", project="web", timeout=1) as client:
+        async with await SemanticClient.connect(url, tenant="acme", project="web", timeout=3) as client:
             yield cast(SemanticStore, WholeKeys(client))
     else:
         async with keyloft.open(url) as kv, SemanticStore(kv, audit_key="k") as store:
