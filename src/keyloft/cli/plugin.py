@@ -209,7 +209,6 @@ def delete_many(
 
 def list_(
     plugin: PluginArgument,
-    keys: Annotated[list[str] | None, argument("[KEY…]", "The keys, as the plugin writes them.")] = None,
     *,
     prefix: PluginPrefix = "",
     limit: Limit = None,
