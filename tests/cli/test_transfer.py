@@ -386,7 +386,7 @@ BAD_LINES = [
     b'{"space":"attic","key":"a","value":1}',
     b"[1]",
     b'{"key":"\xff","value":1}',
-    b'{"key":"a","value":' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"key":"a","value":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     b'{"key":"' + b"a" * 3000 + b'","value":1}',
 ]
 

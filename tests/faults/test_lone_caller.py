@@ -38,8 +38,10 @@ class TimedDisk(NotingVFS):
 def disk(monkeypatch: pytest.MonkeyPatch) -> TimedDisk:
     monkeypatch.setattr(callers, "_devices", {})
     # A busy machine is not a slow disk: what the tests call slow takes far longer.
-    monkeypatch.setattr("keyloft.limits.FAST_SYNC_SECONDS", 0.05)
-    monkeypatch.setattr("keyloft.limits.SLOW_SYNC_SECONDS", 0.1)
+    monkeypatch.setattr("keyloft.limits.FAST_SYNC_SECONDS", 0.1)
+    monkeypatch.setattr("keyloft.limits.SLOW_SYNC_SECONDS", 0.2)
+    monkeypatch.setattr("keyloft.limits.RECENT_SYNC_SECONDS", 60)
+    monkeypatch.setattr("keyloft.limits.LONE_CALLER_SECONDS", 0.5)
     monkeypatch.setattr("keyloft.limits.INLINE_SECONDS", 60)
     return TimedDisk()
 
@@ -76,7 +78,7 @@ async def test_with_sync_on_the_thread_it_never_does(disk: TimedDisk, tmp_path: 
 
 async def test_one_slow_sync_moves_all_commits_to_the_thread(disk: TimedDisk, kv: Store) -> None:
     await syncs_of(disk, kv, 3)
-    disk.seconds = 0.12
+    disk.seconds = 0.25
     assert await syncs_of(disk, kv, 3) == [True, False, False], "the event loop waits for the first slow one alone"
     disk.seconds = 0
     assert await syncs_of(disk, kv, 10) == [False] * 10, "and stays away for a minute"
@@ -84,7 +86,7 @@ async def test_one_slow_sync_moves_all_commits_to_the_thread(disk: TimedDisk, kv
 
 async def test_a_slow_disk_is_known_to_every_store_on_it(disk: TimedDisk, kv: Store, tmp_path: Path) -> None:
     await syncs_of(disk, kv, 3)
-    disk.seconds = 0.12
+    disk.seconds = 0.25
     await syncs_of(disk, kv, 1)
     disk.seconds = 0
     (tmp_path / "other").mkdir()
@@ -128,8 +130,8 @@ async def test_with_another_task_at_work_the_event_loop_never_waits(
     assert await syncs_of(disk, kv, 50) == [False] * len(disk.on_loop)
     is_over = True
     await task
-    assert not any(await syncs_of(disk, kv, 3)), "its calls are not yet 100 ms old"
-    await asyncio.sleep(0.12)
+    assert not any(await syncs_of(disk, kv, 3)), "its calls are not yet half a second old"
+    await asyncio.sleep(0.6)
     assert all(await syncs_of(disk, kv, 3))
 
 
