@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -26,6 +27,7 @@ from keyloft import CannotOpen, DatabaseError, InvalidArgument, SchemaTooOld, Wr
 from keyloft.core.schema import REVISION, REVISION_TABLE
 from keyloft.plugins.models import Base
 from tests.support.examples import rounds
+from tests.support.fork_server import ForkedProcess
 from tools.postgres import connected, fresh_database, query
 
 ROOT = Path(__file__).parents[2]
@@ -447,40 +449,42 @@ def test_a_migration_that_fails_leaves_nothing(url: str) -> None:
 @contextlib.contextmanager
 def at_the_same_moment(*scripts: str) -> Iterator[Callable[[str], None]]:
     """Processes that do something with the database that they are given, at once; each succeeds, in silence."""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for script in scripts
-    ]
+    with contextlib.ExitStack() as ends:
+        children = [Sibling(script, ends) for script in scripts]
 
-    def all_say(line: str) -> None:
-        for child in children:
-            assert child.stdout is not None
-            assert child.stdout.readline() == line, child.communicate()[1]
+        def all_say(line: str) -> None:
+            for child in children:
+                assert child.printed.readline() == line, child.errors()
 
-    def give(url: str) -> None:
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.write(f"{url}\n")
-            child.stdin.flush()
-        all_say("done\n")
+        def give(url: str) -> None:
+            for child in children:
+                child.given.write(f"{url}\n")
+                child.given.flush()
+            all_say("done\n")
 
-    try:
         all_say("ready\n")
         yield give
         for child in children:
-            _, errors = child.communicate(timeout=60)
-            assert (child.returncode, errors) == (0, "")
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-                child.communicate()
+            child.given.close()
+            assert (child.process.wait(), child.errors()) == (0, "")
+
+
+class Sibling:
+    """One of several processes that run a script; it reads lines, prints lines, and is killed if it does not end."""
+
+    def __init__(self, script: str, ends: contextlib.ExitStack) -> None:
+        (stdin, its_input), (its_output, stdout) = os.pipe(), os.pipe()
+        self.given = ends.enter_context(os.fdopen(its_input, "w"))
+        self.printed = ends.enter_context(os.fdopen(its_output))
+        self._stderr = ends.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 (`ends` closes it)
+        self.process = ForkedProcess(["-c", script], stdin=stdin, stdout=stdout, stderr=self._stderr)
+        ends.callback(self.process.kill)
+        for end in (stdin, stdout):
+            os.close(end)
+
+    def errors(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read()
 
 
 @pytest.mark.slow
