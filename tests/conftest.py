@@ -21,6 +21,7 @@ pytest_plugins = [
     "tests.support.fork_server",
     "tests.support.nats",
     "tests.support.postgres",
+    "tests.support.etcd",
 ]
 
 # A busy machine is no reason to fail: how fast something is belongs in the benchmarks.

@@ -62,6 +62,11 @@ async def open_engine(
 
         server = PostgresServer(database.postgres, clock, durability=durability, patience=patience)
         return await PostgresEngine.open(server, history)
+    if database.etcd is not None:
+        from keyloft.engines.etcd.cluster import EtcdCluster
+        from keyloft.engines.etcd.engine import EtcdEngine
+
+        return await EtcdEngine.open(EtcdCluster(database.etcd, clock, patience=patience), history)
     if database.engine == "memory":
         return MemoryEngine(clock or SystemClock(), history)
     file = SqliteFile(database.path, durability, sync, cache_mib=cache_mib, read_only=database.read_only)
