@@ -430,6 +430,9 @@ ETCD_KEEPALIVE_SECONDS: Final = (10, 5)
 ETCD_ORPHAN_SECONDS: Final = 3600.0
 """Chunks of a value that no entry refers to are removed once they are older: a commit may be about to refer to them."""
 
+ETCD_COMPACT_SECONDS: Final = 600.0
+"""How long `keyloft compact` waits for a member to compact or defragment its data."""
+
 ETCD_LAST_REPORT_SECONDS: Final = 1.0
 """How long closing waits for watches to report what they were woken for."""
 

@@ -6,13 +6,22 @@ PYTEST_DONT_REWRITE: modules may import from here, too.
 
 from collections.abc import Iterator
 from itertools import count
-from typing import Final
 
 import pytest
 
 from tools.etcd import NOT_INSTALLED, Node, is_installed, own_cluster, url_of
 
-_numbers: Final = count(1)
+
+class EtcdPrefixes:
+    """The prefixes of a node: each is used once."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._numbers = count(1)
+
+    def emptied(self) -> str:
+        """The URL of a prefix that holds nothing."""
+        return url_of([self._node], f"test{next(self._numbers)}")
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +33,12 @@ def etcd_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield node
 
 
+@pytest.fixture(scope="session")
+def etcd_prefixes(etcd_node: Node) -> EtcdPrefixes:
+    return EtcdPrefixes(etcd_node)
+
+
 @pytest.fixture
-def etcd_url(etcd_node: Node) -> str:
+def etcd_url(etcd_prefixes: EtcdPrefixes) -> str:
     """The URL of a prefix that holds nothing."""
-    return url_of([etcd_node], f"test{next(_numbers)}")
+    return etcd_prefixes.emptied()

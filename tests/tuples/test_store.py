@@ -30,7 +30,7 @@ from keyloft.core.records import Batch, Expired, Set, Space
 from tests.support.postgres import IN_MEMORY, database_url
 
 
-@pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql"])
+@pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql", "etcd"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     return database_url(request.param, request, tmp_path)
 
@@ -108,6 +108,7 @@ class TestGetAndSet:
         assert await kv.delete_many([(0,), (1,), (2,), (2,)]) == 2
         assert await everything(kv) == {(3,): 3}
 
+    @pytest.mark.parametrize("url", ["memory", "sqlite file", "sqlite in memory", "postgresql"], indirect=True)
     @pytest.mark.blocks_the_loop
     @pytest.mark.slow
     @pytest.mark.parametrize("url", ["postgresql"], indirect=True)

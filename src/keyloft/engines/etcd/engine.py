@@ -2,27 +2,22 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from keyloft import limits
 from keyloft.core.engine import Submission, Verdict, Watch
-from keyloft.core.maintenance import LogRow
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Scan
-from keyloft.core.schema import VERSION_BY_HAND
-from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.batcher import Batcher
 from keyloft.engines.commit.outcomes import Outcome
-from keyloft.engines.etcd import errors, large_values, layout, messages, transactions
+from keyloft.engines.etcd import large_values
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.following import CounterFollower
-from keyloft.engines.etcd.layout import Counter
-from keyloft.engines.etcd.messages import Compare
 from keyloft.engines.etcd.reads import EtcdReads
+from keyloft.engines.etcd.set_up import make_store
 from keyloft.engines.etcd.views import Views
 from keyloft.engines.etcd.writes import EtcdWriter
 from keyloft.engines.lifetime import ClosableEngine
@@ -31,25 +26,6 @@ from keyloft.engines.watches.watch import EngineWatch
 from keyloft.errors import Busy, Closed, DatabaseError, KeyloftError, Unreachable
 
 logger = logging.getLogger(__name__)
-
-
-async def set_up(views: Views) -> None:
-    """Make the store if there is none at the prefix, and check that it can be used.
-
-    Raises:
-        DatabaseError: It can't be used; the message says why.
-    """
-    cluster, keys = views.cluster, views.keys
-    counter = Counter(store_id=secrets.token_hex(16))
-    row = LogRow(VERSION_BY_HAND, 0, -1, 0, 0, change_log.EMPTY)
-    absent = Compare(target=messages.COMPARE_VERSION, key=keys.counter, version=0)
-    made = [
-        transactions.put(keys.counter, layout.pack_counter(counter)),
-        transactions.put(keys.log(VERSION_BY_HAND), layout.pack_log_row(row, layout.NO_COMMIT)),
-    ]
-    await cluster.ask("Txn", transactions.transaction([absent], made))
-    await cluster.check_releases()
-    await views.fetch()
 
 
 class EtcdEngine(ClosableEngine):
@@ -64,7 +40,7 @@ class EtcdEngine(ClosableEngine):
         """
         views = Views(cluster)
         try:
-            await set_up(views)
+            await make_store(views)
         except BaseException:
             await cluster.aclose()
             raise
@@ -150,13 +126,15 @@ class EtcdEngine(ClosableEngine):
         self._batcher.finished(outcome.verdicts)
 
     async def _sweep_chunks(self) -> None:
-        """Remove what a process has left that ended during a commit."""
-        try:
-            await large_values.sweep(await self._reads.counter())
-        except Failure as error:
-            logger.debug("sweeping chunks was interrupted: %s", errors.details(error))
-        except KeyloftError as error:
-            logger.debug("sweeping chunks was interrupted: %s", error)
+        """Remove now and then what processes have left that ended during a commit."""
+        while True:
+            try:
+                await large_values.sweep(await self._reads.counter())
+            except Closed:
+                return
+            except (Failure, KeyloftError):
+                logger.debug("%s: sweeping chunks was interrupted", self.location, exc_info=True)
+            await asyncio.sleep(limits.ETCD_ORPHAN_SECONDS)
 
     async def _close(self) -> None:
         await self._batcher.close()

@@ -10,6 +10,7 @@ All keys of a store but one lie below the number of its generation. A restore fi
 then names that one: so readers see all of it or nothing.
 """
 
+import re
 import struct
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ _LOG_KEY: Final = struct.Struct(">QI")
 _LOG_HEAD: Final = struct.Struct(">BqQQ16s")
 """Whether the changes are in chunks, then base, time, size of the log, and the id of the commit."""
 _CHUNK_NUMBER: Final = struct.Struct(">H")
+_GENERATION: Final = re.compile(rb"[0-9a-f]{16}")
 NO_COMMIT: Final = bytes(16)
 
 
@@ -110,6 +112,16 @@ class Keys:
         self._log = self.base + b"l/"
         self._chunks = self.base + b"v/"
 
+    @property
+    def whole_range(self) -> tuple[bytes, bytes]:
+        """All keys of this generation."""
+        return self.base, after_prefix(self.base)
+
+    @property
+    def under_way(self) -> bytes:
+        """What is there while a restore fills this generation."""
+        return self.base + b"restoring"
+
     # Entries
 
     def data(self, space: Space, key: Key) -> bytes:
@@ -185,6 +197,18 @@ def counter_key(prefix: str) -> bytes:
 
 def generation_prefix(prefix: str, generation: int) -> bytes:
     return b"%s/%016x/" % (prefix.encode(), generation)
+
+
+def store_prefix(prefix: str) -> tuple[bytes, bytes]:
+    """All keys of a store."""
+    start = prefix.encode() + b"/"
+    return start, after_prefix(start)
+
+
+def generation_of(prefix: str, key: bytes) -> int | None:
+    """The generation that a key of a store belongs to; None for the counter, and for what is not Keyloft's."""
+    name, slash, _ = key[len(prefix.encode()) + 1 :].partition(b"/")
+    return int(name, 16) if slash and _GENERATION.fullmatch(name) else None
 
 
 def raw(space: Space, key: Key) -> bytes:

@@ -108,6 +108,8 @@ METHODS: Final = {
 
 DESCENDING: Final = 2
 """A `sort_order` of a RangeRequest."""
+GREATER: Final = 1
+"""A `result` of a Compare."""
 COMPARE_VERSION: Final = 0
 COMPARE_MOD_REVISION: Final = 2
 NOSPACE: Final = 1

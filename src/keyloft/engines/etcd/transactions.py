@@ -30,6 +30,11 @@ def is_unchanged(key: bytes, mod_revision: int) -> Any:
     return Compare(target=messages.COMPARE_MOD_REVISION, key=key, mod_revision=mod_revision)
 
 
+def exists(key: bytes) -> Any:
+    """The comparison that holds while there is such a key."""
+    return Compare(result=messages.GREATER, target=messages.COMPARE_VERSION, key=key, version=0)
+
+
 def transaction(compare: Sequence[Any], success: Sequence[Any], failure: Sequence[Any] = ()) -> Any:
     """A transaction of up to MOST_OPERATIONS operations in each branch.
 

@@ -7,28 +7,27 @@ carries the id of the try that wrote it, so the writer learns there what became 
 import asyncio
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.core.maintenance import LogRow, check_version
+from keyloft.core.maintenance import check_version
 from keyloft.core.records import Address, Batch, Set
 from keyloft.core.schema import LAST_MOMENT
 from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome, committed, copy, failed, joined
-from keyloft.engines.commit.settle import PutRow, SetExpiry, Settled, deciding, settle, unread, with_values
-from keyloft.engines.etcd import errors, large_values, layout, log, scans, transactions
+from keyloft.engines.commit.settle import Settled, deciding, settle, unread, with_values
+from keyloft.engines.etcd import errors, layout, log, scans, transactions
+from keyloft.engines.etcd.drafts import OPERATION_BYTES, Draft, StoredChunks
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.layout import Chunks, Keys, StoredRow
 from keyloft.engines.etcd.views import View, Views
-from keyloft.errors import CommitUnknown, DatabaseError, InvalidArgument, KeyloftError
-
-_OPERATION_BYTES = 64
-"""About what an operation takes in a request besides its key and its value."""
+from keyloft.errors import CommitUnknown, DatabaseError, KeyloftError
 
 
 class _Try(Struct, eq=False):
@@ -38,6 +37,7 @@ class _Try(Struct, eq=False):
     keys: Keys
     counter_revision: int
     outcome: Outcome
+    chunks: Collection[Chunks]
 
     @property
     def log_key(self) -> bytes:
@@ -124,8 +124,7 @@ class _Commit:
         self._lost: list[_Try] = []
         self._races = 0
         self._seconds = limits.ETCD_TRY_SECONDS
-        self._chunks: dict[tuple[bytes, int], Chunks] = {}
-        """The values that were stored before the commit, by key of etcd and identity of the value."""
+        self._chunks: StoredChunks = {}
 
     async def run(self) -> Outcome:
         """Try until the batches are decided.
@@ -133,27 +132,40 @@ class _Commit:
         Raises:
             KeyloftError: Nothing was written; or CommitUnknown.
         """
+        landed: _Try | None = None
+        try:
+            decided = await self._decide()
+            if isinstance(decided, Outcome):
+                return decided
+            landed = decided
+            return landed.outcome
+        finally:
+            if self._chunks and not self._lost:
+                await self._remove_unused(() if landed is None else landed.chunks)
+
+    async def _decide(self) -> "Outcome | _Try":
+        """The try that has landed, or the outcome if nothing is to be written."""
         loaded: _Loaded | None = None
         while True:
             try:
                 if loaded is None:
-                    loaded, outcome = await self._load()
-                    if outcome is not None:
-                        return outcome
+                    loaded, landed = await self._load()
+                    if landed is not None:
+                        return landed
                 assert loaded is not None
                 settled, now = await self._settle(loaded)
                 if settled.version == loaded.view.counter.version:
                     return committed(settled, settled.version)
-                outcome, loaded = await self._write(loaded, settled, now)
-                if outcome is not None:
-                    return outcome
+                landed, loaded = await self._write(loaded, settled, now)
+                if landed is not None:
+                    return landed
                 await self._pause_after_race()
             except Failure as error:
                 loaded = None
                 if not errors.is_compacted(error):
                     await self._pause_after(error)
 
-    async def _load(self) -> tuple[_Loaded | None, Outcome | None]:
+    async def _load(self) -> tuple[_Loaded | None, _Try | None]:
         """Read what decides, or find out that a lost try has landed."""
         some = self._addresses[: limits.ETCD_KEYS_PER_READ]
 
@@ -164,7 +176,8 @@ class _Commit:
         view, found = await self._views.fetch(reads, self._arrived)
         for one, reply in zip(self._lost, found, strict=False):
             if reply.kvs and layout.commit_id_of(reply.kvs[0].value) == one.commit_id:
-                return None, one.outcome
+                self._lost = []
+                return None, one
             if view.counter.generation != one.keys.generation:
                 raise errors.commit_unknown(self._cluster.name)
         found = found[len(self._lost) :]
@@ -195,8 +208,8 @@ class _Commit:
             settled = with_values(settled, values)
         return settled, now
 
-    async def _write(self, loaded: _Loaded, settled: Settled, now: int) -> tuple[Outcome | None, _Loaded | None]:
-        """Try to commit; returns the outcome, or what decides the next try, if it is known."""
+    async def _write(self, loaded: _Loaded, settled: Settled, now: int) -> tuple[_Try | None, _Loaded | None]:
+        """Try to commit; returns the try that has landed, or what decides the next try, if it is known."""
         view, keys = loaded.view, loaded.view.keys
         check_version(settled.version)
         commit_id = secrets.token_bytes(16)
@@ -205,7 +218,7 @@ class _Commit:
         counter = replace(
             view.counter, version=settled.version, at=now, log_size=rows[-1].size, writer=self._views.writer
         )
-        draft = _Draft(keys, loaded.rows)
+        draft = Draft(keys, loaded.rows)
         for address, write in settled.writes.items():
             draft.write(address, write, now)
         for row in rows:
@@ -213,14 +226,12 @@ class _Commit:
         reload = len(self._addresses) <= limits.ETCD_RELOADED_KEYS and not self._lost
         reads = [transactions.read(keys.data(*address)) for address in self._addresses] if reload else []
         reads.insert(0, transactions.read(keys.counter))
-        reading = sum(len(keys.data(*address)) + _OPERATION_BYTES for address in self._addresses) if reload else 0
-        await self._store_large(draft, limits.ETCD_TXN_BYTES - reading, now)
+        reading = sum(len(keys.data(*address)) + OPERATION_BYTES for address in self._addresses) if reload else 0
+        await draft.store_large(self._cluster, limits.ETCD_TXN_BYTES - reading, now, self._arrived, self._chunks)
         operations = [*draft.operations(), transactions.put(keys.counter, layout.pack_counter(counter))]
-        if len(operations) > transactions.MOST_OPERATIONS:
-            raise _too_large(self._cluster.name, len(operations), draft.size)
         compare = [transactions.is_unchanged(keys.counter, view.counter_revision)]
         request = transactions.transaction(compare, operations, reads)
-        attempt = _Try(commit_id, keys, view.counter_revision, committed(settled, base))
+        attempt = _Try(commit_id, keys, view.counter_revision, committed(settled, base), draft.chunks.values())
         self._lost.append(attempt)
         try:
             response = await self._cluster.call("Txn", request, self._seconds)
@@ -230,23 +241,20 @@ class _Commit:
             raise
         self._lost.remove(attempt)
         if response.succeeded:
-            return attempt.outcome, None
+            return attempt, None
         self._races += 1
         if not reload:
             return None, None
         newer, found = self._views.of(keys, response, self._arrived)
         return None, None if newer is None else self._rows(newer, [reply.kvs for reply in found])
 
-    async def _store_large(self, draft: "_Draft", most: int, now: int) -> None:
-        """Store the largest values before the commit, until the rest fits into it."""
-        values = draft.largest_until(most)
-        missing = {key: value for key, value in values.items() if (key, id(value)) not in self._chunks}
-        if missing:
-            stored = await large_values.store(self._cluster, draft.keys, missing, now, self._arrived)
-            self._chunks.update({(key, id(missing[key])): chunks for key, chunks in stored.items()})
-        draft.chunks = {key: self._chunks[key, id(value)] for key, value in values.items()}
-        if draft.size > most:
-            raise _too_large(self._cluster.name, len(draft.puts), draft.size)
+    async def _remove_unused(self, used: Collection[Chunks]) -> None:
+        """Remove chunks that the commit does not refer to after all; what this leaves, a sweep removes."""
+        unused = {chunks.id for chunks in self._chunks.values()} - {chunks.id for chunks in used}
+        removals = [transactions.delete(*self._views.keys.all_chunks(identity)) for identity in unused]
+        if removals:
+            with suppress(Failure, KeyloftError):
+                await self._cluster.call("Txn", transactions.transaction((), removals), self._seconds)
 
     async def _pause_after_race(self) -> None:
         """Another process was faster: leave it some time, the more the more often that happens."""
@@ -271,89 +279,12 @@ class _Commit:
             raise
 
 
-class _Draft:
-    """The operations of a transaction. Values stay apart until it is known which of them go into chunks."""
-
-    def __init__(self, keys: Keys, stored: dict[Address, StoredRow]) -> None:
-        self.keys = keys
-        self._stored = stored
-        self._others: list[Any] = []
-        self.puts: dict[bytes, tuple[Any, bytes]] = {}
-        """By key of etcd: what packs the value into a row, and the value."""
-        self.chunks: dict[bytes, Chunks] = {}
-        self._fixed = 0
-
-    def write(self, address: Address, write: Any, now: int) -> None:
-        """Carry out what `settle` has decided about a key."""
-        old = self._stored.get(address)
-        before = None if old is None else old.record
-        new = None
-        if isinstance(write, PutRow):
-            new = write.record
-            if before is not None and not write.is_new_entry and before.is_alive(now):
-                new = replace(new, created_at=before.created_at)
-        elif isinstance(write, SetExpiry) and before is not None:
-            new = replace(before, expires_at=write.expires_at)
-        self._move_expiry(address, before, new)
-        key = self.keys.data(*address)
-        if old is not None and old.chunks is not None and not isinstance(write, SetExpiry):
-            self._other(large_values.removal(self.keys, old.chunks), 64)
-        if new is None:
-            if old is not None:
-                self._other(transactions.delete(key), len(key))
-        elif isinstance(write, SetExpiry) and old is not None and old.chunks is not None:
-            self._other(transactions.put(key, layout.pack_row(new, old.chunks)), len(key) + 64)
-        else:
-            self.puts[key] = (lambda chunks, record=new: layout.pack_row(record, chunks)), new.value
-
-    def log(self, row: LogRow, commit_id: bytes) -> None:
-        key = self.keys.log(row.version, row.part)
-        self.puts[key] = (lambda chunks: layout.pack_log_row(row, commit_id, chunks)), row.changes
-
-    def _move_expiry(self, address: Address, before: Any, new: Any) -> None:
-        old_expiry = None if before is None else before.expires_at
-        new_expiry = None if new is None else new.expires_at
-        if old_expiry == new_expiry:
-            return
-        for moment, operation in ((old_expiry, transactions.delete), (new_expiry, None)):
-            if moment is not None:
-                key = self.keys.index(address[0], moment, address[1])
-                self._other(operation(key) if operation else transactions.put(key, b""), len(key))
-
-    def _other(self, operation: Any, size: int) -> None:
-        self._others.append(operation)
-        self._fixed += size + _OPERATION_BYTES
-
-    @property
-    def size(self) -> int:
-        """About how many bytes the operations take."""
-        values = sum(len(value) for key, (_, value) in self.puts.items() if key not in self.chunks)
-        return self._fixed + values + sum(len(key) + 2 * _OPERATION_BYTES for key in self.puts)
-
-    def largest_until(self, most: int) -> dict[bytes, bytes]:
-        """The largest values, as many as must go for the rest to take no more than this many bytes."""
-        size = self.size
-        if size <= most:
-            return {}
-        taken: dict[bytes, bytes] = {}
-        for key, (_, value) in sorted(self.puts.items(), key=lambda item: len(item[1][1]), reverse=True):
-            if size <= most or len(value) < limits.ETCD_SMALLEST_CHUNKED_BYTES:
-                break
-            taken[key] = value
-            size -= len(value)
-        return taken
-
-    def operations(self) -> list[Any]:
-        puts = [transactions.put(key, pack(self.chunks.get(key))) for key, (pack, _) in self.puts.items()]
-        return self._others + puts
-
-
 def _slices(group: Sequence[Batch]) -> list[list[Batch]]:
     """The batches of a group, as many together as one transaction takes."""
     slices: list[list[Batch]] = [[]]
     operations = size = 0
     for batch in group:
-        weight = batch.size + sum([2 * _key_bytes(one.key) + 4 * _OPERATION_BYTES for one in batch.mutations])
+        weight = batch.size + sum([2 * _key_bytes(one.key) + 4 * OPERATION_BYTES for one in batch.mutations])
         is_full = (
             operations + batch.operations > limits.ETCD_SLICE_OPERATIONS or size + weight > limits.ETCD_TXN_BYTES // 2
         )
@@ -368,10 +299,3 @@ def _slices(group: Sequence[Batch]) -> list[list[Batch]]:
 
 def _key_bytes(key: Any) -> int:
     return len(key) if isinstance(key, bytes) else 4 * sum(map(len, key))
-
-
-def _too_large(name: str, operations: int, size: int) -> InvalidArgument:
-    return InvalidArgument(
-        f"this batch is too large for one commit to {name}: {operations:,} writes with {size:,} bytes, values that are "
-        f"stored apart not counted; {limits.ETCD_TXN_BYTES:,} bytes are allowed: write it in several batches"
-    )
