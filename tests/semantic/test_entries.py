@@ -16,6 +16,7 @@ from tests.support.postgres import IN_MEMORY
 from .entries import (
     CURSOR,
     KEY,
+    ON_EVERY_ENGINE,
     OTHER,
     PROJECT,
     WRITER,
@@ -29,6 +30,8 @@ from .entries import (
     restore,
     trail,
 )
+
+pytestmark = ON_EVERY_ENGINE
 
 ROW = b"e/acme/web/docs/onedrive/delta"
 
