@@ -261,8 +261,8 @@ class _Commit:
         if self._loop.time() > self._arrived + self._cluster.patience:
             raise errors.lost_races(self._cluster.name)
         shortest, longest = limits.ETCD_RACE_PAUSES
-        if self._races > 1:
-            await asyncio.sleep(random.uniform(0, min(shortest * 2 ** min(self._races, 16), longest)))
+        if self._races > 8:
+            await asyncio.sleep(random.uniform(0, min(shortest * 2 ** min(self._races - 8, 16), longest)))
 
     async def _pause_after(self, error: Any) -> None:
         """Wait before the next try.
