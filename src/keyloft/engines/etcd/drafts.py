@@ -91,24 +91,25 @@ class Draft:
         """
         before = {} if before is None else before
         values = self._largest(most)
+        size = self._size - sum(map(len, values.values()))
+        operations = len(self._others) + len(self._puts)
+        if size > most or operations >= transactions.MOST_OPERATIONS:
+            raise InvalidArgument(
+                f"this batch is too large for one commit to {cluster.name}: {operations:,} operations of {size:,} bytes, "
+                f"values that are stored apart not counted; {most:,} bytes and {transactions.MOST_OPERATIONS:,} "
+                "operations are allowed: write it in several batches"
+            )
         missing = {key: value for key, value in values.items() if (key, value) not in before}
         if missing:
             stored = await large_values.store(cluster, self.keys, missing, now, arrived)
             before.update({(key, missing[key]): chunks for key, chunks in stored.items()})
         self.chunks = {key: before[key, value] for key, value in values.items()}
-        operations = len(self._others) + len(self._puts)
-        if self._size > most or operations >= transactions.MOST_OPERATIONS:
-            raise InvalidArgument(
-                f"this batch is too large for one commit to {cluster.name}: {operations:,} operations of "
-                f"{self._size:,} bytes, values that are stored apart not counted; {most:,} bytes and "
-                f"{transactions.MOST_OPERATIONS:,} operations are allowed: write it in several batches"
-            )
 
     @property
     def _size(self) -> int:
-        """About how many bytes the operations take."""
-        values = sum(len(value) for key, (_, value) in self._puts.items() if key not in self.chunks)
-        return self._others_bytes + values + sum(len(key) + 2 * OPERATION_BYTES for key in self._puts)
+        """About how many bytes the operations take, with all values."""
+        puts = sum([len(key) + len(value) + 2 * OPERATION_BYTES for key, (_, value) in self._puts.items()])
+        return self._others_bytes + puts
 
     def _largest(self, most: int) -> dict[bytes, bytes]:
         """The largest values, as many as must go for the rest to take no more than this many bytes."""
