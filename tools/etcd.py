@@ -1,9 +1,11 @@
 """Starts etcd on loopback, for tests and benchmarks: one node, or a cluster of several that can be killed."""
 
+import json
 import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 import urllib.request
@@ -25,8 +27,10 @@ class Node:
     """A member of a cluster, in a folder of its own."""
 
     def __init__(self, name: str, folder: Path, options: tuple[str, ...] = ()) -> None:
+        """With the option --cert-file, clients use TLS."""
         self.name = name
         self.client, self.peer = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self._scheme = "https" if any(option.startswith("--cert-file") for option in options) else "http"
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -37,8 +41,8 @@ class Node:
         arguments = {
             "name": self.name,
             "data-dir": str(self._folder / self.name),
-            "listen-client-urls": f"http://{self.client}",
-            "advertise-client-urls": f"http://{self.client}",
+            "listen-client-urls": f"{self._scheme}://{self.client}",
+            "advertise-client-urls": f"{self._scheme}://{self.client}",
             "listen-peer-urls": f"http://{self.peer}",
             "initial-advertise-peer-urls": f"http://{self.peer}",
             "initial-cluster": peers,
@@ -66,10 +70,17 @@ class Node:
 
     def _is_healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{self.client}/health", timeout=2) as reply:
-                return b'"true"' in reply.read()
+            return b'"true"' in self.request("/health")
         except OSError:
             return False
+
+    def request(self, path: str, body: dict[str, str] | None = None) -> bytes:
+        """What the node's HTTP interface answers: to a GET, or to a POST of JSON."""
+        trusting = ssl._create_unverified_context() if self._scheme == "https" else None
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self._scheme}://{self.client}{path}", data)
+        with urllib.request.urlopen(request, timeout=5, context=trusting) as reply:
+            return bytes(reply.read())
 
     def send(self, number: int) -> None:
         """Send a signal, as SIGSTOP."""

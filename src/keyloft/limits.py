@@ -414,6 +414,7 @@ ETCD_TRY_SECONDS: Final = 2.0
 """How long one try at a request may take before another member is asked; each further try may take twice as long."""
 
 ETCD_LONGEST_TRY_SECONDS: Final = 8.0
+"""The longest of these tries."""
 
 ETCD_CONNECT_SECONDS: Final = 0.5
 """The longest pause between two attempts to connect to a member."""

@@ -4,6 +4,7 @@ A test that needs it is skipped where etcd is not installed.
 PYTEST_DONT_REWRITE: modules may import from here, too.
 """
 
+import importlib
 from collections.abc import Iterator
 from itertools import count
 
@@ -29,6 +30,9 @@ def etcd_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A node that no test stops; it ends with the run."""
     if not is_installed():
         pytest.skip(NOT_INSTALLED)
+    # To import gRPC takes most of a second on a busy machine: not in a test, whose event loop would be blocked.
+    for module in ("engine", "maintenance", "inspection"):
+        importlib.import_module(f"keyloft.engines.etcd.{module}")
     with own_cluster(tmp_path_factory.mktemp("etcd")) as [node]:
         yield node
 

@@ -134,7 +134,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
 
 class EtcdAddress(Struct, frozen=True, kw_only=True):
-    """Where an etcd cluster is, which keys of it are ours, and who logs in there."""
+    """Where an etcd cluster is, which of its keys a store has, and who logs in there."""
 
     endpoints: tuple[str, ...]
     """Members of the cluster, as host:port."""

@@ -29,8 +29,8 @@ from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.etcd import large_values, messages, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.engine import EtcdEngine
-from keyloft.engines.etcd.layout import Keys
-from keyloft.engines.etcd.views import View, Views
+from keyloft.engines.etcd.layout import KeyLayout
+from keyloft.engines.etcd.views import RevisionView, RevisionViews
 
 A = Space.TUPLES
 
@@ -56,8 +56,8 @@ async def cluster(etcd_url: str, clock: ManualClock) -> AsyncIterator[EtcdCluste
     await cluster.aclose()
 
 
-async def view_of(cluster: EtcdCluster) -> View:
-    view, _ = await Views(cluster).fetch()
+async def view_of(cluster: EtcdCluster) -> RevisionView:
+    view, _ = await RevisionViews(cluster).fetch()
     return view
 
 
@@ -141,9 +141,7 @@ async def test_a_commit_that_fails_leaves_no_chunks(engine: EtcdEngine, cluster:
 
 @pytest.mark.parametrize("keys", ["dense", "skewed"])
 async def test_the_last_entries_of_a_long_range_are_those_of_the_range(engine: EtcdEngine, keys: str) -> None:
-    made = [
-        b"%06d" % number if keys == "dense" else b"a" * (number % 40) + b"%05d" % number for number in range(3000)
-    ]
+    made = [b"%06d" % number if keys == "dense" else b"a" * (number % 40) + b"%05d" % number for number in range(3000)]
     for first in range(0, len(made), 1000):
         await engine.commit(Batch(tuple(put(key, b"") for key in made[first : first + 1000])))
     wanted = sorted(made, reverse=True)
@@ -158,9 +156,9 @@ async def test_a_read_that_etcd_compacts_begins_again(
     monkeypatch.setattr(limits, "ETCD_PAGE_ROWS", 10)
     await engine.commit(Batch(tuple(put(b"%03d" % number, b"") for number in range(100))))
     pages = 0
-    ask = View.range
+    ask = RevisionView.range
 
-    async def compacting(view: View, start: bytes, end: bytes, **options: object) -> object:
+    async def compacting(view: RevisionView, start: bytes, end: bytes, **options: object) -> object:
         nonlocal pages
         pages += 1
         if pages == 3:
@@ -168,7 +166,7 @@ async def test_a_read_that_etcd_compacts_begins_again(
             await compact(cluster)
         return await ask(view, start, end, **options)
 
-    monkeypatch.setattr(View, "range", compacting)
+    monkeypatch.setattr(RevisionView, "range", compacting)
     [page] = await engine.read(Scan(A, b"", b"\xff", 1000))
     assert isinstance(page, Page)
     assert len(page) == 100
@@ -217,7 +215,7 @@ async def test_a_clock_far_behind_the_last_commit_refuses_writes(etcd_url: str, 
 
 
 async def test_a_lost_counter_is_named(engine: EtcdEngine, cluster: EtcdCluster) -> None:
-    key = Keys(cluster.address.prefix, 0).counter
+    key = KeyLayout(cluster.address.prefix, 0).counter
     await cluster.ask("Txn", transactions.transaction((), [transactions.delete(key)]))
     for call in (engine.commit(Batch((put(b"k", b"1"),))), engine.read(Latest())):
         with pytest.raises(keyloft.DatabaseError, match="counter is gone"):

@@ -36,16 +36,14 @@ async def leader_of(nodes: list[Node]) -> Node:
     cluster = EtcdCluster(address)
     statuses = await cluster.statuses()
     await cluster.aclose()
-    return next(
-        node for node in nodes if node.client in statuses and _leads(statuses[node.client])
-    )
+    return next(node for node in nodes if node.client in statuses and _leads(statuses[node.client]))
 
 
 def _leads(status: object) -> bool:
     return bool(status.leader == status.header.member_id)  # type: ignore[attr-defined]
 
 
-class Load:
+class WriteLoad:
     """Writers that set a key of their own and add to one counter, again and again."""
 
     def __init__(self) -> None:
@@ -78,7 +76,9 @@ class Load:
 
 async def test_a_killed_leader_costs_nothing_that_was_acknowledged(nodes: list[Node]) -> None:
     """One kill -9 and one SIGSTOP, under the load of two engines that write the same counter."""
-    first, second = [await open_engine(url_of(nodes[at:] + nodes[:at], "app"), patience=_LONGEST_SECONDS) for at in (0, 1)]
+    first, second = [
+        await open_engine(url_of(nodes[at:] + nodes[:at], "app"), patience=_LONGEST_SECONDS) for at in (0, 1)
+    ]
     watch = second.watch(Scan(A, b"w", b"x", 1))
     seen: set[bytes] = set()
 
@@ -87,7 +87,7 @@ async def test_a_killed_leader_costs_nothing_that_was_acknowledged(nodes: list[N
             seen.update(change.key for change in changes if isinstance(change, Change))
 
     following = asyncio.create_task(follow())
-    load = Load()
+    load = WriteLoad()
     async with load.on(first, second):
         await load.wait_for(100)
         killed = await leader_of(nodes)

@@ -34,7 +34,7 @@ _OPTIONS: Final = (
 _WITH_LEADER: Final = ("hasleader", "true")
 
 
-class Member:
+class EtcdMember:
     """The connection to one member; it connects by itself."""
 
     def __init__(self, endpoint: str, credentials: Any, server_name: str | None) -> None:
@@ -69,17 +69,17 @@ class EtcdCluster:
         self.patience = patience
         self.clock: Clock = clock or SystemClock()
         credentials = _credentials(address) if address.tls else None
-        self.members = [Member(endpoint, credentials, address.server_name) for endpoint in address.endpoints]
+        self.members = [EtcdMember(endpoint, credentials, address.server_name) for endpoint in address.endpoints]
         self._current = 0
         self._token: str | None = None
         self._closed = False
 
     @property
-    def member(self) -> Member:
+    def member(self) -> EtcdMember:
         """The member that is asked now."""
         return self.members[self._current]
 
-    async def call(self, method: str, request: Any, seconds: float, member: Member | None = None) -> Any:
+    async def call(self, method: str, request: Any, seconds: float, member: EtcdMember | None = None) -> Any:
         """Try a request once.
 
         Raises:
@@ -95,7 +95,7 @@ class EtcdCluster:
             self.failed(asked, error)
             raise
 
-    def failed(self, member: Member, error: Any) -> None:
+    def failed(self, member: EtcdMember, error: Any) -> None:
         """A request to this member has failed: log in again, or ask another one, if that may help."""
         if errors.is_logged_out(error):
             self._token = None
@@ -136,7 +136,7 @@ class EtcdCluster:
             raise errors.explain(self.name, error) from error
         await asyncio.sleep(limits.ETCD_RETRY_SECONDS)
 
-    async def metadata(self, member: Member, seconds: float) -> tuple[tuple[str, str], ...]:
+    async def metadata(self, member: EtcdMember, seconds: float) -> tuple[tuple[str, str], ...]:
         """What each request carries: who sends it."""
         if not self.address.user:
             return (_WITH_LEADER,)
@@ -156,18 +156,14 @@ class EtcdCluster:
         Raises:
             CannotOpen: It names the member and its release.
         """
-        for member, status in (await self.statuses()).items():
-            release = status.version
-            if release in _BAD_RELEASES:
-                raise CannotOpen(f"{member} runs etcd {release}, which can lose data: upgrade it to 3.5.3 or later")
-            numbers = tuple(int(number) for number in release.split(".")[:2] if number.isdecimal())
-            if numbers < _OLDEST_RELEASE:
-                raise CannotOpen(f"{member} runs etcd {release}: Keyloft needs 3.4, or 3.5.3 and later")
+        for endpoint, status in (await self.statuses()).items():
+            if refusal := refusal_of(status.version):
+                raise CannotOpen(f"{endpoint} runs etcd {status.version}{refusal}")
 
     async def statuses(self) -> dict[str, Any]:
         """The status of each member that answers."""
 
-        async def status(member: Member) -> Any:
+        async def status(member: EtcdMember) -> Any:
             try:
                 return await self.call("Status", messages.StatusRequest(), limits.ETCD_TRY_SECONDS, member)
             except Failure:
@@ -181,6 +177,14 @@ class EtcdCluster:
     async def aclose(self) -> None:
         self._closed = True
         await asyncio.gather(*[member.channel.close() for member in self.members])
+
+
+def refusal_of(release: str) -> str | None:
+    """Why a release of etcd can't be used."""
+    if release in _BAD_RELEASES:
+        return ", which can lose data: upgrade it to 3.5.3 or later"
+    numbers = tuple(int(number) for number in release.split(".")[:2] if number.isdecimal())
+    return None if numbers >= _OLDEST_RELEASE else ": Keyloft needs 3.4, or 3.5.3 and later"
 
 
 def _credentials(address: EtcdAddress) -> Any:

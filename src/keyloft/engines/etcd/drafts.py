@@ -12,7 +12,7 @@ from keyloft.core.records import Address, Record
 from keyloft.engines.commit.settle import PutRow, SetExpiry, Write
 from keyloft.engines.etcd import large_values, layout, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
-from keyloft.engines.etcd.layout import Chunks, Keys, StoredRow
+from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoredRow
 from keyloft.errors import InvalidArgument
 
 OPERATION_BYTES: Final = 32
@@ -22,10 +22,10 @@ StoredChunks: TypeAlias = dict[tuple[bytes, bytes], Chunks]
 """The values that were stored before a commit, by key of etcd and value: a repeated try uses them again."""
 
 
-class Draft:
+class CommitDraft:
     """The operations of a transaction. Values stay apart until it is known which of them go into chunks."""
 
-    def __init__(self, keys: Keys, stored: Mapping[Address, StoredRow]) -> None:
+    def __init__(self, keys: KeyLayout, stored: Mapping[Address, StoredRow]) -> None:
         """`stored` holds the rows under all keys that will be written, where there are any."""
         self.keys = keys
         self._stored = stored
@@ -95,8 +95,8 @@ class Draft:
         operations = len(self._others) + len(self._puts)
         if size > most or operations >= transactions.MOST_OPERATIONS:
             raise InvalidArgument(
-                f"this batch is too large for one commit to {cluster.name}: {operations:,} operations of {size:,} bytes, "
-                f"values that are stored apart not counted; {most:,} bytes and {transactions.MOST_OPERATIONS:,} "
+                f"this batch is too large for one commit to {cluster.name}: {operations:,} operations of {size:,} "
+                f"bytes, values that are stored apart not counted; {most:,} bytes and {transactions.MOST_OPERATIONS:,} "
                 "operations are allowed: write it in several batches"
             )
         missing = {key: value for key, value in values.items() if (key, value) not in before}

@@ -18,7 +18,7 @@ from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.following import CounterFollower
 from keyloft.engines.etcd.reads import EtcdReads
 from keyloft.engines.etcd.set_up import make_store
-from keyloft.engines.etcd.views import Views
+from keyloft.engines.etcd.views import RevisionViews
 from keyloft.engines.etcd.writes import EtcdWriter
 from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.watches.feed import ChangeFeed, Start
@@ -38,7 +38,7 @@ class EtcdEngine(ClosableEngine):
         Raises:
             DatabaseError: The store can't be used; the message says why.
         """
-        views = Views(cluster)
+        views = RevisionViews(cluster)
         try:
             await make_store(views)
         except BaseException:
@@ -46,7 +46,7 @@ class EtcdEngine(ClosableEngine):
             raise
         return cls(views, history or KeptHistory())
 
-    def __init__(self, views: Views, history: KeptHistory) -> None:
+    def __init__(self, views: RevisionViews, history: KeptHistory) -> None:
         super().__init__()
         self._cluster = views.cluster
         self._views = views

@@ -9,7 +9,7 @@ from keyloft.errors import Busy, CannotOpen, CommitUnknown, DatabaseError, DiskF
 Failure: Final = grpc.aio.AioRpcError
 _Code: Final = grpc.StatusCode
 
-# Nobody knows whether such a request was carried out. ABORTED and FAILED_PRECONDITION: the member has lost its leader.
+# It is not known whether such a request was carried out.
 _LOST: Final = (
     _Code.UNAVAILABLE,
     _Code.DEADLINE_EXCEEDED,
@@ -71,8 +71,8 @@ def explain(name: str, error: Any) -> DatabaseError:
     code, said = error.code(), details(error)
     if code is _Code.RESOURCE_EXHAUSTED and "space" in said:
         return DiskFull(
-            f"{name} has used up its quota, so it refuses writes: run `keyloft compact`, or raise the quota "
-            "(--quota-backend-bytes), then `etcdctl alarm disarm`"
+            f"{name} has used up its quota, so it refuses writes: run `keyloft compact`, and raise the "
+            "quota (--quota-backend-bytes) if that frees too little"
         )
     if "too large" in said or "larger than max" in said:
         return DatabaseError(

@@ -14,7 +14,7 @@ from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.layout import counter_key, unpack_counter
 from keyloft.engines.etcd.messages import WatchCreateRequest, WatchRequest
 from keyloft.engines.etcd.reads import EtcdReads
-from keyloft.engines.etcd.views import Views
+from keyloft.engines.etcd.views import RevisionViews
 from keyloft.engines.watches.feed import ChangeFeed
 from keyloft.errors import DatabaseError, KeyloftError
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class CounterFollower:
     """Tells the feed of each move of the version counter, from the first watch until it is closed."""
 
-    def __init__(self, views: Views, reads: EtcdReads, feed: ChangeFeed, batcher: Batcher) -> None:
+    def __init__(self, views: RevisionViews, reads: EtcdReads, feed: ChangeFeed, batcher: Batcher) -> None:
         self._cluster = views.cluster
         self._writer = views.writer
         self._reads = reads

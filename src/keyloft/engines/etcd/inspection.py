@@ -1,12 +1,14 @@
 """Inspects a store in etcd without changing it: whether it is there, its members, and alarms."""
 
+from typing import Final
+
 from keyloft.core.urls import EtcdAddress
 from keyloft.engines.etcd import messages, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.layout import FORMAT, counter_key, unpack_counter
 from keyloft.engines.inspection import Inspection
 
-_RAISE_QUOTA = "run `keyloft compact`, raise --quota-backend-bytes if that is not enough, then `etcdctl alarm disarm`"
+_RAISE_QUOTA: Final = "run `keyloft compact`; raise --quota-backend-bytes if that frees too little"
 
 
 async def inspect(address: EtcdAddress, patience: float) -> Inspection:

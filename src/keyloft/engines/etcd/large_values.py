@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 from keyloft import limits
 from keyloft.engines.etcd import transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
-from keyloft.engines.etcd.layout import Chunks, Keys
+from keyloft.engines.etcd.layout import Chunks, KeyLayout
 from keyloft.errors import Undecodable
 
 if TYPE_CHECKING:
-    from keyloft.engines.etcd.views import View
+    from keyloft.engines.etcd.views import RevisionView
 
 _TIME_BYTES: Final = 8
 _RANDOM_BYTES: Final = 7
 
 
 async def store(
-    cluster: EtcdCluster, keys: Keys, values: Mapping[bytes, bytes], now: int, arrived: float
+    cluster: EtcdCluster, keys: KeyLayout, values: Mapping[bytes, bytes], now: int, arrived: float
 ) -> dict[bytes, Chunks]:
     """Store the values of some keys of etcd, which a commit is about to write; returns where they are."""
     stored: dict[bytes, Chunks] = {}
@@ -48,12 +48,12 @@ async def store(
     return stored
 
 
-def removal(keys: Keys, chunks: Chunks) -> Any:
+def removal(keys: KeyLayout, chunks: Chunks) -> Any:
     """The operation that removes a value."""
     return transactions.delete(*keys.all_chunks(chunks.id))
 
 
-async def load(view: "View", chunks: Chunks) -> bytes:
+async def load(view: "RevisionView", chunks: Chunks) -> bytes:
     """The value, as it is in a view."""
     first, end = view.keys.chunk(chunks.id, 1), view.keys.all_chunks(chunks.id)[1]
     pieces = [kv.value async for page in view.pages(first, end) for kv in page]
@@ -63,7 +63,7 @@ async def load(view: "View", chunks: Chunks) -> bytes:
     return value
 
 
-async def sweep(view: "View") -> int:
+async def sweep(view: "RevisionView") -> int:
     """Remove chunks that no row refers to, and that are so old that no commit is about to; returns how many values.
 
     A process that ends between storing a value and committing it leaves them.

@@ -25,7 +25,7 @@ from keyloft.errors import DatabaseError, SchemaTooNew
 FORMAT: Final = 1
 """The layout that this version reads and writes."""
 
-_LETTERS: Final = {Space.TUPLES: b"t", Space.SEMANTIC: b"s", Space.PLUGINS: b"p"}
+_SPACE_NAMES: Final = {Space.TUPLES: b"t", Space.SEMANTIC: b"s", Space.PLUGINS: b"p"}
 _MOMENT: Final = struct.Struct(">Q")
 _HEAD: Final = struct.Struct(">BBQqQQ")
 """Whether the value is in chunks, then encoding, version, expiry or -1, and the times of creation and last change."""
@@ -39,7 +39,7 @@ _GENERATION: Final = re.compile(rb"[0-9a-f]{16}")
 NO_COMMIT: Final = bytes(16)
 
 
-class Counter(Struct, frozen=True, kw_only=True, array_like=True):
+class StoreState(Struct, frozen=True, kw_only=True, array_like=True):
     """The state of the store as a whole; each commit compares and replaces it."""
 
     format: int = FORMAT
@@ -54,14 +54,14 @@ class Counter(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 _encode_counter = msgspec.msgpack.Encoder().encode
-_decode_counter = msgspec.msgpack.Decoder(Counter).decode
+_decode_counter = msgspec.msgpack.Decoder(StoreState).decode
 
 
-def pack_counter(counter: Counter) -> bytes:
+def pack_counter(counter: StoreState) -> bytes:
     return _encode_counter(counter)
 
 
-def unpack_counter(name: str, value: bytes) -> Counter:
+def unpack_counter(name: str, value: bytes) -> StoreState:
     """The counter of a store.
 
     Raises:
@@ -100,15 +100,15 @@ class StoredRow(Struct, frozen=True, gc=False):
         return len(self.record.value) if self.chunks is None else self.chunks.size
 
 
-class Keys:
+class KeyLayout:
     """The keys of one generation of a store."""
 
     def __init__(self, prefix: str, generation: int) -> None:
         self.generation = generation
         self.counter = counter_key(prefix)
         self.base = generation_prefix(prefix, generation)
-        self._data = {space: self.base + b"d/" + letter for space, letter in _LETTERS.items()}
-        self._index = {space: self.base + b"x/" + letter for space, letter in _LETTERS.items()}
+        self._data = {space: self.base + b"d/" + name for space, name in _SPACE_NAMES.items()}
+        self._index = {space: self.base + b"x/" + name for space, name in _SPACE_NAMES.items()}
         self._log = self.base + b"l/"
         self._chunks = self.base + b"v/"
 

@@ -11,23 +11,23 @@ from keyloft.core.maintenance import LogRow
 from keyloft.core.records import Address, Key, Record, Space
 from keyloft.engines.commit.settle import PutRow
 from keyloft.engines.etcd import layout, scans, transactions
-from keyloft.engines.etcd.drafts import Draft
-from keyloft.engines.etcd.layout import Counter, Keys, StoredRow
+from keyloft.engines.etcd.drafts import CommitDraft
+from keyloft.engines.etcd.layout import KeyLayout, StoredRow, StoreState
 from keyloft.engines.etcd.snapshots import explained
-from keyloft.engines.etcd.views import View
+from keyloft.engines.etcd.views import RevisionView
 from keyloft.errors import Busy
 
 
 class CommittedLoad:
     """Rows that are stored by one commit, if no other process commits meanwhile."""
 
-    def __init__(self, view: View, now: int) -> None:
+    def __init__(self, view: RevisionView, now: int) -> None:
         self._view = view
         self.version = view.counter.version
         self.now = now
         self.log_size = view.counter.log_size
         self._rows: dict[Address, StoredRow] = {}
-        self._draft = Draft(view.keys, self._rows)
+        self._draft = CommitDraft(view.keys, self._rows)
         self._counter = replace(view.counter, at=now, writer="")
         self._cleared: list[Any] = []
 
@@ -76,13 +76,13 @@ class GenerationLoad:
     """Rows that are stored below another generation, which then replaces the current one as a whole."""
 
     @classmethod
-    async def begin(cls, view: View) -> "GenerationLoad":
+    async def begin(cls, view: RevisionView) -> "GenerationLoad":
         generation = max(view.counter.generation + 1, view.now)
-        load = cls(view, Keys(view.cluster.address.prefix, generation))
+        load = cls(view, KeyLayout(view.cluster.address.prefix, generation))
         await load._send([transactions.put(load.keys.under_way, b"")])
         return load
 
-    def __init__(self, view: View, keys: Keys) -> None:
+    def __init__(self, view: RevisionView, keys: KeyLayout) -> None:
         self._cluster = view.cluster
         self.keys = keys
         self.version = view.counter.version
@@ -96,7 +96,7 @@ class GenerationLoad:
 
     async def put(self, space: Space, rows: Sequence[Record]) -> None:
         for first in range(0, len(rows), limits.ETCD_KEYS_PER_READ):
-            draft = Draft(self.keys, {})
+            draft = CommitDraft(self.keys, {})
             for row in rows[first : first + limits.ETCD_KEYS_PER_READ]:
                 draft.write((space, row.key), PutRow(row, is_new_entry=True), self.now)
             await self._store(draft)
@@ -106,7 +106,7 @@ class GenerationLoad:
 
     async def log(self, rows: Sequence[LogRow]) -> None:
         for row in rows:
-            draft = Draft(self.keys, {})
+            draft = CommitDraft(self.keys, {})
             draft.log(row, layout.NO_COMMIT)
             await self._store(draft)
         self.log_size, self._at = rows[-1].size, rows[-1].at
@@ -117,13 +117,13 @@ class GenerationLoad:
     async def name_store(self, store_id: str) -> None:
         self._store_id = store_id
 
-    async def commit(self, version: int, view: View) -> bool:
+    async def commit(self, version: int, view: RevisionView) -> bool:
         """Replace the generation of a view; returns False if another process has committed since.
 
         Raises:
             Busy: A compaction took this restore for one that was given up.
         """
-        counter = Counter(
+        counter = StoreState(
             version=version,
             at=self._at,
             log_size=self.log_size,
@@ -152,7 +152,7 @@ class GenerationLoad:
             raise Busy(f"{self._cluster.name}: a compaction removed what was restored so far: try again")
         return False
 
-    async def _store(self, draft: Draft) -> None:
+    async def _store(self, draft: CommitDraft) -> None:
         loop = asyncio.get_running_loop()
         await draft.store_large(self._cluster, limits.ETCD_TXN_BYTES, self.now, loop.time())
         await self._send(draft.operations())

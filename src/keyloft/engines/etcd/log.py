@@ -8,7 +8,7 @@ from keyloft.core.records import WHOLE, LoggedChange, LogPosition, LogSlice
 from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.etcd import large_values, transactions
-from keyloft.engines.etcd.views import View
+from keyloft.engines.etcd.views import RevisionView
 from keyloft.errors import HistoryGone
 
 
@@ -29,7 +29,7 @@ def rows_of(changes: list[LoggedChange], base: int, version: int, now: int, size
     return rows
 
 
-async def rows_from(view: View, version: int, limit: int) -> list[LogRow]:
+async def rows_from(view: RevisionView, version: int, limit: int) -> list[LogRow]:
     """Rows of the log from the first one that ends with this version or a later one."""
     found: list[LogRow] = []
     async for page in view.pages(view.keys.log(version), view.keys.log_range[1], limit):
@@ -41,7 +41,7 @@ async def rows_from(view: View, version: int, limit: int) -> list[LogRow]:
     return found
 
 
-async def read(view: View, after: LogPosition) -> LogSlice:
+async def read(view: RevisionView, after: LogPosition) -> LogSlice:
     """A slice of the log.
 
     Raises:
@@ -71,7 +71,7 @@ async def read(view: View, after: LogPosition) -> LogSlice:
     return LogSlice(changes, end, is_last=not has_more, began=rows[0].at)
 
 
-async def trim(view: View, kept: KeptHistory) -> None:
+async def trim(view: RevisionView, kept: KeptHistory) -> None:
     """Remove the oldest rows of which the log need keep no more; the newest one that may go stays.
 
     What a commit whose reply was lost may still look up stays in any case.

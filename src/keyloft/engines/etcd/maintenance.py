@@ -13,10 +13,10 @@ from keyloft.engines import change_log, loading
 from keyloft.engines.etcd import large_values, messages, set_up, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.errors import Failure, explain
-from keyloft.engines.etcd.layout import FORMAT, Keys, generation_of, raw, store_prefix
+from keyloft.engines.etcd.layout import FORMAT, KeyLayout, generation_of, raw, store_prefix
 from keyloft.engines.etcd.loads import CommittedLoad, GenerationLoad
 from keyloft.engines.etcd.snapshots import EtcdSnapshot, explained
-from keyloft.engines.etcd.views import View, Views
+from keyloft.engines.etcd.views import RevisionView, RevisionViews
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 from keyloft.errors import Busy
@@ -39,7 +39,7 @@ class EtcdMaintenance:
         Raises:
             DatabaseError: The store can't be used; the message says why.
         """
-        views = Views(cluster)
+        views = RevisionViews(cluster)
         try:
             await (set_up.make_store if make else set_up.check_store)(views)
         except BaseException:
@@ -47,7 +47,7 @@ class EtcdMaintenance:
             raise
         return cls(views)
 
-    def __init__(self, views: Views) -> None:
+    def __init__(self, views: RevisionViews) -> None:
         self._views = views
         self._cluster = views.cluster
 
@@ -122,8 +122,7 @@ class EtcdMaintenance:
 
     async def damage(self) -> list[str]:
         """Alarms of the cluster, and entries that the index of expiries does not match."""
-        alarms = await self._cluster.ask("Alarm", messages.AlarmRequest())
-        found = [_ALARMS[alarm.alarm] for alarm in alarms.alarms if alarm.alarm in _ALARMS]
+        found = [_ALARMS[alarm.alarm] for alarm in await self._alarms() if alarm.alarm in _ALARMS]
         view = await self._view()
         for space in Space:
             indexed, wrong = 0, 0
@@ -169,22 +168,33 @@ class EtcdMaintenance:
                 await self._cluster.call(
                     "Defragment", messages.DefragmentRequest(), limits.ETCD_COMPACT_SECONDS, member
                 )
+            # If space is still missing, the next write raises the alarm again.
+            for alarm in await self._alarms():
+                if alarm.alarm == messages.NOSPACE:
+                    lifted = messages.AlarmRequest(
+                        action=messages.DEACTIVATE, member_id=alarm.member_id, alarm=alarm.alarm
+                    )
+                    await self._cluster.call("Alarm", lifted, limits.ETCD_TRY_SECONDS)
         except Failure as error:
             raise explain(self._cluster.name, error) from error
 
     async def aclose(self) -> None:
         await self._cluster.aclose()
 
-    async def _view(self) -> View:
+    async def _alarms(self) -> Sequence[Any]:
+        alarms: Sequence[Any] = (await self._cluster.ask("Alarm", messages.AlarmRequest())).alarms
+        return alarms
+
+    async def _view(self) -> RevisionView:
         view, _ = await self._views.fetch()
         return view
 
-    async def _remove(self, keys: Keys) -> None:
+    async def _remove(self, keys: KeyLayout) -> None:
         """Remove all keys of a generation."""
         removal = transactions.delete(*keys.whole_range)
         await self._cluster.ask("Txn", transactions.transaction((), [removal]))
 
-    async def _remove_old_generations(self, view: View) -> None:
+    async def _remove_old_generations(self, view: RevisionView) -> None:
         """Remove what a restore has left that was interrupted."""
         prefix = self._cluster.address.prefix
         start, end = store_prefix(prefix)
@@ -194,7 +204,7 @@ class EtcdMaintenance:
             if generation is None:
                 start = kvs[0].key + b"\x00"
                 continue
-            keys = Keys(prefix, generation)
+            keys = KeyLayout(prefix, generation)
             if generation != view.keys.generation and generation < latest:
                 await self._remove(keys)
             start = keys.whole_range[1]

@@ -112,6 +112,8 @@ GREATER: Final = 1
 """A `result` of a Compare."""
 COMPARE_VERSION: Final = 0
 COMPARE_MOD_REVISION: Final = 2
+DEACTIVATE: Final = 2
+"""An `action` of an AlarmRequest."""
 NOSPACE: Final = 1
 CORRUPT: Final = 2
 """Kinds of alarms."""

@@ -26,7 +26,7 @@ from keyloft.core.records import (
 from keyloft.engines.commit.outcomes import copy
 from keyloft.engines.etcd import errors, log, scans, transactions
 from keyloft.engines.etcd.errors import Failure
-from keyloft.engines.etcd.views import View, Views
+from keyloft.engines.etcd.views import RevisionView, RevisionViews
 from keyloft.errors import Closed, DatabaseError, KeyloftError, Unreachable
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 Answers: TypeAlias = list[Any]
 
 
-class _Lookup(Struct, eq=False):
+class _PendingGets(Struct, eq=False):
     """The gets of a caller."""
 
     gets: Sequence[Get]
@@ -45,11 +45,11 @@ class _Lookup(Struct, eq=False):
 class EtcdReads:
     """Answers all requests."""
 
-    def __init__(self, views: Views) -> None:
+    def __init__(self, views: RevisionViews) -> None:
         self._views = views
         self._cluster = views.cluster
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[_Lookup] = deque()
+        self._waiting: deque[_PendingGets] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -66,11 +66,11 @@ class EtcdReads:
             try:
                 return await self._answer(asks, arrived)
             except Failure as error:
-                # Compacted: whoever reads for so long begins again.
+                # Compacted: a read that lasts so long begins again.
                 if self._loop.time() > arrived + self._cluster.patience:
                     raise errors.explain(self._cluster.name, error) from error
 
-    async def counter(self) -> View:
+    async def counter(self) -> RevisionView:
         """The newest view, for the version counter and the time."""
         view, _ = await self._views.fetch()
         return view
@@ -87,7 +87,7 @@ class EtcdReads:
     def gets(self, gets: Sequence[Get]) -> "asyncio.Future[list[Record | None]]":
         """The entries at some keys. While a transaction is under way, the keys for the next one gather."""
         future: asyncio.Future[list[Record | None]] = self._loop.create_future()
-        self._waiting.append(_Lookup(gets, future, self._loop.time()))
+        self._waiting.append(_PendingGets(gets, future, self._loop.time()))
         if len(self._tasks) < limits.ETCD_READS_AT_ONCE:
             self._start()
         return future
@@ -110,8 +110,8 @@ class EtcdReads:
                 self._waiting.extendleft(reversed(some))
                 raise
 
-    def _take(self) -> list[_Lookup]:
-        taken: list[_Lookup] = []
+    def _take(self) -> list[_PendingGets]:
+        taken: list[_PendingGets] = []
         keys = 0
         while self._waiting and (not taken or keys + len(self._waiting[0].gets) <= limits.ETCD_KEYS_PER_READ):
             lookup = self._waiting.popleft()
@@ -120,7 +120,7 @@ class EtcdReads:
                 keys += len(lookup.gets)
         return taken
 
-    async def _look_up(self, lookups: list[_Lookup]) -> None:
+    async def _look_up(self, lookups: list[_PendingGets]) -> None:
         gets = [get for lookup in lookups for get in lookup.gets]
         try:
             found = await self._read_gets(gets, lookups[0].arrived)
@@ -166,7 +166,7 @@ class EtcdReads:
         ]
 
 
-async def _found(view: View, get: Get, kvs: Any) -> Record | None:
+async def _found(view: RevisionView, get: Get, kvs: Any) -> Record | None:
     if not kvs:
         return None
     row = view.keys.row(get.space, kvs[0].key, kvs[0].value)
@@ -175,7 +175,7 @@ async def _found(view: View, get: Get, kvs: Any) -> Record | None:
     return row.record if row.chunks is None else await scans.record_of(view, row)
 
 
-async def answer(view: View, ask: Ask) -> Any:
+async def answer(view: RevisionView, ask: Ask) -> Any:
     """The answer to one request from a view."""
     match ask:
         case Latest():
@@ -199,7 +199,7 @@ async def answer(view: View, ask: Ask) -> Any:
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
 
 
-def _fail(lookups: Sequence[_Lookup] | deque[_Lookup], error: KeyloftError) -> None:
+def _fail(lookups: Sequence[_PendingGets] | deque[_PendingGets], error: KeyloftError) -> None:
     for lookup in lookups:
         if not lookup.future.done():
             lookup.future.set_exception(copy(error))

@@ -21,17 +21,17 @@ from keyloft.core.records import (
     Used,
 )
 from keyloft.engines.etcd import messages
-from keyloft.engines.etcd.layout import Keys, StoredRow, raw
-from keyloft.engines.etcd.views import View
+from keyloft.engines.etcd.layout import KeyLayout, StoredRow, raw
+from keyloft.engines.etcd.views import RevisionView
 
 
-def bounds(keys: Keys, ask: Scan | Count) -> tuple[bytes, bytes]:
+def bounds(keys: KeyLayout, ask: Scan | Count) -> tuple[bytes, bytes]:
     """The range of keys of etcd that a request is about."""
     start, end = keys.data(ask.space, ask.start), keys.data(ask.space, ask.end)
     return (start + b"\x00" if isinstance(ask, Scan) and ask.after else start), end
 
 
-async def scan(view: View, ask: Scan) -> Page:
+async def scan(view: RevisionView, ask: Scan) -> Page:
     """The live entries of a range."""
     found: list[Record] = []
     start, end = bounds(view.keys, ask)
@@ -54,7 +54,7 @@ async def scan(view: View, ask: Scan) -> Page:
     return page_of(found, times=ask.times)
 
 
-async def _last_part(view: View, start: bytes, end: bytes, rows: int) -> bytes:
+async def _last_part(view: RevisionView, start: bytes, end: bytes, rows: int) -> bytes:
     """Where the last rows of a range begin, or earlier.
 
     etcd reads and sorts a whole range to answer with its last rows. To count a range takes it a tenth of that, so the
@@ -85,13 +85,13 @@ def _between(low: bytes, high: bytes) -> bytes:
     return ((one + other) // 2).to_bytes(width)
 
 
-async def _whole(view: View, row: StoredRow, *, keys_only: bool) -> Record:
+async def _whole(view: RevisionView, row: StoredRow, *, keys_only: bool) -> Record:
     if keys_only:
         return replace(row.record, value=b"")
     return await record_of(view, row)
 
 
-async def record_of(view: View, row: StoredRow) -> Record:
+async def record_of(view: RevisionView, row: StoredRow) -> Record:
     """The entry with its value."""
     if row.chunks is None:
         return row.record
@@ -112,7 +112,7 @@ def page_of(found: list[Record], *, times: bool) -> Page:
     )
 
 
-async def count(view: View, ask: Count) -> int:
+async def count(view: RevisionView, ask: Count) -> int:
     """How many live entries a range has: all rows, without those that have expired and are not swept yet."""
     start, end = bounds(view.keys, ask)
     if start >= end:
@@ -124,7 +124,7 @@ async def count(view: View, ask: Count) -> int:
     return int(rows)
 
 
-async def expired(view: View, ask: Expired) -> list[Record]:
+async def expired(view: RevisionView, ask: Expired) -> list[Record]:
     """What has expired and is still stored."""
     due = [key async for _, key in _expiring(view, ask.space, 0, view.now, ask.limit)]
     stored = await view.gets([view.keys.data(ask.space, key) for key in due])
@@ -132,7 +132,7 @@ async def expired(view: View, ask: Expired) -> list[Record]:
     return [replace(row.record, value=b"") for row in rows]
 
 
-async def due(view: View, ask: Due) -> DuePage:
+async def due(view: RevisionView, ask: Due) -> DuePage:
     """The keys that expired after a moment."""
     found = [one async for one in _expiring(view, ask.space, ask.after + 1, view.now, ask.limit + 1)]
     if len(found) > ask.limit:
@@ -146,7 +146,7 @@ async def due(view: View, ask: Due) -> DuePage:
 
 
 async def _expiring(
-    view: View, space: Space, first: int, last: int, limit: int | None = None
+    view: RevisionView, space: Space, first: int, last: int, limit: int | None = None
 ) -> AsyncIterator[tuple[int, Key]]:
     """The entries that expire from one moment to another, both included, in the order of their expiries."""
     start, end = view.keys.index(space, max(first, 0)), view.keys.index(space, max(last, 0) + 1)
@@ -155,7 +155,7 @@ async def _expiring(
             yield view.keys.expiry_of(space, kv.key)
 
 
-async def usage(view: View, ask: Usage) -> UsageSlice:
+async def usage(view: RevisionView, ask: Usage) -> UsageSlice:
     """What plugins store in a slice of their keys."""
     start = view.keys.data(Space.PLUGINS, ask.after) + b"\x00"
     end = view.keys.space_range(Space.PLUGINS)[1]

@@ -6,12 +6,12 @@ from keyloft.core.maintenance import LogRow
 from keyloft.core.schema import VERSION_BY_HAND
 from keyloft.engines import change_log
 from keyloft.engines.etcd import layout, transactions
-from keyloft.engines.etcd.layout import Counter
-from keyloft.engines.etcd.views import Views
+from keyloft.engines.etcd.layout import StoreState
+from keyloft.engines.etcd.views import RevisionViews
 from keyloft.errors import CannotOpen
 
 
-async def make_store(views: Views) -> None:
+async def make_store(views: RevisionViews) -> None:
     """Make the store if there is none at the prefix, and check that it can be used.
 
     Raises:
@@ -19,7 +19,7 @@ async def make_store(views: Views) -> None:
     """
     cluster, keys = views.cluster, views.keys
     await cluster.check_releases()
-    counter = Counter(store_id=secrets.token_hex(16))
+    counter = StoreState(store_id=secrets.token_hex(16))
     row = LogRow(VERSION_BY_HAND, 0, -1, 0, 0, change_log.EMPTY)
     made = [
         transactions.put(keys.counter, layout.pack_counter(counter)),
@@ -30,7 +30,7 @@ async def make_store(views: Views) -> None:
     await views.fetch()
 
 
-async def check_store(views: Views) -> None:
+async def check_store(views: RevisionViews) -> None:
     """Check that there is a store at the prefix, and that it can be used.
 
     Raises:

@@ -12,10 +12,9 @@ from keyloft.core.values import DAMAGED
 from keyloft.engines import change_log
 from keyloft.engines.etcd import log, scans
 from keyloft.engines.etcd.errors import Failure
-from keyloft.engines.etcd.layout import Keys, StoredRow
-from keyloft.engines.etcd.views import View
+from keyloft.engines.etcd.layout import KeyLayout, StoredRow
+from keyloft.engines.etcd.views import RevisionView
 from keyloft.errors import Busy, Undecodable
-
 
 T = TypeVar("T")
 
@@ -23,7 +22,7 @@ T = TypeVar("T")
 class EtcdSnapshot:
     """A store at one revision; or, not held, at the newest one of each page."""
 
-    def __init__(self, view: View, newest: Callable[[], Awaitable[View]] | None = None) -> None:
+    def __init__(self, view: RevisionView, newest: Callable[[], Awaitable[RevisionView]] | None = None) -> None:
         """With `newest`, each page is read from the view that it returns."""
         self._view = view
         self._newest = newest
@@ -80,10 +79,12 @@ class EtcdSnapshot:
     async def store_id(self) -> str:
         return (await self._current()).counter.store_id
 
-    async def _current(self) -> View:
+    async def _current(self) -> RevisionView:
         return self._view if self._newest is None else await self._newest()
 
-    async def _pages(self, part: Range, after: Key | None = None) -> AsyncIterator[tuple[View, list[StoredRow]]]:
+    async def _pages(
+        self, part: Range, after: Key | None = None
+    ) -> AsyncIterator[tuple[RevisionView, list[StoredRow]]]:
         rows = limits.FIRST_PAGE_ROWS
         while True:
             view = await self._current()
@@ -103,14 +104,14 @@ class EtcdSnapshot:
                 return
 
 
-async def _readable(view: View, row: StoredRow) -> Record:
+async def _readable(view: RevisionView, row: StoredRow) -> Record:
     try:
         return await explained(view, scans.record_of(view, row))
     except Undecodable:
         return replace(row.record, value=b"", encoding=DAMAGED)
 
 
-def _bounds(keys: Keys, part: Range) -> tuple[bytes, bytes]:
+def _bounds(keys: KeyLayout, part: Range) -> tuple[bytes, bytes]:
     start, end = keys.space_range(part.space)
     if part.start is not None:
         start = keys.data(part.space, part.start)
@@ -119,7 +120,7 @@ def _bounds(keys: Keys, part: Range) -> tuple[bytes, bytes]:
     return start, end
 
 
-async def explained(view: View, reading: Awaitable[T]) -> T:
+async def explained(view: RevisionView, reading: Awaitable[T]) -> T:
     """Read from a view.
 
     Raises:

@@ -10,17 +10,17 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.engines.etcd import large_values, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
-from keyloft.engines.etcd.layout import Chunks, Counter, Keys, unpack_counter
+from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoreState, unpack_counter
 from keyloft.engines.etcd.messages import RangeRequest
 from keyloft.errors import DatabaseError
 
 
-class View(Struct, frozen=True):
+class RevisionView(Struct, frozen=True):
     """A store at one revision, which can be read until etcd compacts it."""
 
     cluster: EtcdCluster
-    keys: Keys
-    counter: Counter
+    keys: KeyLayout
+    counter: StoreState
     counter_revision: int
     """Which revision wrote the counter: a commit compares it."""
     revision: int
@@ -66,18 +66,18 @@ class View(Struct, frozen=True):
         return await large_values.load(self, chunks)
 
 
-class Views:
+class RevisionViews:
     """Makes views of a store, and knows its current generation."""
 
     def __init__(self, cluster: EtcdCluster) -> None:
         self.cluster = cluster
-        self.keys = Keys(cluster.address.prefix, 0)
+        self.keys = KeyLayout(cluster.address.prefix, 0)
         self.writer = secrets.token_hex(8)
         """The name of this engine as a writer."""
 
     async def fetch(
-        self, operations: Callable[[Keys], Sequence[Any]] = lambda keys: (), arrived: float | None = None
-    ) -> tuple[View, list[Any]]:
+        self, operations: Callable[[KeyLayout], Sequence[Any]] = lambda keys: (), arrived: float | None = None
+    ) -> tuple[RevisionView, list[Any]]:
         """The newest view, and the replies to some reads from it; in one trip, unless the generation has changed.
 
         Raises:
@@ -91,7 +91,7 @@ class Views:
             if view is not None:
                 return view, found
 
-    def of(self, keys: Keys, response: Any, arrived: float) -> tuple[View | None, list[Any]]:
+    def of(self, keys: KeyLayout, response: Any, arrived: float) -> tuple[RevisionView | None, list[Any]]:
         """The view that the reply to a transaction shows, which has read the counter first, and the other replies.
 
         The view is None if the store has another generation than these keys.
@@ -105,8 +105,8 @@ class Views:
         [stored] = counter_reply.kvs
         counter = unpack_counter(self.cluster.name, stored.value)
         if counter.generation != keys.generation:
-            self.keys = Keys(self.cluster.address.prefix, counter.generation)
+            self.keys = KeyLayout(self.cluster.address.prefix, counter.generation)
             return None, []
         now = max(self.cluster.clock.now(), counter.at)
-        view = View(self.cluster, keys, counter, stored.mod_revision, response.header.revision, now, arrived)
+        view = RevisionView(self.cluster, keys, counter, stored.mod_revision, response.header.revision, now, arrived)
         return view, found

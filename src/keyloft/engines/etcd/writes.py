@@ -23,10 +23,10 @@ from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome, committed, copy, failed, joined
 from keyloft.engines.commit.settle import Settled, deciding, settle, unread, with_values
 from keyloft.engines.etcd import errors, layout, log, scans, transactions
-from keyloft.engines.etcd.drafts import OPERATION_BYTES, Draft, StoredChunks
+from keyloft.engines.etcd.drafts import OPERATION_BYTES, CommitDraft, StoredChunks
 from keyloft.engines.etcd.errors import Failure
-from keyloft.engines.etcd.layout import Chunks, Keys, StoredRow
-from keyloft.engines.etcd.views import View, Views
+from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoredRow
+from keyloft.engines.etcd.views import RevisionView, RevisionViews
 from keyloft.errors import CommitUnknown, DatabaseError, KeyloftError
 
 
@@ -34,7 +34,7 @@ class _Try(Struct, eq=False):
     """A transaction that was sent, and may have been carried out."""
 
     commit_id: bytes
-    keys: Keys
+    keys: KeyLayout
     counter_revision: int
     outcome: Outcome
     chunks: Collection[Chunks]
@@ -44,17 +44,17 @@ class _Try(Struct, eq=False):
         return self.keys.log(self.outcome.version_after)
 
 
-class _Loaded(Struct, frozen=True):
+class _DecidingRows(Struct, frozen=True):
     """What decides a group."""
 
-    view: View
+    view: RevisionView
     rows: dict[Address, StoredRow]
 
 
 class EtcdWriter:
     """Commits the groups of one engine, one after the other."""
 
-    def __init__(self, views: Views, history: KeptHistory) -> None:
+    def __init__(self, views: RevisionViews, history: KeptHistory) -> None:
         self._views = views
         self._cluster = views.cluster
         self._history = history
@@ -111,7 +111,7 @@ class EtcdWriter:
 class _Commit:
     """The commit of some batches as one transaction."""
 
-    def __init__(self, views: Views, group: Sequence[Batch], arrived: float) -> None:
+    def __init__(self, views: RevisionViews, group: Sequence[Batch], arrived: float) -> None:
         self._views = views
         self._cluster = views.cluster
         self._group = group
@@ -145,7 +145,7 @@ class _Commit:
 
     async def _decide(self) -> "Outcome | _Try":
         """The try that has landed, or the outcome if nothing is to be written."""
-        loaded: _Loaded | None = None
+        loaded: _DecidingRows | None = None
         while True:
             try:
                 if loaded is None:
@@ -165,11 +165,11 @@ class _Commit:
                 if not errors.is_compacted(error):
                     await self._pause_after(error)
 
-    async def _load(self) -> tuple[_Loaded | None, _Try | None]:
+    async def _load(self) -> tuple[_DecidingRows | None, _Try | None]:
         """Read what decides, or find out that a lost try has landed."""
         some = self._addresses[: limits.ETCD_KEYS_PER_READ]
 
-        def reads(keys: Keys) -> list[Any]:
+        def reads(keys: KeyLayout) -> list[Any]:
             lost = [transactions.read(one.log_key) for one in self._lost]
             return lost + [transactions.read(keys.data(*address)) for address in some]
 
@@ -187,15 +187,15 @@ class _Commit:
         stored += await view.gets([view.keys.data(*address) for address in self._addresses[len(some) :]])
         return self._rows(view, stored), None
 
-    def _rows(self, view: View, stored: Sequence[Any]) -> _Loaded:
+    def _rows(self, view: RevisionView, stored: Sequence[Any]) -> _DecidingRows:
         rows = {
             address: view.keys.row(address[0], kvs[0].key, kvs[0].value)
             for address, kvs in zip(self._addresses, stored, strict=True)
             if kvs
         }
-        return _Loaded(view, rows)
+        return _DecidingRows(view, rows)
 
-    async def _settle(self, loaded: _Loaded) -> tuple[Settled, int]:
+    async def _settle(self, loaded: _DecidingRows) -> tuple[Settled, int]:
         view = loaded.view
         now = change_log.commit_time(self._cluster.clock.now(), view.counter.at, self._cluster.name)
         current = {
@@ -208,7 +208,9 @@ class _Commit:
             settled = with_values(settled, values)
         return settled, now
 
-    async def _write(self, loaded: _Loaded, settled: Settled, now: int) -> tuple[_Try | None, _Loaded | None]:
+    async def _write(
+        self, loaded: _DecidingRows, settled: Settled, now: int
+    ) -> tuple[_Try | None, _DecidingRows | None]:
         """Try to commit; returns the try that has landed, or what decides the next try, if it is known."""
         view, keys = loaded.view, loaded.view.keys
         check_version(settled.version)
@@ -218,7 +220,7 @@ class _Commit:
         counter = replace(
             view.counter, version=settled.version, at=now, log_size=rows[-1].size, writer=self._views.writer
         )
-        draft = Draft(keys, loaded.rows)
+        draft = CommitDraft(keys, loaded.rows)
         for address, write in settled.writes.items():
             draft.write(address, write, now)
         for row in rows:
