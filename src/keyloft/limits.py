@@ -422,8 +422,12 @@ ETCD_CONNECT_SECONDS: Final = 0.5
 ETCD_RETRY_SECONDS: Final = 0.02
 """The pause between two tries at a request."""
 
+ETCD_FREE_RACES: Final = 8
+"""A commit that has lost up to so many races against other processes tries again at once: with a pause after each, the
+process that won the last race wins the next ones, too."""
+
 ETCD_RACE_PAUSES: Final = (0.001, 0.05)
-"""The first and the longest pause after a commit has lost a race against another process; they double, at random."""
+"""The first and the longest pause after each further one; they double, at random."""
 
 ETCD_KEEPALIVE_SECONDS: Final = (10, 5)
 """After so many silent seconds a member is asked for a sign of life, which must arrive in as many."""

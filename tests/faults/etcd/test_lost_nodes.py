@@ -80,6 +80,7 @@ async def test_a_killed_leader_costs_nothing_that_was_acknowledged(nodes: list[N
         await open_engine(url_of(nodes[at:] + nodes[:at], "app"), patience=_LONGEST_SECONDS) for at in (0, 1)
     ]
     watch = second.watch(Scan(A, b"w", b"x", 1))
+    await second.read(Get(A, b"total"))  # then the watch has started: it reports all that the other engine writes
     seen: set[bytes] = set()
 
     async def follow() -> None:
@@ -108,6 +109,7 @@ async def test_a_killed_leader_costs_nothing_that_was_acknowledged(nodes: list[N
         assert set(page.keys) == load.acknowledged
     async with asyncio.timeout(_LONGEST_SECONDS):
         while seen != load.acknowledged:  # the watch has missed nothing
+            assert not following.done(), following.exception()
             await asyncio.sleep(0.01)
     following.cancel()
     await first.aclose()

@@ -139,6 +139,10 @@ class _Commit:
                 return decided
             landed = decided
             return landed.outcome
+        except KeyloftError as error:
+            if self._lost:
+                raise errors.commit_unknown(self._cluster.name) from error
+            raise
         finally:
             if self._chunks and not self._lost:
                 await self._remove_unused(() if landed is None else landed.chunks)
@@ -155,7 +159,11 @@ class _Commit:
                 assert loaded is not None
                 settled, now = await self._settle(loaded)
                 if settled.version == loaded.view.counter.version:
-                    return committed(settled, settled.version)
+                    if not self._lost:
+                        return committed(settled, settled.version)
+                    await self._prevent_lost(loaded.view)
+                    loaded = None
+                    continue
                 landed, loaded = await self._write(loaded, settled, now)
                 if landed is not None:
                     return landed
@@ -250,6 +258,12 @@ class _Commit:
         newer, found = self._views.of(keys, response, self._arrived)
         return None, None if newer is None else self._rows(newer, [reply.kvs for reply in found])
 
+    async def _prevent_lost(self, view: RevisionView) -> None:
+        """Write the counter as it is: a try that was lost, and compares it, can't land any more."""
+        compare = [transactions.is_unchanged(view.keys.counter, view.counter_revision)]
+        same = transactions.put(view.keys.counter, layout.pack_counter(view.counter))
+        await self._cluster.call("Txn", transactions.transaction(compare, [same]), self._seconds)
+
     async def _remove_unused(self, used: Collection[Chunks]) -> None:
         """Remove chunks that the commit does not refer to after all; what this leaves, a sweep removes."""
         unused = {chunks.id for chunks in self._chunks.values()} - {chunks.id for chunks in used}
@@ -259,12 +273,12 @@ class _Commit:
                 await self._cluster.call("Txn", transactions.transaction((), removals), self._seconds)
 
     async def _pause_after_race(self) -> None:
-        """Another process was faster: leave it some time, the more the more often that happens."""
+        """Another process was faster: if that happens often, leave it some time."""
         if self._loop.time() > self._arrived + self._cluster.patience:
             raise errors.lost_races(self._cluster.name)
         shortest, longest = limits.ETCD_RACE_PAUSES
-        if self._races > 8:
-            await asyncio.sleep(random.uniform(0, min(shortest * 2 ** min(self._races - 8, 16), longest)))
+        if (beyond := self._races - limits.ETCD_FREE_RACES) > 0:
+            await asyncio.sleep(random.uniform(0, min(shortest * 2 ** min(beyond, 16), longest)))
 
     async def _pause_after(self, error: Any) -> None:
         """Wait before the next try.
@@ -273,12 +287,7 @@ class _Commit:
             DatabaseError: Time is up, or a repeat would not help.
         """
         self._seconds = min(2 * self._seconds, limits.ETCD_LONGEST_TRY_SECONDS)
-        try:
-            await self._cluster.pause(error, self._arrived)
-        except DatabaseError:
-            if self._lost:
-                raise errors.commit_unknown(self._cluster.name) from error
-            raise
+        await self._cluster.pause(error, self._arrived)
 
 
 def _slices(group: Sequence[Batch]) -> list[list[Batch]]:
