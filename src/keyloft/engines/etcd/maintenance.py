@@ -106,7 +106,7 @@ class EtcdMaintenance:
                 view = await self._view()
                 version = version if version > view.counter.version else version_after_jump(view.counter.version)
         except BaseException:
-            await self._remove(transaction.keys)
+            await self._remove(transaction.keys, transactions.exists(transaction.keys.under_way))
             raise
         await self._remove(view.keys)
         return done
@@ -189,13 +189,14 @@ class EtcdMaintenance:
         view, _ = await self._views.fetch()
         return view
 
-    async def _remove(self, keys: KeyLayout) -> None:
-        """Remove all keys of a generation."""
+    async def _remove(self, keys: KeyLayout, *conditions: Any) -> None:
+        """Remove all keys of a generation, if these comparisons hold."""
         removal = transactions.delete(*keys.whole_range)
-        await self._cluster.ask("Txn", transactions.transaction((), [removal]))
+        await self._cluster.ask("Txn", transactions.transaction(conditions, [removal]))
 
     async def _remove_old_generations(self, view: RevisionView) -> None:
-        """Remove what a restore has left that was interrupted."""
+        """Remove what a restore has left that was interrupted, unless another process commits meanwhile."""
+        is_current = transactions.is_unchanged(view.keys.counter, view.counter_revision)
         prefix = self._cluster.address.prefix
         start, end = store_prefix(prefix)
         latest = view.now - round(1000 * limits.ETCD_ORPHAN_SECONDS)
@@ -206,7 +207,7 @@ class EtcdMaintenance:
                 continue
             keys = KeyLayout(prefix, generation)
             if generation != view.keys.generation and generation < latest:
-                await self._remove(keys)
+                await self._remove(keys, is_current)
             start = keys.whole_range[1]
 
 
