@@ -58,21 +58,23 @@ async def _last_part(view: RevisionView, start: bytes, end: bytes, rows: int) ->
     """Where the last rows of a range begin, or earlier.
 
     etcd reads and sorts a whole range to answer with its last rows. To count a range takes it a tenth of that, so the
-    range is halved as long as the upper half holds enough.
+    range is halved as long as the upper half holds enough. The first key of what was counted is the next lower bound:
+    keys lie close together, in a range that their first bytes leave wide.
     """
     enough = rows + limits.ETCD_SORTED_ROWS
-    low, high = start, end
-    if (await view.range(start, end, count_only=True)).count <= enough:
+    reply = await view.range(start, end, limit=1, keys_only=True)
+    if reply.count <= enough:
         return start
+    low, high = reply.kvs[0].key, end
     for _ in range(limits.ETCD_PROBES):
         middle = _between(low, high)
         if middle <= low:
             break
-        count = (await view.range(middle, end, count_only=True)).count
-        if rows <= count <= enough:
+        reply = await view.range(middle, end, limit=1, keys_only=True)
+        if rows <= reply.count <= enough:
             return middle
-        if count > enough:
-            low = middle
+        if reply.count > enough:
+            low = reply.kvs[0].key
         else:
             high = middle
     return low
