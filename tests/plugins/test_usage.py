@@ -22,7 +22,7 @@ from tests.support.examples import examples
 from tests.support.postgres import database_url
 
 
-@pytest.fixture(params=["memory", "sqlite file", "postgresql", "etcd"])
+@pytest.fixture(params=["memory", "sqlite file", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     return database_url(request.param, request, tmp_path)
 

@@ -65,7 +65,7 @@ async def _last_part(view: RevisionView, start: bytes, end: bytes, rows: int) ->
     reply = await view.range(start, end, limit=1, keys_only=True)
     if reply.count <= enough:
         return start
-    low, high = reply.kvs[0].key, end
+    low, high = bytes(reply.kvs[0].key), end
     for _ in range(limits.ETCD_PROBES):
         middle = _between(low, high)
         if middle <= low:
@@ -74,7 +74,7 @@ async def _last_part(view: RevisionView, start: bytes, end: bytes, rows: int) ->
         if rows <= reply.count <= enough:
             return middle
         if reply.count > enough:
-            low = reply.kvs[0].key
+            low = bytes(reply.kvs[0].key)
         else:
             high = middle
     return low
