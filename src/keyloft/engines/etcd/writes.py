@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.core.maintenance import check_version
 from keyloft.core.records import Address, Batch, Set
-from keyloft.core.schema import LAST_MOMENT
 from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome, committed, copy, failed, joined
@@ -210,7 +209,7 @@ class _Commit:
             address: await scans.record_of(view, row) if self._needs.get(address) else row.record
             for address, row in loaded.rows.items()
         }
-        settled = settle(self._group, current, view.counter.version, now, latest_expiry=LAST_MOMENT)
+        settled = settle(self._group, current, view.counter.version, now)
         if addresses := unread(settled):
             values = {address: await scans.record_of(view, loaded.rows[address]) for address in addresses}
             settled = with_values(settled, values)
