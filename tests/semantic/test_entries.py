@@ -181,7 +181,6 @@ class TestDelete:
             await delete(store, expected=0)
 
 
-@ON_EVERY_ENGINE
 class TestSemanticList:
     @pytest.fixture(autouse=True)
     async def _filled(self, store: SemanticStore) -> None:

@@ -108,7 +108,6 @@ class TestGetAndSet:
         assert await kv.delete_many([(0,), (1,), (2,), (2,)]) == 2
         assert await everything(kv) == {(3,): 3}
 
-    @pytest.mark.parametrize("url", ["memory", "sqlite file", "sqlite in memory", "postgresql"], indirect=True)
     @pytest.mark.blocks_the_loop
     @pytest.mark.slow
     @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
