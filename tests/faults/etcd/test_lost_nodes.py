@@ -117,7 +117,7 @@ async def test_a_killed_leader_costs_nothing_that_was_acknowledged(nodes: list[N
 
 
 async def test_a_cluster_that_is_away_is_named_and_served_again(nodes: list[Node]) -> None:
-    engine = await open_engine(url_of(nodes, "app"), patience=0.5)
+    engine = await open_engine(url_of(nodes, "app"), patience=3)
     await engine.commit(Batch((Set(A, b"k", b"1", Encoding.JSON),)))
     for node in nodes[1:]:
         node.kill()
