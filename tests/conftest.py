@@ -21,6 +21,7 @@ pytest_plugins = [
     "tests.support.fork_server",
     "tests.support.nats",
     "tests.support.postgres",
+    "tests.support.etcd",
 ]
 
 # A busy machine is no reason to fail: how fast something is belongs in the benchmarks.
@@ -32,9 +33,10 @@ LONGEST_CALLBACK_SECONDS = 0.75 if sys.gettrace() is None else 2.0  # measuring 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test on PostgreSQL makes a database of its own, and counts as slow."""
+    """A test on PostgreSQL or etcd uses a server, and counts as slow."""
     for item in items:
-        if any("postgres" in name for name in (item.nodeid, *getattr(item, "fixturenames", ()))):
+        names = (item.nodeid, *getattr(item, "fixturenames", ()))
+        if any(server in name for server in ("postgres", "etcd") for name in names):
             item.add_marker("slow")
 
 

@@ -63,7 +63,8 @@ def open(
     """Open a store: `async with keyloft.open("app.db") as kv:`, or `kv = await keyloft.open("app.db")`.
 
     Args:
-        url: A path, `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user:password@host/database`;
+        url: A path, `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user:password@host/database`,
+            `etcd://host,host,host/prefix`;
             None or `:memory:` for a store in memory. `sqlite:///app.db?mode=ro` opens a file read-only.
         durability: "full": a write that returned survives a power cut. "relaxed": it survives the end of the process,
             and a lone write takes less than half the time, but the last writes before a power cut may be lost.

@@ -395,6 +395,73 @@ POSTGRES_SETUP_ATTEMPTS: Final = 5
 POSTGRES_LAST_REPORT_SECONDS: Final = 1.0
 """How long closing waits for watches to report the last commits."""
 
+# Tuned: the etcd engine
+
+ETCD_TXN_BYTES: Final = 1_250_000
+"""The largest commit: etcd refuses a request of more than 1.5 MiB (`--max-request-bytes`). Larger values are stored in
+chunks of their own before it; what is left, keys above all, must fit."""
+
+ETCD_CHUNK_BYTES: Final = 512 * 1024
+"""The largest piece of a value that is stored in chunks."""
+
+ETCD_SMALLEST_CHUNKED_BYTES: Final = 1024
+"""Smaller values are never stored in chunks: that would save little."""
+
+ETCD_SLICE_OPERATIONS: Final = 1000
+"""A group of more checks and mutations is committed in several transactions."""
+
+ETCD_RELOADED_KEYS: Final = 512
+"""A commit of more keys does not ask for them in case it loses its race: that would double its size."""
+
+ETCD_KEYS_PER_READ: Final = 512
+"""How many keys of several callers one transaction looks up."""
+
+ETCD_READS_AT_ONCE: Final = 2
+"""How many such transactions are under way: one waits for its reply while the results of the other are handed out."""
+
+ETCD_PAGE_ROWS: Final = 1000
+"""How many rows one request of a scan asks for."""
+
+ETCD_SORTED_ROWS: Final = 256
+"""A reverse scan lets etcd sort up to so many rows more than it returns; beyond, it looks for a narrower range."""
+
+ETCD_PROBES: Final = 40
+"""How often a reverse scan halves its range before it lets etcd sort what is left."""
+
+ETCD_LOG_ROWS: Final = 64
+"""How many rows of the change log are read at a time."""
+
+ETCD_TRY_SECONDS: Final = 2.0
+"""How long one try at a request may take before another member is asked; each further try may take twice as long."""
+
+ETCD_LONGEST_TRY_SECONDS: Final = 8.0
+"""The longest of these tries."""
+
+ETCD_CONNECT_SECONDS: Final = 0.5
+"""The longest pause between two attempts to connect to a member."""
+
+ETCD_RETRY_SECONDS: Final = 0.02
+"""The pause between two tries at a request."""
+
+ETCD_FREE_RACES: Final = 8
+"""A commit that has lost up to so many races against other processes tries again at once: with a pause after each, the
+process that won the last race wins the next ones, too."""
+
+ETCD_RACE_PAUSES: Final = (0.001, 0.05)
+"""The first and the longest pause after each further one; they double, at random."""
+
+ETCD_KEEPALIVE_SECONDS: Final = (10, 5)
+"""After so many silent seconds a member is asked for a sign of life, which must arrive in as many."""
+
+ETCD_ORPHAN_SECONDS: Final = 3600.0
+"""Chunks of a value that no entry refers to are removed once they are older: a commit may be about to refer to them."""
+
+ETCD_COMPACT_SECONDS: Final = 600.0
+"""How long `keyloft compact` waits for a member to compact or defragment its data."""
+
+ETCD_LAST_REPORT_SECONDS: Final = 1.0
+"""How long closing waits for watches to report what they were woken for."""
+
 # Tuned: the change log, watches and group commit
 
 LOG_PART_BYTES: Final = 64 * 1024

@@ -23,13 +23,19 @@ FUNCTIONS = ["backup", "check", "compact", "copy", "export", "import_", "restore
 OTHERS = ["ChangeLogFacts", "DiskUsage", "Finding", "KeyChange", "Progress", "Tally", "changes"]
 
 
-@pytest.fixture(params=["sqlite file", "postgresql"])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database with something of every kind."""
+@pytest.fixture(params=["sqlite file", "postgresql", "etcd"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    # Not within the event loop: the first one starts a server.
     url = database_url(request.param, request, tmp_path)
     assert url is not None
-    await fill(url)
     return url
+
+
+@pytest.fixture
+async def url(empty_url: str) -> str:
+    """A database with something of every kind."""
+    await fill(empty_url)
+    return empty_url
 
 
 class Heard:
@@ -269,6 +275,7 @@ async def test_findings_say_what_is_wrong_where_and_what_to_do(tmp_path: Path) -
     assert finding.cure
 
 
+@pytest.mark.parametrize("empty_url", ["sqlite file", "postgresql"], indirect=True)
 async def test_stats_holds_nothing_between_two_slices(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others can checkpoint the write-ahead log, and remove rows for good, while a large database is counted."""
     monkeypatch.setattr(limits, "MAINTENANCE_ROWS", 2)

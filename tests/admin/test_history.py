@@ -27,7 +27,7 @@ LONGEST_SECONDS = 20
 JUMP = limits.VERSION_JUMP
 
 
-@pytest.fixture(params=["sqlite file", "postgresql"])
+@pytest.fixture(params=["sqlite file", "postgresql", "etcd"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     url = database_url(request.param, request, tmp_path)
     assert url is not None

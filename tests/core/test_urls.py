@@ -130,6 +130,14 @@ SPELLINGS: dict[Any, Any] = {
     f"postgresql://me:{SECRET}?a=b": Refused(InvalidArgument, "its port"),
     f"postgresql://me:{SECRET}@host:99999/app": Refused(InvalidArgument, "its port"),
     f"postgresql://me:{SECRET}@[::1/app": Refused(InvalidArgument, "user:password@host"),
+    f"etcd:me:{SECRET}@host/app": Refused(InvalidArgument, "two slashes"),
+    f"etcd://me:a@{SECRET}@host/app": Refused(InvalidArgument, "%40"),
+    f"etcd://me:{SECRET}@host:99999/app": Refused(InvalidArgument, "its port"),
+    f"etcd://me:{SECRET}@host/app?ssl=1": Refused(InvalidArgument, "no option ssl; .* tls, ca, cert, key"),
+    f"etcd://me:{SECRET}@host/app?tls=yes": Refused(InvalidArgument, "expected true or false"),
+    f"etcd://me:{SECRET}@host/app?tls=false&ca=x": Refused(InvalidArgument, "need TLS"),
+    f"etcd://me:{SECRET}@host/app?cert=x": Refused(InvalidArgument, "given together"),
+    f"etcd://me:{SECRET}@host/app?{SECRET}": Refused(InvalidArgument, "name=value"),
 }
 
 
@@ -185,6 +193,30 @@ def test_parsed(spelling: tuple[Any, Any], here: Path) -> None:
             assert SECRET not in f"{parsed.postgres} {parsed.postgres.shown} {parsed.postgres.name}"
     assert SECRET not in f"{parsed} {parsed!r} {parsed.shown}"
     assert DatabaseUrl.parse(parsed) is parsed
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoints", "prefix", "shown"),
+    [
+        ("etcd://a,b:1234,[::1]/app", ("a:2379", "b:1234", "[::1]:2379"), "app", "etcd://a,b:1234,[::1]/app"),
+        ("ETCD://a", ("a:2379",), "keyloft", "etcd://a"),
+        ("etcd:///my%20app/x/", ("127.0.0.1:2379",), "my app/x", "etcd:///my%20app/x/"),
+        (f"etcd://me:{SECRET}@a/app?ca=f", ("a:2379",), "app", "etcd://a/app"),
+    ],
+)
+def test_members_and_prefix_of_etcd(url: str, endpoints: tuple[str, ...], prefix: str, shown: str) -> None:
+    parsed = DatabaseUrl.parse(url)
+    assert parsed.etcd is not None
+    assert (parsed.engine, parsed.etcd.endpoints, parsed.etcd.prefix, parsed.shown) == (
+        "etcd",
+        endpoints,
+        prefix,
+        shown,
+    )
+    assert (parsed.file, parsed.is_in_memory, parsed.etcd.tls) == (None, False, "ca=" in url)
+    assert SECRET not in f"{parsed!r} {parsed.etcd} {parsed.etcd!r} {parsed.etcd.name}"
+    with pytest.raises(CannotOpen, match="no tables to migrate"):
+        migrations.upgrade(url)
 
 
 async def test_the_engine_opens_it(spelling: tuple[Any, Any], here: Path) -> None:

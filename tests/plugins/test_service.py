@@ -45,7 +45,9 @@ def database(request: pytest.FixtureRequest) -> str:
     return str(getattr(request, "param", "sqlite file"))
 
 
-ON_EVERY_DATABASE = pytest.mark.parametrize("database", ["sqlite file", "postgresql"], indirect=True)
+ON_EVERY_DATABASE = pytest.mark.parametrize("database", ["sqlite file", "postgresql", "etcd"], indirect=True)
+ON_EVERY_TABLE = pytest.mark.parametrize("database", ["sqlite file", "postgresql"], indirect=True)
+"""Where another program can change rows by SQL."""
 
 
 @pytest.fixture
@@ -197,7 +199,7 @@ class TestOperations:
         assert found == keys
         assert pages == 2
 
-    @ON_EVERY_DATABASE
+    @ON_EVERY_TABLE
     async def test_what_is_no_json_in_the_table_does_not_exist(
         self, client: Nats, db: BotDatabase, database: str, url: str | None, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -866,7 +868,7 @@ class TestOperation:
             assert repr(service).endswith(", closed>")
             await service.stop()  # the older name; a second call does nothing
 
-    @ON_EVERY_DATABASE
+    @ON_EVERY_TABLE
     async def test_expired_entries_are_cleaned_up_again_and_again(
         self,
         nats_url: str,

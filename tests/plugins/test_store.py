@@ -20,7 +20,7 @@ from tests.support.examples import examples
 from tests.support.postgres import IN_MEMORY, database_url
 
 
-@pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql"])
+@pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql", "etcd"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     return database_url(request.param, request, tmp_path)
 

@@ -5,10 +5,15 @@ PYTEST_DONT_REWRITE: modules may import from here, too.
 
 from typing import Any
 
+import pytest
+
 from keyloft import Store
 from keyloft.core.records import Get, Space
 from keyloft.semantic import AuditRecord, Envelope, Intent, Semantics, SemanticStore
 from keyloft.semantic.keys import parse
+
+ON_EVERY_ENGINE = pytest.mark.parametrize("url", ["memory", "sqlite file", "postgresql", "etcd"], indirect=True)
+"""For tests that depend on how an engine commits; the others leave etcd out."""
 
 PROJECT = "tenant/acme/project/web"
 KEY = f"{PROJECT}/docs/onedrive/delta"

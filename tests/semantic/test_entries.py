@@ -16,6 +16,7 @@ from tests.support.postgres import IN_MEMORY
 from .entries import (
     CURSOR,
     KEY,
+    ON_EVERY_ENGINE,
     OTHER,
     PROJECT,
     WRITER,
@@ -41,6 +42,7 @@ async def keys_below(store: SemanticStore, prefix: str, **options: Any) -> list[
     return [entry.key async for entry in store.list(prefix, **options)]
 
 
+@ON_EVERY_ENGINE
 class TestPutAndGet:
     async def test_an_envelope_comes_back_as_it_was_put(self, store: SemanticStore, clock: ManualClock) -> None:
         clock.advance(5)
@@ -81,6 +83,7 @@ class TestPutAndGet:
         assert await store.get(OTHER) is not None
 
 
+@ON_EVERY_ENGINE
 class TestExpectedVersion:
     async def test_0_means_that_nothing_may_be_there(self, store: SemanticStore) -> None:
         first = await put(store, expected=0)
@@ -139,6 +142,7 @@ class TestExpectedVersion:
         assert sorted(await actions(store)) == ["conflict"] * 19 + ["put"]
 
 
+@ON_EVERY_ENGINE
 class TestVersions:
     async def test_they_grow_through_delete_expiry_and_restore(self, store: SemanticStore, clock: ManualClock) -> None:
         versions = [(await put(store)).version]
@@ -162,6 +166,7 @@ class TestVersions:
             await put(store, expected=first.version)
 
 
+@ON_EVERY_ENGINE
 class TestDelete:
     async def test_it_returns_what_was_there_and_it_is_gone(self, store: SemanticStore) -> None:
         written = await put(store, semantics=living(9))
@@ -232,6 +237,7 @@ class TestSemanticList:
             assert store.list(PROJECT)
 
 
+@ON_EVERY_ENGINE
 class TestBatch:
     async def test_puts_and_deletes_are_made_together(self, store: SemanticStore) -> None:
         first = await put(store)
@@ -279,6 +285,7 @@ class TestBatch:
         assert await actions(store, OTHER) == ["put", "expire", "delete"]
 
 
+@ON_EVERY_ENGINE
 class TestSemanticExpiry:
     async def test_an_entry_is_gone_at_the_due_moment(self, store: SemanticStore, clock: ManualClock) -> None:
         await put(store, semantics=living(60))
@@ -415,6 +422,7 @@ class TestSemanticExpiry:
         assert await actions(store, OTHER) == ["put", "expire"]
 
 
+@ON_EVERY_ENGINE
 class TestSemanticRestore:
     async def test_a_deleted_entry_comes_back_as_a_new_version(self, store: SemanticStore, clock: ManualClock) -> None:
         old = await put(store, value={"token": "a"}, semantics=living(60), spec_ref="adr/7")
@@ -516,6 +524,7 @@ class TestSemanticRestore:
         assert back.version > old.fence
 
 
+@ON_EVERY_ENGINE
 class TestWatching:
     async def test_a_watch_tells_of_puts_deletes_and_expiries(self, store: SemanticStore, clock: ManualClock) -> None:
         async with asyncio.timeout(60), store.watch(KEY) as watching:

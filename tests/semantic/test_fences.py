@@ -11,6 +11,7 @@ from keyloft.semantic import Envelope, Semantics, SemanticStore, StaleFence, Ver
 from .entries import (
     KEY,
     LOCK,
+    ON_EVERY_ENGINE,
     OTHER,
     PROJECT,
     actions,
@@ -22,6 +23,8 @@ from .entries import (
     restore,
     trail,
 )
+
+pytestmark = ON_EVERY_ENGINE
 
 SECOND = f"{PROJECT}/locks/second"
 

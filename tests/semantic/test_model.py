@@ -24,6 +24,7 @@ from keyloft.semantic import (
     StaleFence,
     VersionConflict,
 )
+from tests.support.etcd import EtcdPrefixes
 from tests.support.examples import examples
 from tests.support.postgres import ReusedDatabase
 
@@ -377,10 +378,10 @@ class SemanticSqliteMachine(SemanticMachine):
         return str(self.folder / "app.db")
 
 
-class SemanticPostgresMachine(SemanticMachine):
+class SemanticServerMachine(SemanticMachine):
     """In a database of all tests; what other machines left there is thrown away."""
 
-    database: ReusedDatabase
+    database: ReusedDatabase | EtcdPrefixes
 
     def url(self) -> str:
         return self.emptied
@@ -392,10 +393,17 @@ class SemanticPostgresMachine(SemanticMachine):
 
 
 def test_postgresql_model(postgres_database: ReusedDatabase) -> None:
-    class SemanticOnPostgres(SemanticPostgresMachine):
+    class SemanticOnPostgres(SemanticServerMachine):
         database = postgres_database
 
     run_state_machine_as_test(SemanticOnPostgres, settings=examples(3, stateful_step_count=30))
+
+
+def test_etcd_model(etcd_prefixes: EtcdPrefixes) -> None:
+    class SemanticOnEtcd(SemanticServerMachine):
+        database = etcd_prefixes
+
+    run_state_machine_as_test(SemanticOnEtcd, settings=examples(3, stateful_step_count=30))
 
 
 TestMemoryModel = SemanticMachine.TestCase

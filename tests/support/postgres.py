@@ -178,6 +178,8 @@ def database_url(name: str, request: pytest.FixtureRequest, tmp_path: Path, *, t
     if name == "postgresql":
         url: str = request.getfixturevalue("emptied_postgres_url" if tables else "postgres_url")
         return url
+    if name == "etcd":
+        return str(request.getfixturevalue("etcd_url"))
     return {"memory": None, "sqlite file": str(tmp_path / "app.db"), "sqlite in memory": "sqlite://"}[name]
 
 

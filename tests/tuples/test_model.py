@@ -15,6 +15,7 @@ import keyloft
 from keyloft import U64, Entry, ManualClock, NotACounter, Store, Watching
 from keyloft.core import keys
 from keyloft.core.keys import TupleKey, encode
+from tests.support.etcd import EtcdPrefixes
 from tests.support.examples import examples
 from tests.support.postgres import ReusedDatabase
 
@@ -295,10 +296,10 @@ class SqliteInMemoryMachine(StoreMachine):
         return await keyloft.open("sqlite://", clock=self.clock, sweep_every=None)
 
 
-class PostgresMachine(StoreMachine):
+class ServerMachine(StoreMachine):
     """In a database that a test emptied; what other machines left there is thrown away."""
 
-    database: ReusedDatabase
+    database: ReusedDatabase | EtcdPrefixes
 
     def url(self) -> str:
         return self.emptied
@@ -333,10 +334,17 @@ class PostgresMachine(StoreMachine):
 
 
 def test_postgresql_model(postgres_database: ReusedDatabase) -> None:
-    class StoreOnPostgres(PostgresMachine):
+    class StoreOnPostgres(ServerMachine):
         database = postgres_database
 
     run_state_machine_as_test(StoreOnPostgres, settings=examples(4, stateful_step_count=30))
+
+
+def test_etcd_model(etcd_prefixes: EtcdPrefixes) -> None:
+    class StoreOnEtcd(ServerMachine):
+        database = etcd_prefixes
+
+    run_state_machine_as_test(StoreOnEtcd, settings=examples(6, stateful_step_count=30))
 
 
 TestMemoryModel = StoreMachine.TestCase

@@ -102,7 +102,7 @@ def test_a_forgotten_await_is_explained() -> None:
         keyloft.open().set(("k",), 1)
 
 
-@pytest.fixture(params=["memory", "sqlite file", "postgresql"])
+@pytest.fixture(params=["memory", "sqlite file", "postgresql", "etcd"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     return database_url(request.param, request, tmp_path, tables=False)
 

@@ -60,7 +60,7 @@ async def backup(
         >>> await admin.backup("postgresql://localhost/app", "nightly.db")
 
     Args:
-        database: What to save: a path, `sqlite:///…` or `postgresql://…`.
+        database: What to save: a path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         file: Where to write it.
         overwrite: Replace `file` if it exists.
         progress: Called with the stage, how much is done, and the total or None.

@@ -42,7 +42,7 @@ async def changes(
         ...     print(change.version, change.kind, change.key)
 
     Args:
-        database: A path, `sqlite:///…` or `postgresql://…`.
+        database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         since: Only what changed after this version; None for all that the log holds.
         limit: At most so many.
 

@@ -74,7 +74,7 @@ async def check(database: Database, *, limit: int = limits.FINDINGS, progress: P
         >>> [finding.what for finding in report.findings]
 
     Args:
-        database: A path, `sqlite:///…` or `postgresql://…`.
+        database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         limit: How many findings to return; all are counted.
         progress: Called with the stage, how much is done, and the total or None.
 

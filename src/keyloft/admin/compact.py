@@ -25,14 +25,15 @@ async def compact(database: Database, *, progress: Progress | None = None) -> Co
     """Give the space of removed entries back.
 
     An SQLite file is written again: that needs as much free space as the file has, and writers wait. PostgreSQL makes
-    the space free for new rows, and keeps most of it.
+    the space free for new rows, and keeps most of it. etcd forgets old revisions, those of other programs included, and
+    its members give the space back one after the other.
 
     Example:
         >>> report = await admin.compact("app.db")
         >>> report.before.database_bytes - report.after.database_bytes
 
     Args:
-        database: A path, `sqlite:///…` or `postgresql://…`.
+        database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         progress: Called when the work begins and when it is done: no engine reports how far it is.
 
     Returns:

@@ -11,7 +11,7 @@ from keyloft.engines import open_maintenance
 from keyloft.errors import InvalidArgument
 
 Database: TypeAlias = str | os.PathLike[str]
-"""A path, `sqlite:///…` or `postgresql://…`."""
+"""A path, `sqlite:///…`, `postgresql://…` or `etcd://…`."""
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the name of a stage, how much of it is done, and how much there is to do; None if that is not known.

@@ -98,7 +98,7 @@ async def stats(
         >>> report.total.entries
 
     Args:
-        database: A path, `sqlite:///…` or `postgresql://…`.
+        database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         soon: What expires within this many seconds counts as expiring soon.
         progress: Called with the stage, how many rows are counted, and the total, which is None until the end.
 

@@ -84,7 +84,7 @@ async def export(
         >>> await admin.export("app.db", "users.jsonl", prefix=("users",))
 
     Args:
-        database: A path, `sqlite:///…` or `postgresql://…`.
+        database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         target: A file, or a binary stream to write to.
         prefix: Of the tuple store, the unnamed one or that of `name`, only what is below it.
         plugin: Only what this plugin stores.
@@ -139,7 +139,7 @@ async def import_(
 
     Args:
         source: A file that `export` wrote, or one with an entry per line, or a binary stream.
-        database: A path, `sqlite:///…` or `postgresql://…`.
+        database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         prefix: Of the tuple store, the unnamed one or that of `name`, only what is below it.
         plugin: Only what this plugin stores.
         project: Only this project, `tenant/<tenant>/project/<project>`.
@@ -191,7 +191,7 @@ async def copy(
         >>> await admin.copy("app.db", "postgresql://localhost/app")
 
     Args:
-        source: A path, `sqlite:///…` or `postgresql://…`.
+        source: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         target: The same; it is made if need be.
         prefix: Of the tuple store, the unnamed one or that of `name`, only what is below it.
         plugin: Only what this plugin stores.

@@ -14,7 +14,8 @@ def compact(*, out: Output, database: NamedDatabase) -> None:
     """Give the space of removed entries back.
 
     An SQLite file is written again: that needs as much free space as the file has, and writers wait. PostgreSQL makes
-    the space free for new rows, and keeps most of it.
+    the space free for new rows, and keeps most of it. etcd forgets old revisions, those of other programs included, and
+    its members give the space back one after the other.
 
     Example: keyloft compact --database app.db
     """

@@ -95,7 +95,7 @@ def import_(
 
 
 def copy(
-    source: Annotated[str, argument("FROM", "A path, sqlite:///… or postgresql://…")],
+    source: Annotated[str, argument("FROM", "A path, sqlite:///…, postgresql://… or etcd://…")],
     target: Annotated[str, argument("TO", "The same; it is made if need be.")],
     *,
     incoming: Incoming,

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 _PACKAGES: Final = {
     "cli": ("rich", "typer"),
+    "etcd": ("google", "grpc", "grpcio", "protobuf"),
     "nats": ("nats", "nkeys"),
     "postgres": ("asyncpg",),
     "server": ("nats-server",),

@@ -6,6 +6,9 @@
     sqlite:///app.db?mode=ro                       the same, opened read-only
     sqlite://, sqlite:///:memory:                  SQLite in memory
     postgresql://user:password@host:port/database  PostgreSQL, with hosts and options as libpq has them
+    etcd://user:password@host:port,host,host/name  etcd: some of its members, and the prefix of all keys; options below
+
+Options of etcd: `tls=true`, or any of `ca=FILE`, `cert=FILE`, `key=FILE` and `server_name=NAME`, which turn TLS on.
 
 Schemes may be written in capitals, and name a driver as in `postgresql+asyncpg://`, which is ignored.
 
@@ -25,9 +28,11 @@ from keyloft.errors import CannotOpen, InvalidArgument, KeyloftError
 
 AnyUrl: TypeAlias = "str | os.PathLike[str] | DatabaseUrl | None"
 
-_USE: Final = "write a path, sqlite:///path, postgresql://user:password@host/database or :memory:"
+_USE: Final = (
+    "write a path, sqlite:///path, postgresql://user:password@host/database, etcd://host,host/prefix or :memory:"
+)
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9.-]*)(?:\+[a-z0-9_.+-]*)?:(//)?", re.IGNORECASE)
-_KNOWN: Final = ("sqlite", "file", "postgresql", "postgres", "memory")
+_KNOWN: Final = ("sqlite", "file", "postgresql", "postgres", "etcd", "memory")
 # A scheme, a login beside a host, or libpq's name=value; what begins with /x, ./, ../ or ~ is a path.
 _LOGIN: Final = re.compile(
     r".*://|(?!/[^/]|\.{1,2}/|~)(?:[^@]*(?::[^@]*@|@[^@]*:)|.*\b(?:password|pwd|dbname|host)\s*=)", re.I | re.S
@@ -36,6 +41,10 @@ _ESCAPE: Final = (
     "in a PostgreSQL URL, every character of a user, password or database that is neither a letter nor a digit is "
     "percent-encoded: @ is %40, / is %2F, : is %3A, # is %23, ? is %3F"
 )
+_ETCD_USE: Final = "an etcd URL is written etcd://user:password@host,host,host/prefix"
+_ETCD_OPTIONS: Final = ("tls", "ca", "cert", "key", "server_name")
+_ETCD_PORT: Final = 2379
+_ETCD_PREFIX: Final = "keyloft"
 _SECRET_OPTION: Final = re.compile(r"([^=&]*(?:pass|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
@@ -58,13 +67,14 @@ def check_nats_address(address: str, argument: str = "") -> None:
 class DatabaseUrl(Struct, frozen=True, kw_only=True):
     """What a path or URL names. It is safe to print: neither `shown` nor the repr holds a user or a password."""
 
-    engine: Literal["memory", "sqlite", "postgres"]
+    engine: Literal["memory", "sqlite", "postgres", "etcd"]
     shown: str
     """The path or URL as it was written, without user and password."""
     path: str = ":memory:"
     """The SQLite file, absolute: a later change of the working directory does not lead elsewhere."""
     read_only: bool = False
     postgres: "PostgresAddress | None" = None
+    etcd: "EtcdAddress | None" = None
 
     @classmethod
     def parse(cls, url: AnyUrl) -> "DatabaseUrl":
@@ -93,12 +103,12 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
 
     @property
     def file(self) -> Path | None:
-        """The SQLite file; None for memory and PostgreSQL."""
+        """The SQLite file; None for memory, PostgreSQL and etcd."""
         return Path(self.path) if self.engine == "sqlite" and self.path != ":memory:" else None
 
     @property
     def is_in_memory(self) -> bool:
-        return self.engine != "postgres" and self.file is None
+        return self.engine in ("memory", "sqlite") and self.file is None
 
     def __repr__(self) -> str:
         return f"DatabaseUrl({self.shown!r})"
@@ -121,6 +131,30 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"PostgresAddress({self.name!r})"
+
+
+class EtcdAddress(Struct, frozen=True, kw_only=True):
+    """Where an etcd cluster is, which of its keys a store has, and who logs in there."""
+
+    endpoints: tuple[str, ...]
+    """Members of the cluster, as host:port."""
+    prefix: str
+    """All keys begin with it and a slash."""
+    name: str
+    """Members and prefix, for messages."""
+    tls: bool = False
+    ca: str | None = None
+    """A file with the certificates of the authorities that are trusted; None for those that gRPC brings."""
+    cert: str | None = None
+    """A file with this client's certificate chain; `key` is its private key."""
+    key: str | None = None
+    server_name: str | None = None
+    """The name that the members' certificates have, if it is not their host."""
+    user: str = ""
+    password: str = ""
+
+    def __repr__(self) -> str:
+        return f"EtcdAddress({self.name!r})"
 
 
 def shown_url(url: AnyUrl) -> str:
@@ -152,6 +186,8 @@ def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:
             return _parse_sqlite(before, rest)
         case "postgresql" | "postgres":
             return _parse_postgres(rest)
+        case "etcd":
+            return _parse_etcd(rest)
         case "memory" if rest:
             raise InvalidArgument("memory://… has no name; write :memory: for a store in memory")
         case "memory":
@@ -224,6 +260,43 @@ def _parse_postgres(rest: str) -> DatabaseUrl:
         secrets=tuple(filter(None, (password, options.get("password")))),
     )
     return DatabaseUrl(engine="postgres", shown=f"postgresql://{where}", postgres=address)
+
+
+def _parse_etcd(rest: str) -> DatabaseUrl:
+    try:
+        parts = urlsplit(f"etcd://{rest}")
+        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    except ValueError:
+        raise InvalidArgument(f"{_ETCD_USE}, and options follow it as ?name=value&name=value") from None
+    login, _, place = parts.netloc.rpartition("@")
+    if parts.fragment or any("@" in text for text in (login, parts.path, parts.query)):
+        raise InvalidArgument(_ESCAPE.replace("a PostgreSQL", "an etcd").replace("database", "prefix"))
+    if wrong := [name for name in options if name not in _ETCD_OPTIONS]:
+        named = f"there is no option {wrong[0]}" if wrong[0].isidentifier() else "an option is unknown"
+        raise InvalidArgument(f"etcd://…?…: {named}; an etcd URL takes {', '.join(_ETCD_OPTIONS)}")
+    tls = options.pop("tls", "true" if options else "false")
+    if tls not in ("true", "false") or (options and tls == "false"):
+        raise InvalidArgument("etcd://…?tls=…: expected true or false; ca, cert, key and server_name need TLS")
+    if ("cert" in options) != ("key" in options):
+        raise InvalidArgument("etcd://…?…: cert and key are given together: a certificate, and its private key")
+    hosts = [_host(host) for host in place.split(",") if host] or [{"host": "127.0.0.1"}]
+    endpoints = [_endpoint(**host) for host in hosts]
+    prefix = unquote(parts.path).strip("/") or _ETCD_PREFIX
+    user, _, password = login.partition(":")
+    address = EtcdAddress(
+        endpoints=tuple(endpoints),
+        prefix=prefix,
+        name=f"etcd at {','.join(endpoints)}/{prefix}",
+        tls=tls == "true",
+        user=unquote(user),
+        password=unquote(password),
+        **options,
+    )
+    return DatabaseUrl(engine="etcd", shown=f"etcd://{place}{parts.path}", etcd=address)
+
+
+def _endpoint(host: str, port: int = _ETCD_PORT) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _hosts_of_options(options: Mapping[str, str]) -> list[dict[str, Any]]:

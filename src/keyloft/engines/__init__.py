@@ -62,6 +62,11 @@ async def open_engine(
 
         server = PostgresServer(database.postgres, clock, durability=durability, patience=patience)
         return await PostgresEngine.open(server, history)
+    if database.etcd is not None:
+        from keyloft.engines.etcd.cluster import EtcdCluster
+        from keyloft.engines.etcd.engine import EtcdEngine
+
+        return await EtcdEngine.open(EtcdCluster(database.etcd, clock, patience=patience), history)
     if database.engine == "memory":
         return MemoryEngine(clock or SystemClock(), history)
     file = SqliteFile(database.path, durability, sync, cache_mib=cache_mib, read_only=database.read_only)
@@ -89,8 +94,15 @@ async def open_maintenance(
         from keyloft.engines.postgres.server import PostgresServer
 
         return await PostgresMaintenance.open(PostgresServer(database.postgres, patience=patience), make=make)
+    if database.etcd is not None:
+        from keyloft.engines.etcd.cluster import EtcdCluster
+        from keyloft.engines.etcd.maintenance import EtcdMaintenance
+
+        return await EtcdMaintenance.open(EtcdCluster(database.etcd, patience=patience), make=make)
     if database.is_in_memory:
-        raise CannotOpen("another process can't read a database in memory: name a file, or a PostgreSQL server")
+        raise CannotOpen(
+            "another process can't read a database in memory: name a file, a PostgreSQL server or an etcd cluster"
+        )
     from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 
     return await SqliteMaintenance.open(SqliteFile(database.path, read_only=database.read_only), make=make)
@@ -109,6 +121,10 @@ async def inspect_database(url: AnyUrl, *, patience: float = limits.OPERATOR_SER
         from keyloft.engines.postgres import inspection
 
         return await inspection.inspect(database.postgres, patience)
+    if database.etcd is not None:
+        from keyloft.engines.etcd import inspection as etcd_inspection
+
+        return await etcd_inspection.inspect(database.etcd, patience)
     if database.is_in_memory:
         return None
     worker = Worker(f"keyloft inspection of {database.path}")

@@ -67,6 +67,8 @@ def _database() -> DatabaseUrl:
         raise CannotMigrate(str(error)) from None
     if database.is_in_memory:
         raise CannotMigrate(f"{database.shown} is in memory, where nothing can be migrated: name a file or a server")
+    if database.etcd is not None:
+        raise CannotMigrate(f"{database.shown} has no tables to migrate: opening it makes the store")
     if database.read_only:
         raise CannotMigrate(f"{database.shown} is opened read-only and can't be migrated: leave ?mode=ro out")
     return database

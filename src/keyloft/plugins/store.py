@@ -48,7 +48,7 @@ class BotDatabase(BulkMethods, AsyncClosing):
     ) -> None:
         """Args:
         url: `sqlite:///bot.db`, `sqlite:////var/lib/bot.db`, `sqlite:///:memory:`, a path, or
-            `postgresql://user:password@host/database`; a `+driver` is accepted.
+            `postgresql://user:password@host/database`, `etcd://host,host,host/prefix`; a `+driver` is accepted.
         clock: Used instead of the database's clock, for tests.
         durability: "full": what is acknowledged survives a power cut. "relaxed": the last of it may not.
         patience: How many seconds a call waits for a database server that does not answer.

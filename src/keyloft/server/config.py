@@ -57,7 +57,8 @@ class Config:
 
     database: str = _setting(
         "sqlite:///keyloft.db",
-        "Where the data is: sqlite:///FILE, a path, postgresql://USER:PASSWORD@HOST/DATABASE, or :memory:.",
+        "Where the data is: sqlite:///FILE, a path, postgresql://USER:PASSWORD@HOST/DATABASE, "
+        "etcd://HOST,HOST,HOST/PREFIX, or :memory:.",
         metavar="URL",
         min_length=1,
     )

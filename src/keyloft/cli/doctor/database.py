@@ -65,7 +65,9 @@ def _failed(error: Exception) -> Finding:
 def _advice(error: Exception) -> str:
     match error:
         case InvalidInput():
-            return "write a path, sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
+            return (
+                "write a path, sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE or etcd://HOST,HOST,HOST/PREFIX"
+            )
         case Unreachable():
             return "start it, or correct --database (KEYLOFT_DATABASE_URL)"
         case NotADatabase():

@@ -45,6 +45,8 @@ def packages(config: Config) -> list[Finding]:
 
     if config.database.lower().startswith("postgres") and not _is_there("asyncpg"):
         lack("asyncpg", "postgres", "the driver of PostgreSQL", must=True)
+    if config.database.lower().startswith("etcd") and not (_is_there("grpc") and _is_there("google.protobuf")):
+        lack("grpcio or protobuf", "etcd", "what calls etcd", must=True)
     if not (_is_there("alembic") and _is_there("sqlalchemy")):
         lack("Alembic", "sql", "`keyloft migrate` needs it")
     if not _is_there("nats"):

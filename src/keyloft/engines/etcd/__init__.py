@@ -1,0 +1,17 @@
+"""The engine on an etcd cluster.
+
+`engine` reads, commits and watches. `cluster` calls the members with the `messages` of etcd's API, `errors` explains
+failures, and `transactions` builds requests. `layout` is the form of keys and values. `views` reads from one revision;
+`reads`, `scans` and `log` answer from it. `writes` decides groups, `drafts` holds what a commit writes, and
+`large_values` stores what does not fit into it. `following` learns of commits of other processes. `set_up`,
+`maintenance`, `snapshots`, `loads` and `inspection` serve operators.
+"""
+
+from keyloft.core.extras import not_installed
+from keyloft.errors import CannotOpen
+
+try:
+    import google.protobuf  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
+    import grpc  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
+except ModuleNotFoundError as error:
+    raise CannotOpen(not_installed(str(error.name).partition(".")[0], "etcd")) from error

@@ -1,0 +1,199 @@
+"""Calls the members of an etcd cluster over gRPC: one at a time, and the next one when that fails."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import grpc  # type: ignore[import-untyped,unused-ignore]
+
+from keyloft import limits
+from keyloft.clock import Clock, SystemClock
+from keyloft.core.urls import EtcdAddress
+from keyloft.engines.etcd import errors, messages
+from keyloft.engines.etcd.errors import Failure
+from keyloft.errors import CannotOpen, Closed
+
+_BAD_RELEASES: Final = ("3.5.0", "3.5.1", "3.5.2")
+_OLDEST_RELEASE: Final = (3, 4)
+_SILENT, _ANSWER = limits.ETCD_KEEPALIVE_SECONDS
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A try is repeated here, where it is known what it may have done.
+    ("grpc.enable_retries", 0),
+    # Two engines don't share a connection: the one must not wait behind what the other transfers.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", round(1000 * limits.ETCD_CONNECT_SECONDS)),
+    ("grpc.keepalive_time_ms", 1000 * _SILENT),
+    ("grpc.keepalive_timeout_ms", 1000 * _ANSWER),
+)
+# A member that has lost its leader says so at once, and does not wait for the next one.
+_WITH_LEADER: Final = ("hasleader", "true")
+
+
+class EtcdMember:
+    """The connection to one member; it connects by itself."""
+
+    def __init__(self, endpoint: str, credentials: Any, server_name: str | None) -> None:
+        options: list[tuple[str, Any]] = list(_OPTIONS)
+        if server_name is not None:
+            options.append(("grpc.ssl_target_name_override", server_name))
+        self.endpoint = endpoint
+        self.channel = (
+            grpc.aio.insecure_channel(endpoint, options=options)
+            if credentials is None
+            else grpc.aio.secure_channel(endpoint, credentials, options=options)
+        )
+        self.calls = {name: self._method(name) for name in messages.METHODS}
+
+    def _method(self, name: str) -> Any:
+        _, request, response = messages.METHODS[name]
+        make = self.channel.stream_stream if name == "Watch" else self.channel.unary_unary
+        return make(
+            messages.path(name), request_serializer=request.SerializeToString, response_deserializer=response.FromString
+        )
+
+
+class EtcdCluster:
+    """Some members of a cluster. All calls go to one of them, until it fails."""
+
+    def __init__(
+        self, address: EtcdAddress, clock: Clock | None = None, *, patience: float = limits.SERVER_SECONDS
+    ) -> None:
+        """`patience` is for how many seconds a call is repeated while no member answers."""
+        self.address = address
+        self.name = address.name
+        self.patience = patience
+        self.clock: Clock = clock or SystemClock()
+        credentials = _credentials(address) if address.tls else None
+        self.members = [EtcdMember(endpoint, credentials, address.server_name) for endpoint in address.endpoints]
+        self._current = 0
+        self._token: str | None = None
+        self._closed = False
+
+    @property
+    def member(self) -> EtcdMember:
+        """The member that is asked now."""
+        return self.members[self._current]
+
+    async def call(self, method: str, request: Any, seconds: float, member: EtcdMember | None = None) -> Any:
+        """Try a request once.
+
+        Raises:
+            Failure: It was not answered. The next call goes to another member if this one may be at fault.
+        """
+        if self._closed:
+            raise Closed
+        asked = member or self.member
+        try:
+            metadata = await self.metadata(asked, seconds)
+            return await asked.calls[method](request, timeout=seconds, metadata=metadata)
+        except Failure as error:
+            self.failed(asked, error)
+            raise
+
+    def failed(self, member: EtcdMember, error: Any) -> None:
+        """A request to this member has failed: log in again, or ask another one, if that may help."""
+        if errors.is_logged_out(error):
+            self._token = None
+        elif errors.is_lost(error) and member is self.member:
+            self._current = (self._current + 1) % len(self.members)
+
+    async def ask(self, method: str, request: Any, arrived: float | None = None) -> Any:
+        """Try a request that changes nothing, or may be carried out twice, until it is answered.
+
+        Args:
+            method: One of `messages.METHODS`.
+            request: Its request.
+            arrived: When the caller's patience began, by the event loop's time; now if left out.
+
+        Raises:
+            DatabaseError: No member answered in time, or one refused the request; the message says why.
+            Failure: The revision to be read is compacted.
+        """
+        began = asyncio.get_running_loop().time() if arrived is None else arrived
+        seconds = limits.ETCD_TRY_SECONDS
+        while True:
+            try:
+                return await self.call(method, request, seconds)
+            except Failure as error:
+                if errors.is_compacted(error):
+                    raise
+                await self.pause(error, began)
+            seconds = min(2 * seconds, limits.ETCD_LONGEST_TRY_SECONDS)
+
+    async def pause(self, error: Any, arrived: float) -> None:
+        """Wait before the next try.
+
+        Raises:
+            DatabaseError: It would not help, or time is up.
+        """
+        time = asyncio.get_running_loop().time()
+        if not errors.may_succeed_later(error) or time > arrived + self.patience:
+            raise errors.explain(self.name, error) from error
+        await asyncio.sleep(limits.ETCD_RETRY_SECONDS)
+
+    async def metadata(self, member: EtcdMember, seconds: float) -> tuple[tuple[str, str], ...]:
+        """What each request carries: who sends it."""
+        if not self.address.user:
+            return (_WITH_LEADER,)
+        if self._token is None:
+            login = messages.AuthenticateRequest(name=self.address.user, password=self.address.password)
+            try:
+                self._token = (await member.calls["Authenticate"](login, timeout=seconds)).token
+            except Failure as error:
+                if "authentication is not enabled" not in errors.details(error):
+                    raise
+                self._token = ""
+        return (_WITH_LEADER, ("token", self._token)) if self._token else (_WITH_LEADER,)
+
+    async def check_releases(self) -> None:
+        """Refuse a cluster in which a member that answers is of a release that can't be used.
+
+        Raises:
+            CannotOpen: It names the member and its release.
+        """
+        for endpoint, status in (await self.statuses()).items():
+            if refusal := refusal_of(status.version):
+                raise CannotOpen(f"{endpoint} runs etcd {status.version}{refusal}")
+
+    async def statuses(self) -> dict[str, Any]:
+        """The status of each member that answers."""
+
+        async def status(member: EtcdMember) -> Any:
+            try:
+                return await self.call("Status", messages.StatusRequest(), limits.ETCD_TRY_SECONDS, member)
+            except Failure:
+                return None
+
+        answers = await asyncio.gather(*map(status, self.members))
+        return {
+            member.endpoint: answer for member, answer in zip(self.members, answers, strict=True) if answer is not None
+        }
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await asyncio.gather(*[member.channel.close() for member in self.members])
+
+
+def refusal_of(release: str) -> str | None:
+    """Why a release of etcd can't be used."""
+    if release in _BAD_RELEASES:
+        return ", which can lose data: upgrade it to 3.5.3 or later"
+    numbers = tuple(int(number) for number in release.split(".")[:2] if number.isdecimal())
+    return None if numbers >= _OLDEST_RELEASE else ": Keyloft needs 3.4, or 3.5.3 and later"
+
+
+def _credentials(address: EtcdAddress) -> Any:
+    def content(option: str, file: str | None) -> bytes | None:
+        try:
+            return None if file is None else Path(file).read_bytes()
+        except OSError as error:
+            raise CannotOpen(f"{address.name}: {option}={file} can't be read: {error.strerror}") from None
+
+    return grpc.ssl_channel_credentials(
+        content("ca", address.ca), content("key", address.key), content("cert", address.cert)
+    )

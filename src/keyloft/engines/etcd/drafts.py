@@ -1,0 +1,129 @@
+"""The writes of a commit: what they take in a request, and which values are stored before it because they don't fit."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
+
+from keyloft import limits
+from keyloft.core.maintenance import LogRow
+from keyloft.core.records import Address, Record
+from keyloft.engines.commit.settle import PutRow, SetExpiry, Write
+from keyloft.engines.etcd import large_values, layout, transactions
+from keyloft.engines.etcd.cluster import EtcdCluster
+from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoredRow
+from keyloft.errors import InvalidArgument
+
+OPERATION_BYTES: Final = 32
+"""About what an operation takes in a request besides its key and its value."""
+
+StoredChunks: TypeAlias = dict[tuple[bytes, bytes], Chunks]
+"""The values that were stored before a commit, by key of etcd and value: a repeated try uses them again."""
+
+
+class CommitDraft:
+    """The operations of a transaction. Values stay apart until it is known which of them go into chunks."""
+
+    def __init__(self, keys: KeyLayout, stored: Mapping[Address, StoredRow]) -> None:
+        """`stored` holds the rows under all keys that will be written, where there are any."""
+        self.keys = keys
+        self._stored = stored
+        self._others: list[Any] = []
+        self._others_bytes = 0
+        self._puts: dict[bytes, tuple[Callable[[Chunks | None], bytes], bytes]] = {}
+        """By key of etcd: what makes a row of the value, or of its chunks; and the value."""
+        self.chunks: dict[bytes, Chunks] = {}
+        """Of the values that were stored before, by key of etcd."""
+
+    def write(self, address: Address, write: Write, now: int) -> None:
+        """Carry out what `settle` has decided about a key."""
+        old = self._stored.get(address)
+        before = None if old is None else old.record
+        new = None
+        if isinstance(write, PutRow):
+            new = write.record
+            if before is not None and not write.is_new_entry and before.is_alive(now):
+                new = replace(new, created_at=before.created_at)
+        elif isinstance(write, SetExpiry) and before is not None:
+            new = replace(before, expires_at=write.expires_at)
+        self._move_expiry(address, before, new)
+        key = self.keys.data(*address)
+        if old is not None and old.chunks is not None and not isinstance(write, SetExpiry):
+            self._other(large_values.removal(self.keys, old.chunks), 2 * len(self.keys.base))
+        if new is None:
+            if old is not None:
+                self._other(transactions.delete(key), len(key))
+        elif isinstance(write, SetExpiry) and old is not None and old.chunks is not None:
+            self._other(transactions.put(key, layout.pack_row(new, old.chunks)), len(key) + OPERATION_BYTES)
+        else:
+            self._puts[key] = partial(layout.pack_row, new), new.value
+
+    def log(self, row: LogRow, commit_id: bytes) -> None:
+        """Add a row of the change log."""
+        key = self.keys.log(row.version, row.part)
+        self._puts[key] = partial(layout.pack_log_row, row, commit_id), row.changes
+
+    def _move_expiry(self, address: Address, before: Record | None, new: Record | None) -> None:
+        old_expiry = None if before is None else before.expires_at
+        new_expiry = None if new is None else new.expires_at
+        if old_expiry == new_expiry:
+            return
+        space, key = address
+        if old_expiry is not None:
+            removed = self.keys.index(space, old_expiry, key)
+            self._other(transactions.delete(removed), len(removed))
+        if new_expiry is not None:
+            added = self.keys.index(space, new_expiry, key)
+            self._other(transactions.put(added, b""), len(added))
+
+    def _other(self, operation: Any, size: int) -> None:
+        self._others.append(operation)
+        self._others_bytes += size + OPERATION_BYTES
+
+    async def store_large(
+        self, cluster: EtcdCluster, most: int, now: int, arrived: float, before: StoredChunks | None = None
+    ) -> None:
+        """Store the largest values before the commit, until the rest of it takes no more than so many bytes.
+
+        Raises:
+            InvalidArgument: The rest is too large.
+        """
+        before = {} if before is None else before
+        values = self._largest(most)
+        size = self._size - sum(map(len, values.values()))
+        operations = len(self._others) + len(self._puts)
+        if size > most or operations >= transactions.MOST_OPERATIONS:
+            raise InvalidArgument(
+                f"this batch is too large for one commit to {cluster.name}: {operations:,} operations of {size:,} "
+                f"bytes, values that are stored apart not counted; {most:,} bytes and {transactions.MOST_OPERATIONS:,} "
+                "operations are allowed: write it in several batches"
+            )
+        missing = {key: value for key, value in values.items() if (key, value) not in before}
+        if missing:
+            stored = await large_values.store(cluster, self.keys, missing, now, arrived)
+            before.update({(key, missing[key]): chunks for key, chunks in stored.items()})
+        self.chunks = {key: before[key, value] for key, value in values.items()}
+
+    @property
+    def _size(self) -> int:
+        """About how many bytes the operations take, with all values."""
+        puts = sum([len(key) + len(value) + 2 * OPERATION_BYTES for key, (_, value) in self._puts.items()])
+        return self._others_bytes + puts
+
+    def _largest(self, most: int) -> dict[bytes, bytes]:
+        """The largest values, as many as must go for the rest to take no more than this many bytes."""
+        size = self._size
+        taken: dict[bytes, bytes] = {}
+        if size > most:
+            for key, (_, value) in sorted(self._puts.items(), key=lambda item: len(item[1][1]), reverse=True):
+                if size <= most or len(value) < limits.ETCD_SMALLEST_CHUNKED_BYTES:
+                    break
+                taken[key] = value
+                size -= len(value)
+        return taken
+
+    def operations(self) -> list[Any]:
+        """What the transaction is to do."""
+        puts = [transactions.put(key, pack(self.chunks.get(key))) for key, (pack, _) in self._puts.items()]
+        return self._others + puts

@@ -1,0 +1,54 @@
+"""Inspects a store in etcd without changing it: whether it is there, its members, and alarms."""
+
+from typing import Final
+
+from keyloft.core.urls import EtcdAddress
+from keyloft.engines.etcd import messages, transactions
+from keyloft.engines.etcd.cluster import EtcdCluster
+from keyloft.engines.etcd.layout import FORMAT, counter_key, unpack_counter
+from keyloft.engines.inspection import Inspection
+
+_RAISE_QUOTA: Final = "run `keyloft compact`; raise --quota-backend-bytes if that frees too little"
+
+
+async def inspect(address: EtcdAddress, patience: float) -> Inspection:
+    """Connect, inspect, disconnect.
+
+    Raises:
+        DatabaseError: No member answers, or one of them can't be used; the message says why.
+    """
+    cluster = EtcdCluster(address, patience=patience)
+    try:
+        return await _inspect(cluster)
+    finally:
+        await cluster.aclose()
+
+
+async def _inspect(cluster: EtcdCluster) -> Inspection:
+    read = transactions.transaction((), [transactions.read(counter_key(cluster.address.prefix))])
+    [reply] = transactions.replies(await cluster.ask("Txn", read))
+    counter = unpack_counter(cluster.name, reply.kvs[0].value) if reply.kvs else None
+    await cluster.check_releases()
+    statuses = await cluster.statuses()
+    alarms = {alarm.alarm for alarm in (await cluster.ask("Alarm", messages.AlarmRequest())).alarms}
+    obstacles: list[tuple[str, str]] = []
+    if messages.NOSPACE in alarms:
+        obstacles.append(("etcd has used up its quota (alarm NOSPACE), and refuses writes", _RAISE_QUOTA))
+    if messages.CORRUPT in alarms:
+        what = "etcd has found that its members differ (alarm CORRUPT)"
+        obstacles.append((what, "replace the member that differs, then `etcdctl alarm disarm`"))
+    away = [member.endpoint for member in cluster.members if member.endpoint not in statuses]
+    if away:
+        obstacles.append((f"these members of etcd don't answer: {', '.join(away)}", "start them, or correct the URL"))
+    ahead = None
+    if counter is not None:
+        # Machines that write have clocks of their own; the latest of them is the store's.
+        ahead = max(0.0, round((counter.at - cluster.clock.now()) / 1000, 3))
+    return Inspection(
+        software=f"etcd {', '.join(sorted({status.version for status in statuses.values()}))}",
+        revision=None if counter is None else str(counter.format),
+        wanted=str(FORMAT),
+        store=None if counter is None else counter.store_id,
+        ahead=ahead,
+        obstacles=tuple(obstacles),
+    )

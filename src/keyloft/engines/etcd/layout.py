@@ -1,0 +1,252 @@
+"""How a store lies in etcd: the form of its keys and values.
+
+    PREFIX/counter                          the version counter, and what else belongs to the store as a whole
+    PREFIX/GENERATION/d/ SPACE KEY          an entry: a head, then its value, or where its chunks are
+    PREFIX/GENERATION/x/ SPACE EXPIRY KEY   the index of expiries, without values
+    PREFIX/GENERATION/l/ VERSION PART       the change log
+    PREFIX/GENERATION/v/ ID NUMBER          chunks of large values; number 0 holds the key that they belong to
+
+All keys of a store but one lie below the number of its generation. A restore fills another generation, and the counter
+then names that one: so readers see all of it or nothing.
+"""
+
+import re
+import struct
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from keyloft.core.maintenance import LogRow
+from keyloft.core.records import Head, Key, Record, Space
+from keyloft.core.schema import VERSION_BY_HAND
+from keyloft.errors import DatabaseError, SchemaTooNew
+
+FORMAT: Final = 1
+"""The layout that this version reads and writes."""
+
+_SPACE_NAMES: Final = {Space.TUPLES: b"t", Space.SEMANTIC: b"s", Space.PLUGINS: b"p"}
+_MOMENT: Final = struct.Struct(">Q")
+_HEAD: Final = struct.Struct(">BBQqQQ")
+"""Whether the value is in chunks, then encoding, version, expiry or -1, and the times of creation and last change."""
+_CHUNKED: Final = struct.Struct(">16sHQ")
+"""Id and number of the chunks, and the size of the value."""
+_LOG_KEY: Final = struct.Struct(">QI")
+_LOG_HEAD: Final = struct.Struct(">BqQQ16s")
+"""Whether the changes are in chunks, then base, time, size of the log, and the id of the commit."""
+_CHUNK_NUMBER: Final = struct.Struct(">H")
+_GENERATION: Final = re.compile(rb"[0-9a-f]{16}")
+NO_COMMIT: Final = bytes(16)
+
+
+class StoreState(Struct, frozen=True, kw_only=True, array_like=True):
+    """The state of the store as a whole; each commit compares and replaces it."""
+
+    format: int = FORMAT
+    version: int = VERSION_BY_HAND
+    at: int = 0
+    """The time of the last commit."""
+    log_size: int = 0
+    generation: int = 0
+    store_id: str
+    writer: str = ""
+    """Which engine made the last commit: its own commits are no news to it."""
+
+
+_encode_counter = msgspec.msgpack.Encoder().encode
+_decode_counter = msgspec.msgpack.Decoder(StoreState).decode
+
+
+def pack_counter(counter: StoreState) -> bytes:
+    return _encode_counter(counter)
+
+
+def unpack_counter(name: str, value: bytes) -> StoreState:
+    """The counter of a store.
+
+    Raises:
+        SchemaTooNew: A later version of Keyloft wrote it.
+        DatabaseError: It is not a counter.
+    """
+    try:
+        counter = _decode_counter(value)
+    except msgspec.MsgspecError:
+        raise DatabaseError(f"{name}: the key counter is not Keyloft's: use another prefix") from None
+    if counter.format > FORMAT:
+        raise SchemaTooNew(
+            f"{name} has layout {counter.format}, which this version of Keyloft does not know (it has {FORMAT}): "
+            "upgrade keyloft; it was left as it is"
+        )
+    return counter
+
+
+class Chunks(Struct, frozen=True, gc=False):
+    """Where a value is that is too large for its row."""
+
+    id: bytes
+    number: int
+    size: int
+
+
+class StoredRow(Struct, frozen=True, gc=False):
+    """A row as it is stored."""
+
+    record: Record
+    """A Head, if the value is in chunks."""
+    chunks: Chunks | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.record.value) if self.chunks is None else self.chunks.size
+
+
+class KeyLayout:
+    """The keys of one generation of a store."""
+
+    def __init__(self, prefix: str, generation: int) -> None:
+        self.generation = generation
+        self.counter = counter_key(prefix)
+        self.base = generation_prefix(prefix, generation)
+        self._data = {space: self.base + b"d/" + name for space, name in _SPACE_NAMES.items()}
+        self._index = {space: self.base + b"x/" + name for space, name in _SPACE_NAMES.items()}
+        self._log = self.base + b"l/"
+        self._chunks = self.base + b"v/"
+
+    @property
+    def whole_range(self) -> tuple[bytes, bytes]:
+        """All keys of this generation."""
+        return self.base, after_prefix(self.base)
+
+    @property
+    def under_way(self) -> bytes:
+        """What is there while a restore fills this generation."""
+        return self.base + b"restoring"
+
+    # Entries
+
+    def data(self, space: Space, key: Key) -> bytes:
+        return self._data[space] + raw(space, key)
+
+    def space_range(self, space: Space) -> tuple[bytes, bytes]:
+        """All entries of a space."""
+        return self._data[space], after_prefix(self._data[space])
+
+    def key_of(self, space: Space, data: bytes) -> Key:
+        return key_of(space, data[len(self._data[space]) :])
+
+    def row(self, space: Space, data: bytes, value: bytes) -> StoredRow:
+        """The entry that is stored under a key of etcd."""
+        chunked, encoding, version, expiry, created, updated = _HEAD.unpack_from(value)
+        key, expires_at = self.key_of(space, data), None if expiry < 0 else expiry
+        if chunked:
+            head = Head(key, b"", encoding, version, expires_at, created, updated)
+            return StoredRow(head, Chunks(*_CHUNKED.unpack_from(value, _HEAD.size)))
+        return StoredRow(Record(key, value[_HEAD.size :], encoding, version, expires_at, created, updated))
+
+    # Expiries
+
+    def index(self, space: Space, expires_at: int, key: Key = None) -> bytes:
+        """An entry of the index of expiries, or without a key what all of that moment begin with."""
+        start = self._index[space] + _MOMENT.pack(expires_at)
+        return start if key is None else start + raw(space, key)
+
+    def expiry_of(self, space: Space, index: bytes) -> tuple[int, Key]:
+        at = len(self._index[space])
+        [moment] = _MOMENT.unpack_from(index, at)
+        return moment, key_of(space, index[at + _MOMENT.size :])
+
+    def index_range(self, space: Space) -> tuple[bytes, bytes]:
+        return self._index[space], after_prefix(self._index[space])
+
+    # The change log
+
+    def log(self, version: int, part: int = 0) -> bytes:
+        return self._log + _LOG_KEY.pack(version, part)
+
+    @property
+    def log_range(self) -> tuple[bytes, bytes]:
+        return self._log, after_prefix(self._log)
+
+    def log_row(self, key: bytes, value: bytes) -> tuple[LogRow, Chunks | None]:
+        """A row of the log; without its changes, if they are in chunks."""
+        version, part = _LOG_KEY.unpack_from(key, len(self._log))
+        chunked, base, at, size, _ = _LOG_HEAD.unpack_from(value)
+        if chunked:
+            return LogRow(version, part, base, at, size, b""), Chunks(*_CHUNKED.unpack_from(value, _LOG_HEAD.size))
+        return LogRow(version, part, base, at, size, value[_LOG_HEAD.size :]), None
+
+    # Chunks
+
+    @property
+    def chunk_range(self) -> tuple[bytes, bytes]:
+        return self._chunks, after_prefix(self._chunks)
+
+    def chunk(self, identity: bytes, number: int) -> bytes:
+        return self._chunks + identity + _CHUNK_NUMBER.pack(number)
+
+    def all_chunks(self, identity: bytes) -> tuple[bytes, bytes]:
+        return self._chunks + identity, after_prefix(self._chunks + identity)
+
+    def chunk_id(self, key: bytes) -> bytes:
+        return key[len(self._chunks) : -_CHUNK_NUMBER.size]
+
+
+def counter_key(prefix: str) -> bytes:
+    return prefix.encode() + b"/counter"
+
+
+def generation_prefix(prefix: str, generation: int) -> bytes:
+    return b"%s/%016x/" % (prefix.encode(), generation)
+
+
+def store_prefix(prefix: str) -> tuple[bytes, bytes]:
+    """All keys of a store."""
+    start = prefix.encode() + b"/"
+    return start, after_prefix(start)
+
+
+def generation_of(prefix: str, key: bytes) -> int | None:
+    """The generation that a key of a store belongs to; None for the counter, and for what is not Keyloft's."""
+    name, slash, _ = key[len(prefix.encode()) + 1 :].partition(b"/")
+    return int(name, 16) if slash and _GENERATION.fullmatch(name) else None
+
+
+def raw(space: Space, key: Key) -> bytes:
+    """The bytes of a key, which sort as the keys do. The texts of a plugin's key contain no NUL."""
+    if space is Space.PLUGINS:
+        plugin, name = key
+        return b"%s\x00%s" % (plugin.encode(), name.encode())
+    return bytes(key)
+
+
+def key_of(space: Space, raw: bytes) -> Key:
+    if space is Space.PLUGINS:
+        plugin, _, name = raw.partition(b"\x00")
+        return plugin.decode(), name.decode()
+    return raw
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """The first key after all that begin with a prefix, which does not end with FF."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def pack_row(record: Record, chunks: Chunks | None = None) -> bytes:
+    expiry = -1 if record.expires_at is None else record.expires_at
+    head = _HEAD.pack(chunks is not None, record.encoding, record.version, expiry, record.created_at, record.updated_at)
+    return head + (record.value if chunks is None else _pack_chunks(chunks))
+
+
+def pack_log_row(row: LogRow, commit_id: bytes, chunks: Chunks | None = None) -> bytes:
+    head = _LOG_HEAD.pack(chunks is not None, row.base, row.at, row.size, commit_id)
+    return head + (row.changes if chunks is None else _pack_chunks(chunks))
+
+
+def commit_id_of(value: bytes) -> bytes:
+    """The id of the commit that wrote a row of the log."""
+    identity: Any = _LOG_HEAD.unpack_from(value)[4]
+    return bytes(identity)
+
+
+def _pack_chunks(chunks: Chunks) -> bytes:
+    return _CHUNKED.pack(chunks.id, chunks.number, chunks.size)

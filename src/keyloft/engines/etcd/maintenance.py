@@ -1,0 +1,225 @@
+"""Reads, loads, checks, backs up and compacts a store in etcd as a whole."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from keyloft import limits
+from keyloft.core import maintenance
+from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Snapshot, version_after_jump
+from keyloft.core.records import Record, Space
+from keyloft.engines import change_log, loading
+from keyloft.engines.etcd import large_values, messages, set_up, transactions
+from keyloft.engines.etcd.cluster import EtcdCluster
+from keyloft.engines.etcd.errors import Failure, explain
+from keyloft.engines.etcd.layout import FORMAT, KeyLayout, generation_of, raw, store_prefix
+from keyloft.engines.etcd.loads import CommittedLoad, GenerationLoad
+from keyloft.engines.etcd.snapshots import EtcdSnapshot, explained
+from keyloft.engines.etcd.views import RevisionView, RevisionViews
+from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.maintenance import SqliteMaintenance
+from keyloft.errors import Busy
+
+_ROW_BYTES: Final = 160
+"""About what a row takes in a commit besides its key and its value: its head, its expiry, and its change in the log."""
+_ALARMS: Final = {
+    messages.NOSPACE: "a member has used up its quota (alarm NOSPACE): writes are refused",
+    messages.CORRUPT: "the data of a member differs from that of the others (alarm CORRUPT): replace that member",
+}
+
+
+class EtcdMaintenance:
+    """A store in etcd as a whole."""
+
+    @classmethod
+    async def open(cls, cluster: EtcdCluster, *, make: bool) -> "EtcdMaintenance":
+        """Connect to a cluster; `make` makes the store if there is none.
+
+        Raises:
+            DatabaseError: The store can't be used; the message says why.
+        """
+        views = RevisionViews(cluster)
+        try:
+            await (set_up.make_store if make else set_up.check_store)(views)
+        except BaseException:
+            await cluster.aclose()
+            raise
+        return cls(views)
+
+    def __init__(self, views: RevisionViews) -> None:
+        self._views = views
+        self._cluster = views.cluster
+
+    async def facts(self) -> Facts:
+        statuses = (await self._cluster.statuses()).values()
+        release = max((status.version for status in statuses), default="")
+        return Facts(f"etcd {release}", str(FORMAT), max((status.db_size for status in statuses), default=0), None)
+
+    @asynccontextmanager
+    async def snapshot(self, *, held: bool = True) -> AsyncIterator[EtcdSnapshot]:
+        view = await self._view()
+        yield EtcdSnapshot(view) if held else EtcdSnapshot(view, self._view)
+
+    async def load(
+        self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing, *, is_copy: bool = False
+    ) -> Loaded:
+        """Store rows; those that don't fit into one commit of etcd in several, one after the other."""
+        loaded = Loaded()
+        for some in _slices(rows):
+            loaded.add(await self._load(some, version, existing, is_copy=is_copy))
+        return loaded
+
+    async def _load(
+        self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing, *, is_copy: bool
+    ) -> Loaded:
+        deadline = asyncio.get_running_loop().time() + limits.BUSY_SECONDS
+        while True:
+            view = await self._view()
+            now = change_log.commit_time(self._cluster.clock.now(), view.counter.at, self._cluster.name)
+            transaction = CommittedLoad(view, now)
+            loaded, after = await loading.load(transaction, rows, version, existing, is_copy=is_copy)
+            if after is None or await transaction.commit(after):
+                return loaded
+            if asyncio.get_running_loop().time() > deadline:
+                raise Busy(f"{self._cluster.name}: other processes were faster each time; try again")
+
+    async def become(
+        self,
+        source: Snapshot,
+        progress: Progress,
+        *,
+        expected_version: int | None = None,
+        with_history: bool = False,
+    ) -> int:
+        """Fill another generation of keys, and let the counter name that one: readers see all of it or nothing."""
+        view = await self._view()
+        transaction = await GenerationLoad.begin(view)
+        try:
+            done, version = await loading.replace_all(
+                transaction, source, progress, expected_version=expected_version, with_history=with_history
+            )
+            while True:
+                maintenance.check_unchanged(view.counter.version, expected_version)
+                if await transaction.commit(version, view):
+                    break
+                view = await self._view()
+                version = version if version > view.counter.version else version_after_jump(view.counter.version)
+        except BaseException:
+            await self._remove(transaction.keys, transactions.exists(transaction.keys.under_way))
+            raise
+        await self._remove(view.keys)
+        return done
+
+    async def restart_history(self) -> int:
+        while True:
+            view = await self._view()
+            version = version_after_jump(view.counter.version)
+            transaction = CommittedLoad(view, self._cluster.clock.now())
+            await loading.restart_history(transaction, version)
+            if await transaction.commit(version):
+                return version
+
+    async def damage(self) -> list[str]:
+        """Alarms of the cluster, and entries that the index of expiries does not match."""
+        found = [_ALARMS[alarm.alarm] for alarm in await self._alarms() if alarm.alarm in _ALARMS]
+        view = await self._view()
+        for space in Space:
+            indexed, wrong = 0, 0
+            async for page in view.pages(*view.keys.index_range(space)):
+                due = [view.keys.expiry_of(space, kv.key) for kv in page]
+                stored = await explained(view, view.gets([view.keys.data(space, key) for _, key in due]))
+                for (moment, _), kvs in zip(due, stored, strict=True):
+                    row = view.keys.row(space, kvs[0].key, kvs[0].value) if kvs else None
+                    wrong += row is None or row.record.expires_at != moment
+                indexed += len(page)
+            expiring = 0
+            async for page in view.pages(*view.keys.space_range(space)):
+                rows = [view.keys.row(space, kv.key, kv.value) for kv in page]
+                expiring += sum(row.record.expires_at is not None for row in rows)
+            if wrong or indexed != expiring:
+                found.append(f"{space.value}: the index of expiries does not match the entries")
+        return found
+
+    async def backup(self, target: str, progress: Progress) -> None:
+        copy = await SqliteMaintenance.open(SqliteFile(target), make=True)
+        try:
+            async with self.snapshot() as snapshot:
+                await copy.become(snapshot, progress, with_history=True)
+            await copy.make_plain()
+        finally:
+            await copy.aclose()
+
+    async def compact(self) -> None:
+        """Remove what nothing refers to, then old revisions, and let each member give the space back.
+
+        Revisions are those of the whole cluster: a program that reads older ones of its own keys loses them, too.
+        """
+        view = await self._view()
+        await large_values.sweep(view)
+        await self._remove_old_generations(view)
+        try:
+            await self._cluster.call(
+                "Compact",
+                messages.CompactionRequest(revision=view.revision, physical=True),
+                limits.ETCD_COMPACT_SECONDS,
+            )
+            for member in self._cluster.members:  # one after the other: a member does not answer meanwhile
+                await self._cluster.call(
+                    "Defragment", messages.DefragmentRequest(), limits.ETCD_COMPACT_SECONDS, member
+                )
+            # If space is still missing, the next write raises the alarm again.
+            for alarm in await self._alarms():
+                if alarm.alarm == messages.NOSPACE:
+                    lifted = messages.AlarmRequest(
+                        action=messages.DEACTIVATE, member_id=alarm.member_id, alarm=alarm.alarm
+                    )
+                    await self._cluster.call("Alarm", lifted, limits.ETCD_TRY_SECONDS)
+        except Failure as error:
+            raise explain(self._cluster.name, error) from error
+
+    async def aclose(self) -> None:
+        await self._cluster.aclose()
+
+    async def _alarms(self) -> Sequence[Any]:
+        alarms: Sequence[Any] = (await self._cluster.ask("Alarm", messages.AlarmRequest())).alarms
+        return alarms
+
+    async def _view(self) -> RevisionView:
+        view, _ = await self._views.fetch()
+        return view
+
+    async def _remove(self, keys: KeyLayout, *conditions: Any) -> None:
+        """Remove all keys of a generation, if these comparisons hold."""
+        removal = transactions.delete(*keys.whole_range)
+        await self._cluster.ask("Txn", transactions.transaction(conditions, [removal]))
+
+    async def _remove_old_generations(self, view: RevisionView) -> None:
+        """Remove what a restore has left that was interrupted, unless another process commits meanwhile."""
+        is_current = transactions.is_unchanged(view.keys.counter, view.counter_revision)
+        prefix = self._cluster.address.prefix
+        start, end = store_prefix(prefix)
+        latest = view.now - round(1000 * limits.ETCD_ORPHAN_SECONDS)
+        while kvs := (await view.range(start, end, limit=1, keys_only=True)).kvs:
+            generation = generation_of(prefix, kvs[0].key)
+            if generation is None:
+                start = kvs[0].key + b"\x00"
+                continue
+            keys = KeyLayout(prefix, generation)
+            if generation != view.keys.generation and generation < latest:
+                await self._remove(keys, is_current)
+            start = keys.whole_range[1]
+
+
+def _slices(rows: Sequence[tuple[Space, Record]]) -> list[list[Any]]:
+    """As many rows together as one commit takes, their values stored apart."""
+    slices: list[list[Any]] = [[]]
+    weight = 0
+    for space, row in rows:
+        size = 2 * len(raw(space, row.key)) + _ROW_BYTES + min(len(row.value), limits.ETCD_SMALLEST_CHUNKED_BYTES)
+        if slices[-1] and weight + size > limits.ETCD_TXN_BYTES - _ROW_BYTES:
+            slices.append([])
+            weight = 0
+        slices[-1].append((space, row))
+        weight += size
+    return slices if rows else []

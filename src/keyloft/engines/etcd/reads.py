@@ -1,0 +1,206 @@
+"""Answers read requests from etcd: concurrent gets share a transaction, all else is read from a view of its own."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.core.records import (
+    Ask,
+    Changes,
+    Count,
+    Due,
+    Expired,
+    Get,
+    Latest,
+    Now,
+    Record,
+    Scan,
+    StoreId,
+    Usage,
+)
+from keyloft.engines.commit.outcomes import copy
+from keyloft.engines.etcd import errors, log, scans, transactions
+from keyloft.engines.etcd.errors import Failure
+from keyloft.engines.etcd.views import RevisionView, RevisionViews
+from keyloft.errors import Closed, DatabaseError, KeyloftError, Unreachable
+
+logger = logging.getLogger(__name__)
+
+Answers: TypeAlias = list[Any]
+
+
+class _PendingGets(Struct, eq=False):
+    """The gets of a caller."""
+
+    gets: Sequence[Get]
+    future: "asyncio.Future[list[Record | None]]"
+    arrived: float
+
+
+class EtcdReads:
+    """Answers all requests."""
+
+    def __init__(self, views: RevisionViews) -> None:
+        self._views = views
+        self._cluster = views.cluster
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[_PendingGets] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def read(self, *asks: Ask) -> Answers:
+        """The answers to all requests, from one view."""
+        if not asks:
+            return []
+        if self._closed:
+            raise Closed
+        if len(asks) <= limits.ETCD_KEYS_PER_READ and all([type(ask) is Get for ask in asks]):
+            return await self.gets(cast("Sequence[Get]", asks))
+        arrived = self._loop.time()
+        while True:
+            try:
+                return await self._answer(asks, arrived)
+            except Failure as error:
+                # Compacted: a read that lasts so long begins again.
+                if self._loop.time() > arrived + self._cluster.patience:
+                    raise errors.explain(self._cluster.name, error) from error
+
+    async def counter(self) -> RevisionView:
+        """The newest view, for the version counter and the time."""
+        view, _ = await self._views.fetch()
+        return view
+
+    async def aclose(self) -> None:
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        _fail(self._waiting, Closed())
+
+    # Gets
+
+    def gets(self, gets: Sequence[Get]) -> "asyncio.Future[list[Record | None]]":
+        """The entries at some keys. While a transaction is under way, the keys for the next one gather."""
+        future: asyncio.Future[list[Record | None]] = self._loop.create_future()
+        self._waiting.append(_PendingGets(gets, future, self._loop.time()))
+        if len(self._tasks) < limits.ETCD_READS_AT_ONCE:
+            self._start()
+        return future
+
+    def _start(self) -> None:
+        task = self._loop.create_task(self._serve(), name="keyloft reader")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if self._waiting and not self._closed and not self._tasks:
+            self._start()  # asyncio.run cancels all tasks at its end, and callers may still read
+
+    async def _serve(self) -> None:
+        while some := self._take():
+            try:
+                await self._look_up(some)
+            except asyncio.CancelledError:
+                self._waiting.extendleft(reversed(some))
+                raise
+
+    def _take(self) -> list[_PendingGets]:
+        taken: list[_PendingGets] = []
+        keys = 0
+        while self._waiting and (not taken or keys + len(self._waiting[0].gets) <= limits.ETCD_KEYS_PER_READ):
+            lookup = self._waiting.popleft()
+            if not lookup.future.done():
+                taken.append(lookup)
+                keys += len(lookup.gets)
+        return taken
+
+    async def _look_up(self, lookups: list[_PendingGets]) -> None:
+        gets = [get for lookup in lookups for get in lookup.gets]
+        try:
+            found = await self._read_gets(gets, lookups[0].arrived)
+        except Unreachable as error:
+            # The first has waited long enough; those that arrived later have time left.
+            late = self._loop.time() - self._cluster.patience
+            overdue = max(1, sum(lookup.arrived <= late for lookup in lookups))
+            _fail(lookups[:overdue], error)
+            self._waiting.extendleft(reversed(lookups[overdue:]))
+            return
+        except KeyloftError as error:
+            _fail(lookups, error)
+            return
+        except Exception as error:
+            logger.exception("looking up keys failed unexpectedly")
+            _fail(lookups, DatabaseError(f"{self._cluster.name}: reading failed unexpectedly: {type(error).__name__}"))
+            return
+        at = 0
+        for lookup in lookups:
+            if not lookup.future.done():
+                lookup.future.set_result(found[at : at + len(lookup.gets)])
+            at += len(lookup.gets)
+
+    async def _read_gets(self, gets: Sequence[Get], arrived: float) -> list[Record | None]:
+        while True:
+            view, found = await self._views.fetch(
+                lambda keys: [transactions.read(keys.data(get.space, get.key)) for get in gets], arrived
+            )
+            try:
+                return [await _found(view, get, reply.kvs) for get, reply in zip(gets, found, strict=True)]
+            except Failure as error:
+                if self._loop.time() > arrived + self._cluster.patience:
+                    raise errors.explain(self._cluster.name, error) from error
+
+    # All else
+
+    async def _answer(self, asks: Sequence[Ask], arrived: float) -> Answers:
+        view, _ = await self._views.fetch(arrived=arrived)
+        gets = [ask for ask in asks if isinstance(ask, Get)]
+        stored = iter(await view.gets([view.keys.data(get.space, get.key) for get in gets]))
+        return [
+            await _found(view, ask, next(stored)) if isinstance(ask, Get) else await answer(view, ask) for ask in asks
+        ]
+
+
+async def _found(view: RevisionView, get: Get, kvs: Any) -> Record | None:
+    if not kvs:
+        return None
+    row = view.keys.row(get.space, kvs[0].key, kvs[0].value)
+    if not get.include_expired and not row.record.is_alive(view.now):
+        return None
+    return row.record if row.chunks is None else await scans.record_of(view, row)
+
+
+async def answer(view: RevisionView, ask: Ask) -> Any:
+    """The answer to one request from a view."""
+    match ask:
+        case Latest():
+            return view.counter.version
+        case Now():
+            return view.now
+        case StoreId():
+            return view.counter.store_id
+        case Scan():
+            return await scans.scan(view, ask)
+        case Count():
+            return await scans.count(view, ask)
+        case Expired():
+            return await scans.expired(view, ask)
+        case Due():
+            return await scans.due(view, ask)
+        case Usage():
+            return await scans.usage(view, ask)
+        case Changes():
+            return await log.read(view, ask.after)
+    raise TypeError(f"an engine can't answer {type(ask).__name__}")
+
+
+def _fail(lookups: Sequence[_PendingGets] | deque[_PendingGets], error: KeyloftError) -> None:
+    for lookup in lookups:
+        if not lookup.future.done():
+            lookup.future.set_exception(copy(error))
+            lookup.future.exception()  # its caller may be gone, and asyncio would log it

@@ -1,0 +1,74 @@
+"""Builds etcd's transactions, also of more operations than one may hold, and takes their replies apart."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from keyloft.engines.etcd import messages
+from keyloft.engines.etcd.messages import Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest
+
+_FLAT: Final = 120
+_TWO_LEVELS: Final = 64
+_THREE_LEVELS: Final = 42
+MOST_OPERATIONS: Final = _THREE_LEVELS**3
+"""What fits into one transaction."""
+
+
+def read(key: bytes, end: bytes = b"", **options: Any) -> Any:
+    return RequestOp(request_range=RangeRequest(key=key, range_end=end, **options))
+
+
+def put(key: bytes, value: bytes) -> Any:
+    return RequestOp(request_put=PutRequest(key=key, value=value))
+
+
+def delete(key: bytes, end: bytes = b"") -> Any:
+    return RequestOp(request_delete_range=DeleteRangeRequest(key=key, range_end=end))
+
+
+def is_unchanged(key: bytes, mod_revision: int) -> Any:
+    """The comparison that holds while a key is as it was at a revision; 0 if it did not exist."""
+    return Compare(target=messages.COMPARE_MOD_REVISION, key=key, mod_revision=mod_revision)
+
+
+def exists(key: bytes) -> Any:
+    """The comparison that holds while there is such a key."""
+    return Compare(result=messages.GREATER, target=messages.COMPARE_VERSION, key=key, version=0)
+
+
+def transaction(compare: Sequence[Any], success: Sequence[Any], failure: Sequence[Any] = ()) -> Any:
+    """A transaction of up to MOST_OPERATIONS operations in each branch.
+
+    etcd adds up, along each path of nested transactions, the longer branch of each, and allows 128. So both branches
+    are nested in the same way.
+    """
+    most = max(len(success), len(failure))
+    return TxnRequest(compare=compare, success=_nested(success, most), failure=_nested(failure, most))
+
+
+def _nested(operations: Sequence[Any], most: int) -> Sequence[Any]:
+    if most <= _FLAT:
+        return operations
+    if most <= _TWO_LEVELS**2:
+        return _packed(operations, _TWO_LEVELS)
+    return _packed(_packed(operations, _THREE_LEVELS), _THREE_LEVELS)
+
+
+def _packed(operations: Sequence[Any], size: int) -> list[Any]:
+    return [
+        RequestOp(request_txn=TxnRequest(success=operations[first : first + size]))
+        for first in range(0, len(operations), size)
+    ]
+
+
+def replies(response: Any) -> list[Any]:
+    """The replies to the reads of a transaction, in their order."""
+    return list(_flattened(response.responses))
+
+
+def _flattened(responses: Sequence[Any]) -> Iterator[Any]:
+    for response in responses:
+        kind = response.WhichOneof("choice")
+        if kind == "response_txn":
+            yield from _flattened(response.response_txn.responses)
+        elif kind == "response_range":
+            yield response.response_range

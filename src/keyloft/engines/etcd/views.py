@@ -1,0 +1,112 @@
+"""Reads from one revision of etcd, together with the version counter at that revision."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from keyloft import limits
+from keyloft.engines.etcd import large_values, transactions
+from keyloft.engines.etcd.cluster import EtcdCluster
+from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoreState, unpack_counter
+from keyloft.engines.etcd.messages import RangeRequest
+from keyloft.errors import DatabaseError
+
+
+class RevisionView(Struct, frozen=True):
+    """A store at one revision, which can be read until etcd compacts it."""
+
+    cluster: EtcdCluster
+    keys: KeyLayout
+    counter: StoreState
+    counter_revision: int
+    """Which revision wrote the counter: a commit compares it."""
+    revision: int
+    now: int
+    """The time by which reads decide what has expired: no clock counts that is behind the last commit."""
+    arrived: float
+    """When the caller's patience began."""
+
+    async def range(self, start: bytes, end: bytes, **options: Any) -> Any:
+        """Ask for a range of keys.
+
+        Raises:
+            Failure: The revision is compacted.
+        """
+        request = RangeRequest(key=start, range_end=end, revision=self.revision, **options)
+        return await self.cluster.ask("Range", request, self.arrived)
+
+    async def pages(self, start: bytes, end: bytes, limit: int | None = None, **options: Any) -> AsyncIterator[Any]:
+        """All keys of a range with their values, or the first ones, page by page."""
+        left = limit
+        while start < end and left != 0:
+            rows = limits.ETCD_PAGE_ROWS if left is None else min(left, limits.ETCD_PAGE_ROWS)
+            reply = await self.range(start, end, limit=rows, **options)
+            if reply.kvs:
+                yield reply.kvs
+                start = reply.kvs[-1].key + b"\x00"
+            if not reply.more:
+                return
+            left = None if left is None else left - len(reply.kvs)
+
+    async def gets(self, keys: Sequence[bytes]) -> list[Any]:
+        """What is stored under each of some keys: a list of one or none."""
+        found: list[Any] = []
+        for first in range(0, len(keys), limits.ETCD_KEYS_PER_READ):
+            some = keys[first : first + limits.ETCD_KEYS_PER_READ]
+            operations = [transactions.read(key, revision=self.revision) for key in some]
+            reply = await self.cluster.ask("Txn", transactions.transaction((), operations), self.arrived)
+            found += [read.kvs for read in transactions.replies(reply)]
+        return found
+
+    async def value(self, chunks: Chunks) -> bytes:
+        """A value that is stored in chunks."""
+        return await large_values.load(self, chunks)
+
+
+class RevisionViews:
+    """Makes views of a store, and knows its current generation."""
+
+    def __init__(self, cluster: EtcdCluster) -> None:
+        self.cluster = cluster
+        self.keys = KeyLayout(cluster.address.prefix, 0)
+        self.writer = secrets.token_hex(8)
+        """The name of this engine as a writer."""
+
+    async def fetch(
+        self, operations: Callable[[KeyLayout], Sequence[Any]] = lambda keys: (), arrived: float | None = None
+    ) -> tuple[RevisionView, list[Any]]:
+        """The newest view, and the replies to some reads from it; in one trip, unless the generation has changed.
+
+        Raises:
+            DatabaseError: No member answered in time, or the prefix holds no store.
+        """
+        began = asyncio.get_running_loop().time() if arrived is None else arrived
+        while True:
+            keys = self.keys
+            request = transactions.transaction((), [transactions.read(keys.counter), *operations(keys)])
+            view, found = self.of(keys, await self.cluster.ask("Txn", request, began), began)
+            if view is not None:
+                return view, found
+
+    def of(self, keys: KeyLayout, response: Any, arrived: float) -> tuple[RevisionView | None, list[Any]]:
+        """The view that the reply to a transaction shows, which has read the counter first, and the other replies.
+
+        The view is None if the store has another generation than these keys.
+        """
+        [counter_reply, *found] = transactions.replies(response)
+        if not counter_reply.kvs:
+            raise DatabaseError(
+                f"{self.cluster.name}: the key {keys.counter.decode()} is gone, so the last version is not known; "
+                "restore a backup"
+            )
+        [stored] = counter_reply.kvs
+        counter = unpack_counter(self.cluster.name, stored.value)
+        if counter.generation != keys.generation:
+            self.keys = KeyLayout(self.cluster.address.prefix, counter.generation)
+            return None, []
+        now = max(self.cluster.clock.now(), counter.at)
+        view = RevisionView(self.cluster, keys, counter, stored.mod_revision, response.header.revision, now, arrived)
+        return view, found

@@ -1,0 +1,311 @@
+"""Commits groups of batches to etcd: read what decides, settle in memory, write if the version counter is unchanged.
+
+A try whose reply was lost may be repeated: if it has landed, the repeat loses its comparison. A row of the change log
+carries the id of the try that wrote it, so the writer learns there what became of a lost one.
+"""
+
+import asyncio
+import random
+import secrets
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from keyloft import limits
+from keyloft.core.maintenance import check_version
+from keyloft.core.records import Address, Batch, Set
+from keyloft.engines import change_log
+from keyloft.engines.change_log import KeptHistory
+from keyloft.engines.commit.outcomes import Outcome, committed, copy, failed, joined
+from keyloft.engines.commit.settle import Settled, deciding, settle, unread, with_values
+from keyloft.engines.etcd import errors, layout, log, scans, transactions
+from keyloft.engines.etcd.drafts import OPERATION_BYTES, CommitDraft, StoredChunks
+from keyloft.engines.etcd.errors import Failure
+from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoredRow
+from keyloft.engines.etcd.views import RevisionView, RevisionViews
+from keyloft.errors import CommitUnknown, DatabaseError, KeyloftError
+
+
+class _Try(Struct, eq=False):
+    """A transaction that was sent, and may have been carried out."""
+
+    commit_id: bytes
+    keys: KeyLayout
+    counter_revision: int
+    outcome: Outcome
+    chunks: Collection[Chunks]
+
+    @property
+    def log_key(self) -> bytes:
+        return self.keys.log(self.outcome.version_after)
+
+
+class _DecidingRows(Struct, frozen=True):
+    """What decides a group."""
+
+    view: RevisionView
+    rows: dict[Address, StoredRow]
+
+
+class EtcdWriter:
+    """Commits the groups of one engine, one after the other."""
+
+    def __init__(self, views: RevisionViews, history: KeptHistory) -> None:
+        self._views = views
+        self._cluster = views.cluster
+        self._history = history
+        self._loop = asyncio.get_running_loop()
+        self._last_version = 0
+        self._trimming: asyncio.Task[None] | None = None
+
+    async def commit(self, group: list[Batch], arrived: list[float]) -> Outcome:
+        """Commit a group: in one transaction, or in several if it is large."""
+        outcomes: list[Outcome] = []
+        first = 0
+        for some in _slices(group):
+            try:
+                outcomes.append(await _Commit(self._views, some, arrived[first]).run())
+            except DatabaseError as error:
+                outcomes.append(failed(some, error, self._last_version))
+            except KeyloftError as error:
+                outcomes.append(Outcome([copy(error) for _ in some], self._last_version, self._last_version))
+            except Exception as error:  # in this task no one else would catch it, and the callers would wait
+                failure = DatabaseError(f"{self._cluster.name}: a write failed unexpectedly: {type(error).__name__}")
+                failure.__cause__ = error
+                outcomes.append(failed(some, failure, self._last_version))
+            first += len(some)
+            self._last_version = outcomes[-1].version_after
+        outcome = joined(outcomes) if len(outcomes) > 1 else outcomes[0]
+        self._trim_after(outcome)
+        return outcome
+
+    def cancelled(self, group: list[Batch]) -> Outcome:
+        """The outcome of a group whose task was cancelled."""
+        unknown = CommitUnknown("the event loop ended during a commit: it was made or not; read the entry to find out")
+        return failed(group, unknown, self._last_version)
+
+    async def aclose(self) -> None:
+        if self._trimming is not None:
+            self._trimming.cancel()
+            await asyncio.gather(self._trimming, return_exceptions=True)
+
+    def _trim_after(self, outcome: Outcome) -> None:
+        """Trim the log now and then, beside the next commits."""
+        every = limits.TRIM_EVERY
+        is_due = outcome.version_after // every > max(outcome.version_before, 0) // every
+        if is_due and (self._trimming is None or self._trimming.done()):
+            self._trimming = self._loop.create_task(self._trim(), name="keyloft trimming")
+
+    async def _trim(self) -> None:
+        try:
+            view, _ = await self._views.fetch()
+            await log.trim(view, self._history)
+        except (Failure, KeyloftError):
+            return  # the next one will do it
+
+
+class _Commit:
+    """The commit of some batches as one transaction."""
+
+    def __init__(self, views: RevisionViews, group: Sequence[Batch], arrived: float) -> None:
+        self._views = views
+        self._cluster = views.cluster
+        self._group = group
+        self._arrived = arrived
+        self._loop = asyncio.get_running_loop()
+        self._needs = deciding(group)
+        # A Set succeeds whatever is stored, but keeps the time of creation, and replaces index entry and chunks.
+        sets = {(one.space, one.key) for batch in group for one in batch.mutations if type(one) is Set}
+        self._addresses = sorted(self._needs.keys() | sets)
+        self._lost: list[_Try] = []
+        self._races = 0
+        self._seconds = limits.ETCD_TRY_SECONDS
+        self._chunks: StoredChunks = {}
+
+    async def run(self) -> Outcome:
+        """Try until the batches are decided.
+
+        Raises:
+            KeyloftError: Nothing was written; or CommitUnknown.
+        """
+        landed: _Try | None = None
+        try:
+            decided = await self._decide()
+            if isinstance(decided, Outcome):
+                return decided
+            landed = decided
+            return landed.outcome
+        except KeyloftError as error:
+            if self._lost:
+                raise errors.commit_unknown(self._cluster.name) from error
+            raise
+        finally:
+            if self._chunks and not self._lost:
+                await self._remove_unused(() if landed is None else landed.chunks)
+
+    async def _decide(self) -> "Outcome | _Try":
+        """The try that has landed, or the outcome if nothing is to be written."""
+        loaded: _DecidingRows | None = None
+        while True:
+            try:
+                if loaded is None:
+                    loaded, landed = await self._load()
+                    if landed is not None:
+                        return landed
+                assert loaded is not None
+                settled, now = await self._settle(loaded)
+                if settled.version == loaded.view.counter.version:
+                    if not self._lost:
+                        return committed(settled, settled.version)
+                    await self._prevent_lost(loaded.view)
+                    loaded = None
+                    continue
+                landed, loaded = await self._write(loaded, settled, now)
+                if landed is not None:
+                    return landed
+                await self._pause_after_race()
+            except Failure as error:
+                loaded = None
+                if not errors.is_compacted(error):
+                    await self._pause_after(error)
+
+    async def _load(self) -> tuple[_DecidingRows | None, _Try | None]:
+        """Read what decides, or find out that a lost try has landed."""
+        some = self._addresses[: limits.ETCD_KEYS_PER_READ]
+
+        def reads(keys: KeyLayout) -> list[Any]:
+            lost = [transactions.read(one.log_key) for one in self._lost]
+            return lost + [transactions.read(keys.data(*address)) for address in some]
+
+        view, found = await self._views.fetch(reads, self._arrived)
+        for one, reply in zip(self._lost, found, strict=False):
+            if reply.kvs and layout.commit_id_of(reply.kvs[0].value) == one.commit_id:
+                self._lost = []
+                return None, one
+            if view.counter.generation != one.keys.generation:
+                raise errors.commit_unknown(self._cluster.name)
+        found = found[len(self._lost) :]
+        # A try that compares what is no longer so can't land any more.
+        self._lost = [one for one in self._lost if one.counter_revision == view.counter_revision]
+        stored = [reply.kvs for reply in found]
+        stored += await view.gets([view.keys.data(*address) for address in self._addresses[len(some) :]])
+        return self._rows(view, stored), None
+
+    def _rows(self, view: RevisionView, stored: Sequence[Any]) -> _DecidingRows:
+        rows = {
+            address: view.keys.row(address[0], kvs[0].key, kvs[0].value)
+            for address, kvs in zip(self._addresses, stored, strict=True)
+            if kvs
+        }
+        return _DecidingRows(view, rows)
+
+    async def _settle(self, loaded: _DecidingRows) -> tuple[Settled, int]:
+        view = loaded.view
+        now = change_log.commit_time(self._cluster.clock.now(), view.counter.at, self._cluster.name)
+        current = {
+            address: await scans.record_of(view, row) if self._needs.get(address) else row.record
+            for address, row in loaded.rows.items()
+        }
+        settled = settle(self._group, current, view.counter.version, now)
+        if addresses := unread(settled):
+            values = {address: await scans.record_of(view, loaded.rows[address]) for address in addresses}
+            settled = with_values(settled, values)
+        return settled, now
+
+    async def _write(
+        self, loaded: _DecidingRows, settled: Settled, now: int
+    ) -> tuple[_Try | None, _DecidingRows | None]:
+        """Try to commit; returns the try that has landed, or what decides the next try, if it is known."""
+        view, keys = loaded.view, loaded.view.keys
+        check_version(settled.version)
+        commit_id = secrets.token_bytes(16)
+        base = view.counter.version
+        rows = log.rows_of(settled.changes, base, settled.version, now, view.counter.log_size)
+        counter = replace(
+            view.counter, version=settled.version, at=now, log_size=rows[-1].size, writer=self._views.writer
+        )
+        draft = CommitDraft(keys, loaded.rows)
+        for address, write in settled.writes.items():
+            draft.write(address, write, now)
+        for row in rows:
+            draft.log(row, commit_id)
+        reload = len(self._addresses) <= limits.ETCD_RELOADED_KEYS and not self._lost
+        reads = [transactions.read(keys.data(*address)) for address in self._addresses] if reload else []
+        reads.insert(0, transactions.read(keys.counter))
+        reading = sum(len(keys.data(*address)) + OPERATION_BYTES for address in self._addresses) if reload else 0
+        await draft.store_large(self._cluster, limits.ETCD_TXN_BYTES - reading, now, self._arrived, self._chunks)
+        operations = [*draft.operations(), transactions.put(keys.counter, layout.pack_counter(counter))]
+        compare = [transactions.is_unchanged(keys.counter, view.counter_revision)]
+        request = transactions.transaction(compare, operations, reads)
+        attempt = _Try(commit_id, keys, view.counter_revision, committed(settled, base), draft.chunks.values())
+        self._lost.append(attempt)
+        try:
+            response = await self._cluster.call("Txn", request, self._seconds)
+        except Failure as error:
+            if not errors.is_lost(error):
+                self._lost.remove(attempt)
+            raise
+        self._lost.remove(attempt)
+        if response.succeeded:
+            return attempt, None
+        self._races += 1
+        if not reload:
+            return None, None
+        newer, found = self._views.of(keys, response, self._arrived)
+        return None, None if newer is None else self._rows(newer, [reply.kvs for reply in found])
+
+    async def _prevent_lost(self, view: RevisionView) -> None:
+        """Write the counter as it is: a try that was lost, and compares it, can't land any more."""
+        compare = [transactions.is_unchanged(view.keys.counter, view.counter_revision)]
+        same = transactions.put(view.keys.counter, layout.pack_counter(view.counter))
+        await self._cluster.call("Txn", transactions.transaction(compare, [same]), self._seconds)
+
+    async def _remove_unused(self, used: Collection[Chunks]) -> None:
+        """Remove chunks that the commit does not refer to after all; what this leaves, a sweep removes."""
+        unused = {chunks.id for chunks in self._chunks.values()} - {chunks.id for chunks in used}
+        removals = [transactions.delete(*self._views.keys.all_chunks(identity)) for identity in unused]
+        if removals:
+            with suppress(Failure, KeyloftError):
+                await self._cluster.call("Txn", transactions.transaction((), removals), self._seconds)
+
+    async def _pause_after_race(self) -> None:
+        """Another process was faster: if that happens often, leave it some time."""
+        if self._loop.time() > self._arrived + self._cluster.patience:
+            raise errors.lost_races(self._cluster.name)
+        shortest, longest = limits.ETCD_RACE_PAUSES
+        if (beyond := self._races - limits.ETCD_FREE_RACES) > 0:
+            await asyncio.sleep(random.uniform(0, min(shortest * 2 ** min(beyond, 16), longest)))
+
+    async def _pause_after(self, error: Any) -> None:
+        """Wait before the next try.
+
+        Raises:
+            DatabaseError: Time is up, or a repeat would not help.
+        """
+        self._seconds = min(2 * self._seconds, limits.ETCD_LONGEST_TRY_SECONDS)
+        await self._cluster.pause(error, self._arrived)
+
+
+def _slices(group: Sequence[Batch]) -> list[list[Batch]]:
+    """The batches of a group, as many together as one transaction takes."""
+    slices: list[list[Batch]] = [[]]
+    operations = size = 0
+    for batch in group:
+        weight = batch.size + sum([2 * _key_bytes(one.key) + 4 * OPERATION_BYTES for one in batch.mutations])
+        is_full = (
+            operations + batch.operations > limits.ETCD_SLICE_OPERATIONS or size + weight > limits.ETCD_TXN_BYTES // 2
+        )
+        if slices[-1] and is_full:
+            slices.append([])
+            operations = size = 0
+        slices[-1].append(batch)
+        operations += batch.operations
+        size += weight
+    return slices
+
+
+def _key_bytes(key: Any) -> int:
+    return len(key) if isinstance(key, bytes) else 4 * sum(map(len, key))

@@ -1,0 +1,1 @@
+"""What etcd does to Keyloft, and Keyloft to etcd, when nodes fail."""

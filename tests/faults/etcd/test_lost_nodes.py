@@ -1,0 +1,138 @@
+"""A cluster of three nodes that loses one: nothing that was acknowledged is lost, and nothing is written twice."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from keyloft import Unreachable
+from keyloft.core.engine import Engine
+from keyloft.core.records import Batch, Change, Committed, Get, Scan, Set, Space, Sum
+from keyloft.core.urls import DatabaseUrl
+from keyloft.core.values import Encoding, unpack_counter
+from keyloft.engines import open_engine
+from keyloft.engines.etcd.cluster import EtcdCluster
+from tools.etcd import NOT_INSTALLED, Node, is_installed, own_cluster, url_of
+
+A = Space.TUPLES
+_WRITERS = 8
+_LONGEST_SECONDS = 60
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+    if not is_installed():
+        pytest.skip(NOT_INSTALLED)
+    with own_cluster(tmp_path, 3) as nodes:
+        yield nodes
+
+
+async def leader_of(nodes: list[Node]) -> Node:
+    address = DatabaseUrl.parse(url_of(nodes, "any")).etcd
+    assert address is not None
+    cluster = EtcdCluster(address)
+    statuses = await cluster.statuses()
+    await cluster.aclose()
+    return next(node for node in nodes if node.client in statuses and _leads(statuses[node.client]))
+
+
+def _leads(status: object) -> bool:
+    return bool(status.leader == status.header.member_id)  # type: ignore[attr-defined]
+
+
+class WriteLoad:
+    """Writers that set a key of their own and add to one counter, again and again."""
+
+    def __init__(self) -> None:
+        self.acknowledged: set[bytes] = set()
+        self.must_end = False
+
+    async def write(self, engine: Engine, name: bytes) -> None:
+        number = 0
+        while not self.must_end:
+            key = b"%s-%06d" % (name, number)
+            done = await engine.commit(Batch((Set(A, key, b"1", Encoding.JSON), Sum(A, b"total", 1))))
+            assert isinstance(done, Committed)
+            self.acknowledged.add(key)
+            number += 1
+
+    async def wait_for(self, more: int) -> None:
+        wanted = len(self.acknowledged) + more
+        async with asyncio.timeout(_LONGEST_SECONDS):
+            while len(self.acknowledged) < wanted:
+                await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def on(self, *engines: Engine) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as writers:
+            for number in range(_WRITERS):
+                writers.create_task(self.write(engines[number % len(engines)], b"w%d" % number))
+            yield
+            self.must_end = True
+
+
+async def test_a_killed_leader_costs_nothing_that_was_acknowledged(nodes: list[Node]) -> None:
+    """One kill -9 and one SIGSTOP, under the load of two engines that write the same counter."""
+    first, second = [
+        await open_engine(url_of(nodes[at:] + nodes[:at], "app"), patience=_LONGEST_SECONDS) for at in (0, 1)
+    ]
+    watch = second.watch(Scan(A, b"w", b"x", 1))
+    await second.read(Get(A, b"total"))  # then the watch has started: it reports all that the other engine writes
+    seen: set[bytes] = set()
+
+    async def follow() -> None:
+        async for changes in watch:
+            seen.update(change.key for change in changes if isinstance(change, Change))
+
+    following = asyncio.create_task(follow())
+    load = WriteLoad()
+    async with load.on(first, second):
+        await load.wait_for(100)
+        killed = await leader_of(nodes)
+        killed.kill()
+        await load.wait_for(100)
+        killed.start(nodes)
+        await asyncio.to_thread(killed.wait_until_ready)
+        stopped = await leader_of(nodes)
+        stopped.send(signal.SIGSTOP)
+        await load.wait_for(100)
+        stopped.send(signal.SIGCONT)
+        await load.wait_for(50)
+    for engine in (first, second):
+        [total] = await engine.read(Get(A, b"total"))
+        assert total is not None
+        assert unpack_counter(total.value) == len(load.acknowledged)
+        [page] = await engine.read(Scan(A, b"w", b"x", 1_000_000))
+        assert set(page.keys) == load.acknowledged
+    async with asyncio.timeout(_LONGEST_SECONDS):
+        while seen != load.acknowledged:  # the watch has missed nothing
+            assert not following.done(), following.exception()
+            await asyncio.sleep(0.01)
+    following.cancel()
+    await first.aclose()
+    await second.aclose()
+
+
+async def test_a_cluster_that_is_away_is_named_and_served_again(nodes: list[Node]) -> None:
+    engine = await open_engine(url_of(nodes, "app"), patience=3)
+    await engine.commit(Batch((Set(A, b"k", b"1", Encoding.JSON),)))
+    for node in nodes[1:]:
+        node.kill()
+    with pytest.raises(Unreachable, match="more than half of its members"):
+        await engine.read(Get(A, b"k"))
+    for node in nodes[1:]:
+        node.start(nodes)
+    for node in nodes:
+        await asyncio.to_thread(node.wait_until_ready)
+    async with asyncio.timeout(_LONGEST_SECONDS):
+        while True:
+            try:
+                [record] = await engine.read(Get(A, b"k"))
+                break
+            except Unreachable:
+                continue
+    assert record is not None
+    await engine.aclose()

@@ -1,0 +1,48 @@
+"""etcd for tests: one node for all tests of a process, and a prefix of its own for each test.
+
+A test that needs it is skipped where etcd is not installed.
+PYTEST_DONT_REWRITE: modules may import from here, too.
+"""
+
+import importlib
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from tools.etcd import NOT_INSTALLED, Node, is_installed, own_cluster, url_of
+
+
+class EtcdPrefixes:
+    """The prefixes of a node: each is used once."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._numbers = count(1)
+
+    def emptied(self) -> str:
+        """The URL of a prefix that holds nothing."""
+        return url_of([self._node], f"test{next(self._numbers)}")
+
+
+@pytest.fixture(scope="session")
+def etcd_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node that no test stops; it ends with the run."""
+    if not is_installed():
+        pytest.skip(NOT_INSTALLED)
+    # To import gRPC takes most of a second on a busy machine: not in a test, whose event loop would be blocked.
+    for module in ("engine", "maintenance", "inspection"):
+        importlib.import_module(f"keyloft.engines.etcd.{module}")
+    with own_cluster(tmp_path_factory.mktemp("etcd")) as [node]:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def etcd_prefixes(etcd_node: Node) -> EtcdPrefixes:
+    return EtcdPrefixes(etcd_node)
+
+
+@pytest.fixture
+def etcd_url(etcd_prefixes: EtcdPrefixes) -> str:
+    """The URL of a prefix that holds nothing."""
+    return etcd_prefixes.emptied()
