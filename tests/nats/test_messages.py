@@ -265,3 +265,18 @@ class TestPublishing:
             await server.start()
             await heard(4)
             await connection.close()
+
+
+async def test_a_flush_that_was_cancelled_does_not_end_the_reading(nats_url: str) -> None:
+    nats = await connect(nats_url, name="test")
+    try:
+        for _ in range(10):
+            flushing = asyncio.ensure_future(nats.flush())
+            await asyncio.sleep(0)
+            flushing.cancel()
+            await asyncio.wait([flushing])
+            await nats.flush()
+        assert nats.stats["reconnects"] == 0
+        assert nats.is_connected
+    finally:
+        await nats.close()

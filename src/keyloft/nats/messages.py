@@ -47,6 +47,7 @@ _CLIENT_METHODS: Final = {
     "_process_msg": "async (sid, subject, reply, data, headers)",
     "_read_loop": "async ()",
     "_send_ping": "async (future=None)",
+    "_process_pong": "async ()",
     "_send_command": "async (cmd, priority=False)",
     "_flush_pending": "async (force_flush=False)",
     "force_reconnect": "async ()",
@@ -174,6 +175,12 @@ class NatsConnection(Nats):
         self._pongs.append(asyncio.get_running_loop().create_future() if future is None else future)
         await self._send_command(b"PING\r\n")
         await self._flush_pending()
+
+    async def _process_pong(self) -> None:
+        # nats-py fails at the answer to a flush that was cancelled or has timed out, and all reading ends.
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
 
 
 class _Parser(Parser):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from keyloft import limits
-from keyloft.core.engine import Submission, Verdict, Watch
+from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Scan
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.batcher import Batcher
@@ -80,13 +80,22 @@ class EtcdEngine(ClosableEngine):
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         self.check_usable()
         watch = self._feed.watch(asks, since, None)
+        self._begin_watch(watch)
+        return watch
+
+    def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
+        self.check_usable()
+        watch = self._feed.follow(asks, since, woken, None)
+        self._begin_watch(watch)
+        return watch
+
+    def _begin_watch(self, watch: EngineWatch[Any]) -> None:
         starting = asyncio.create_task(self._start_watch(watch), name="keyloft watch")
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
         self._follower.start()
-        return watch
 
-    async def _start_watch(self, watch: EngineWatch) -> None:
+    async def _start_watch(self, watch: EngineWatch[Any]) -> None:
         """Let a watch report from the version counter on as it is now, as soon as etcd tells."""
         while True:
             try:
