@@ -295,12 +295,13 @@ async def test_beyond_the_bounds_requests_are_refused_and_published_messages_dro
         assert stored == count - meter.errors["BUSY"]
 
         published = commands([("db.kv.trivia.set", b'{"key":"p%d","value":1}' % key) for key in range(count)])
-        caplog.clear()
         await asyncio.to_thread(sent, nats_url, published)
         await until(lambda: handled() == 2 * count)
         assert meter.dropped > 0
         kept = (await ask(client, "trivia.list", limit=10_000))["count"] - stored
         assert kept == count - meter.dropped
+    busy = [line for line in caplog.messages if "refused: plugin=trivia error=BUSY" in line]
+    assert sum(int(re.findall(r"requests=(\d+)", line)[0]) for line in busy) == meter.errors["BUSY"]
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert all("published messages of plugin=trivia" in line for line in lines)
     assert sum(int(re.findall(r"dropped (\d+)", line)[0]) for line in lines) == meter.dropped

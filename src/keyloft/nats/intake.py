@@ -20,10 +20,10 @@ from keyloft.errors import Busy, InvalidSubject
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import NOT_CARRIED_OUT, Deadlines
 from keyloft.nats.errors import wire_code
-from keyloft.nats.many import NO_REPLIES, Collectors, ManyRequests, taken_apart
+from keyloft.nats.many import NO_REPLIES, TOO_FAST, Collectors, ManyRequests, taken_apart
 from keyloft.nats.messages import Handled, RefusedNames
 from keyloft.nats.meters import ServiceMeters
-from keyloft.nats.outbox import Outbox
+from keyloft.nats.outbox import BUSY, Outbox
 from keyloft.nats.owner_work import OwnerWork
 from keyloft.nats.owners import Owners
 from keyloft.nats.reporting import EventSubject, IntakeReporter, Route
@@ -366,6 +366,9 @@ class Intake(OwnerWork):
         self._send(request, self._refusal(request, error))
 
     def _refusal(self, request: Request, error: Exception) -> bytes:
+        if request.operation is TOO_FAST:
+            self._refused_busy(request.owner, TOO_FAST, *((1, 0) if request.reply else (0, 1)))
+            return BUSY
         request.owner.meter.errors[wire_code(error)] += 1
         return self._reporter.refused(request, error)
 

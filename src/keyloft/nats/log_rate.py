@@ -22,17 +22,18 @@ class LogRate:
         self._wanted = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def allows(self, lines: int = 1) -> int:
-        """Count lines that are due; returns how many of them may be written."""
+    def allows(self) -> bool:
+        """Count a line that is due; returns whether it may be written."""
         now = time.monotonic()
         if now - self._began >= _SECOND:
             self.close()
             self._began, self._wanted = now, 0
-        allowed = min(lines, max(0, self._lines - self._wanted))
-        self._wanted += lines
-        if allowed < lines and self._timer is None:
+        self._wanted += 1
+        if self._wanted <= self._lines:
+            return True
+        if self._timer is None:
             self._timer = self._announce_later(self._began + _SECOND - now)
-        return allowed
+        return False
 
     def close(self) -> None:
         """Announce what was left out and not yet announced. More lines may follow."""

@@ -20,6 +20,8 @@ from keyloft.nats.schemas import BOOLEAN, COUNT, Messages, Schema, array_of, eit
 
 _REPLIES: Final = b'{"success":true,"replies":[%b]}'
 NO_REPLIES: Final = _REPLIES % b""
+TOO_FAST: Final = RefusedOperation(Busy, TOO_MUCH)
+"""Stands for a request beyond the rate of its owner."""
 _PART: Final = b'{"success":true,"replies":[%b],"left":%d}'
 _FRAME_BYTES: Final = len(_PART) + 24
 """What stands around the replies, and the position before one of them."""
@@ -176,7 +178,7 @@ def taken_apart(
     for position, (operation, data) in enumerate(content.requests):
         # The message itself was counted as one.
         if position and per_second is not None and owner.is_too_fast(per_second, arrived):
-            operation = RefusedOperation(Busy, TOO_MUCH)
+            operation = TOO_FAST
         request = Request(owner, operation, about, reply, data, arrived, len(data) + limits.REQUEST_BYTES)
         request.collector, request.position = collector, position
         requests.append(request)

@@ -15,7 +15,7 @@ from keyloft.nats.messages import NatsConnection, publish_all, publish_to_all
 from keyloft.nats.requests import Operation, Owner
 
 TOO_MUCH: Final = "too many requests at once, and this one was not carried out: try again later"
-_BUSY: Final = refusal(Busy(TOO_MUCH))
+BUSY: Final = refusal(Busy(TOO_MUCH))
 
 
 class Outbox:
@@ -133,4 +133,4 @@ class Outbox:
             self._refused(owner, operation, len(answered), len(subjects) - len(answered))
             wanted += [subject for subject in answered if not subject.startswith(self._reserved)]
         if wanted:
-            await publish_to_all(self._nats, wanted, _BUSY)
+            await publish_to_all(self._nats, wanted, BUSY)

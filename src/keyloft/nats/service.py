@@ -19,11 +19,11 @@ from keyloft.core.engine import Engine
 from keyloft.errors import Busy, InvalidArgument, InvalidSubject, KeyloftError
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import servers
-from keyloft.nats.dropped import DroppedMessages
 from keyloft.nats.events import EVENTS, WATCH
 from keyloft.nats.intake import Intake
 from keyloft.nats.messages import NatsConnection, check_nats_py
 from keyloft.nats.meters import OTHER, ServiceMeters
+from keyloft.nats.overload import OverloadLog
 from keyloft.nats.publications import Watchable
 from keyloft.nats.publisher import EventPublisher
 from keyloft.nats.reporting import EventSubject, Route
@@ -79,7 +79,7 @@ class NatsService(AsyncClosing):
         self._publisher: EventPublisher | None = None
         self._discovery: _Discovery | None = None
         self._logger = logging.getLogger(type(self).__module__)
-        self._dropped = DroppedMessages(self._logger, self.subject_names[0])
+        self._overload = OverloadLog(self._logger, self.subject_names[0])
         self._subject_form = ".".join([f"<{name}>" for name in (*self.subject_names, "operation")])
         wildcards = ".".join("*" * len(self.subject_names))
         # The endpoint without a name counts the requests whose subject names no operation.
@@ -165,7 +165,7 @@ class NatsService(AsyncClosing):
         if self._intake is not None:
             left = await self._intake.close()
             self._intake = None
-            self._dropped.close()
+            self._overload.close()
             if left:
                 self._logger.error("[KV] stopped; the database does not answer, %d requests are left behind", left)
             else:
@@ -250,8 +250,7 @@ class NatsService(AsyncClosing):
     def refused_busy(self, owner: str, operation: Operation, answered: int, dropped: int) -> None:
         """Log requests that were refused because too much is waiting."""
         self._count_errors(operation.name, Busy.code, answered + dropped)
-        if dropped:
-            self._dropped.add(owner or OTHER, dropped)
+        self._overload.add(owner or OTHER, answered, dropped)
 
     def unsent(self, reason: str) -> None:
         """Log that replies could not be sent; the senders of the requests will time out."""

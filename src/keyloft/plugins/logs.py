@@ -34,11 +34,11 @@ class OperationLog:
         text = "[KV] %s: plugin=%s %s latency_ms=%.1f"
         self._logger.log(level, text, title, plugin, parts, ms, extra=fields)
 
-    def refusal(self, name: str, plugin: str, key: str, code: str, message: str, *, times: int = 1) -> None:
-        """Log a request that was refused or failed, or several for the same reason."""
+    def refusal(self, name: str, plugin: str, key: str, code: str, message: str) -> None:
+        """Log a request that was refused or failed."""
         if code == VersionConflict.code and not self._logger.isEnabledFor(logging.DEBUG):
             return  # that another writer was faster is nothing that an operator could change
-        for _ in range(self._rate.allows(times)):
+        if self._rate.allows():
             level = logging.ERROR if code in (DatabaseError.code, KeyloftError.code) else logging.WARNING
             level = logging.DEBUG if code == VersionConflict.code else level
             fields = {"operation": f"kv_{name}", "plugin": plugin, "key": key, "error_code": code}

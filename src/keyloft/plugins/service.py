@@ -10,12 +10,11 @@ from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.core.engine import Engine
-from keyloft.errors import Busy, InvalidValue, KeyloftError, NotACounter, ValueTooLarge, VersionConflict
+from keyloft.errors import InvalidValue, KeyloftError, NotACounter, ValueTooLarge, VersionConflict
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import cancel
 from keyloft.nats.errors import is_unexpected, refusal, wire_code
 from keyloft.nats.meters import OTHER
-from keyloft.nats.outbox import TOO_MUCH
 from keyloft.nats.reporting import Route
 from keyloft.nats.requests import Operation, Request
 from keyloft.nats.service import NatsService
@@ -152,10 +151,6 @@ class DatabaseService(NatsService):
         key = "" if isinstance(content, bytes) else operation.key(content)
         self._log.refusal(operation.name, request.about or OTHER, key, code, message)
         return refusal(error, {"current": error.current} if isinstance(error, VersionConflict) else None)
-
-    def refused_busy(self, owner: str, operation: Operation, answered: int, dropped: int) -> None:
-        super().refused_busy(owner, operation, answered, dropped)
-        self._log.refusal(operation.name, owner or OTHER, "", Busy.code, TOO_MUCH, times=answered)
 
     def unsent(self, reason: str) -> None:
         self._log.unsent(reason)

@@ -13,8 +13,7 @@ from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.errors import is_unexpected, wire_code
 from keyloft.nats.log_rate import LogRate
 from keyloft.nats.meters import ServiceMeters
-from keyloft.nats.outbox import TOO_MUCH
-from keyloft.nats.requests import Operation, Request
+from keyloft.nats.requests import Request
 from keyloft.nats.service import NatsService
 from keyloft.semantic import keys, wire
 from keyloft.semantic.keys import Project
@@ -119,32 +118,16 @@ class SemanticService(NatsService):
         reason = str(error)
         if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
             reason = "the value was refused"  # the full message names parts of the value; only the sender gets it
-        level = logging.ERROR if is_failure else logging.WARNING
-        self._write(level, request.operation, _where(request), code, reason, error if is_unexpected(error) else None)
-
-    def refused_busy(self, owner: str, operation: Operation, answered: int, dropped: int) -> None:
-        super().refused_busy(owner, operation, answered, dropped)
-        if answered:
-            self._write(logging.WARNING, operation, owner or "no project", Busy.code, TOO_MUCH, times=answered)
+        if self._log_rate.allows():
+            name, level = request.operation.name, logging.ERROR if is_failure else logging.WARNING
+            text = f"[KV] semantic {name or 'request'} failed: %(where)s error=%(error_code)s %(reason)s"
+            fields = {"operation": f"semantic_{name}", "where": _where(request), "error_code": code}
+            traceback_of = error if is_unexpected(error) else None
+            logger.log(level, text, fields | {"reason": reason}, exc_info=traceback_of, extra=fields)
 
     def unsent(self, reason: str) -> None:
         if self._log_rate.allows():
             logger.error("[KV] a reply could not be sent: %s", reason)
-
-    def _write(
-        self,
-        level: int,
-        operation: Operation,
-        where: str,
-        code: str,
-        reason: str,
-        traceback_of: Exception | None = None,
-        times: int = 1,
-    ) -> None:
-        for _ in range(self._log_rate.allows(times)):
-            text = f"[KV] semantic {operation.name or 'request'} failed: %(where)s error=%(error_code)s %(reason)s"
-            fields = {"operation": f"semantic_{operation.name}", "where": where, "error_code": code}
-            logger.log(level, text, fields | {"reason": reason}, exc_info=traceback_of, extra=fields)
 
     def _log_left_out(self, lines: int) -> None:
         logger.warning("[KV] %d more semantic requests failed within a second", lines)
