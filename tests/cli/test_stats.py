@@ -104,6 +104,13 @@ def test_a_narrow_terminal_breaks_no_day(environment: dict[str, str], url: str) 
     assert not re.search(r"\d{4}-\d?\d?-?\d?\s", screen)
 
 
+@ON_A_FILE
+def test_a_terminal_too_narrow_for_the_titles_shows_row_by_row(environment: dict[str, str], url: str) -> None:
+    screen = at_a_terminal({**environment, "COLUMNS": "50", "NO_COLOR": "1"}, "stats")[1]
+    assert "interface: plugins\r\n  entries: 3\r\n" in screen
+    assert "plugin: trivia\r\n  entries: 2\r\n" in screen
+
+
 def test_an_empty_database_has_nothing(run: Keyloft) -> None:
     run("set", "k", "1")
     run("delete", "k")

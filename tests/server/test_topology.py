@@ -14,9 +14,11 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
+from keyloft.cli.doctor.nats import examine
 from keyloft.errors import InvalidArgument
 from keyloft.nats.connection import Login
 from keyloft.plugins import DatabaseClient
+from keyloft.server.config import Config
 from keyloft.server.isolation import Isolation, NatsUser, isolate, logins_in
 from keyloft.server.nats_process import NatsServer
 from keyloft.server.topology import Topology
@@ -296,6 +298,11 @@ async def test_real_services_share_a_store_across_the_cluster(tmp_path: Path) ->
                                 await client.kv.set("score", value)
                                 break
                     assert await client.kv.get("score") == value
+            # The leaf's file has no ADMIN: a plugin asks.
+            logins = logins_in((tmp_path / "edge.conf").read_text())
+            at_the_leaf = Config(database=":memory:", nats=[network.servers["edge"].url])
+            found = {one.code: one.severity for one in await examine(at_the_leaf, None, logins)}
+            assert found == {"nats": "ok", "service": "ok", "isolation": "ok"}
             code, error = await refused(tmp_path / "other", "--nats", urls["n3"])
             assert code == 1
             assert "ANOTHER_STORE" in error

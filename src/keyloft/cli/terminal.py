@@ -133,6 +133,10 @@ def table(names: Iterable[str], rows: Sequence[Iterable[object]], nothing: str =
     from rich.table import Column, Table
     from rich.text import Text
 
+    names, console = list(names), Console(highlight=False)
+    if console.width < sum([max(map(len, name.split())) + 3 for name in names]):
+        _show_row_by_row(names, rows)
+        return
     # On a narrow terminal a cell takes several lines; a day is never broken.
     widths = [
         max([10 for cell in column if isinstance(cell, datetime)], default=None) for column in zip(*rows, strict=True)
@@ -141,7 +145,18 @@ def table(names: Iterable[str], rows: Sequence[Iterable[object]], nothing: str =
     shown = Table(*headers, box=box.SIMPLE, header_style="bold", pad_edge=False)
     for row in rows:
         shown.add_row(*[Text(_cell(content), overflow="fold") for content in row])
-    Console(highlight=False).print(shown)
+    console.print(shown)
+
+
+def _show_row_by_row(names: Sequence[str], rows: Sequence[Iterable[object]]) -> None:
+    """Print a table for a terminal that is too narrow for its titles: each row as a list of its cells."""
+    say("")
+    for row in rows:
+        [first, *cells] = zip(names, map(_cell, row), strict=True)
+        say(": ".join(first))
+        for name, cell in cells:
+            if cell:
+                say(f"  {name}: {cell}")
 
 
 def _cell(content: object) -> str:
