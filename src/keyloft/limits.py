@@ -624,6 +624,9 @@ HEALTH_SECONDS: Final = 2.0
 MEMBERS_SECONDS: Final = 1.0
 """How long a starting service gathers the answers of other services; if there are none, NATS says so at once."""
 
+NEW_FILE_CHECK_SECONDS: Final = 5.0
+"""How long `keyloft serve` asks NATS whether it may serve there, before it makes a new database file."""
+
 RECONNECT_SECONDS: Final = 1.0
 """The pause before `keyloft serve` tries again to connect to NATS, to serve, or to start its nats-server."""
 
