@@ -313,8 +313,11 @@ class App:
             )
             if not await self._may_join(group, nats):
                 return
-            stack.push_async_callback(service.aclose)
-            stack.push_async_callback(semantic.aclose)
+
+            async def close_services() -> None:
+                await asyncio.gather(service.aclose(), semantic.aclose())  # a stuck database holds up both alike
+
+            stack.push_async_callback(close_services)
             try:
                 await service.start()
                 await semantic.start()
