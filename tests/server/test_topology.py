@@ -300,7 +300,7 @@ async def test_real_services_share_a_store_across_the_cluster(tmp_path: Path) ->
                     assert await client.kv.get("score") == value
             # The leaf's file has no ADMIN: a plugin asks.
             logins = logins_in((tmp_path / "edge.conf").read_text())
-            at_the_leaf = Config(database=":memory:", nats=[network.servers["edge"].url])
+            at_the_leaf = Config(database=":memory:", nats=(network.servers["edge"].url,))
             found = {one.code: one.severity for one in await examine(at_the_leaf, None, logins)}
             assert found == {"nats": "ok", "service": "ok", "isolation": "ok"}
             code, error = await refused(tmp_path / "other", "--nats", urls["n3"])
