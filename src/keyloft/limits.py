@@ -669,9 +669,16 @@ READING_BYTES: Final = 32 * 1024
 READING_SECONDS: Final = 0.02
 """for so long, or twice as long as the last turns took: nats-server cuts a service off that reads too slowly."""
 
-CLOSING_SECONDS: Final = 30.0
+CLOSING_SECONDS: Final = 20.0
 """A service that ends waits so long until its requests are done; what a stuck database still holds is then left behind.
+With CLOSING_LOCK_SECONDS it is less than the 30 s after which a supervisor kills a service.
 """
+
+CLOSING_REMARK_SECONDS: Final = 1.0
+"""A service that ends, and waits longer than this for the database, says so."""
+
+CLOSING_LOCK_SECONDS: Final = 5.0
+"""How long an SQLite file that is being closed waits for other processes' locks, for all writes together."""
 
 LONGEST_DEBT_SECONDS: Final = 0.1
 """An owner whose turn took longer than it should misses turns, but for no more than this."""
@@ -690,6 +697,9 @@ HEALTH_SECONDS: Final = 2.0
 
 MEMBERS_SECONDS: Final = 1.0
 """How long a starting service gathers the answers of other services; if there are none, NATS says so at once."""
+
+NEW_FILE_CHECK_SECONDS: Final = 5.0
+"""How long `keyloft serve` asks NATS whether it may serve there, before it makes a new database file."""
 
 RECONNECT_SECONDS: Final = 1.0
 """The pause before `keyloft serve` tries again to connect to NATS, to serve, or to start its nats-server."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped,unused-ignore]
-import nats
 import pytest
 from nats.aio.client import Client as Nats
 from nats.errors import NoRespondersError
@@ -210,7 +209,7 @@ async def test_what_was_acknowledged_in_a_burst_is_there_after_the_service_has_e
     tmp_path: Path, number: signal.Signals
 ) -> None:
     async with private_server() as server:
-        client = await nats.connect(server.url)
+        client = await connect(server.url, name="client")
         async with serving(tmp_path, "--nats", server.url, "--database", "burst.db") as served:
             acknowledged = await _burst(client, served, number)
             code = await served.ends()
@@ -227,7 +226,7 @@ async def test_what_was_acknowledged_in_a_burst_is_there_after_the_service_has_e
 async def test_stopping_at_any_time_answers_all_that_was_accepted(
     nats_url: str, db: BotDatabase, rng: random.Random
 ) -> None:
-    client = await nats.connect(nats_url)
+    client = await connect(nats_url, name="client")
     for _ in range(10):
         pause = rng.choice((0, 0, 0.001, 0.005, 0.02))
         async with plugin_service(nats_url, db) as service:
@@ -327,7 +326,7 @@ async def test_a_rate_that_is_set_is_kept_and_others_have_their_own(
 
 async def test_a_flood_of_lists_takes_bounded_memory(tmp_path: Path) -> None:
     async with private_server() as server:
-        client = await nats.connect(server.url)
+        client = await connect(server.url, name="client")
         async with serving(tmp_path, "--nats", server.url, "--database", "lists.db", new_interpreter=True) as served:
             about = {"expectedVersion": 0, "lastWriter": "harvester:sync", "semantics": {"purpose": "cursor"}}
             for number in range(20):

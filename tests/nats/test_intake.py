@@ -256,3 +256,26 @@ async def test_a_cancelled_closing_can_be_repeated(client: Nats, db: BotDatabase
         assert service.unanswered == 1
     await service.aclose()
     assert await db.kv_get("trivia", "k") == {"exists": True, "value": 1}
+
+
+async def test_a_stop_beside_a_locked_file_is_bounded_and_says_what_it_waits_for(
+    client: Nats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "CLOSING_REMARK_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "CLOSING_LOCK_SECONDS", 0.1)
+    db = BotDatabase(tmp_path / "locked.db")
+    service = DatabaseService(client, db, prefixes=[PREFIX])
+    await service.start()
+    async with locked(db):
+        for number in range(2):  # the second is in a group of its own
+            await publish(client, "trivia.set", key=f"{number}", value=1)
+            await until(lambda count=number + 1: service.unanswered == count)  # type: ignore[misc]
+        await service.aclose()
+        await db.aclose()
+    lines = [line for line in caplog.messages if line.startswith("[KV] stop")]
+    assert lines == [
+        "[KV] stopping: the database has not carried out 2 requests yet; waiting up to 0.2 s for it",
+        "[KV] stopped; the database does not answer, 2 requests are left behind",
+    ]
+    assert len([line for line in caplog.messages if "error=BUSY" in line]) == 2

@@ -129,6 +129,7 @@ async def test_a_service_of_another_store_does_not_join(tmp_path: Path, is_isola
             code, error = await refused(tmp_path / "other", "--nats", url)
             assert code == 1
             assert "ANOTHER_STORE" in error
+            assert list((tmp_path / "other").glob("*.db*")) == [], "no new file is left behind"
             assert f"process {first.process.pid}" in error
             store = (await first.page("/healthz"))[1].split()[-1]
             assert f"store {store}" in error

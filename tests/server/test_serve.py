@@ -366,6 +366,7 @@ async def test_a_taken_nats_port_names_the_ways_out(tmp_path: Path, nats_url: st
     code, error = await refused(tmp_path, "--nats-port", port)
     assert code == 1
     assert f"port {port} is taken" in error
+    assert list(tmp_path.glob("*.db*")) == [], "no new file is left behind"
     assert f"--nats {nats_url}" in error
     assert "--nats-port" in error
 

@@ -163,7 +163,11 @@ class NatsService(AsyncClosing):
         if self._publisher is not None:
             await self._publisher.aclose()
         if self._intake is not None:
-            left = await self._intake.close()
+            remark = asyncio.get_running_loop().call_later(limits.CLOSING_REMARK_SECONDS, self._log_waiting)
+            try:
+                left = await self._intake.close()
+            finally:
+                remark.cancel()
             self._intake = None
             self._overload.close()
             if left:
@@ -177,6 +181,10 @@ class NatsService(AsyncClosing):
                 await asyncio.wait_for(discovery.stop(), self._deadline)
 
     stop = aclose
+
+    def _log_waiting(self) -> None:
+        text = "[KV] stopping: the database has not carried out %d requests yet; waiting up to %g s for it"
+        self._logger.warning(text, self.unanswered, limits.CLOSING_SECONDS)
 
     async def _receive_message(self, message: Msg) -> None:
         """Pass on a message of a plain client of nats-py."""

@@ -13,7 +13,7 @@ from nats.aio.client import Client as Nats
 
 from keyloft import errors, limits
 from keyloft.core.records import Batch, Check, Get, Space, StoreId
-from keyloft.core.urls import without_login
+from keyloft.core.urls import DatabaseUrl, without_login
 from keyloft.errors import (
     AnotherStore,
     DatabaseError,
@@ -38,7 +38,7 @@ from keyloft.server.banner import show_banner
 from keyloft.server.config import OFF, Config
 from keyloft.server.http import HttpServer, Response, shown, unavailable
 from keyloft.server.logging import set_up_logging
-from keyloft.server.members import QueueGroup
+from keyloft.server.members import NEW_STORE, QueueGroup
 from keyloft.server.metrics import Metrics
 from keyloft.server.nats_process import NatsServer
 from keyloft.tuples.store import Store
@@ -136,6 +136,8 @@ class App:
         """
         async with AsyncExitStack() as stack:
             self._pages = await self._show_pages(stack)
+            addresses = await self._find_nats(stack)
+            await self._check_before_new_file()
             await self._open_database()
             self._is_open = True
             stack.push_async_callback(self._db.aclose)
@@ -155,7 +157,6 @@ class App:
                 signals=self._signals,
             )
             await stack.enter_async_context(store)
-            addresses = await self._find_nats(stack)
             while True:
                 await self._serve(addresses, store)
 
@@ -228,6 +229,24 @@ class App:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, longest)
 
+    async def _check_before_new_file(self) -> None:
+        """Find out whether NATS refuses this service, before it makes a database file that would be left behind.
+
+        Raises:
+            AnotherStore: Services here serve another store.
+            NotPermitted: NATS refuses the login.
+        """
+        file = None
+        with suppress(KeyloftError):  # an URL that can't be used is refused when it is opened
+            file = DatabaseUrl.parse(self._config.database).file
+        if file is None or file.exists() or not self._config.nats:
+            return
+        with suppress(TimeoutError):  # a NATS server that is not yet up is waited for later
+            async with asyncio.timeout(limits.NEW_FILE_CHECK_SECONDS), AsyncExitStack() as stack:
+                nats = await self._connect(list(self._config.nats), is_first=True)
+                stack.push_async_callback(nats.close)
+                await self._may_join(QueueGroup(self._config, NEW_STORE), nats)
+
     # NATS
 
     async def _find_nats(self, stack: AsyncExitStack) -> list[str]:
@@ -294,8 +313,11 @@ class App:
             )
             if not await self._may_join(group, nats):
                 return
-            stack.push_async_callback(service.aclose)
-            stack.push_async_callback(semantic.aclose)
+
+            async def close_services() -> None:
+                await asyncio.gather(service.aclose(), semantic.aclose())  # a stuck database holds up both alike
+
+            stack.push_async_callback(close_services)
             try:
                 await service.start()
                 await semantic.start()

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +26,9 @@ from keyloft.server.config import Config
 from keyloft.server.isolation import INFO, SERVICE
 
 logger = logging.getLogger(__name__)
+
+NEW_STORE: Final = "of a new file"
+"""Stands for the id of a store that is not made yet: no service can have the same."""
 
 
 class _Endpoint(Struct):

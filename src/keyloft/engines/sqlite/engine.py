@@ -217,6 +217,7 @@ class SqliteEngine(ClosableEngine):
         await self._worker.call(self._writer.roll_back)
 
     async def _close(self) -> None:
+        self._writer.give_up_soon()
         await self._batcher.close()
         if self._poller is not None:
             self._poller.cancel()

@@ -9,7 +9,6 @@ from typing import Final
 
 import apsw
 
-from keyloft import limits
 from keyloft.errors import Busy, CannotOpen, DatabaseError, DiskFull, NotADatabase, ReadOnly
 
 FAILS_WHOLE_GROUP: Final = (
@@ -44,9 +43,7 @@ def explain(
         case apsw.CorruptError():
             return DatabaseError(f"{path} is damaged ({error}); restore it from a backup")
         case apsw.BusyError() | apsw.LockedError():
-            return Busy(
-                f"{path} was locked by other processes for over {limits.BUSY_SECONDS:g} s; nothing was written: retry"
-            )
+            return Busy(f"{path} was locked by other processes for too long; nothing was written: retry")
         case apsw.CantOpenError() | apsw.ReadOnlyError():
             return CannotOpen(f"{path} can't be opened: {_why_it_can_not_be_opened(Path(path), read_only)}")
         case apsw.PermissionsError() | apsw.AuthError():

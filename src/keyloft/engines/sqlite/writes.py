@@ -124,8 +124,14 @@ class SqliteWriter:
         self._begun: UncommittedGroup | None = None
         """The group that `try_begin` has written."""
         self.sync_times = sync_times(None if file.in_memory else file.path)
-        self._wait_for_lock = busy_handler()
+        self._gives_up_at = math.inf
+        """Until when it waits for other processes' locks, by the monotonic clock."""
+        self._wait_for_lock = busy_handler(lambda: monotonic() > self._gives_up_at)
         self._allow_spill(False)
+
+    def give_up_soon(self) -> None:
+        """Wait for other processes' locks a little longer, for all groups to come together: the engine closes."""
+        self._gives_up_at = monotonic() + limits.CLOSING_LOCK_SECONDS
 
     def try_begin(self, group: list[Batch]) -> bool:
         """Write a group up to COMMIT, on the event loop: without waiting for a lock, in a millisecond at most.
