@@ -13,6 +13,7 @@ from keyloft.core.engine import Engine, write
 from keyloft.core.records import Batch, Changes, Check, Committed, Delete, Get, Latest, LogPosition, Touch
 from keyloft.errors import HistoryGone, InvalidArgument, NotPermitted, QuotaExceeded, Stalled, WatchExpired
 from keyloft.nats import payloads
+from keyloft.nats.errors import NEWER_PERMISSIONS
 from keyloft.nats.events import EVENTS, WATCH
 from keyloft.nats.leases import SPACE, Lease, new_id, read_lease, stored
 from keyloft.nats.messages import NatsConnection
@@ -160,8 +161,8 @@ class WatchOperation(Call):
         except (NatsError, TimeoutError) as error:
             raise Stalled(f"the service could not publish to {subject}: {error or type(error).__name__}") from None
         if subject.lower() in nats.refused_events:
-            cure = "`keyloft nats-config --replace` writes a configuration that allows it"
-            raise NotPermitted(f"watch: NATS does not let the service publish to {self._prefix}*.{EVENTS}.*: {cure}")
+            refused = f"{self._prefix}*.{EVENTS}.*"
+            raise NotPermitted(f"watch: NATS does not let the service publish to {refused}: {NEWER_PERMISSIONS}")
         self._permitted_at = reconnects
 
     def _check_bounds(self, publisher: EventPublisher, owner: str, request: WatchRequest) -> None:
