@@ -166,10 +166,10 @@ class WatchOperation(Call):
         self._permitted_at = reconnects
 
     def _check_bounds(self, publisher: EventPublisher, owner: str, request: WatchRequest) -> None:
-        if publisher.count[owner] >= limits.OWNER_LEASES:
+        if publisher.lease_count[owner] >= limits.OWNER_LEASES:
             raise QuotaExceeded(f"{owner} has {limits.OWNER_LEASES:,} watches already: end some of them")
         size = sum([len(key.encode()) for key in request.keys or ()])
-        if publisher.bytes[owner] + size > limits.OWNER_LEASE_BYTES:
+        if publisher.lease_bytes[owner] + size > limits.OWNER_LEASE_BYTES:
             rule = f"may take {limits.OWNER_LEASE_BYTES:,} bytes in all: watch a prefix, or end some watches"
             raise QuotaExceeded(f"the keys of {owner}'s watches {rule}")
 
