@@ -98,11 +98,19 @@ def many_keys(plugin: str, names: object, none: str = "None") -> ManyKeys:
         InvalidArgument: There are too many.
         InvalidKey: No entry can have one of them.
     """
-    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
-        raise InvalidArgument(f"keys must be a list of keys, not {none if names is None else type(names).__name__}")
-    found = list(names)
+    found = list(_each(names, none))
     number(len(found), "keys")
-    return ManyKeys(plugin, list(dict.fromkeys([key(name, none, f"keys[{at}]") for at, name in enumerate(found)])))
+    return ManyKeys(plugin, distinct_keys(found, none))
+
+
+def distinct_keys(names: object, none: str = "None") -> list[str]:
+    """The keys that a caller names, each once.
+
+    Raises:
+        InvalidArgument: They are not a list.
+        InvalidKey: No entry can have one of them.
+    """
+    return list(dict.fromkeys([key(name, none, f"keys[{at}]") for at, name in enumerate(_each(names, none))]))
 
 
 class ManyValues(Struct, frozen=True):
@@ -329,6 +337,12 @@ def entry_scan(at: PluginKey) -> Scan:
 def deletion(keys: Iterable[PluginKey]) -> Batch:
     """The deletion of all of these keys together."""
     return Batch(tuple([Delete(Space.PLUGINS, at) for at in keys]))
+
+
+def _each(names: object, none: str) -> Iterable[object]:
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise InvalidArgument(f"keys must be a list of keys, not {none if names is None else type(names).__name__}")
+    return names
 
 
 def _range(plugin: str, prefix: str) -> tuple[PluginKey, PluginKey]:
