@@ -544,10 +544,10 @@ LEASE_KEYS: Final = 1000
 WATCH_REQUEST_BYTES: Final = 64 * 1024
 """The largest request for a watch."""
 
-BEAT_SECONDS: Final = 3.0
+HEARTBEAT_SECONDS: Final = 3.0
 """An instance of a service that is silent for so long counts as dead: others publish for the watches that it served."""
 
-BEATS: Final = 3
+HEARTBEATS: Final = 3
 """How many times within that an instance says that it is alive, while there are watches."""
 
 LEASE_CHECK_SECONDS: Final = 1.0

@@ -130,7 +130,7 @@ async def test_every_change_arrives_at_least_once_and_in_order(database: str) ->
             await asyncio.sleep(0.5)
             stopped = services.running[0].pid
             os.kill(stopped, signal.SIGSTOP)
-            await asyncio.sleep(limits.BEAT_SECONDS + 1.5)
+            await asyncio.sleep(limits.HEARTBEAT_SECONDS + 1.5)
             os.kill(stopped, signal.SIGCONT)
             await asyncio.sleep(0.5)
             await server.stop()

@@ -927,7 +927,7 @@ class TestOperation:
         assert ping["type"] == "io.nats.micro.v1.ping_response"
         info = json.loads((await client.request(f"$SRV.INFO.keyloft-plugins.{ping['id']}", b"")).data)
         subjects = [endpoint["subject"] for endpoint in info["endpoints"]]
-        assert subjects == [f"db.kv.*.{operation}" for operation in (*rules.OPERATIONS, "watch")]
+        assert subjects == [f"db.kv.*.{operation}" for operation in rules.OPERATIONS]
         assert {"db.kv.*.set", "db.kv.*.incr", "db.kv.*.usage"} <= {*subjects}
         stats = json.loads((await client.request("$SRV.STATS.keyloft-plugins", b"")).data)
         assert stats["endpoints"][0]["num_requests"] == 2

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
 from keyloft.cli.options import Commands, Output, Yes, argument, option
-from keyloft.cli.semantic import ProjectArgument, expected, path, shown
+from keyloft.cli.semantic import ProjectArgument, expected, shown
 from keyloft.cli.semantic_access import OpenedState, SemanticAccess
 from keyloft.cli.terminal import Columns, confirm, fail, remark, say
 from keyloft.semantic import DeadLetter, Envelope
+from keyloft.semantic.keys import path_of
 
 LetterId: TypeAlias = Annotated[str, argument("ID", "As `dead-letters list` shows it.")]
 
@@ -23,7 +24,7 @@ def list_(project: ProjectArgument, *, out: Output, store: SemanticAccess) -> No
         "why": lambda letter: letter.error_code,
         "attempts": lambda letter: letter.attempts,
         "what": lambda letter: "\n".join([intent.action for intent in letter.operations]),
-        "path": lambda letter: "\n".join([path(intent.key) for intent in letter.operations]),
+        "path": lambda letter: "\n".join([path_of(intent.key) for intent in letter.operations]),
     }
     nothing = f"there are no dead letters in {project}"
     store.with_semantic(

@@ -1,29 +1,59 @@
-"""The NATS server that a command reaches a service by: whether it listens, and how to connect to it."""
+"""Connects a command to a service over NATS, and tells at once if no server listens."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from keyloft.cli.database import run_quietly
+from keyloft.cli.terminal import fail
 from keyloft.core.urls import without_login
-from keyloft.errors import InvalidArgument, Unanswered
+from keyloft.errors import InvalidArgument, NotPermitted, Unanswered
 from keyloft.server.config import DEFAULT_NATS_PORT, Config
 
 if TYPE_CHECKING:
     from keyloft.nats.connection import Login
 
+C = TypeVar("C")
+T = TypeVar("T")
 
-def addresses_of(settings: Config) -> list[str]:
-    """Where NATS is, by its settings."""
-    return list(settings.nats) or [f"nats://127.0.0.1:{DEFAULT_NATS_PORT}"]
+
+def over_nats(
+    settings: Config,
+    seconds: float,
+    connect: Callable[..., Awaitable[AbstractAsyncContextManager[C]]],
+    work: Callable[[C], Awaitable[T]],
+) -> T:
+    """Connect a client, and work with it; a login that NATS refuses ends the command.
+
+    Args:
+        settings: Where NATS is, and the login.
+        seconds: How long to wait for a server, and for each reply.
+        connect: Makes the client, from addresses, `login`, `timeout` and perhaps `inbox_prefix`.
+        work: Called with the client.
+    """
+    addresses = list(settings.nats) or [f"nats://127.0.0.1:{DEFAULT_NATS_PORT}"]
+
+    async def working() -> T:
+        await check_server_listens(addresses, seconds)
+        login = settings.login()
+        async with await connect(addresses, login=login, timeout=seconds, **_inbox(login, addresses)) as client:
+            return await work(client)
+
+    try:
+        return run_quietly(working())
+    except NotPermitted as error:
+        fail(f"{error.code}: {error}; --nats-user and KEYLOFT_NATS_PASSWORD set the login")
 
 
 def check_timeout(seconds: float) -> None:
-    """Refuse a --timeout that is none."""
+    """Refuse a --timeout that is out of range."""
     if not 0 < seconds <= 3600:
         raise InvalidArgument("--timeout: a number of seconds above 0, and 3600 at most")
 
 
-def inbox_options(login: "Login", addresses: list[str]) -> dict[str, Any]:
+def _inbox(login: "Login", addresses: list[str]) -> dict[str, Any]:
     """ADMIN receives replies in another inbox than a plugin or a tenant does."""
     from keyloft.server.isolation import ADMIN
 

@@ -3,19 +3,19 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from msgspec import to_builtins
 
 from keyloft import limits
-from keyloft.cli.database import run_quietly
-from keyloft.cli.nats_server import addresses_of, check_server_listens, check_timeout, inbox_options
+from keyloft.cli.nats_server import check_timeout, over_nats
 from keyloft.cli.options import AsText, Commands, Limit, Output, Settings, Ttl, Value, Yes, argument, flag, option
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
 from keyloft.core.lazy import check_limit
 from keyloft.core.values import decode_json
-from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError, NotPermitted
+from keyloft.errors import InvalidArgument, InvalidJson, KeyloftError
 from keyloft.nats import payloads
 from keyloft.plugins import rules
 from keyloft.server.config import NATS_SETTINGS
@@ -37,34 +37,18 @@ class PluginService(Settings, frozen=True, kw_only=True):
     """The service that is asked for a plugin's data, and the NATS server between."""
 
     names = NATS_SETTINGS
-    subjects: Annotated[str, option("PREFIX", "The subjects of the service.")] = "db.kv"
+    subjects: Annotated[str, option("PREFIX", "The subjects of the service.")] = rules.PREFIXES[0]
     timeout: Annotated[float, option("SECONDS", "How long to wait for an answer.")] = limits.PATIENCE_SECONDS
 
     def ask(self, plugin: str, request: Callable[["DatabaseClient"], Awaitable[T]]) -> T:
         """Connect as a client of a plugin's storage, and make requests with it; an error ends the command."""
+        from keyloft.plugins import DatabaseClient
+
         settings = self.config()
         check_timeout(self.timeout)
-        addresses = addresses_of(settings)
-
-        async def requesting() -> T:
-            from keyloft.plugins import DatabaseClient
-
-            await check_server_listens(addresses, self.timeout)
-            login = settings.login()
-            async with await DatabaseClient.connect(
-                addresses,
-                plugin_name=plugin,
-                login=login,
-                prefix=self.subjects,
-                timeout=self.timeout,
-                **inbox_options(login, addresses),
-            ) as client:
-                return await request(client)
-
+        connect = partial(DatabaseClient.connect, plugin_name=plugin, prefix=self.subjects)
         try:
-            return run_quietly(requesting())
-        except NotPermitted as error:
-            fail(f"{error.code}: {error}; --nats-user and KEYLOFT_NATS_PASSWORD set the login")
+            return over_nats(settings, self.timeout, connect, request)
         except KeyloftError as error:
             # Scripts go by the code, which is the same whether the client or the service refused the request.
             fail(f"{error.code}: {error}")

@@ -14,6 +14,7 @@ from keyloft.cli.semantic_access import SemanticAccess
 from keyloft.cli.terminal import Columns, fail, given_value, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import AuditRecord, Envelope, Semantics
+from keyloft.semantic.keys import path_of
 
 T = TypeVar("T")
 
@@ -118,7 +119,7 @@ def list_(
     Example: keyloft semantic list tenant/acme/project/web
     """
     columns: Columns[Envelope] = {
-        "path": lambda entry: path(entry.key),
+        "path": lambda entry: path_of(entry.key),
         "purpose": lambda entry: entry.semantics.purpose,
         "version": lambda entry: entry.version,
         "last writer": lambda entry: entry.last_writer,
@@ -150,7 +151,7 @@ def audit(
         "sequence": lambda record: record.sequence,
         "when": lambda record: record.at,
         "what": lambda record: record.action,
-        "path": lambda record: path(record.key),
+        "path": lambda record: path_of(record.key),
         "who": lambda record: record.writer,
         "before": lambda record: record.version_before,
         "after": lambda record: record.version_after,
@@ -171,7 +172,7 @@ def locks(project: ProjectArgument, *, out: Output, store: SemanticAccess) -> No
     Example: keyloft semantic locks tenant/acme/project/web
     """
     columns: Columns[Envelope] = {
-        "lock": lambda lock: path(lock.key),
+        "lock": lambda lock: path_of(lock.key),
         "holder": lambda lock: lock.last_writer,
         "fence": lambda lock: lock.fence,
         "since": lambda lock: lock.updated_at,
@@ -199,11 +200,6 @@ def expected(text: str) -> int | str:
         return text if text == "*" else int(text)
     except ValueError:
         raise InvalidArgument("--expected-version: expected 0, the number of a version, or *") from None
-
-
-def path(key: str) -> str:
-    """A key without its project, which is on the command line."""
-    return key.split("/", 4)[4]
 
 
 COMMANDS: Final[Commands] = (get, put, delete, restore, list_, audit, locks)

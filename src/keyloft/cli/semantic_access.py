@@ -1,15 +1,15 @@
 """How the commands of `keyloft semantic` reach the store: in a database, or over NATS."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from keyloft import Store, limits
-from keyloft.cli.database import NamedDatabase, run_quietly
-from keyloft.cli.nats_server import addresses_of, check_server_listens, check_timeout, inbox_options
+from keyloft.cli.database import NamedDatabase
+from keyloft.cli.nats_server import check_timeout, over_nats
 from keyloft.cli.options import option
-from keyloft.cli.terminal import fail
 from keyloft.core.lazy import LazyList
-from keyloft.errors import InvalidArgument, NotPermitted
+from keyloft.errors import InvalidArgument
 from keyloft.semantic import AuditRecord, DeadLetter, Envelope, SemanticStore, keys
 from keyloft.server.config import NATS_SETTINGS
 
@@ -52,30 +52,14 @@ class SemanticAccess(NamedDatabase, frozen=True, kw_only=True):
             if self.flags.get(name) is not None:
                 flag = f"--{name.replace('_', '-')}"
                 raise InvalidArgument(f"{flag}: not with --nats: the service has its own")
+        from keyloft.semantic import SemanticClient
+
         check_timeout(self.timeout)
         settings = self.config()
-        addresses = addresses_of(settings)
-
-        async def working() -> T:
-            from keyloft.semantic import SemanticClient
-
-            await check_server_listens(addresses, self.timeout)
-            login = settings.login()
-            async with await SemanticClient.connect(
-                addresses,
-                tenant=project.tenant,
-                project=project.name,
-                login=login,
-                prefix=settings.semantic_prefix,
-                timeout=self.timeout,
-                **inbox_options(login, addresses),
-            ) as client:
-                return await work(RemoteState(client))
-
-        try:
-            return run_quietly(working())
-        except NotPermitted as error:
-            fail(f"{error.code}: {error}; --nats-user and KEYLOFT_NATS_PASSWORD set the login")
+        connect = partial(
+            SemanticClient.connect, tenant=project.tenant, project=project.name, prefix=settings.semantic_prefix
+        )
+        return over_nats(settings, self.timeout, connect, lambda client: work(RemoteState(client)))
 
 
 class RemoteState:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from nats import errors as nats_errors
@@ -14,14 +14,12 @@ from keyloft.core.urls import check_nats_address
 from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NotPermitted, Unanswered
 from keyloft.nats.connection import Login, connect, inbox_prefix, servers, shown
-from keyloft.nats.errors import refused
+from keyloft.nats.errors import NEWER_PERMISSIONS, refused
 from keyloft.nats.events import WATCH
 from keyloft.nats.gathering import RequestSender
 from keyloft.nats.messages import PERMISSION
 from keyloft.nats.payloads import to_json
 from keyloft.nats.remote_watch import RemoteWatch
-
-_NEWER: Final = "`keyloft nats-config --replace` writes a configuration that allows it"
 
 
 class ServiceClient(AsyncClosing):
@@ -114,7 +112,7 @@ class ServiceClient(AsyncClosing):
     close = aclose
 
     async def ask(self, subject: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request of a watch, and wait for its reply."""
+        """Send a request, and wait for its reply: `_request`, for a `RemoteWatch`."""
         return await self._request(subject, fields)
 
     def _watch(self, subject: str, prefix: str | None, keys: Sequence[str], since: int | None) -> RemoteWatch:
@@ -145,9 +143,9 @@ class ServiceClient(AsyncClosing):
             self._sender = RequestSender(
                 self.nats, timeout=self._timeout, gathered=self._gathered, timed_out=self._timed_out
             )
-        space, _, operation = subject.rpartition(".")
+        prefix, _, operation = subject.rpartition(".")
         try:
-            return self._read(await self._sender.ask(space, operation, to_json(fields)))
+            return self._read(await self._sender.ask(prefix, operation, to_json(fields)))
         except nats_errors.NoRespondersError:
             raise errors.NoService(
                 f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one"
@@ -191,7 +189,7 @@ class ServiceClient(AsyncClosing):
         for watch, events in list(self.watches.items()):
             if kind == "subscription" and refused_subject == events.lower():
                 action = f"subscribe to {events}, where its events arrive"
-                watch.fail(NotPermitted(f"NATS refused this watch: {self._user} may not {action}. {_NEWER}"))
+                watch.fail(NotPermitted(f"NATS refused this watch: {self._user} may not {action}. {NEWER_PERMISSIONS}"))
                 return
         if self._sender is None:
             return
@@ -207,5 +205,5 @@ class ServiceClient(AsyncClosing):
             action = f"publish to {message.subject}" if kind == "publish" else subscribe
             text = f"NATS refused this request: {self._user} may not {action}. Log in as {self._log_in_as}"
             if message.subject.endswith(f".{WATCH}"):
-                text += f"; {_NEWER}"
+                text += f"; {NEWER_PERMISSIONS}"
             self._sender.fail(message, NotPermitted(text))

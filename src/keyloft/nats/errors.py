@@ -6,6 +6,9 @@ from typing import Any, Final
 from keyloft import errors
 from keyloft.nats.payloads import to_json
 
+NEWER_PERMISSIONS: Final = "`keyloft nats-config --replace` writes a configuration that allows it"
+"""The cure for what the permissions of an older configuration of NATS don't allow."""
+
 _KINDS: Final = (
     errors.InvalidJson,
     errors.MissingField,

@@ -36,24 +36,25 @@ class _ManyPart(Struct):
     error_code: str = ""
 
 
-_read_part = msgspec.json.Decoder(_ManyPart).decode
+_decode_part = msgspec.json.Decoder(_ManyPart).decode
 
 
-class _Call:
-    """A request of one caller."""
+class _ClientCall:
+    """A request of one caller, until it is answered."""
 
-    __slots__ = ("data", "ends", "is_alone", "operation", "reply", "space")
+    __slots__ = ("data", "ends", "is_alone", "operation", "prefix", "reply")
 
     def __init__(
         self,
-        space: str,
+        prefix: str,
         operation: str,
         data: bytes,
         reply: "asyncio.Future[bytes]",
         ends: float,
         is_alone: bool,
     ) -> None:
-        self.space = space
+        self.prefix = prefix
+        """The subject before the operation."""
         self.operation = operation
         self.data = data
         self.reply = reply
@@ -64,7 +65,7 @@ class _Call:
 
     @property
     def subject(self) -> str:
-        return f"{self.space}.{self.operation}"
+        return f"{self.prefix}.{self.operation}"
 
     def fail(self, error: Exception) -> None:
         if not self.reply.done():
@@ -76,11 +77,12 @@ class SentMessage:
 
     __slots__ = ("calls", "ends", "is_many", "number", "subject")
 
-    def __init__(self, number: str, subject: str, calls: Sequence[_Call], ends: float, *, is_many: bool) -> None:
+    def __init__(self, number: str, subject: str, calls: Sequence[_ClientCall], ends: float, *, is_many: bool) -> None:
         self.number = number
         """The last part of its reply subject."""
         self.subject = subject
         self.calls = calls
+        """Empty if it only asks whether the service has `many`."""
         self.ends = ends
         """When no caller waits for its reply any more."""
         self.is_many = is_many
@@ -105,9 +107,9 @@ class RequestSender:
         self._loop = asyncio.get_running_loop()
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._queue: list[_Call] = []
+        self._queue: list[_ClientCall] = []
         self._sending: asyncio.Task[None] | None = None
-        self._waiting: dict[_Call, None] = {}
+        self._waiting: dict[_ClientCall, None] = {}
         """The calls without a reply, in their order."""
         self._sent: dict[str, SentMessage] = {}
         """The messages without a reply, by number, in the order in which they were sent."""
@@ -123,20 +125,21 @@ class RequestSender:
         """The messages that wait for a reply."""
         return list(self._sent.values())
 
-    async def ask(self, space: str, operation: str, data: bytes) -> bytes:
+    async def ask(self, prefix: str, operation: str, data: bytes) -> bytes:
         """Send a request, and return its reply.
 
         Args:
-            space: The subject before the operation.
+            prefix: The subject before the operation.
             operation: What is asked for.
             data: The fields of the request, as JSON.
         """
         is_alone = operation not in self._gathered or data == b"{}"
-        call = _Call(space, operation, data, self._loop.create_future(), self._loop.time() + self._timeout, is_alone)
+        call = _ClientCall(
+            prefix, operation, data, self._loop.create_future(), self._loop.time() + self._timeout, is_alone
+        )
         self._queue.append(call)
         self._waiting[call] = None
-        if self._sending is None:
-            self._sending = self._loop.create_task(self._send_all(), name="keyloft requests")
+        self._start_sending()
         if self._expiring is None:
             self._expiring = self._loop.call_at(call.ends, self._expire)
         try:
@@ -167,14 +170,17 @@ class RequestSender:
         for call in message.calls:
             call.is_alone = True
         self._queue[:0] = message.calls
-        if self._sending is None:
-            self._sending = self._loop.create_task(self._send_all(), name="keyloft requests")
+        self._start_sending()
 
     def subscribe_again(self) -> None:
         """The next request subscribes to its replies once more: NATS has refused it."""
         self._subscription = None
 
     # Sending
+
+    def _start_sending(self) -> None:
+        if self._sending is None:
+            self._sending = self._loop.create_task(self._send_all(), name="keyloft requests")
 
     async def _send_all(self) -> None:
         try:
@@ -200,9 +206,9 @@ class RequestSender:
         self._inbox = self._nats.new_inbox()
         self._subscription = await self._nats.subscribe(f"{self._inbox}.*", cb=self._arrived)
 
-    def _messages(self, calls: Iterable[_Call]) -> Iterator[tuple[SentMessage, bytes]]:
+    def _messages(self, calls: Iterable[_ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The messages that carry calls, in the order of the calls."""
-        together: list[_Call] = []
+        together: list[_ClientCall] = []
         size = 0
         for call in calls:
             if call.reply.done():
@@ -212,7 +218,7 @@ class RequestSender:
                 continue
             more = len(call.data) + _OP_BYTES
             is_full = size + more > limits.GATHERED_BYTES or len(together) >= limits.MANY_REQUESTS
-            if together and (call.is_alone or is_full or call.space != together[0].space):
+            if together and (call.is_alone or is_full or call.prefix != together[0].prefix):
                 yield from self._as_messages(together)
                 together, size = [], 0
             if call.is_alone:
@@ -222,21 +228,22 @@ class RequestSender:
                 size += more
         yield from self._as_messages(together)
 
-    def _as_messages(self, calls: Sequence[_Call]) -> Iterator[tuple[SentMessage, bytes]]:
+    def _as_messages(self, calls: Sequence[_ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The message that carries calls; until the service is known to have `many`, one for each."""
         if len(calls) > 1 and self._has_many:
             requests = [b'{"op":"%b",%b' % (call.operation.encode(), call.data[1:]) for call in calls]
-            yield self._message(f"{calls[0].space}.many", calls), _MANY % b",".join(requests)
+            yield self._message(f"{calls[0].prefix}.many", calls), _MANY % b",".join(requests)
             return
         for call in calls:
-            yield self._message(f"{call.space}.{call.operation}", [call]), call.data
+            yield self._message(call.subject, [call]), call.data
         if len(calls) > 1 and (now := monotonic()) >= self._next_probe:
             self._next_probe = now + limits.MANY_PROBE_SECONDS
-            yield self._message(f"{calls[0].space}.many", []), _PROBE
+            yield self._message(f"{calls[0].prefix}.many", []), _PROBE
 
-    def _message(self, subject: str, calls: Sequence[_Call]) -> SentMessage:
+    def _message(self, subject: str, calls: Sequence[_ClientCall]) -> SentMessage:
         self._numbered += 1
         ends = self._loop.time() + self._timeout
+        # A `many` has several calls, or none if it asks whether the service has the operation.
         return SentMessage(str(self._numbered), subject, calls, ends, is_many=len(calls) != 1)
 
     # Receiving
@@ -258,7 +265,7 @@ class RequestSender:
 
     def _read_part(self, message: SentMessage, data: bytes) -> None:
         try:
-            part = _read_part(data)
+            part = _decode_part(data)
         except msgspec.MsgspecError:
             part = _ManyPart(False)
         if not part.success:
@@ -276,7 +283,7 @@ class RequestSender:
             del self._sent[message.number]
 
     def _expire(self) -> None:
-        """Let the calls fail whose replies are late; the next one is looked at when its time has come."""
+        """Let the calls fail whose time is over, and set the timer for the next one."""
         self._expiring, now = None, self._loop.time()
         for number in [message.number for message in self._sent.values() if message.ends <= now]:
             del self._sent[number]

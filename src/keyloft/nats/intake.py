@@ -65,6 +65,7 @@ class Intake(OwnerWork):
         self._reserved = tuple([prefix.encode() for prefix in reserved])
         self._deadline = deadline
         self._bounds = bounds
+        # Attributes of its own, since each request asks for them.
         self._most_requests, self._reserve = bounds.request_bytes, bounds.reserve_bytes
         self._most_replies = bounds.reply_bytes
         self._loop = asyncio.get_running_loop()
@@ -75,11 +76,11 @@ class Intake(OwnerWork):
         """Owners whose next request waits until other owners' replies are sent."""
         self._request_bytes = self._reply_bytes = 0
         self.calls: set[Request] = set()
-        """Those that are carried out by a coroutine."""
+        """The requests that are carried out by a coroutine."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_reads = TurnReads(engine, self._answer, lambda: self._deadlines.stalled())
         self.reads = self._turn_reads.under_way
-        """Those that wait for the database to read."""
+        """The requests that wait for the database to read, by their tasks."""
         self._verdicts: dict[Owner, tuple[list[Request], list[Verdict]]] = {}
         """Writes that are decided and not yet answered."""
         self._deadlines = Deadlines(self, self._reserved, deadline)
@@ -302,7 +303,7 @@ class Intake(OwnerWork):
     async def _carry_out(self, request: Request, operation: Call) -> None:
         try:
             reply, outcome = await steps(request.owner, operation.carry_out(request.content))
-            if reply:  # else no message has asked for it
+            if reply:  # what `enqueue` lets take place has none
                 self._finish(request, reply, outcome)
         except Exception as error:
             self.refuse(request, error)
@@ -345,7 +346,7 @@ class Intake(OwnerWork):
                 reply_size += len(reply)
             if request.written is not None:
                 owner.end_write(request)
-            # What it cancels refers to the request; the collector does not see requests, and would free neither.
+            # As in `end`: nothing else would free them.
             request.cancel = request.content = None
             reserved += request.reserved
             size += request.size
@@ -384,7 +385,8 @@ class Intake(OwnerWork):
     def end(self, request: Request) -> None:
         """A request is done."""
         owner = request.owner
-        # What it cancels refers to the request; the collector does not see requests, and would free neither.
+        # What it cancels refers back to the request. Python's garbage collector does not follow requests (`gc=False`):
+        # it would free neither.
         request.cancel = request.content = None
         if request.written is not None:
             owner.end_write(request)

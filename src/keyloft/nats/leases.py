@@ -1,9 +1,9 @@
-"""Leases of watches as they are stored: whose changes are published where, by which service, and from which version on.
+"""Leases of watches as they are stored: whose changes are published where, by which instance, and from which version.
 
 They are rows of the semantic space behind bytes that no other row begins with. A lease is a row that expires unless its
-client renews it. An instance of a service is alive for as long as its `beat` row is: each lease names the instance that
-publishes for it, and if that has no beat any more, another one takes the lease over. The instance's `progress` row says
-how far it has published for all of its leases.
+client renews it. It names the instance of the service that publishes its events. An instance counts as alive until its
+heartbeat row expires; then another instance takes its leases over. The instance's progress row says how far it has
+published for all of its leases.
 """
 
 import secrets
@@ -20,7 +20,7 @@ from keyloft.errors import Undecodable
 SPACE: Final = Space.SEMANTIC
 
 _LEASE: Final = b"l"
-_BEAT: Final = b"b"
+_HEARTBEAT: Final = b"b"
 _PROGRESS: Final = b"p"
 
 
@@ -36,24 +36,26 @@ class Lease(Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: int
     """Changes after this version are to be published."""
     run: int = 0
-    """Grows whenever publishing begins again; 0 until the client has subscribed, and has said so by renewing."""
+    """It grows whenever publishing begins again. It is 0 until the first renewal, by which the client says that it has
+    subscribed."""
     prefix: str | None = None
     keys: tuple[str, ...] | None = None
     gone: str | None = None
     """Why there is nothing more to publish: the change log no longer reaches back so far."""
 
 
-class Progress(Struct, frozen=True):
+class PublishedProgress(Struct, frozen=True):
     """How far an instance has published."""
 
     reached: int = 0
     """All changes up to this version are published, for each lease whose row is not newer than `known`."""
     known: int = 0
+    """The version up to which the instance knew the stored leases."""
 
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode_lease: Final = msgspec.json.Decoder(Lease).decode
-_decode_progress: Final = msgspec.json.Decoder(Progress).decode
+_decode_progress: Final = msgspec.json.Decoder(PublishedProgress).decode
 
 
 def new_id() -> str:
@@ -73,7 +75,7 @@ def read_lease(value: bytes) -> Lease:
         raise Undecodable("a row of a watch's lease can't be read") from error
 
 
-def read_progress(value: bytes) -> Progress:
+def read_progress(value: bytes) -> PublishedProgress:
     """A stored progress.
 
     Raises:
@@ -85,7 +87,9 @@ def read_progress(value: bytes) -> Progress:
         raise Undecodable("a row of a service's progress can't be read") from error
 
 
-def stored(row: bytes, content: Lease | Progress, *, expire_in: int | None = None, expire_at: int | None = None) -> Set:
+def stored(
+    row: bytes, content: Lease | PublishedProgress, *, expire_in: int | None = None, expire_at: int | None = None
+) -> Set:
     """The write that stores a lease or a progress."""
     return Set(SPACE, row, _encode(content), Encoding.JSON, expire_in, expire_at)
 
@@ -104,8 +108,8 @@ class LeaseRows:
     def lease(self, names: Sequence[str], lease_id: str) -> bytes:
         return b"%b%b%b\x00%b" % (self._before, _LEASE, ".".join(names).encode(), lease_id.encode())
 
-    def beat(self, instance: str) -> bytes:
-        return self._before + _BEAT + instance.encode()
+    def heartbeat(self, instance: str) -> bytes:
+        return self._before + _HEARTBEAT + instance.encode()
 
     def progress(self, instance: str) -> bytes:
         return self._before + _PROGRESS + instance.encode()
@@ -113,9 +117,9 @@ class LeaseRows:
     def is_lease(self, row: bytes) -> bool:
         return row.startswith(_LEASE, len(self._before))
 
-    def is_beat(self, row: bytes) -> bool:
-        return row.startswith(_BEAT, len(self._before))
+    def is_heartbeat(self, row: bytes) -> bool:
+        return row.startswith(_HEARTBEAT, len(self._before))
 
     def instance(self, row: bytes) -> str:
-        """Whose beat or progress a row is."""
+        """Whose heartbeat or progress a row is."""
         return row[len(self._before) + 1 :].decode()

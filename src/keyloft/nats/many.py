@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +16,6 @@ from keyloft.nats import payloads
 from keyloft.nats.errors import refusal
 from keyloft.nats.outbox import TOO_MUCH
 from keyloft.nats.requests import Operation, RefusedOperation, ReplyCollector, Request
-from keyloft.nats.schemas import BOOLEAN, COUNT, Messages, Schema, array_of, either, object_of, reply_of, request_of
 
 _REPLIES: Final = b'{"success":true,"replies":[%b]}'
 NO_REPLIES: Final = _REPLIES % b""
@@ -24,9 +23,9 @@ TOO_FAST: Final = RefusedOperation(Busy, TOO_MUCH)
 """Stands for a request beyond the rate of its owner."""
 _PART: Final = b'{"success":true,"replies":[%b],"left":%d}'
 _FRAME_BYTES: Final = len(_PART) + 24
-"""What stands around the replies, and the position before one of them."""
+"""How many bytes stand around the replies, the position before one of them included."""
 
-# The forms that Keyloft's client sends; any other form is read more slowly.
+# The form in which Keyloft's client sends a message and its requests; any other form is read more slowly.
 _IN_PARTS: Final = b'{"parts":true,"requests":['
 _IN_PARTS_BYTES: Final = len(_IN_PARTS) + len("]}") - 1  # there is a comma less than there are requests
 _ORDINARY: Final = re.compile(rb'\{"op":"([a-z_]+)"(?:,|(?=\}))').match
@@ -47,7 +46,8 @@ class _ManyText(Struct):
 
 
 _read_many = msgspec.json.Decoder(_ManyText).decode
-# To make a million of them takes half a second: where there may be very many, those beyond the limit are passed over.
+# To read a million requests as a list takes half a second. A struct that has a field for each request that is allowed,
+# and one more, passes over the rest.
 _Beyond: Any = msgspec.defstruct(
     "_Beyond", [(f"request_{number}", Raw, Raw()) for number in range(limits.MANY_REQUESTS + 1)], array_like=True
 )
@@ -86,7 +86,7 @@ class Many(Operation):
             raise InvalidArgument('requests: expected an array of requests, as in [{"op": "get", "key": …}]') from None
         requests, most = list(map(bytes, text.requests)), limits.MANY_REQUESTS
         if not data.startswith(_IN_PARTS) or len(data) != _IN_PARTS_BYTES + sum(map(len, requests)) + len(requests):
-            # What stands outside the requests are the names of the fields, each in two quotes.
+            # Outside the requests, only the names of the fields have quotes, two each. More of them mean another field.
             names = 1 if text.parts is UNSET else 2
             if data.count(b'"') - sum([one.count(b'"') for one in requests]) != 2 * names:
                 _refuse_unreadable(data)
@@ -151,7 +151,7 @@ def _without_op(data: bytes) -> tuple[str, bytes]:
         name = _read_name(members["op"])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
         members, name = {}, ""
-    # As for the message: if there are more quotes than those of the names and values, a name is there twice.
+    # Each name has two quotes. If there are more than those of the names and values, a name is there twice.
     if data.count(b'"') - sum([bytes(value).count(b'"') for value in members.values()]) != 2 * len(members):
         name = ""
     if not name:
@@ -243,7 +243,7 @@ class Collector:
 
 
 class PartCollector:
-    """The same, but at the end of each iteration of the event loop it sends the replies that are there."""
+    """Sends the replies to the requests of one message in parts: in each iteration of the event loop those it has."""
 
     def __init__(self, requests: int, most_bytes: int, send: Callable[[bytes, bool], None]) -> None:
         self._left = requests
@@ -284,35 +284,3 @@ def _too_large(is_written: bool) -> bytes:
     text = "it was carried out" if is_written else "send this request alone"
     error = ReplyTooLarge(f"the reply does not fit into one message with the others; {text}")
     return refusal(error, {"carried_out": is_written})
-
-
-def many_messages(operations: Mapping[str, Messages]) -> Messages:
-    """What the messages of `many` look like, with those of the operations that it can hold."""
-    requests = [_with_op(name, one.request) for name, one in operations.items()]
-    refused: dict[str, Schema] = {
-        "success": {"const": False},
-        "error_code": {"type": "string"},
-        "message": {"type": "string"},
-    }
-    reply = either(*[one.reply for one in operations.values()], object_of(refused, others=True))
-    position = {"type": "array", "items": [COUNT, reply], "minItems": 2, "maxItems": 2}
-    return Messages(
-        summary="Carry out several requests, each as if sent alone, in their order.",
-        request=request_of({"requests": array_of(either(*requests), limits.MANY_REQUESTS)}, {"parts": BOOLEAN}),
-        reply=either(
-            reply_of({"replies": array_of(reply, limits.MANY_REQUESTS)}),
-            reply_of({"replies": array_of(position, limits.MANY_REQUESTS), "left": COUNT}),
-        ),
-        examples=(
-            {"requests": [{"op": name, **request} for name, one in operations.items() for request in one.examples]},
-        ),
-    )
-
-
-def _with_op(name: str, request: Schema) -> Schema:
-    """The schema of a request as a part of `many`."""
-    return {
-        **request,
-        "properties": {"op": {"const": name}, **request["properties"]},
-        "required": ["op", *request["required"]],
-    }

@@ -8,14 +8,14 @@ from keyloft import limits
 from keyloft.core.engine import Engine, write
 from keyloft.core.records import Batch, Check, Committed, Delete, Mutation, Set
 from keyloft.core.values import Encoding
-from keyloft.nats.leases import SPACE, LeaseRows, Progress, new_id, stored
+from keyloft.nats.leases import SPACE, LeaseRows, PublishedProgress, new_id, stored
 
 
 class Membership:
-    """This instance: alive while its beat is stored, by its own clock a little shorter.
+    """This instance of a service, which is alive until its heartbeat row expires.
 
-    An instance whose beat was late, or whose connection to NATS was lost, is over: what it sent last may not have
-    arrived. It begins again under another id.
+    By its own clock it is alive for a little less, since that time begins before the row is written. After a late
+    heartbeat, or a lost connection to NATS, its last messages may not have arrived: it begins again under another id.
     """
 
     def __init__(self, nats: Nats, engine: Engine, rows: LeaseRows) -> None:
@@ -24,11 +24,14 @@ class Membership:
         self._rows = rows
         self.instance = ""
         """Its id; empty until it has joined."""
-        self._sampled = Progress()
-        """How far NATS has everything."""
+        self._confirmed = PublishedProgress()
+        """Up to where NATS has confirmed that it has all events."""
         self._version = 0
+        """Of the heartbeat row."""
         self._until = 0.0
+        """Until when it is alive, by the event loop's clock."""
         self._reconnects = -1
+        """How many times the connection was restored before it joined."""
         self._joining = asyncio.Lock()
 
     @property
@@ -48,27 +51,27 @@ class Membership:
             mutations: list[Mutation]
             instance, reconnects = new_id(), self._nats.stats["reconnects"]
             began = asyncio.get_running_loop().time()
-            mutations = [self._beat(instance), stored(self._rows.progress(instance), Progress())]
+            mutations = [self._heartbeat(instance), stored(self._rows.progress(instance), PublishedProgress())]
             if self.instance:
-                mutations.append(Delete(SPACE, self._rows.beat(self.instance)))
+                mutations.append(Delete(SPACE, self._rows.heartbeat(self.instance)))
             done = await write(self._engine, *mutations)
             self.instance, self._reconnects, self._version = instance, reconnects, done.version
-            self._sampled = Progress()
-            self._until = began + limits.BEAT_SECONDS
+            self._confirmed = PublishedProgress()
+            self._until = began + limits.HEARTBEAT_SECONDS
 
-    async def beat(self, sample: Progress) -> None:
-        """Stay alive. What the sample before this one says is stored: NATS has confirmed by now that it has all that.
+    async def heartbeat(self, sent: PublishedProgress) -> None:
+        """Stay alive: store the heartbeat, and the progress that NATS confirmed after the heartbeat before this one.
 
         Args:
-            sample: How far everything is handed to NATS now.
+            sent: Up to where all events are handed to NATS now.
         """
         if not self.is_alive:
             return
-        began, progress = asyncio.get_running_loop().time(), self._sampled
+        began, progress = asyncio.get_running_loop().time(), self._confirmed
         rows, instance = self._rows, self.instance
         batch = Batch(
-            (self._beat(instance), stored(rows.progress(instance), progress)),
-            (Check(SPACE, rows.beat(instance), self._version),),
+            (self._heartbeat(instance), stored(rows.progress(instance), progress)),
+            (Check(SPACE, rows.heartbeat(instance), self._version),),
         )
         done = await self._engine.commit(batch)
         if instance != self.instance:
@@ -76,11 +79,11 @@ class Membership:
         if not isinstance(done, Committed):
             self.lapse()
             return
-        self._version, self._until = done.version, began + limits.BEAT_SECONDS
+        self._version, self._until = done.version, began + limits.HEARTBEAT_SECONDS
         # Twice: the ping of a plain client of nats-py may overtake what is in its buffer.
         for _ in range(2):
-            await self._nats.flush(round(limits.BEAT_SECONDS))
-        self._sampled = sample
+            await self._nats.flush(round(limits.HEARTBEAT_SECONDS))
+        self._confirmed = sent
 
     def lapse(self) -> None:
         """Publish nothing more under this id."""
@@ -91,7 +94,7 @@ class Membership:
         self.lapse()
         if instance := self.instance:
             self.instance = ""
-            await write(self._engine, Delete(SPACE, self._rows.beat(instance)))
+            await write(self._engine, Delete(SPACE, self._rows.heartbeat(instance)))
 
-    def _beat(self, instance: str) -> Set:
-        return Set(SPACE, self._rows.beat(instance), b"", Encoding.BYTES, round(1000 * limits.BEAT_SECONDS))
+    def _heartbeat(self, instance: str) -> Set:
+        return Set(SPACE, self._rows.heartbeat(instance), b"", Encoding.BYTES, round(1000 * limits.HEARTBEAT_SECONDS))

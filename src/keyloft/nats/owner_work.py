@@ -1,4 +1,4 @@
-"""What a service does for its owners without being asked: it takes turns with their requests."""
+"""Lets other parts of a service work in an owner's turns, as if it had sent a request: events of watches."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class OwnerWork:
         return sum([len(owner.waiting) + owner.under_way for owner in self._owners])
 
     def enqueue(self, name: str, operation: Call, content: Any) -> None:
-        """Let something take place in an owner's turn that no message has asked for."""
+        """Carry out an operation in an owner's next turn, although no message asks for it."""
         owner = self._owner(name)
         if not self._request_bytes:
             self._is_empty.clear()

@@ -1,4 +1,7 @@
-"""Knows the owners that have sent something lately, and what their subjects mean: names cost their sender nothing."""
+"""Finds the owner and the operation of a subject, and bounds how many owners have a queue of their own.
+
+To invent names costs a sender nothing, so what a name costs the service is bounded.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,14 +14,14 @@ from keyloft.nats.reporting import Route
 from keyloft.nats.requests import Owner
 
 _STEPS: Final = 8
-"""How many owners are examined for a new name: if all of them are busy, most others are, too."""
+"""How many owners are examined before a new name gets no queue: if these are all busy, most others are, too."""
 
 
 class Owners:
     """The owners with a queue of their own, up to OWNERS of them; all others share one queue, and its turns.
 
-    So a flood of names takes the memory, and makes others wait for the turns, of a thousand owners at most. A name
-    that comes back again and again keeps its queue beside such a flood.
+    So a flood of names takes no more memory, and no more turns, than that many owners do. An owner that sends again and
+    again keeps its queue beside such a flood.
     """
 
     def __init__(self, route: Callable[[str], Route], words: int, meters: ServiceMeters) -> None:
@@ -62,7 +65,7 @@ class Owners:
 
     def of(self, name: str) -> Owner:
         """A new owner with this name, or the one that stands for all others."""
-        # While others have requests, one of this name may be among them: it comes before the next one.
+        # A request of this name may be waiting in the shared queue. It must come before the next one, so no new queue.
         if self.others.request_bytes or (len(self.known) >= limits.OWNERS and not self._forget_one()):
             return self.others
         owner = self.known[name] = Owner(name, self._meters.of(name or OTHER))

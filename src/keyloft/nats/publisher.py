@@ -24,7 +24,7 @@ from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get,
 from keyloft.errors import Closed, DatabaseError, HistoryGone, KeyloftError
 from keyloft.nats.connection import cancel
 from keyloft.nats.intake import Intake
-from keyloft.nats.leases import SPACE, Lease, LeaseRows, Progress, read_lease, read_progress, stored
+from keyloft.nats.leases import SPACE, Lease, LeaseRows, PublishedProgress, read_lease, read_progress, stored
 from keyloft.nats.membership import Membership
 from keyloft.nats.publications import Publication, Watchable
 
@@ -47,15 +47,16 @@ class EventPublisher:
         self.membership = Membership(nats, engine, self.rows)
         self.leases: dict[bytes, KnownLease] = {}
         """All stored leases, by row."""
-        self.count: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-        """By owner, how many leases it has, and how many bytes they take."""
+        self.lease_count: Counter[str] = Counter()
+        """How many leases each owner has."""
+        self.lease_bytes: Counter[str] = Counter()
+        """How many bytes they take."""
         self._engine = engine
         self._intake = intake
         self._watchable = watchable
         self._known = 0
         """The version up to which the stored leases are known."""
-        self._beats: set[str] = set()
+        self._alive: set[str] = set()
         """The instances that are alive."""
         self._progress: set[str] = set()
         """The instances whose progress is stored."""
@@ -65,9 +66,12 @@ class EventPublisher:
         """The leases whose instance is dead."""
         self._due = asyncio.Event()
         """There are leases to take over, or rows to remove."""
-        self._ended: list[Purge] = []
+        self._expired: list[Purge] = []
+        """The rows of leases that have ended, to be removed."""
         self._wanted = asyncio.Event()
+        """A client asks for a lease, so the leases must be followed even if there is none yet."""
         self._is_following = asyncio.Event()
+        """All stored leases are known."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -79,11 +83,11 @@ class EventPublisher:
         if task is not None:
             await cancel(task)
             with contextlib.suppress(KeyloftError, TimeoutError):
-                async with asyncio.timeout(limits.BEAT_SECONDS):
+                async with asyncio.timeout(limits.HEARTBEAT_SECONDS):
                     await self.membership.leave()
 
     async def following(self) -> None:
-        """Wait until all stored leases are known and this instance is alive: now it can publish for another one."""
+        """Wait until all stored leases are known and this instance is alive: then it can publish for a new lease."""
         if not self._is_following.is_set():
             self._wanted.set()
             await self._is_following.wait()
@@ -125,7 +129,7 @@ class EventPublisher:
             applying.add_done_callback(lambda _: self._due.set())
             await self._serve(applying)
         finally:
-            # What is published later must be another run, which another id makes sure of.
+            # Under the next id, the publications of these leases are new runs.
             self.membership.lapse()
             self._is_following.clear()
             if applying is not None:
@@ -133,17 +137,17 @@ class EventPublisher:
             await watch.aclose()
             for row in list(self._publications):
                 self._stop(row)
-            for known in (self.leases, self.count, self.bytes, self._beats, self._progress, self._orphans):
+            for known in (self.leases, self.lease_count, self.lease_bytes, self._alive, self._progress, self._orphans):
                 known.clear()
 
     async def _serve(self, applying: "asyncio.Task[None]") -> None:
         loop = asyncio.get_running_loop()
-        next_beat = 0.0
+        next_heartbeat = 0.0
         while not applying.done():
-            if loop.time() >= next_beat:
+            if loop.time() >= next_heartbeat:
                 self._wanted.clear()
-                next_beat = loop.time() + limits.BEAT_SECONDS / limits.BEATS
-                await self._beat()
+                next_heartbeat = loop.time() + limits.HEARTBEAT_SECONDS / limits.HEARTBEATS
+                await self._heartbeat()
             self._is_following.set()
             self._due.clear()
             await self._take_over()
@@ -153,15 +157,15 @@ class EventPublisher:
                 await self._tidy_up()
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), max(0.0, next_beat - loop.time()))
+                await asyncio.wait_for(self._due.wait(), max(0.0, next_heartbeat - loop.time()))
         await applying
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         try:
             if self.membership.is_alive:
                 reached = [publication.reached for publication in self._publications.values()]
-                sample = Progress(min(reached), self._known) if reached else Progress()
-                await self.membership.beat(sample)
+                sent = PublishedProgress(min(reached), self._known) if reached else PublishedProgress()
+                await self.membership.heartbeat(sent)
             else:
                 for row in list(self._publications):
                     self._stop(row)
@@ -181,7 +185,7 @@ class EventPublisher:
             self._apply_lease(row, record)
             return
         instance = self.rows.instance(row)
-        known = self._beats if self.rows.is_beat(row) else self._progress
+        known = self._alive if self.rows.is_heartbeat(row) else self._progress
         if record is not None:
             known.add(instance)
         elif instance in known:
@@ -192,7 +196,7 @@ class EventPublisher:
         if record is None:
             if (known := self.leases.get(row)) is not None:
                 self._forget(row)
-                self._ended.append(Purge(SPACE, row, known.version))
+                self._expired.append(Purge(SPACE, row, known.version))
                 self._due.set()
             return
         try:
@@ -205,11 +209,11 @@ class EventPublisher:
         if (before := self.leases.get(row)) is not None:
             if before.version > known.version:
                 return
-            self.bytes[owner] -= before.size
+            self.lease_bytes[owner] -= before.size
         else:
-            self.count[owner] += 1
+            self.lease_count[owner] += 1
         self.leases[row] = known
-        self.bytes[owner] += known.size
+        self.lease_bytes[owner] += known.size
         self._publish(row, known.lease)
 
     def _forget(self, row: bytes) -> None:
@@ -217,10 +221,10 @@ class EventPublisher:
         self._orphans.discard(row)
         known = self.leases.pop(row)
         owner = self._watchable.owner(known.lease.names)
-        self.bytes[owner] -= known.size
-        self.count[owner] -= 1
-        if not self.count[owner]:
-            del self.count[owner], self.bytes[owner]
+        self.lease_bytes[owner] -= known.size
+        self.lease_count[owner] -= 1
+        if not self.lease_count[owner]:
+            del self.lease_count[owner], self.lease_bytes[owner]
 
     # Publishing
 
@@ -229,7 +233,7 @@ class EventPublisher:
         running = self._publications.get(row)
         if lease.publisher != self.membership.instance:
             self._stop(row)
-            if lease.publisher not in self._beats:
+            if lease.publisher not in self._alive:
                 self._orphans.add(row)
                 self._due.set()
             return
@@ -269,7 +273,7 @@ class EventPublisher:
         """Find the leases whose instance is dead."""
         mine = self.membership.instance
         for row, known in self.leases.items():
-            if known.lease.publisher != mine and known.lease.publisher not in self._beats:
+            if known.lease.publisher != mine and known.lease.publisher not in self._alive:
                 self._orphans.add(row)
         self._due.set()
 
@@ -283,10 +287,10 @@ class EventPublisher:
                 if isinstance(done, Committed):
                     break
                 failed = {failure.check.key for failure in done.failed}
-                records = [one for one in found if not failed & {one.key, self._beat_of(one)}]
+                records = [one for one in found if not failed & {one.key, self._heartbeat_of(one)}]
 
-    def _beat_of(self, record: Record) -> bytes:
-        return self.rows.beat(read_lease(record.value).publisher)
+    def _heartbeat_of(self, record: Record) -> bytes:
+        return self.rows.heartbeat(read_lease(record.value).publisher)
 
     async def _claim(self, records: Sequence[Record]) -> Batch:
         """Make this instance the publisher of leases, if they are as they were read, and their instances are dead."""
@@ -294,10 +298,10 @@ class EventPublisher:
         dead = sorted({lease.publisher for lease in leases})
         found = await self._engine.read(*[Get(SPACE, self.rows.progress(instance)) for instance in dead])
         progress = {
-            instance: Progress() if record is None else read_progress(record.value)
+            instance: PublishedProgress() if record is None else read_progress(record.value)
             for instance, record in zip(dead, found, strict=True)
         }
-        mutations, checks = [], [Check(SPACE, self.rows.beat(instance), None) for instance in dead]
+        mutations, checks = [], [Check(SPACE, self.rows.heartbeat(instance), None) for instance in dead]
         for record, lease in zip(records, leases, strict=True):
             published = progress[lease.publisher]
             since = max(lease.since, published.reached) if record.version <= published.known else lease.since
@@ -309,12 +313,12 @@ class EventPublisher:
 
     async def _tidy_up(self) -> None:
         """Remove leases that have expired, and the progress of dead instances whose leases are taken over."""
-        ended, self._ended = self._ended, []
-        if ended:
-            await write(self._engine, *ended)
+        expired, self._expired = self._expired, []
+        if expired:
+            await write(self._engine, *expired)
         in_use = {known.lease.publisher for known in self.leases.values()} if self._progress else set()
-        for instance in self._progress - self._beats - in_use - {self.membership.instance}:
+        for instance in self._progress - self._alive - in_use - {self.membership.instance}:
             batch = Batch(
-                (Delete(SPACE, self.rows.progress(instance)),), (Check(SPACE, self.rows.beat(instance), None),)
+                (Delete(SPACE, self.rows.progress(instance)),), (Check(SPACE, self.rows.heartbeat(instance), None),)
             )
             await self._engine.commit(batch)

@@ -179,7 +179,7 @@ class RemoteWatch(AsyncClosing):
     async def _ask(self) -> None:
         """Ask for a lease, subscribe to its subject, and let the service begin to publish."""
         await self._leave()
-        reply = await self._request({**self._fields, "since": self._received_to})
+        reply = await self._client.ask(self._operation, {**self._fields, "since": self._received_to})
         self._subject, self._expires_in = str(reply["subject"]), float(reply["expires_in"])
         self._run, self._next = 0, 1
         if self._received_to is None:
@@ -216,12 +216,9 @@ class RemoteWatch(AsyncClosing):
         if self._run and not self._next:
             fields["since"] = self._received_to
         self._is_silent = True
-        reply = await self._request(fields)
+        reply = await self._client.ask(self._operation, fields)
         if reply["run"] > self._run and (not self._run or "since" in fields):
             self._run, self._next = int(reply["run"]), 1
-
-    async def _request(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._client.ask(self._operation, fields)
 
     async def _keep(self) -> None:
         """Renew the lease in time, and at once if something was missed."""

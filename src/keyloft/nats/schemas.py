@@ -154,3 +154,31 @@ def watch_messages(key: Schema, prefix: Schema, examples: tuple[Mapping[str, Any
             {"key": TEXT, "deleted": BOOLEAN, "more": BOOLEAN, "error_code": TEXT, "message": TEXT},
         ),
     )
+
+
+def many_messages(operations: Mapping[str, Messages]) -> Messages:
+    """What the messages of `many` look like, with those of the operations that it can hold."""
+    requests = [_with_op(name, one.request) for name, one in operations.items()]
+    refused: dict[str, Schema] = {"success": {"const": False}, "error_code": TEXT, "message": TEXT}
+    reply = either(*[one.reply for one in operations.values()], object_of(refused, others=True))
+    position = {"type": "array", "items": [COUNT, reply], "minItems": 2, "maxItems": 2}
+    return Messages(
+        summary="Carry out several requests, each as if sent alone, in their order.",
+        request=request_of({"requests": array_of(either(*requests), limits.MANY_REQUESTS)}, {"parts": BOOLEAN}),
+        reply=either(
+            reply_of({"replies": array_of(reply, limits.MANY_REQUESTS)}),
+            reply_of({"replies": array_of(position, limits.MANY_REQUESTS), "left": COUNT}),
+        ),
+        examples=(
+            {"requests": [{"op": name, **request} for name, one in operations.items() for request in one.examples]},
+        ),
+    )
+
+
+def _with_op(name: str, request: Schema) -> Schema:
+    """The schema of a request as a part of `many`."""
+    return {
+        **request,
+        "properties": {"op": {"const": name}, **request["properties"]},
+        "required": ["op", *request["required"]],
+    }

@@ -1,4 +1,4 @@
-"""Makes the point reads of a turn together, without a task where the entries are at hand."""
+"""Makes the point reads of a turn together, without a task where the engine answers at once."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -35,6 +35,7 @@ class TurnReads:
         for first in range(0, len(requests), limits.GETS_PER_READ):
             some = requests[first : first + limits.GETS_PER_READ]
             reading = self._engine.read(*[request.content for request in some])
+            # The first step of the coroutine. An engine that need not wait ends with it, so no task is made.
             try:
                 wanted = reading.send(None)
             except StopIteration as read:

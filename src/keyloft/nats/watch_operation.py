@@ -13,6 +13,7 @@ from keyloft.core.engine import Engine, write
 from keyloft.core.records import Batch, Changes, Check, Committed, Delete, Get, Latest, LogPosition, Touch
 from keyloft.errors import HistoryGone, InvalidArgument, NotPermitted, QuotaExceeded, Stalled, WatchExpired
 from keyloft.nats import payloads
+from keyloft.nats.errors import NEWER_PERMISSIONS
 from keyloft.nats.events import EVENTS, WATCH
 from keyloft.nats.leases import SPACE, Lease, new_id, read_lease, stored
 from keyloft.nats.messages import NatsConnection
@@ -160,15 +161,15 @@ class WatchOperation(Call):
         except (NatsError, TimeoutError) as error:
             raise Stalled(f"the service could not publish to {subject}: {error or type(error).__name__}") from None
         if subject.lower() in nats.refused_events:
-            cure = "`keyloft nats-config --replace` writes a configuration that allows it"
-            raise NotPermitted(f"watch: NATS does not let the service publish to {self._prefix}*.{EVENTS}.*: {cure}")
+            refused = f"{self._prefix}*.{EVENTS}.*"
+            raise NotPermitted(f"watch: NATS does not let the service publish to {refused}: {NEWER_PERMISSIONS}")
         self._permitted_at = reconnects
 
     def _check_bounds(self, publisher: EventPublisher, owner: str, request: WatchRequest) -> None:
-        if publisher.count[owner] >= limits.OWNER_LEASES:
+        if publisher.lease_count[owner] >= limits.OWNER_LEASES:
             raise QuotaExceeded(f"{owner} has {limits.OWNER_LEASES:,} watches already: end some of them")
         size = sum([len(key.encode()) for key in request.keys or ()])
-        if publisher.bytes[owner] + size > limits.OWNER_LEASE_BYTES:
+        if publisher.lease_bytes[owner] + size > limits.OWNER_LEASE_BYTES:
             rule = f"may take {limits.OWNER_LEASE_BYTES:,} bytes in all: watch a prefix, or end some watches"
             raise QuotaExceeded(f"the keys of {owner}'s watches {rule}")
 

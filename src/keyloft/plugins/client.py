@@ -21,7 +21,6 @@ from keyloft.plugins import rules
 from keyloft.plugins.entries import CurrentValue, PluginEntry, UsedStorage
 from keyloft.plugins.listing import Keys, KeysWithValues
 
-PREFIX: Final = "db.kv"
 _NO_DEFAULT: Final = object()
 
 
@@ -39,7 +38,7 @@ class DatabaseClient(ServiceClient):
         nats: Nats,
         plugin_name: str,
         *,
-        prefix: str = PREFIX,
+        prefix: str = rules.PREFIXES[0],
         timeout: float = limits.PATIENCE_SECONDS,
         gather: bool = True,
     ) -> None:
@@ -65,7 +64,7 @@ class DatabaseClient(ServiceClient):
         *,
         plugin_name: str,
         login: Login | None = None,
-        prefix: str = PREFIX,
+        prefix: str = rules.PREFIXES[0],
         timeout: float = limits.PATIENCE_SECONDS,  # noqa: ASYNC109 (later requests have it, too)
         gather: bool = True,
         **options: Any,
@@ -324,7 +323,7 @@ class PluginKV:
         Example:
             scores = await client.kv.get_many(["score:alice", "score:bob"], default=0)
         """
-        wanted = _checked(keys)
+        wanted = rules.distinct_keys(keys)
         found: dict[str, Any] = {}
         for first in range(0, len(wanted), limits.KEYS_AT_ONCE):
             rest: Sequence[str] = wanted[first : first + limits.KEYS_AT_ONCE]
@@ -379,7 +378,7 @@ class PluginKV:
         if (keys is None) == (prefix is None):
             raise InvalidArgument("keys, prefix: expected one of them")
         if keys is not None:
-            names = _checked(keys)
+            names = rules.distinct_keys(keys)
             rules.number(len(names), "keys")
             return int((await self._client.request("delete_many", {"keys": names}))["count"])
         fields, count, truncated = {"prefix": rules.text(prefix, "prefix"), "limit": limits.MOST_LISTED_KEYS}, 0, True
@@ -441,10 +440,3 @@ def _ttl(ttl: int | None, ttl_seconds: int | None) -> int | None:
     """A TTL under either name, in seconds."""
     rules.ttl_under_either_name(ttl_seconds, ttl)
     return ttl_seconds if ttl is None else ttl
-
-
-def _checked(keys: Iterable[str]) -> Sequence[str]:
-    """The keys of a call, each once."""
-    if isinstance(keys, str):
-        raise InvalidArgument("keys must be a list of keys, not str")
-    return tuple(dict.fromkeys([rules.key(key, argument=f"keys[{at}]") for at, key in enumerate(keys)]))

@@ -10,7 +10,7 @@ from keyloft.core.lazy import PagedList
 from keyloft.core.records import NO_LIMIT, Scan
 from keyloft.core.values import decode_json
 from keyloft.plugins import rules
-from keyloft.plugins.stored import listed, read_entries
+from keyloft.plugins.stored import keys_of_page, read_entries
 
 T = TypeVar("T")
 SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -61,7 +61,7 @@ class PluginKeys(PluginListing[str]):
 
     async def _read(self, engine: Engine, scan: Scan) -> tuple[list[str], str | None, bool]:
         [page] = await engine.read(scan)
-        keys, truncated = listed(page, scan.limit - 1)
+        keys, truncated = keys_of_page(page, scan.limit - 1)
         return keys, keys[-1] if keys else None, truncated
 
 

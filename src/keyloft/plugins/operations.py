@@ -23,13 +23,14 @@ from keyloft.core.records import (
     Space,
     Touch,
 )
+from keyloft.nats.events import WATCH
 from keyloft.nats.many import Many
 from keyloft.nats.requests import Call, EngineWrite, Operation, PointRead
 from keyloft.plugins import rules, wire
 from keyloft.plugins.entries import CurrentValue, UsedStorage, condition_failed
 from keyloft.plugins.rules import ConditionalSet, ManyKeys, ManyValues, PrefixDelete
 from keyloft.plugins.store import BotDatabase
-from keyloft.plugins.stored import is_readable, listed, read_entries, read_entry, remove_keys, remove_prefix
+from keyloft.plugins.stored import is_readable, keys_of_page, read_entries, read_entry, remove_keys, remove_prefix
 from keyloft.plugins.usage import PluginUsage
 
 
@@ -255,7 +256,7 @@ class PluginList(PluginCall):
             entries, truncated = await read_entries(engine, content, _most_bytes(self._nats))
             return wire.listed_entries(entries, truncated), len(entries)
         [page] = await engine.read(content)
-        keys, truncated = listed(page, content.limit - 1)
+        keys, truncated = keys_of_page(page, content.limit - 1)
         return wire.listed(keys, truncated, self._nats.max_payload), len(keys)
 
     def details(self, content: Scan, outcome: int) -> dict[str, int | None]:
@@ -312,5 +313,5 @@ def operations(
         PluginUsing(usage),
         Many(nats, find, rules.UNFIT_FOR_MANY),
     ]
-    assert [operation.name for operation in found] == list(rules.OPERATIONS)
+    assert {WATCH, *[operation.name for operation in found]} == set(rules.OPERATIONS), "the service adds watch"
     return found

@@ -15,6 +15,7 @@ from keyloft.core.lazy import check_limit
 from keyloft.core.records import NO_LIMIT, Batch, Check, Count, Delete, PluginKey, Scan, Set, Space
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument, InvalidKey, InvalidPluginName, InvalidValue, ValueTooLarge
+from keyloft.nats.events import WATCH
 
 PREFIXES: Final = ("db.kv", "rosey.db.kv")
 """The subjects before `.<plugin>.<operation>`, unless configured otherwise."""
@@ -34,11 +35,12 @@ OPERATIONS: Final = (
     "touch",
     "usage",
     "many",
+    WATCH,
 )
 """What plugins can ask for."""
 GATHERED: Final = frozenset({"set", "get", "delete", "incr", "touch"})
 """What a client gathers into a `many`: short requests with short replies."""
-UNFIT_FOR_MANY: Final = frozenset({"many", "watch"})
+UNFIT_FOR_MANY: Final = frozenset({"many", WATCH})
 """What can't be a part of `many`."""
 
 _NAME: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
@@ -96,11 +98,19 @@ def many_keys(plugin: str, names: object, none: str = "None") -> ManyKeys:
         InvalidArgument: There are too many.
         InvalidKey: No entry can have one of them.
     """
-    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
-        raise InvalidArgument(f"keys must be a list of keys, not {none if names is None else type(names).__name__}")
-    found = list(names)
+    found = list(_each(names, none))
     number(len(found), "keys")
-    return ManyKeys(plugin, list(dict.fromkeys([key(name, none, f"keys[{at}]") for at, name in enumerate(found)])))
+    return ManyKeys(plugin, distinct_keys(found, none))
+
+
+def distinct_keys(names: object, none: str = "None") -> list[str]:
+    """The keys that a caller names, each once.
+
+    Raises:
+        InvalidArgument: They are not a list.
+        InvalidKey: No entry can have one of them.
+    """
+    return list(dict.fromkeys([key(name, none, f"keys[{at}]") for at, name in enumerate(_each(names, none))]))
 
 
 class ManyValues(Struct, frozen=True):
@@ -178,16 +188,15 @@ def ttl(seconds: object, argument: str = "ttl", none: str = "None") -> int | Non
     return seconds * 1000
 
 
-def ttl_under_either_name(ttl_seconds: object, ttl_: object) -> int | None:
+def ttl_under_either_name(ttl_seconds: object, ttl_: object, none: str = "None") -> int | None:
     """A TTL in milliseconds that a caller may give as `ttl_seconds` or as `ttl`.
 
     Raises:
         InvalidArgument: It is not a whole number of seconds in range, or the two differ.
     """
-    given, alias = ttl(ttl_seconds, "ttl_seconds"), ttl(ttl_, "ttl")
+    given, alias = ttl(ttl_seconds, "ttl_seconds", none), ttl(ttl_, "ttl", none)
     if given and alias and given != alias:
-        rule = "expected one of them, since both name the same, got two different numbers"
-        raise InvalidArgument(f"ttl and ttl_seconds: {rule}")
+        raise InvalidArgument("ttl and ttl_seconds: expected one of them, since both mean the same, got two numbers")
     return given or alias
 
 
@@ -293,21 +302,21 @@ def listing(plugin: str, prefix: object, keys: object, after: object, values: ob
     """The scan that lists keys, or entries: one more than wanted, so that it shows whether there are more."""
     first, last_seen = text(prefix, "prefix"), text(after, "after")
     continues = last_seen >= first and last_seen != ""
-    start: PluginKey = (plugin, last_seen if continues else first)
-    end, keys_only = (plugin, first + _BEYOND), not switch(values, "values")
+    start, end = _range(plugin, first)
+    if continues:
+        start = (plugin, last_seen)
+    keys_only = not switch(values, "values")
     return Scan(Space.PLUGINS, start, end, limit(keys) + 1, keys_only=keys_only, after=continues)
 
 
 def counting(plugin: str, prefix: object) -> Count:
     """The count of the keys that begin with a text."""
-    first = text(prefix, "prefix")
-    return Count(Space.PLUGINS, (plugin, first), (plugin, first + _BEYOND))
+    return Count(Space.PLUGINS, *_range(plugin, text(prefix, "prefix")))
 
 
 def prefix_scan(plugin: str, prefix: object) -> Scan:
     """The scan of all keys that begin with a text."""
-    first = text(prefix, "prefix")
-    return Scan(Space.PLUGINS, (plugin, first), (plugin, first + _BEYOND), NO_LIMIT, keys_only=True)
+    return Scan(Space.PLUGINS, *_range(plugin, text(prefix, "prefix")), NO_LIMIT, keys_only=True)
 
 
 def removal_limit(keys: object) -> int | None:
@@ -328,6 +337,17 @@ def entry_scan(at: PluginKey) -> Scan:
 def deletion(keys: Iterable[PluginKey]) -> Batch:
     """The deletion of all of these keys together."""
     return Batch(tuple([Delete(Space.PLUGINS, at) for at in keys]))
+
+
+def _each(names: object, none: str) -> Iterable[object]:
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise InvalidArgument(f"keys must be a list of keys, not {none if names is None else type(names).__name__}")
+    return names
+
+
+def _range(plugin: str, prefix: str) -> tuple[PluginKey, PluginKey]:
+    """Where the keys with a prefix begin and end."""
+    return (plugin, prefix), (plugin, prefix + _BEYOND)
 
 
 def _but_not(content: object, expected: type, none: str = "None") -> str:

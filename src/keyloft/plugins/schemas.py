@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from keyloft import limits
-from keyloft.nats.many import many_messages
 from keyloft.nats.schemas import (
     ANY_JSON,
     BOOLEAN,
@@ -16,6 +15,7 @@ from keyloft.nats.schemas import (
     Schema,
     array_of,
     either,
+    many_messages,
     map_of,
     nullable,
     object_of,

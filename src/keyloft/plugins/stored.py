@@ -40,7 +40,7 @@ def is_readable(record: Record) -> bool:
     return False
 
 
-def listed(page: Page, limit: int) -> tuple[list[str], bool]:
+def keys_of_page(page: Page, limit: int) -> tuple[list[str], bool]:
     """The keys that a scan of one more than the limit found, and whether there are more."""
     return [key for _, key in page.keys[:limit]], len(page) > limit
 

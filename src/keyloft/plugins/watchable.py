@@ -18,7 +18,7 @@ class WatchablePlugins:
     def asks(self, names: Sequence[str], prefix: str | None, keys: Sequence[str] | None) -> tuple[Get | Scan, ...]:
         [plugin] = names
         if keys is None:
-            return (rules.listing(plugin, prefix, None, None),)
+            return (rules.prefix_scan(plugin, prefix),)
         return tuple([Get(Space.PLUGINS, (plugin, rules.key(key, "null"))) for key in keys])
 
     def key(self, key: PluginKey) -> str:

@@ -141,7 +141,7 @@ def setting(plugin: str, data: bytes) -> Set:
 
 def listing(plugin: str, data: bytes) -> Scan:
     """The scan that a list requests."""
-    fields = _read(_or_none(data), "prefix", "limit", "after", "values")
+    fields = _read(_or_empty_object(data), "prefix", "limit", "after", "values")
     return rules.listing(plugin, *[fields.get(name) for name in ("prefix", "limit", "after", "values")])
 
 
@@ -176,12 +176,12 @@ def touching(plugin: str, data: bytes) -> Touch:
 
 def counting(plugin: str, data: bytes) -> Count:
     """The count that a count requests."""
-    return rules.counting(plugin, _read_strictly(_or_none(data), "prefix").get("prefix"))
+    return rules.counting(plugin, _read_strictly(_or_empty_object(data), "prefix").get("prefix"))
 
 
 def using(plugin: str, data: bytes) -> str:
     """The plugin whose usage is requested."""
-    _read_strictly(_or_none(data))
+    _read_strictly(_or_empty_object(data))
     return plugin
 
 
@@ -384,15 +384,11 @@ def _key(fields: Mapping[str, Any]) -> str:
 
 
 def _ttl(fields: Mapping[str, Any]) -> int | None:
-    """A TTL in milliseconds, which has two names."""
-    ttl, alias = [rules.ttl(fields.get(name), name, "null") for name in ("ttl", "ttl_seconds")]
-    if ttl and alias and ttl != alias:
-        raise InvalidArgument("ttl and ttl_seconds are names of one field, and their values differ: send one of them")
-    return ttl or alias
+    return rules.ttl_under_either_name(fields.get("ttl_seconds"), fields.get("ttl"), "null")
 
 
-def _or_none(data: bytes) -> bytes:
-    """A request without required fields: an empty payload counts as one without fields."""
+def _or_empty_object(data: bytes) -> bytes:
+    """The message of an operation without required fields, which may be empty."""
     return b"{}" if payloads.is_empty(data) else data
 
 

@@ -213,4 +213,4 @@ class RemoteEnvelopes(PagedList[Envelope]):
         fields = {"prefix": self._prefix, "values": self._values, "limit": limit, "after": after}
         reply = await self._client._send("list", fields)
         found = [entry for entry in map(wire.envelope_of, reply["entries"]) if entry is not None]
-        return found, found[-1].key.split("/", 4)[4] if reply["truncated"] else None
+        return found, keys.path_of(found[-1].key) if reply["truncated"] else None

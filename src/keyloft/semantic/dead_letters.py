@@ -24,7 +24,7 @@ from keyloft.semantic.writes import FAILURES
 
 
 class GivenUp(WriteRequest, frozen=True, kw_only=True):
-    """A write request that was given up, and why: the value of a dead letter's row."""
+    """A write request that was given up, and why: what the row of a dead letter holds."""
 
     error_code: str
     error: str
@@ -32,7 +32,7 @@ class GivenUp(WriteRequest, frozen=True, kw_only=True):
 
 
 class DeadLetter(GivenUp, frozen=True, kw_only=True):
-    """A write request that was given up, and why."""
+    """A write request that was given up, why, and where and since when it is kept."""
 
     id: str
     tenant: str
@@ -49,12 +49,15 @@ class DeadLetter(GivenUp, frozen=True, kw_only=True):
         return Project(self.tenant, self.project).dead_letter(self.id)
 
 
-read_letter = row_reader(GivenUp, "the dead letter {!r} is damaged")
+read_dead_letter = row_reader(GivenUp, "the dead letter {!r} is damaged")
 """What the row of a dead letter holds."""
 
 
 class DeadLetterKeeper:
-    """Keeps write requests that were given up. While the store fails, they wait in memory. Subclasses store them."""
+    """Keeps write requests that were given up. While the store fails, they wait in memory.
+
+    Subclasses store them, list them, and carry out or remove one that is stored.
+    """
 
     def __init__(self) -> None:
         self._unsaved: dict[str, GivenUp] = {}
@@ -107,6 +110,25 @@ class DeadLetterKeeper:
         """Store a dead letter under an id, unless it is stored already."""
         raise NotImplementedError
 
+    async def retry(
+        self, letter: DeadLetter, *, expected_version: ExpectedVersion | None = None
+    ) -> Sequence[Envelope | None]:
+        """Carry out the request of a dead letter once more; the commit that does so removes the dead letter.
+
+        Args:
+            letter: As `list` returned it.
+            expected_version: Replaces what the writes expected when they were given up; "*" for any version or none.
+
+        Raises:
+            VersionConflict: The request still conflicts with what is stored; the dead letter stays.
+            InvalidArgument: Another caller has retried or dropped it meanwhile.
+        """
+        raise NotImplementedError
+
+    async def drop(self, letter: DeadLetter) -> bool:
+        """Remove a dead letter; returns whether it was still stored."""
+        raise NotImplementedError
+
     @property
     def unsaved(self) -> int:
         """How many dead letters wait for the store."""
@@ -142,35 +164,24 @@ class DeadLetters(DeadLetterKeeper):
     async def retry(
         self, letter: DeadLetter, *, expected_version: ExpectedVersion | None = None
     ) -> Sequence[Envelope | None]:
-        """Carry out the request of a dead letter once more; the commit that does so removes the dead letter.
-
-        Args:
-            letter: As `list` returned it.
-            expected_version: Replaces what the writes expected when they were given up; "*" for any version or none.
-
-        Raises:
-            VersionConflict: The request still conflicts with what is stored; the dead letter stays.
-            InvalidArgument: Another caller has retried or dropped it meanwhile.
-        """
         return await self.retry_row(letter.row, expected_version)
 
     async def retry_row(self, row: bytes, expected_version: ExpectedVersion | None) -> Sequence[Envelope | None]:
-        """The same of the dead letter that is stored as this row."""
+        """`retry` of the dead letter that is stored as this row."""
         [record] = await self._committer.read(Get(SPACE, row))
         if record is None:
             raise InvalidArgument(DEAD_LETTER_GONE)
-        request = read_letter(record)
+        request = read_dead_letter(record)
         if expected_version is not None:
             expected = check_expected_version(expected_version)
             request = replace(request, intents=tuple([replace(one, expected=expected) for one in request.intents]))
         return await self._committer.carry_out(request, dead_letter=record)
 
     async def drop(self, letter: DeadLetter) -> bool:
-        """Remove a dead letter; returns whether it was still stored."""
         return await self.drop_row(letter.row)
 
     async def drop_row(self, row: bytes) -> bool:
-        """The same of the dead letter that is stored as this row."""
+        """`drop` of the dead letter that is stored as this row."""
         done = await self._committer.commit(Batch((Delete(SPACE, row),)))
         assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
         return done.found[0]
@@ -198,7 +209,7 @@ class DeadLetterList(SourceList[DeadLetter]):
                 await asyncio.sleep(0)
                 if record is not None:
                     yield DeadLetter(
-                        **asdict(read_letter(record)),
+                        **asdict(read_dead_letter(record)),
                         id=row.rpartition(b"/")[2].decode(),
                         tenant=self._project.tenant,
                         project=self._project.name,

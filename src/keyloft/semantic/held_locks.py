@@ -1,4 +1,4 @@
-"""The locks that a store keeps: acquired without a record of lost races, renewed and released by token, listed."""
+"""The locks that a database keeps: acquires, renews and releases them by token, and lists those that are held."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -101,7 +101,7 @@ class StoredLocks:
         await self._committer.carry_out(WriteRequest(intents=(intent,), request_id=request_id))
 
     async def _check_token(self, key: str, fence: int, *, gone_too: bool = False) -> None:
-        """Refuse a token of another lock, or of none; `gone_too` lets pass one that stood for a lock once."""
+        """Refuse a token of another lock, or of none; with `gone_too`, a token that no lock has any more passes."""
         entry_key = keys.parse(key)
         lock = await self._committer.lock_of(entry_key.project, fence)
         if lock is None and gone_too:

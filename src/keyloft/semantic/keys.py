@@ -128,6 +128,11 @@ def key_of_row(row: bytes) -> str:
     return f"tenant/{tenant}/project/{project}/{path}"
 
 
+def path_of(key: str) -> str:
+    """The path of a whole key within its project; the key keeps to the rules."""
+    return key.split("/", 4)[4]
+
+
 @lru_cache(limits.PARSED_KEYS)
 def _parsed(key: str) -> EntryKey:
     fits = _KEY.fullmatch(key) if len(key) <= limits.SEMANTIC_KEY_CHARACTERS else None

@@ -16,10 +16,10 @@ from keyloft.semantic.wire import ListRequest
 from keyloft.semantic.workflow_wire import (
     AuditRequest,
     DeadLetterDrop,
+    DeadLetterRequest,
     DeadLetterRetry,
     DeadLettersRequest,
     DeadLetterToKeep,
-    LetterRequest,
     LockAcquisition,
     LockRelease,
     LockRenewal,
@@ -123,19 +123,19 @@ class SemanticLocks(SemanticOperation):
 class SemanticDeadLetters(SemanticOperation):
     reply_bytes = limits.PAGE_REPLY_BYTES
 
-    def read(self, about: Project, data: bytes, /) -> tuple[Project, LetterRequest]:
+    def read(self, about: Project, data: bytes, /) -> tuple[Project, DeadLetterRequest]:
         wanted = workflow_wire.read_dead_letters(about, data)
         if isinstance(wanted, DeadLetterToKeep):
             self._store.check_operations(wanted.given_up.intents)
         return about, wanted
 
-    def written(self, content: tuple[Project, LetterRequest]) -> Collection[Hashable]:
-        # What a retry writes is known once its dead letter is read. It has a row of its own here, since a write is
-        # not cancelled when its deadline is over.
+    def written(self, content: tuple[Project, DeadLetterRequest]) -> Collection[Hashable]:
+        # Which entries a retry writes is known only once its dead letter is read. The dead letter's own row stands for
+        # them, so that the retry counts as a write: a write is not cancelled when its deadline is over.
         project, wanted = content
         return () if isinstance(wanted, DeadLettersRequest) else (project.dead_letter(wanted.id),)
 
-    async def carry_out(self, content: tuple[Project, LetterRequest]) -> tuple[bytes, None]:
+    async def carry_out(self, content: tuple[Project, DeadLetterRequest]) -> tuple[bytes, None]:
         project, wanted = content
         kept, most_bytes = self._store.dead_letters, self._nats.max_payload
         if isinstance(wanted, DeadLettersRequest):

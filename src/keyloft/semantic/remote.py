@@ -1,4 +1,4 @@
-"""What a client over NATS needs beside entries: audit records, locks, dead letters and watches, kept by the service."""
+"""What a client over NATS needs besides entries: locks, audit records and dead letters, which the service keeps."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -155,16 +155,6 @@ class RemoteDeadLetters(DeadLetterKeeper):
     async def retry(
         self, letter: DeadLetter, *, expected_version: ExpectedVersion | None = None
     ) -> Sequence[Envelope | None]:
-        """Carry out the request of a dead letter once more; the commit that does so removes the dead letter.
-
-        Args:
-            letter: As `list` returned it.
-            expected_version: Replaces what the writes expected when they were given up; "*" for any version or none.
-
-        Raises:
-            VersionConflict: The request still conflicts with what is stored; the dead letter stays.
-            InvalidArgument: Another caller has retried or dropped it meanwhile.
-        """
         if expected_version is not None:
             check_expected_version(expected_version)
         fields = {"action": "retry", "id": letter.id, "expectedVersion": expected_version}
@@ -172,7 +162,6 @@ class RemoteDeadLetters(DeadLetterKeeper):
         return [wire.envelope_of(entry) for entry in reply["entries"]]
 
     async def drop(self, letter: DeadLetter) -> bool:
-        """Remove a dead letter; returns whether it was still stored."""
         reply = await self._client._send("dead_letters", {"action": "drop", "id": letter.id})
         return bool(reply["dropped"])
 
@@ -189,5 +178,5 @@ class RemoteDeadLetterList(PagedList[DeadLetter]):
 
     async def _page(self, limit: int, after: str | None) -> tuple[list[DeadLetter], str | None]:
         reply = await self._client._send("dead_letters", {"values": self._values, "limit": limit, "after": after})
-        found = [workflow_wire.letter_of(fields, self._client.project) for fields in reply["deadLetters"]]
+        found = [workflow_wire.dead_letter_of(fields, self._client.project) for fields in reply["deadLetters"]]
         return found, found[-1].id if reply["truncated"] else None

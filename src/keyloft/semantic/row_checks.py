@@ -10,7 +10,7 @@ from keyloft.core.values import Encoding
 from keyloft.errors import InvalidKey, Undecodable
 from keyloft.semantic import keys
 from keyloft.semantic.audit import POSITION_BYTES, read_fact
-from keyloft.semantic.dead_letters import read_letter
+from keyloft.semantic.dead_letters import read_dead_letter
 from keyloft.semantic.envelope import envelope_of
 from keyloft.semantic.keys import EntryKey, Project
 from keyloft.semantic.replays import read_memory
@@ -136,7 +136,7 @@ class RowChecker:
 
     def _dead_letter(self, record: Record) -> None:
         _project(record.key)
-        read_letter(record)
+        read_dead_letter(record)
 
     def _audit_key(self, record: Record) -> None:
         if record.key != keys.AUDIT_KEY:

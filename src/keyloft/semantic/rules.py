@@ -18,7 +18,7 @@ ExpectedVersion: TypeAlias = int | str
 ANY: Final = "*"
 
 _PURPOSE: Final = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-_LETTER_ID: Final = re.compile(r"[0-9a-f]{24}", re.ASCII)
+_DEAD_LETTER_ID: Final = re.compile(r"[0-9a-f]{24}", re.ASCII)
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -118,9 +118,9 @@ def check_number(number: object, argument: str, meaning: str, below: int = 2**63
         raise wrong(argument, f"{meaning}, a whole number", number, int)
 
 
-def check_letter_id(name: object, argument: str = "id") -> str:
+def check_dead_letter_id(name: object, argument: str = "id") -> str:
     """The id of a dead letter."""
-    if type(name) is not str or _LETTER_ID.fullmatch(name) is None:
+    if type(name) is not str or _DEAD_LETTER_ID.fullmatch(name) is None:
         raise wrong(argument, "the id of a dead letter, 24 hexadecimal digits", name, str)
     return name
 

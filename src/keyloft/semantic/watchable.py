@@ -23,4 +23,4 @@ class WatchableProjects:
         return tuple([Get(SPACE, keys.parse(wire.key_within(project, key)).entry) for key in keys_])
 
     def key(self, key: bytes) -> str:
-        return keys.key_of_row(key).split("/", 4)[4]
+        return keys.path_of(keys.key_of_row(key))

@@ -37,7 +37,7 @@ from keyloft.semantic.entry_schemas import (
 )
 
 _SEQUENCE: Final[Schema] = {"type": "integer", "minimum": 0}
-_LETTER_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{24}$"}
+_DEAD_LETTER_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{24}$"}
 _RESTORE_FIELDS: Final[Mapping[str, Schema]] = {"key": PATH, "lastWriter": WRITER}
 _RECORD: Final[Schema] = object_of(
     {
@@ -58,7 +58,7 @@ _KEPT_OPERATION: Final[Schema] = either(
 )
 _LETTER: Final[Schema] = object_of(
     {
-        "id": _LETTER_ID,
+        "id": _DEAD_LETTER_ID,
         "at": TIME,
         "errorCode": TEXT,
         "error": TEXT,
@@ -120,10 +120,10 @@ WORKFLOW_MESSAGES: Final[Mapping[str, Messages]] = {
         summary="List the writes that were given up; keep, retry or drop one.",
         request=request_by_action(
             {
-                "list": ({}, {"values": BOOLEAN, "limit": LIMIT, "after": _LETTER_ID}),
+                "list": ({}, {"values": BOOLEAN, "limit": LIMIT, "after": _DEAD_LETTER_ID}),
                 "keep": (
                     {
-                        "id": _LETTER_ID,
+                        "id": _DEAD_LETTER_ID,
                         "operations": array_of(_KEPT_OPERATION, limits.BATCH_OPERATIONS, least=1),
                         "errorCode": WRITER,
                         "error": {
@@ -135,13 +135,13 @@ WORKFLOW_MESSAGES: Final[Mapping[str, Messages]] = {
                     },
                     {"batch": BOOLEAN, "requestId": WRITER},
                 ),
-                "retry": ({"id": _LETTER_ID}, {"expectedVersion": EXPECTED}),
-                "drop": ({"id": _LETTER_ID}, {}),
+                "retry": ({"id": _DEAD_LETTER_ID}, {"expectedVersion": EXPECTED}),
+                "drop": ({"id": _DEAD_LETTER_ID}, {}),
             }
         ),
         reply=either(
             reply_of({"deadLetters": array_of(_LETTER), "truncated": BOOLEAN}),
-            reply_of({"id": _LETTER_ID}),
+            reply_of({"id": _DEAD_LETTER_ID}),
             reply_of({"entries": array_of(nullable(ENTRY))}, {"truncated": BOOLEAN}),
             reply_of({"dropped": BOOLEAN}),
         ),

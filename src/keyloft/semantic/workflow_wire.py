@@ -20,19 +20,21 @@ from keyloft.semantic.keys import Project
 from keyloft.semantic.rules import ExpectedVersion, wrong
 
 _AUDIT: Final = ("key", "after", "limit", "reverse", "cursor")
+"""The fields of a request for audit records."""
 _LOCKS: Final = {
     "list": ("values", "limit", "after"),
     "acquire": ("key", "value", "lastWriter", "semantics", "requestId", "specRef"),
     "renew": ("key", "fence", "ttlSeconds"),
     "release": ("key", "fence", "lastWriter", "requestId"),
 }
+"""The fields of a request about locks besides `action`, by action."""
 _DEAD_LETTERS: Final = {
     "list": ("values", "limit", "after"),
     "keep": ("id", "operations", "batch", "requestId", "errorCode", "error", "attempts"),
     "retry": ("id", "expectedVersion"),
     "drop": ("id",),
 }
-"""The fields of a request besides `action`, by action."""
+"""The same of a request about dead letters."""
 
 
 # Requests
@@ -46,7 +48,7 @@ class AuditRequest(Struct, frozen=True, kw_only=True):
     limit: int
     reverse: bool
     beyond: bytes | None
-    """The position of the record after which the reply before it ended."""
+    """The position of the last record of the reply that this one continues."""
 
 
 class LocksRequest(Struct, frozen=True, kw_only=True):
@@ -111,7 +113,7 @@ class DeadLetterDrop(Struct, frozen=True):
     id: str
 
 
-LetterRequest: TypeAlias = DeadLettersRequest | DeadLetterToKeep | DeadLetterRetry | DeadLetterDrop
+DeadLetterRequest: TypeAlias = DeadLettersRequest | DeadLetterToKeep | DeadLetterRetry | DeadLetterDrop
 
 
 def read_audit(project: Project, data: bytes) -> AuditRequest:
@@ -176,22 +178,22 @@ def _lock(key: str, fields: Mapping[str, Any], text: bytes) -> Intent:
     return put_of_json(key, value, expected_version=0, writer=writer, semantics=semantics, spec_ref=spec_ref)
 
 
-def read_dead_letters(project: Project, data: bytes) -> LetterRequest:
+def read_dead_letters(project: Project, data: bytes) -> DeadLetterRequest:
     """What a request about dead letters asks for."""
     try:
         with json_text.collecting_no_garbage(data):
             fields, text = ({}, b"{}") if payloads.is_empty(data) else wire.read_operations(data)
-            return _letter_request(project, _action(fields, _DEAD_LETTERS), fields, text)
+            return _dead_letter_request(project, _action(fields, _DEAD_LETTERS), fields, text)
     except errors.InvalidInput as error:
         raise wire.as_sent(error) from None
 
 
-def _letter_request(project: Project, action: str, fields: Mapping[str, Any], text: bytes) -> LetterRequest:
+def _dead_letter_request(project: Project, action: str, fields: Mapping[str, Any], text: bytes) -> DeadLetterRequest:
     if action == "list":
         after, values = fields.get("after"), _is_true(fields.get("values"), "values")
-        after = None if after is None else rules.check_letter_id(after, "after")
+        after = None if after is None else rules.check_dead_letter_id(after, "after")
         return DeadLettersRequest(values=values, limit=_limit(fields.get("limit")), after=after)
-    name = rules.check_letter_id(payloads.field(fields, "id"))
+    name = rules.check_dead_letter_id(payloads.field(fields, "id"))
     if action == "drop":
         return DeadLetterDrop(name)
     if action == "retry":
@@ -300,15 +302,15 @@ async def dead_letters(found: AsyncIterable[DeadLetter], request: DeadLettersReq
 def _fitting(letter: DeadLetter, values: bool, room: int) -> bytes:
     """As much of a dead letter as fits."""
     operations = [wire.fields_of_intent(intent) for intent in letter.intents]
-    if values and len(data := to_json(_letter(letter, operations))) <= room:
+    if values and len(data := to_json(_on_the_wire(letter, operations))) <= room:
         return data
     for operation in operations:
         operation.pop("value", None)
-    data = to_json(_letter(letter, operations, truncated=values))
-    return data if len(data) <= room else to_json(_letter(letter, [], truncated=True))
+    data = to_json(_on_the_wire(letter, operations, truncated=values))
+    return data if len(data) <= room else to_json(_on_the_wire(letter, [], truncated=True))
 
 
-class WireLetter(Struct, frozen=True, kw_only=True, rename="camel"):
+class WireDeadLetter(Struct, frozen=True, kw_only=True, rename="camel"):
     """A dead letter as it travels."""
 
     id: str
@@ -323,8 +325,8 @@ class WireLetter(Struct, frozen=True, kw_only=True, rename="camel"):
     """Whether operations, or their values, are left out because one message can't hold them."""
 
 
-def _letter(letter: DeadLetter, operations: list[dict[str, Any]], *, truncated: bool = False) -> WireLetter:
-    return WireLetter(
+def _on_the_wire(letter: DeadLetter, operations: list[dict[str, Any]], *, truncated: bool = False) -> WireDeadLetter:
+    return WireDeadLetter(
         id=letter.id,
         at=letter.at,
         error_code=letter.error_code,
@@ -340,9 +342,9 @@ def _letter(letter: DeadLetter, operations: list[dict[str, Any]], *, truncated: 
 # Replies, as the client reads them
 
 
-def letter_of(fields: Mapping[str, Any], project: Project) -> DeadLetter:
+def dead_letter_of(fields: Mapping[str, Any], project: Project) -> DeadLetter:
     """A dead letter of a reply; the value of a put is null where the reply shows none."""
-    letter = msgspec.convert(fields, WireLetter)
+    letter = msgspec.convert(fields, WireDeadLetter)
     return DeadLetter(
         intents=tuple([_intent_of(operation) for operation in letter.operations]),
         request_id=letter.request_id,

@@ -12,7 +12,7 @@ from pathlib import Path
 import keyloft
 from keyloft.core.urls import DatabaseUrl, without_login
 from keyloft.nats.connection import Login
-from keyloft.plugins.client import PREFIX
+from keyloft.plugins.rules import PREFIXES
 from keyloft.server.config import DEFAULT_NATS_PORT, Config
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def _text(config: Config, nats: Sequence[str], metrics: str, needs_login: bool) 
     options = ""
     if nats != [f"nats://127.0.0.1:{DEFAULT_NATS_PORT}"]:
         options += f" --nats {shlex.quote(','.join(nats))}"
-    if PREFIX not in config.prefixes:
+    if PREFIXES[0] not in config.prefixes:
         options += f" --subjects {config.prefixes[0]}"
     login = "; with the login of a user that may do so, see keyloft plugin get --help" if needs_login else ""
     return f"""\

@@ -30,7 +30,7 @@ from urllib.parse import unquote
 
 from keyloft import limits
 from keyloft.errors import CannotOpen, InvalidArgument
-from keyloft.nats.events import EVENTS, WATCH
+from keyloft.nats.events import EVENTS
 from keyloft.plugins import rules
 from keyloft.semantic import keys
 from keyloft.server.http import read_address
@@ -190,8 +190,7 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
     events_of |= {user.name: [f"{semantic}.{tenant}.*.{EVENTS}.*"] for tenant, user in isolation.tenants.items()}
     for name, user in isolation.plugins.items():
         comment = f"The plugin {name}: its requests, replies and events; its inbox prefix is {user.inbox_prefix}"
-        operations = (*rules.OPERATIONS, WATCH)
-        subjects = [f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in operations]
+        subjects = [f"{prefix}.{name}.{operation}" for prefix in prefixes for operation in rules.OPERATIONS]
         lines += ["", f"    # {comment}", *_user(user, subjects, events_of[name])]
     for tenant, user in isolation.tenants.items():
         comment = f"The tenant {tenant}: its requests, replies and events; its inbox prefix is {user.inbox_prefix}"

@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 
 from keyloft import limits
 from keyloft.errors import AnotherStore
+from keyloft.nats.errors import NEWER_PERMISSIONS
 from keyloft.nats.messages import NatsConnection
 from keyloft.plugins.service import DatabaseService
 from keyloft.semantic.service import SemanticService
@@ -112,8 +113,9 @@ class QueueGroup:
             self._has_warned = True
             logger.warning(
                 "whether other services here serve the same store is not known: NATS refuses to let this user "
-                "publish to %s. `keyloft nats-config --replace` writes a configuration that allows it",
+                "publish to %s. %s",
                 INFO,
+                NEWER_PERMISSIONS,
             )
 
     async def check(self, nats: NatsConnection, user: str | None) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client as Nats
 
     from keyloft.nats.connection import Login
-from keyloft.nats.events import EVENTS, WATCH
+from keyloft.nats.events import EVENTS
 
 _NO_PLUGIN: Final = "keyloft-doctor-nobody"
 """A plugin, and a tenant, that does not exist."""
@@ -271,7 +271,7 @@ def _too_wide(name: str, permitted: Sequence[Attempt]) -> Finding:
 
 def _attempts(config: Config) -> list[Attempt]:
     """What no plugin and no tenant may do: publish and subscribe to another one's subjects."""
-    operations = (*rules.OPERATIONS, WATCH, f"{EVENTS}.x")
+    operations = (*rules.OPERATIONS, f"{EVENTS}.x")
     requests = [f"{prefix}.{_NO_PLUGIN}.{operation}" for prefix in config.prefixes for operation in operations]
     in_project = f"{config.semantic_prefix}.{_NO_PLUGIN}.{_NO_PLUGIN}"
     requests += [f"{in_project}.{operation}" for operation in (*keys.OPERATIONS, f"{EVENTS}.x")]

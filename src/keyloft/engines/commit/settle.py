@@ -64,7 +64,6 @@ Write: TypeAlias = PutRow | SetExpiry | RemoveRow
 _REMOVE: Final = RemoveRow()
 _COUNT: Final[Mapping[type, Callable[[int, int], int]]] = {Sum: operator.add, Min: min, Max: max}
 _COUNTERS: Final = (Sum, Add, Min, Max)
-_BLIND: Final = (Set, Append)
 _Pending: TypeAlias = tuple[Record | None, Write, ChangeKind]
 """What a key holds after the batches so far, the write that stores it, and what the last of them did to the key."""
 _PUT, _DELETE, _TOUCH, _EXPIRED = ChangeKind

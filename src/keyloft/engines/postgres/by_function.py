@@ -1,8 +1,8 @@
 """Commits a group without holding a lock while the server waits for this process.
 
 Reads what decides something, without a lock, settles the group, and calls the function that compares and writes. A
-group of plain sets depends on nothing that is stored: the call is its only round trip. So it is for a group that counts
-on counters which this process has written last.
+group of plain sets depends on nothing that is stored, so the call is its only round trip. The same holds for a group
+that adds to counters which this process remembers (`remembered.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ class ByFunction:
         draft: Draft | None = None
         if not wanted:
             draft = settled_draft(group, {}, wanted, {}, self._estimated_now())
-        elif _needs_no_moment(group, wanted):
+        elif _can_omit_version(group, wanted):
             if (known := self._remembered.find(wanted)) is not None:
                 draft = settled_draft(group, known, wanted, {}, self._estimated_now())
                 if draft.versions:
@@ -233,7 +233,7 @@ class _Loaded(NamedTuple):
         self.stamps.update({(space, key): stamp for key, stamp in layout.stamps(rows).items()})
 
 
-def _needs_no_moment(group: Sequence[Batch], wanted: Mapping[Address, bool]) -> bool:
+def _can_omit_version(group: Sequence[Batch], wanted: Mapping[Address, bool]) -> bool:
     """Whether to read without the version counter: no check can fail, and one statement reads all keys."""
     return not any([batch.checks for batch in group]) and len(by_space(wanted)) <= 1
 

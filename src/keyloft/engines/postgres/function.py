@@ -46,6 +46,7 @@ WRONG_ISOLATION: Final = -6
 
 SPACES: Final = tuple(LAYOUTS)
 _PREFIXES: Final = {Space.TUPLES: "t", Space.SEMANTIC: "s", Space.PLUGINS: "p"}
+"""By space, how the names of its arguments begin, and how the name of its function ends."""
 
 _WRITES: Final = ("update", "put", "insert", "touch", "remove")
 _RACE_LOST: Final = "KL001"

@@ -1,7 +1,7 @@
-"""Remembers the counters that this process has written last, so that the next group that counts need not read them.
+"""Remembers the counters that this process has written last: a group that adds to them need not read them.
 
-A counter that another process has changed meanwhile is noticed: the function that commits compares all that a group was
-settled from with what is stored. The group is then read and settled again, and the next ones are read at once.
+If another process has changed one meanwhile, the function that commits notices: it compares what the group was settled
+from with what is stored. Then the group is read and settled again, and some of the next groups are read, too.
 """
 
 from collections.abc import Iterable
@@ -37,11 +37,11 @@ class RememberedCounters:
 
     def note(self, draft: Draft, base: int, now: int) -> None:
         """A group was committed after version `base`, at that time."""
-        newer, older, counts = self._newer, self._older, draft.decided
-        if not counts and not newer and not older:
+        newer, older, decided = self._newer, self._older, draft.decided
+        if not decided and not newer and not older:
             return
         for address, record in draft.written(base, now):
-            if record is not None and counts.get(address) and _may_be_remembered(address, record):
+            if record is not None and decided.get(address) and _may_be_remembered(address, record):
                 newer[address] = record
             else:
                 newer.pop(address, None)
@@ -63,5 +63,8 @@ class RememberedCounters:
 
 
 def _may_be_remembered(address: Address, record: Record) -> bool:
-    """Not a row that people change: its record does not tell exactly when it was written. And not a large number."""
+    """Whether a counter may be settled from memory: its number is short, and no people write to its table.
+
+    Where they do, a row's stamp tells more exactly than its record when it was written; it would have to be read.
+    """
     return LAYOUTS[address[0]].stamp is None and len(record.value) <= limits.POSTGRES_HEAD_BYTES
