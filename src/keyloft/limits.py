@@ -30,7 +30,7 @@ LARGEST_INCREMENT: Final = 2**63 - 1
 """The most that a plugin adds to an integer, or subtracts from it, at a time."""
 
 COUNTER_DIGITS: Final = 3000
-"""The longest JSON integer to which is added: to read and write a longer one for each of many additions takes long."""
+"""How many digits a JSON integer may have to be added to: to read and write longer ones takes long."""
 
 LONGEST_EXPIRY_SECONDS: Final = 1000 * 366 * 86_400
 """The longest `expire_in`: about a thousand years, which a `datetime` can still show."""
@@ -340,7 +340,7 @@ POSTGRES_REMEMBERED_COUNTERS: Final = 5_000
 """How many counters a process remembers as it has written them, so that it need not read them: about 2 MB."""
 
 POSTGRES_GROUPS_READ: Final = 256
-"""How many groups are read at most, before counters are taken from memory again that other processes change, too."""
+"""After remembered counters were found to be out of date, at most so many groups are read before they count again."""
 
 POSTGRES_IDLE_SECONDS: Final = 60.0
 """A connection that was idle for longer is tested before use: firewalls drop idle connections silently."""
@@ -520,8 +520,8 @@ WATCHES_WOKEN_AT_ONCE: Final = 64
 """After waking so many watches, the event loop runs them before it wakes more: each reads what its user waits for."""
 
 WATCH_INLINE_CALLS: Final = 1000
-"""After so many calls of watches, the event loop runs other tasks before the next change is dispatched: many watches of
-the same keys take long to tell of a group's changes."""
+"""After so many calls of watches, the event loop runs other tasks before the next change is dispatched. Where many
+watches have the same keys, the changes of one group take long to dispatch."""
 
 WATCH_INLINE_CHANGES: Final = 1000
 """A group with more changes than this is dispatched to watches from the change log, a slice at a time."""
@@ -548,7 +548,7 @@ HEARTBEAT_SECONDS: Final = 3.0
 """An instance of a service that is silent for so long counts as dead: others publish for the watches that it served."""
 
 HEARTBEATS: Final = 3
-"""How many times within that an instance says that it is alive, while there are watches."""
+"""How many heartbeats an instance stores within HEARTBEAT_SECONDS, while there are watches."""
 
 LEASE_CHECK_SECONDS: Final = 1.0
 """How often an instance without watches looks whether other instances have some."""
@@ -628,7 +628,8 @@ SMALL_REQUEST_BYTES: Final = 1024
 """Requests of up to this size are read so fast that the time of a turn is checked after every eighth alone."""
 
 OWNER_MEMORY_SECONDS: Final = 1.0
-"""Of how often an owner came back, a half is forgotten in this time, while new names need its queue."""
+"""While new names need queues, the number of an owner's visits is halved after each such time: owners with one visit at
+most lose their queues."""
 
 VALUE_REPLY_BYTES: Final = 64 * 1024 + 512
 """How much is reserved for a reply with one value; for a shorter reply, nothing."""

@@ -36,7 +36,9 @@ class KnownLease(Struct, frozen=True):
 
     lease: Lease
     version: int
+    """Of its row."""
     size: int
+    """How many bytes its row holds."""
 
 
 class EventPublisher:
@@ -95,7 +97,7 @@ class EventPublisher:
 
     def know(self, row: bytes, lease: Lease, version: int) -> None:
         """This instance has stored a lease."""
-        self._put(row, KnownLease(lease, version, len(row)))
+        self._put(row, KnownLease(lease, version, len(stored(row, lease).value)))
 
     # Following the stored leases
 

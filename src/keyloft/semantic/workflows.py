@@ -69,7 +69,7 @@ class Workflows(Writes):
         """
         raise NotImplementedError
 
-    # Built on it
+    # What is built on these
 
     async def update(
         self,
