@@ -187,7 +187,6 @@ def test_limits_are_those_of_the_code(document: Path, heading: str) -> None:
         limits.LONGEST_TTL_SECONDS,
         limits.LISTED_KEYS,
         limits.MOST_LISTED_KEYS,
-        limits.OWNER_LEASES,
         limits.OWNER_BYTES // 2**20,
         limits.INTAKE_BYTES // 2**20,
         limits.OWNER_LEASES,
