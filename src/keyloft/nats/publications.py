@@ -12,9 +12,9 @@ from keyloft.core.engine import Engine, LogWatch
 from keyloft.core.records import ChangeKind, Get, Key, LoggedChange, Scan
 from keyloft.errors import HistoryGone, KeyloftError
 from keyloft.nats.events import EventMessage, encode
+from keyloft.nats.instance import PublishingInstance
 from keyloft.nats.intake import Intake
 from keyloft.nats.leases import Lease
-from keyloft.nats.membership import Membership
 from keyloft.nats.requests import Call
 
 logger = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ class Publication:
     __slots__ = (
         "_failed",
         "_instance",
+        "_instance_id",
         "_intake",
         "_is_queued",
         "_left",
-        "_membership",
         "_owner",
         "_sequence",
         "_watch",
@@ -63,7 +63,7 @@ class Publication:
         lease: Lease,
         engine: Engine,
         intake: Intake,
-        membership: Membership,
+        instance: PublishingInstance,
         watchable: Watchable,
         failed: Callable[["Publication", HistoryGone], None],
     ) -> None:
@@ -71,8 +71,8 @@ class Publication:
         self.lease = lease
         self.is_stopped = False
         self._intake = intake
-        self._membership = membership
-        self._instance = membership.instance
+        self._instance = instance
+        self._instance_id = instance.id
         self._watchable = watchable
         self._failed = failed
         self._owner = watchable.owner(lease.names)
@@ -162,8 +162,8 @@ class Publication:
         return EventMessage(key=UNSET, version=version, run=self.lease.run, sequence=self._sequence)
 
     def _send(self, messages: Sequence[EventMessage]) -> None:
-        membership = self._membership
-        if not membership.is_alive or membership.instance != self._instance:
+        instance = self._instance
+        if not instance.is_alive or instance.id != self._instance_id:
             self.is_stopped = True  # another instance may publish by now; it goes on from what was confirmed
         if messages and not self.is_stopped:
             subject = self.lease.subject

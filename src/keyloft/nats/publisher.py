@@ -23,9 +23,9 @@ from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get, Purge, Record, Scan
 from keyloft.errors import Closed, DatabaseError, HistoryGone, KeyloftError
 from keyloft.nats.connection import cancel
+from keyloft.nats.instance import PublishingInstance
 from keyloft.nats.intake import Intake
 from keyloft.nats.leases import SPACE, Lease, LeaseRows, PublishedProgress, read_lease, read_progress, stored
-from keyloft.nats.membership import Membership
 from keyloft.nats.publications import Publication, Watchable
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class EventPublisher:
 
     def __init__(self, nats: Nats, engine: Engine, intake: Intake, watchable: Watchable, service: str) -> None:
         self.rows = LeaseRows(service)
-        self.membership = Membership(nats, engine, self.rows)
+        self.instance = PublishingInstance(nats, engine, self.rows)
         self.leases: dict[bytes, KnownLease] = {}
         """All stored leases, by row."""
         self.lease_count: Counter[str] = Counter()
@@ -86,14 +86,14 @@ class EventPublisher:
             await cancel(task)
             with contextlib.suppress(KeyloftError, TimeoutError):
                 async with asyncio.timeout(limits.HEARTBEAT_SECONDS):
-                    await self.membership.leave()
+                    await self.instance.leave()
 
     async def following(self) -> None:
         """Wait until all stored leases are known and this instance is alive: then it can publish for a new lease."""
         if not self._is_following.is_set():
             self._wanted.set()
             await self._is_following.wait()
-        await self.membership.join()
+        await self.instance.join()
 
     def know(self, row: bytes, lease: Lease, version: int) -> None:
         """This instance has stored a lease."""
@@ -132,7 +132,7 @@ class EventPublisher:
             await self._serve(applying)
         finally:
             # Under the next id, the publications of these leases are new runs.
-            self.membership.lapse()
+            self.instance.lapse()
             self._is_following.clear()
             if applying is not None:
                 await cancel(applying)
@@ -155,7 +155,7 @@ class EventPublisher:
             await self._take_over()
             await self._tidy_up()
             if not self.leases and not self._wanted.is_set():
-                await self.membership.leave()
+                await self.instance.leave()
                 await self._tidy_up()
                 return
             with contextlib.suppress(TimeoutError):
@@ -164,14 +164,14 @@ class EventPublisher:
 
     async def _heartbeat(self) -> None:
         try:
-            if self.membership.is_alive:
+            if self.instance.is_alive:
                 reached = [publication.reached for publication in self._publications.values()]
                 sent = PublishedProgress(min(reached), self._known) if reached else PublishedProgress()
-                await self.membership.heartbeat(sent)
+                await self.instance.heartbeat(sent)
             else:
                 for row in list(self._publications):
                     self._stop(row)
-                await self.membership.join()
+                await self.instance.join()
                 self._find_orphans()
         except (DatabaseError, NatsError, TimeoutError) as error:
             logger.warning("[KV] this service may not publish for watches, others will: %s", error)
@@ -233,7 +233,7 @@ class EventPublisher:
     def _publish(self, row: bytes, lease: Lease) -> None:
         """Begin or end publishing for a lease, as its row says."""
         running = self._publications.get(row)
-        if lease.publisher != self.membership.instance:
+        if lease.publisher != self.instance.id:
             self._stop(row)
             if lease.publisher not in self._alive:
                 self._orphans.add(row)
@@ -244,9 +244,9 @@ class EventPublisher:
             running.renewed()
             return
         self._stop(row)
-        if lease.run and lease.gone is None and self.membership.is_alive:
+        if lease.run and lease.gone is None and self.instance.is_alive:
             self._publications[row] = Publication(
-                lease, self._engine, self._intake, self.membership, self._watchable, partial(self._failed, row)
+                lease, self._engine, self._intake, self.instance, self._watchable, partial(self._failed, row)
             )
 
     def _stop(self, row: bytes) -> None:
@@ -273,14 +273,14 @@ class EventPublisher:
 
     def _find_orphans(self) -> None:
         """Find the leases whose instance is dead."""
-        mine = self.membership.instance
+        mine = self.instance.id
         for row, known in self.leases.items():
             if known.lease.publisher != mine and known.lease.publisher not in self._alive:
                 self._orphans.add(row)
         self._due.set()
 
     async def _take_over(self) -> None:
-        while self._orphans and self.membership.is_alive:
+        while self._orphans and self.instance.is_alive:
             rows = list(itertools.islice(self._orphans, limits.TAKE_OVER_LEASES))
             self._orphans.difference_update(rows)  # one that is lost to another instance comes back by its change
             records = await self._engine.read(*[Get(SPACE, row) for row in rows])
@@ -308,7 +308,7 @@ class EventPublisher:
             published = progress[lease.publisher]
             since = max(lease.since, published.reached) if record.version <= published.known else lease.since
             run = lease.run + 1 if lease.run else 0
-            mine = replace(lease, publisher=self.membership.instance, since=since, run=run)
+            mine = replace(lease, publisher=self.instance.id, since=since, run=run)
             mutations.append(stored(record.key, mine, expire_at=record.expires_at))
             checks.append(Check(SPACE, record.key, record.version))
         return Batch(tuple(mutations), tuple(checks))
@@ -319,7 +319,7 @@ class EventPublisher:
         if expired:
             await write(self._engine, *expired)
         in_use = {known.lease.publisher for known in self.leases.values()} if self._progress else set()
-        for instance in self._progress - self._alive - in_use - {self.membership.instance}:
+        for instance in self._progress - self._alive - in_use - {self.instance.id}:
             batch = Batch(
                 (Delete(SPACE, self.rows.progress(instance)),), (Check(SPACE, self.rows.heartbeat(instance), None),)
             )

@@ -135,7 +135,7 @@ class WatchOperation(Call):
         lease = Lease(
             subject=subject,
             names=request.names,
-            publisher=publisher.membership.instance,
+            publisher=publisher.instance.id,
             since=since,
             prefix=request.prefix,
             keys=request.keys,

@@ -11,7 +11,7 @@ from keyloft.core.values import Encoding
 from keyloft.nats.leases import SPACE, LeaseRows, PublishedProgress, new_id, stored
 
 
-class Membership:
+class PublishingInstance:
     """This instance of a service, which is alive until its heartbeat row expires.
 
     By its own clock it is alive for a little less, since that time begins before the row is written. After a late
@@ -22,7 +22,7 @@ class Membership:
         self._nats = nats
         self._engine = engine
         self._rows = rows
-        self.instance = ""
+        self.id = ""
         """Its id; empty until it has joined."""
         self._confirmed = PublishedProgress()
         """Up to where NATS has confirmed that it has all events."""
@@ -52,10 +52,10 @@ class Membership:
             instance, reconnects = new_id(), self._nats.stats["reconnects"]
             began = asyncio.get_running_loop().time()
             mutations = [self._heartbeat(instance), stored(self._rows.progress(instance), PublishedProgress())]
-            if self.instance:
-                mutations.append(Delete(SPACE, self._rows.heartbeat(self.instance)))
+            if self.id:
+                mutations.append(Delete(SPACE, self._rows.heartbeat(self.id)))
             done = await write(self._engine, *mutations)
-            self.instance, self._reconnects, self._version = instance, reconnects, done.version
+            self.id, self._reconnects, self._version = instance, reconnects, done.version
             self._confirmed = PublishedProgress()
             self._until = began + limits.HEARTBEAT_SECONDS
 
@@ -68,13 +68,13 @@ class Membership:
         if not self.is_alive:
             return
         began, progress = asyncio.get_running_loop().time(), self._confirmed
-        rows, instance = self._rows, self.instance
+        rows, instance = self._rows, self.id
         batch = Batch(
             (self._heartbeat(instance), stored(rows.progress(instance), progress)),
             (Check(SPACE, rows.heartbeat(instance), self._version),),
         )
         done = await self._engine.commit(batch)
-        if instance != self.instance:
+        if instance != self.id:
             return
         if not isinstance(done, Committed):
             self.lapse()
@@ -92,8 +92,8 @@ class Membership:
     async def leave(self) -> None:
         """Let others take over at once; the progress stays for them."""
         self.lapse()
-        if instance := self.instance:
-            self.instance = ""
+        if instance := self.id:
+            self.id = ""
             await write(self._engine, Delete(SPACE, self._rows.heartbeat(instance)))
 
     def _heartbeat(self, instance: str) -> Set:
