@@ -175,10 +175,11 @@ class NotACounter(KeyloftError, TypeError, code="NOT_A_COUNTER"):
 
     def __init__(self, key: Any, *, takes_json: bool = False, message: str | None = None) -> None:
         """`key` is None where a service reported it in its message only."""
-        rule, cure = "a U64 counter", ": create the counter with set(key, U64(…)), or by the first sum"
+        cure = "create the counter with set(key, U64(…)), or by the first sum"
+        rule = f"a U64 counter; nothing of this batch was written: {cure}"
         if takes_json:
-            rule, cure = "an integer, or is too long to add to", ""
-        super().__init__(message or f"the value at {key!r} is not {rule}; nothing of this batch was written{cure}")
+            rule = "an integer, or is too long to add to; nothing was written: use another key"
+        super().__init__(message or f"the value at {key!r} is not {rule}")
         self.key = key
         self._takes_json = takes_json
 

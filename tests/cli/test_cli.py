@@ -177,6 +177,24 @@ class TestPlugin:
         assert code == 2
         assert "'--ttl': expected a whole number of seconds, as in 1800" in stderr
 
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("incr", "values", "k", "x"), "'BY': expected a whole number, as in 10"),
+            (("set", "values", "k", "1", "--expected-version", "1.5"), "'--expected-version': expected a whole number"),
+            (("list", "values", "--limit", "many"), "'--limit': expected a whole number, as in 10"),
+            (("set", "values", "k", "1", "--if-absent", "--expected-version", "0"), "give one of them"),
+            (("set", "values", "k", "1", "--keep-ttl", "--ttl", "5"), "--keep-ttl and --ttl contradict each other"),
+            (("delete-many", "values"), "KEY, --prefix: expected one of them"),
+            (("delete-many", "values", "k", "--prefix", "k"), "KEY, --prefix: expected one of them"),
+            (("watch", "values", "k", "--prefix", "k"), "KEY, --prefix: expected one of them, got both"),
+        ],
+    )
+    def test_a_wrong_call_names_what_was_typed(self, plugin: Keyloft, arguments: tuple[str, ...], message: str) -> None:
+        code, stdout, stderr = plugin(*arguments)
+        assert (code, stdout) == (2, "")
+        assert message in stderr
+
     def test_text_stays_text_if_asked_for(self, plugin: Keyloft) -> None:
         assert plugin("set", "--text", "values", "number", "100") == (0, '"100"\n', "")
 
@@ -209,6 +227,7 @@ class TestPlugin:
             (("get", "Trivia", "k"), "INVALID_PLUGIN_NAME: "),
             (("get", "trivia", ""), "INVALID_KEY: key must be a non-empty string"),
             (("set", "trivia", "k", "1", "--ttl", "0"), "VALIDATION_ERROR: --ttl must be a whole number of seconds"),
+            (("set", "trivia", "k", "1", "--expected-version", "-1"), "VALIDATION_ERROR: --expected-version must be"),
             (("set", "trivia", "k", "x" * 70_000), "VALUE_TOO_LARGE: "),
             (("list", "trivia", "--limit", "0"), "VALIDATION_ERROR: --limit: expected a whole number"),
             (("get", "trivia", "k", "--subjects", "nowhere.there"), "NO_SERVICE: no service answers nowhere.there"),
@@ -251,8 +270,7 @@ class TestPlugin:
         assert plugin("get", "more", "none", "--meta") == (1, "", "keyloft: more has no key 'none'\n")
         assert plugin("delete-many", "more", "games", "none") == (0, "1\n", "")
         assert plugin("delete-many", "more", "--prefix", "score:") == (0, "2\n", "")
-        for arguments in ((), ("k", "--prefix", "k"), ("--prefix", "")):
-            assert plugin("delete-many", "more", *arguments)[0] != 0
+        assert plugin("delete-many", "more", "--prefix", "")[0] == 2
         used = {"keys": 0, "bytes": 0, "most_keys": None, "most_bytes": None}
         assert json.loads(plugin("usage", "unused")[1]) == used
 

@@ -10,7 +10,8 @@ from keyloft.cli.terminal import say
 def asyncapi(*, subjects: Subjects) -> None:
     """Print the AsyncAPI 3 document of the services on NATS: subjects, and JSON Schemas of requests and replies.
 
-    Generators make clients and documents from it, and validators check messages by it.
+    Generators make clients and documents from it, and validators check messages by it. Of several --prefixes, it has
+    the first.
 
     Example: keyloft asyncapi > keyloft.json
     """

@@ -6,13 +6,13 @@ import msgspec
 
 from keyloft import admin
 from keyloft.cli.database import NamedDatabase, run_quietly
-from keyloft.cli.options import Commands, Limit, Output, option
+from keyloft.cli.options import Commands, Limit, Output, number_option
 from keyloft.cli.terminal import Columns
 
 
 def changes(
     *,
-    since: Annotated[int | None, option("VERSION", "Only what changed after this version.")] = None,
+    since: Annotated[int | None, number_option("VERSION", "Only what changed after this version.")] = None,
     limit: Limit = None,
     out: Output,
     database: NamedDatabase,

@@ -5,14 +5,14 @@ from typing import Annotated, Final
 from keyloft import admin, limits
 from keyloft.cli.database import NamedDatabase
 from keyloft.cli.findings import show_findings
-from keyloft.cli.options import Commands, Output, option
+from keyloft.cli.options import Commands, Output, number_option
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import counted, remark, say, to_json
 
 
 def check(
     *,
-    limit: Annotated[int, option("N", "Show so many problems; all are counted.")] = limits.FINDINGS,
+    limit: Annotated[int, number_option("N", "Show so many problems; all are counted.")] = limits.FINDINGS,
     out: Output,
     database: NamedDatabase,
 ) -> int:

@@ -33,6 +33,31 @@ def option(metavar: str, explained: str, *names: str) -> Any:
     return typer.Option(*names, metavar=metavar, help=explained)
 
 
+def _whole(what: str) -> Callable[[str | int], int]:
+    """A parser of whole numbers, whose message is the same with every version of Typer."""
+
+    def whole(given: str | int) -> int:
+        # Typer passes defaults, too.
+        if re.fullmatch(r"[+-]?[0-9]{1,100}", str(given), re.ASCII) is None:
+            raise typer.BadParameter(f"expected {what}")
+        return int(given)
+
+    return whole
+
+
+_whole_number = _whole("a whole number, as in 10")
+
+
+def number_argument(metavar: str, explained: str) -> Any:
+    """An argument of a command that is a whole number."""
+    return typer.Argument(metavar=metavar, help=explained, parser=_whole_number)
+
+
+def number_option(metavar: str, explained: str) -> Any:
+    """An option that takes a whole number."""
+    return typer.Option(metavar=metavar, help=explained, parser=_whole_number)
+
+
 def flag(name: str, explained: str) -> Any:
     """An option that is given or not."""
     return typer.Option(name, help=explained)
@@ -43,18 +68,14 @@ AsText: TypeAlias = Annotated[bool, flag("--text", "VALUE is text, whatever it b
 Value: TypeAlias = Annotated[
     str, argument("VALUE", "JSON, as in 100 or '{\"a\": 1}'; what does not begin like JSON is text. - reads it.")
 ]
-Limit: TypeAlias = Annotated[int | None, option("N", "At most so many.")]
-
-
-def _whole_seconds(text: str) -> int:
-    if re.fullmatch(r"[+-]?[0-9]{1,20}", text, re.ASCII) is None:
-        raise typer.BadParameter("expected a whole number of seconds, as in 1800")
-    return int(text)
-
-
+Limit: TypeAlias = Annotated[int | None, number_option("N", "At most so many.")]
 Ttl: TypeAlias = Annotated[
     int | None,
-    typer.Option(metavar="SECONDS", help="After so many seconds, what is stored is gone.", parser=_whole_seconds),
+    typer.Option(
+        metavar="SECONDS",
+        help="After so many seconds, what is stored is gone.",
+        parser=_whole("a whole number of seconds, as in 1800"),
+    ),
 ]
 
 
@@ -139,6 +160,7 @@ def as_typed(message: str, declared: Iterable[inspect.Parameter]) -> str:
     # As in `semantics.ttl_seconds: …`, which is --ttl; `keyloft plugin` begins with the code of the error.
     found = re.match(r"([A-Z_]+: )?(?:semantics\.)?(([a-z]+)\w*)(?=[:\[])", message)
     found = found or re.match(r"()((plugin)_name|plugin)(?= must )", message)
+    found = found or re.match(r"([A-Z_]+: )(expected_version|by)(?= must )", message)
     if found is None:
         return message
     named = {parameter.name: parameter for parameter in declared}

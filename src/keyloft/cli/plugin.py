@@ -11,7 +11,21 @@ from msgspec import to_builtins
 
 from keyloft import limits
 from keyloft.cli.nats_server import check_timeout, over_nats
-from keyloft.cli.options import AsText, Commands, Limit, Output, Settings, Ttl, Value, Yes, argument, flag, option
+from keyloft.cli.options import (
+    AsText,
+    Commands,
+    Limit,
+    Output,
+    Settings,
+    Ttl,
+    Value,
+    Yes,
+    argument,
+    flag,
+    number_argument,
+    number_option,
+    option,
+)
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
 from keyloft.core.lazy import check_limit
 from keyloft.core.values import decode_json
@@ -101,7 +115,7 @@ def set_(
     keep_ttl: Annotated[bool, flag("--keep-ttl", "A key that is there keeps its TTL.")] = False,
     if_absent: Annotated[bool, flag("--if-absent", "Only if the key is not there.")] = False,
     expected_version: Annotated[
-        int | None, option("N", "Only if the key has this version; 0 if it must not be there.")
+        int | None, number_option("N", "Only if the key has this version; 0 if it must not be there.")
     ] = None,
     out: Output,
     service: PluginService,
@@ -112,6 +126,10 @@ def set_(
     """
     content = given_value(value, is_text=text)
     _check_ttl(ttl)
+    if if_absent and expected_version is not None:
+        raise InvalidArgument("--if-absent and --expected-version are two conditions: give one of them")
+    if keep_ttl and ttl is not None:
+        raise InvalidArgument("--keep-ttl and --ttl contradict each other: give one of them")
     condition: dict[str, Any] = {"if_absent": if_absent, "expected_version": expected_version}
     service.ask(plugin, lambda client: client.kv.set(key, content, ttl=ttl, keep_ttl=keep_ttl, **condition))
     out.show(content)
@@ -137,7 +155,7 @@ def set_many(
 def incr(
     plugin: PluginArgument,
     key: PluginKeyArgument,
-    by: Annotated[int, argument("BY", "What to add; may be negative.")] = 1,
+    by: Annotated[int, number_argument("BY", "What to add; may be negative.")] = 1,
     *,
     ttl: Ttl = None,
     out: Output,
@@ -188,6 +206,8 @@ def delete_many(
     """
     if prefix == "":
         raise InvalidArgument("--prefix: expected a text; `keyloft plugin purge` removes all that a plugin stores")
+    if bool(keys) == (prefix is not None):
+        raise InvalidArgument("KEY, --prefix: expected one of them")
     out.show(service.ask(plugin, lambda client: client.kv.delete_many(keys or None, prefix=prefix)))
 
 
@@ -231,7 +251,7 @@ def watch(
     key: Annotated[list[str] | None, argument("KEY", "Only these keys.")] = None,
     *,
     prefix: Annotated[str | None, option("TEXT", "Only keys that begin with this text.")] = None,
-    since: Annotated[int | None, option("VERSION", "Begin with what changed after this version.")] = None,
+    since: Annotated[int | None, number_option("VERSION", "Begin with what changed after this version.")] = None,
     limit: Limit = None,
     out: Output,
     service: PluginService,
@@ -241,6 +261,8 @@ def watch(
     Example: keyloft plugin watch trivia --prefix user_
     """
     most = check_limit(limit)
+    if key and prefix is not None:
+        raise InvalidArgument("KEY, --prefix: expected one of them, got both")
 
     async def follow(client: "DatabaseClient") -> None:
         async with client.kv.watch(*(key or ()), prefix=prefix, since=since) as changes:

@@ -9,7 +9,20 @@ import msgspec
 from msgspec.structs import asdict
 
 from keyloft import limits
-from keyloft.cli.options import AsText, Commands, Limit, Options, Order, Output, Ttl, Value, argument, flag, option
+from keyloft.cli.options import (
+    AsText,
+    Commands,
+    Limit,
+    Options,
+    Order,
+    Output,
+    Ttl,
+    Value,
+    argument,
+    flag,
+    number_option,
+    option,
+)
 from keyloft.cli.semantic_access import SemanticAccess
 from keyloft.cli.terminal import Columns, fail, given_value, to_json
 from keyloft.errors import InvalidArgument
@@ -139,7 +152,9 @@ def audit(
     about: Annotated[str, argument("KEY|PROJECT", "An entry's key, or tenant/acme/project/web.")],
     *,
     order: Order,
-    after: Annotated[int | None, option("SEQUENCE", "Only what happened after the record with this sequence.")] = None,
+    after: Annotated[
+        int | None, number_option("SEQUENCE", "Only what happened after the record with this sequence.")
+    ] = None,
     out: Output,
     store: SemanticAccess,
 ) -> None:

@@ -37,7 +37,8 @@ class SemanticAccess(NamedDatabase, frozen=True, kw_only=True):
             make: Make the database's file and tables.
         """
         if self.flags.get("nats") is not None:
-            return self._over_nats(keys.parse_prefix(about, argument).project, work)
+            named = keys.parse(about, argument) if argument == "key" else keys.parse_prefix(about, argument)
+            return self._over_nats(named.project, work)
         settings = self.config()
         chosen: dict[str, Any] = {"purposes": settings.purposes, "audit_key": settings.audit_key, "sweep_every": None}
 

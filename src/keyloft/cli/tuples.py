@@ -8,7 +8,19 @@ from msgspec.structs import asdict
 
 from keyloft import Entry, Store
 from keyloft.cli.database import TupleDatabase
-from keyloft.cli.options import AsText, Commands, Options, Order, Output, Value, Yes, argument, flag, option
+from keyloft.cli.options import (
+    AsText,
+    Commands,
+    Options,
+    Order,
+    Output,
+    Value,
+    Yes,
+    argument,
+    flag,
+    number_option,
+    option,
+)
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
 from keyloft.core import key_text
 from keyloft.core.keys import TupleKey
@@ -106,7 +118,7 @@ def watch(
     prefix: TuplePrefixArgument = "",
     *,
     key: Annotated[list[str] | None, option("KEY", "Watch this key instead; to be repeated for several.")] = None,
-    since: Annotated[int | None, option("VERSION", "Begin with what changed after this versionstamp.")] = None,
+    since: Annotated[int | None, number_option("VERSION", "Begin with what changed after this versionstamp.")] = None,
     out: Output,
     database: TupleDatabase,
 ) -> None:
