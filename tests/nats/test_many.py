@@ -156,6 +156,14 @@ async def test_what_it_can_not_hold_fails_alone(client: Nats, db: BotDatabase) -
         ]
 
 
+async def test_an_operation_that_is_named_twice_is_refused_however_it_is_written(client: Nats, db: BotDatabase) -> None:
+    texts = [rb'{"op":"get","key":"k","%b":"set"}' % name for name in (b"op", rb"\u006fp", rb"o\u0070")]
+    data = b'{"requests":[%b]}' % b",".join([*texts, rb'{"op":"get","key":"\u006b"}'])
+    async with serving(client, db):
+        replies = json.loads((await client.request(f"{PREFIX}.trivia.many", data, timeout=SECONDS)).data)["replies"]
+        assert [one.get("error_code") for one in replies] == ["INVALID_JSON"] * 3 + [None]
+
+
 async def test_a_message_that_is_no_many_is_refused_by_name(client: Nats, db: BotDatabase) -> None:
     get = {"op": "get", "key": "k"}
     refused: list[tuple[Any, str, str]] = [

@@ -108,7 +108,8 @@ class Many(Operation):
         begins = _ORDINARY(data)
         rest = b"" if begins is None else b"{" + data[begins.end() :]
         try:
-            name, rest = _without_op(data) if begins is None or b'"op"' in rest else (begins[1].decode(), rest)
+            is_doubled = b'"op"' in rest or b"\\u00" in rest  # perhaps; the name may be written with escapes
+            name, rest = _without_op(data) if begins is None or is_doubled else (begins[1].decode(), rest)
             if (operation := found.get(name)) is None:
                 if name in self._unfit:
                     raise InvalidSubject(f"op: {name} can't be a part of many; send it alone")

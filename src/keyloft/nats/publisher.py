@@ -37,8 +37,6 @@ class KnownLease(Struct, frozen=True):
     lease: Lease
     version: int
     """Of its row."""
-    size: int
-    """How many bytes its row holds."""
 
 
 class EventPublisher:
@@ -97,7 +95,7 @@ class EventPublisher:
 
     def know(self, row: bytes, lease: Lease, version: int) -> None:
         """This instance has stored a lease."""
-        self._put(row, KnownLease(lease, version, len(stored(row, lease).value)))
+        self._put(row, KnownLease(lease, version))
 
     # Following the stored leases
 
@@ -202,7 +200,7 @@ class EventPublisher:
                 self._due.set()
             return
         try:
-            self._put(row, KnownLease(read_lease(record.value), record.version, len(record.value)))
+            self._put(row, KnownLease(read_lease(record.value), record.version))
         except Exception as error:  # a damaged row must not end the others
             logger.error("[KV] a watch can't be served: %s", error)
 
@@ -211,11 +209,11 @@ class EventPublisher:
         if (before := self.leases.get(row)) is not None:
             if before.version > known.version:
                 return
-            self.lease_bytes[owner] -= before.size
+            self.lease_bytes[owner] -= before.lease.size
         else:
             self.lease_count[owner] += 1
         self.leases[row] = known
-        self.lease_bytes[owner] += known.size
+        self.lease_bytes[owner] += known.lease.size
         self._publish(row, known.lease)
 
     def _forget(self, row: bytes) -> None:
@@ -223,7 +221,7 @@ class EventPublisher:
         self._orphans.discard(row)
         known = self.leases.pop(row)
         owner = self._watchable.owner(known.lease.names)
-        self.lease_bytes[owner] -= known.size
+        self.lease_bytes[owner] -= known.lease.size
         self.lease_count[owner] -= 1
         if not self.lease_count[owner]:
             del self.lease_count[owner], self.lease_bytes[owner]
