@@ -469,7 +469,10 @@ OWNER_LEASES: Final = 250
 """How many watches over NATS a plugin, or a tenant, may have at a time."""
 
 OWNER_LEASE_BYTES: Final = 1024 * 1024
-"""How many bytes their prefixes and keys may take together."""
+"""How many bytes their keys may take together, each with LEASE_KEY_BYTES."""
+
+LEASE_KEY_BYTES: Final = 256
+"""What a key of a watch takes besides its text: 250 watches of 1,000 short keys took 65 MB."""
 
 LEASE_KEYS: Final = 1000
 """How many keys one watch over NATS may have."""
@@ -520,6 +523,9 @@ UNREAD_MESSAGES: Final = 20_000
 
 UNREAD_BYTES: Final = 64 * 1024 * 1024
 """The same for the size of the unread messages."""
+
+NATS_READ_BYTES: Final = 256 * 1024
+"""How many bytes are read at once from the connection to NATS: as many as asyncio takes from a socket at once."""
 
 GATHERED_BYTES: Final = 256 * 1024
 """How many bytes the requests have that a client sends in one message."""

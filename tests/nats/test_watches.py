@@ -215,6 +215,14 @@ async def test_an_owner_has_a_bounded_number_of_watches(
     await asked(client)
 
 
+async def test_watches_of_very_many_short_keys_are_refused(client: DatabaseClient) -> None:
+    keys = [str(number) for number in range(limits.LEASE_KEYS)]
+    for _ in range(4):
+        await asked(client, keys=keys)
+    with pytest.raises(QuotaExceeded, match="watch a prefix"):  # 250,000 short keys once took 65 MB
+        await asked(client, keys=keys)
+
+
 # Interruptions
 
 

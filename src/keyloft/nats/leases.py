@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from keyloft import limits
 from keyloft.core.records import SERVICE_ROWS, Set, Space
 from keyloft.core.values import Encoding
 from keyloft.errors import Undecodable
@@ -42,6 +43,11 @@ class Lease(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gone: str | None = None
     """Why there is nothing more to publish: the change log no longer reaches back so far."""
 
+    @property
+    def size(self) -> int:
+        """How many bytes its keys take."""
+        return watched_bytes(self.keys)
+
 
 class Progress(Struct, frozen=True):
     """How far an instance has published."""
@@ -59,6 +65,11 @@ _decode_progress: Final = msgspec.json.Decoder(Progress).decode
 def new_id() -> str:
     """A random id, of a lease or an instance."""
     return secrets.token_hex(12)
+
+
+def watched_bytes(keys: Sequence[str] | None) -> int:
+    """How many bytes the keys of a watch take in the memory of a service, about."""
+    return sum([len(key.encode()) + limits.LEASE_KEY_BYTES for key in keys or ()])
 
 
 def read_lease(value: bytes) -> Lease:

@@ -36,7 +36,6 @@ class KnownLease(Struct, frozen=True):
 
     lease: Lease
     version: int
-    size: int
 
 
 class EventPublisher:
@@ -91,7 +90,7 @@ class EventPublisher:
 
     def know(self, row: bytes, lease: Lease, version: int) -> None:
         """This instance has stored a lease."""
-        self._put(row, KnownLease(lease, version, len(row)))
+        self._put(row, KnownLease(lease, version))
 
     # Following the stored leases
 
@@ -196,7 +195,7 @@ class EventPublisher:
                 self._due.set()
             return
         try:
-            self._put(row, KnownLease(read_lease(record.value), record.version, len(record.value)))
+            self._put(row, KnownLease(read_lease(record.value), record.version))
         except Exception as error:  # a damaged row must not end the others
             logger.error("[KV] a watch can't be served: %s", error)
 
@@ -205,11 +204,11 @@ class EventPublisher:
         if (before := self.leases.get(row)) is not None:
             if before.version > known.version:
                 return
-            self.bytes[owner] -= before.size
+            self.bytes[owner] -= before.lease.size
         else:
             self.count[owner] += 1
         self.leases[row] = known
-        self.bytes[owner] += known.size
+        self.bytes[owner] += known.lease.size
         self._publish(row, known.lease)
 
     def _forget(self, row: bytes) -> None:
@@ -217,7 +216,7 @@ class EventPublisher:
         self._orphans.discard(row)
         known = self.leases.pop(row)
         owner = self._watchable.owner(known.lease.names)
-        self.bytes[owner] -= known.size
+        self.bytes[owner] -= known.lease.size
         self.count[owner] -= 1
         if not self.count[owner]:
             del self.count[owner], self.bytes[owner]

@@ -14,7 +14,7 @@ from keyloft.core.records import Batch, Changes, Check, Committed, Delete, Get, 
 from keyloft.errors import HistoryGone, InvalidArgument, NotPermitted, QuotaExceeded, Stalled, WatchExpired
 from keyloft.nats import payloads
 from keyloft.nats.events import EVENTS, WATCH
-from keyloft.nats.leases import SPACE, Lease, new_id, read_lease, stored
+from keyloft.nats.leases import SPACE, Lease, new_id, read_lease, stored, watched_bytes
 from keyloft.nats.messages import NatsConnection
 from keyloft.nats.publications import Watchable
 from keyloft.nats.publisher import EventPublisher
@@ -167,8 +167,7 @@ class WatchOperation(Call):
     def _check_bounds(self, publisher: EventPublisher, owner: str, request: WatchRequest) -> None:
         if publisher.count[owner] >= limits.OWNER_LEASES:
             raise QuotaExceeded(f"{owner} has {limits.OWNER_LEASES:,} watches already: end some of them")
-        size = sum([len(key.encode()) for key in request.keys or ()])
-        if publisher.bytes[owner] + size > limits.OWNER_LEASE_BYTES:
+        if publisher.bytes[owner] + watched_bytes(request.keys) > limits.OWNER_LEASE_BYTES:
             rule = f"may take {limits.OWNER_LEASE_BYTES:,} bytes in all: watch a prefix, or end some watches"
             raise QuotaExceeded(f"the keys of {owner}'s watches {rule}")
 
