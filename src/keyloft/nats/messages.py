@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from nats.aio.client import Client as Nats
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport, Transport
 from nats.errors import BadSubjectError, MaxPayloadError
 
 from keyloft import limits
@@ -55,10 +56,20 @@ _PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (Nats, _CLIENT_METHODS),
     (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "is_connected": "bool", "max_payload": "int"}),
     (Nats, {"is_draining_pubs": "bool"}),
+    (TcpTransport, {"connect": "async (uri, buffer_size, connect_timeout)", "read": "async (buffer_size)"}),
     (Parser, {"parse": "async (data=b'')", "reset": "()", "nc": "Client", "buf": "bytearray", "state": "int"}),
     (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
     (Nats, {"_handlers": _ABSENT, "handle": _ABSENT, "read_bytes": _ABSENT, "sending": _ABSENT}),
-    (Nats, {"refused": _ABSENT, "note_refusal": _ABSENT, "refused_events": _ABSENT}),
+    (
+        Nats,
+        {
+            "_transport": "NoneType",
+            "_socket": _ABSENT,
+            "refused": _ABSENT,
+            "note_refusal": _ABSENT,
+            "refused_events": _ABSENT,
+        },
+    ),
     (Parser, {"_enough": _ABSENT}),
 )
 """What this module uses of nats-py: methods with their parameters, attributes with their types, and names that it adds
@@ -73,7 +84,12 @@ def check_nats_py() -> None:
     """
     try:
         client = Nats()
-        owners = {Nats: client, Parser: Parser(client), Subscription: Subscription(client)}
+        owners = {
+            Nats: client,
+            Parser: Parser(client),
+            Subscription: Subscription(client),
+            TcpTransport: TcpTransport(),
+        }
     except Exception as error:
         raise _incompatible(f"Client(), Parser(client) or Subscription(client) fails: {error}") from error
     changed = [
@@ -156,6 +172,14 @@ class NatsConnection(Nats):
         except Exception as error:
             _log_unreadable(error)
 
+    @property
+    def _transport(self) -> Transport | None:
+        return self._socket
+
+    @_transport.setter
+    def _transport(self, made: Transport | None) -> None:
+        self._socket = _LargeReads() if type(made) is TcpTransport else made
+
     async def _read_loop(self) -> None:
         # Half a message of the connection before this one may be left in the parser.
         self._ps.reset()
@@ -174,6 +198,18 @@ class NatsConnection(Nats):
         self._pongs.append(asyncio.get_running_loop().create_future() if future is None else future)
         await self._send_command(b"PING\r\n")
         await self._flush_pending()
+
+
+class _LargeReads(TcpTransport):
+    """nats-py's transport with larger reads: a flood of 1 MB messages takes a quarter of the processor's time, and
+    nats-server cuts off a connection that reads too slowly."""
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        await super().connect(uri, limits.NATS_READ_BYTES, connect_timeout)
+
+    async def read(self, buffer_size: int) -> bytes:
+        data: bytes = await super().read(limits.NATS_READ_BYTES)
+        return data
 
 
 class _Parser(Parser):
