@@ -179,7 +179,7 @@ class NatsConnection(Nats):
 
     @_transport.setter
     def _transport(self, made: Transport | None) -> None:
-        self._socket = _LargeReads() if type(made) is TcpTransport else made  # type: ignore[no-untyped-call]
+        self._socket = _LargeReads() if type(made) is TcpTransport else made
 
     async def _read_loop(self) -> None:
         # Half a message of the connection before this one may be left in the parser.
@@ -210,6 +210,9 @@ class NatsConnection(Nats):
 class _LargeReads(TcpTransport):
     """nats-py's transport with larger reads: a flood of 1 MB messages takes a quarter of the processor's time, and
     nats-server cuts off a connection that reads too slowly."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         await super().connect(uri, limits.NATS_READ_BYTES, connect_timeout)
