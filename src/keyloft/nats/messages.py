@@ -88,7 +88,7 @@ def check_nats_py() -> None:
             Nats: client,
             Parser: Parser(client),
             Subscription: Subscription(client),
-            TcpTransport: TcpTransport(),
+            TcpTransport: TcpTransport(),  # type: ignore[no-untyped-call]
         }
     except Exception as error:
         raise _incompatible(f"Client(), Parser(client) or Subscription(client) fails: {error}") from error
@@ -203,6 +203,9 @@ class NatsConnection(Nats):
 class _LargeReads(TcpTransport):
     """nats-py's transport with larger reads: a flood of 1 MB messages takes a quarter of the processor's time, and
     nats-server cuts off a connection that reads too slowly."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         await super().connect(uri, limits.NATS_READ_BYTES, connect_timeout)
