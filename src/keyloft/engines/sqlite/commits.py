@@ -77,9 +77,9 @@ class SqliteCommits:
 
     def _may_commit_here(self) -> bool:
         """Whether COMMIT takes microseconds, or delays no other task while it syncs."""
-        if self._is_durable:
-            now = monotonic()
-            if self.callers is None or not self.callers.is_lone(now) or not self._writer.sync_times.expect_fast(now):
-                return False
-        # The commit that restarts the log syncs once more, whatever the durability.
-        return not self._wal.restarts()
+        if not self._is_durable:
+            return True
+        if self.callers is None:
+            return False
+        now = monotonic()
+        return self.callers.is_lone(now) and self._writer.sync_times.expect_fast(now)

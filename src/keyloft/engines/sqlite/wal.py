@@ -15,6 +15,18 @@ from keyloft.engines.sqlite.file import SqliteFile
 logger = logging.getLogger(__name__)
 
 
+def restarts_log(connection: apsw.Connection) -> bool:
+    """Whether the next commit writes to the start of the WAL; outside a transaction only.
+
+    Such a commit syncs once more, whatever the durability, and cuts a WAL that is too long.
+    """
+    try:
+        pages, checkpointed = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+    except apsw.Error:  # the statement that comes next reports what is wrong
+        return True
+    return pages == checkpointed
+
+
 class WriteAheadLog:
     """Decides when the WAL is checkpointed, on the event loop; the thread does it."""
 
@@ -29,11 +41,6 @@ class WriteAheadLog:
         self._not_before = 0.0
         self._incomplete = 0
         self._timer: asyncio.TimerHandle | None = None
-
-    def restarts(self) -> bool:
-        """Whether the next commit writes to the start of the WAL; such a commit syncs, whatever the durability."""
-        pages, checkpointed = self._length()
-        return pages == checkpointed
 
     def committed(self) -> None:
         """Checkpoint if it is time, or once nothing is written for a moment."""

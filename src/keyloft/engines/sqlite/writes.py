@@ -41,6 +41,7 @@ from keyloft.engines.sqlite.tables import (
     SqliteLayout,
     StoredHead,
 )
+from keyloft.engines.sqlite.wal import restarts_log
 from keyloft.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,8 @@ class UncommittedGroup(Struct, frozen=True):
     has_version: bool
     """Whether a batch of it took a version; if not, nothing was written."""
     is_small: bool
+    restarts_log: bool = False
+    """Of a small one, whether its COMMIT restarts the write-ahead log."""
 
 
 class _TakesTooLong(Exception):
@@ -146,8 +149,13 @@ class SqliteWriter:
         return True
 
     def try_end(self) -> None:
-        """Commit the group that `try_begin` has written, on the event loop. If it fails, nothing is left behind."""
+        """Commit the group that `try_begin` has written, on the event loop. If it fails, nothing is left behind.
+
+        A group that restarts the write-ahead log stays as it is: that takes longer.
+        """
         assert self._begun is not None
+        if self._begun.restarts_log:
+            return
         try:
             self._end(self._begun)
         except apsw.Error:
@@ -206,6 +214,7 @@ class SqliteWriter:
         return joined([self.commit([batch]) for batch in group])
 
     def _begin(self, group: list[Batch], deadline: float = math.inf) -> UncommittedGroup:
+        restarts = restarts_log(self.connection)
         self._cursor.execute("BEGIN IMMEDIATE")
         self._check_place()
         version, last_commit, log_size = last_logged(self._cursor)
@@ -221,7 +230,7 @@ class SqliteWriter:
             if part > 1 or version // limits.TRIM_EVERY != settled.version // limits.TRIM_EVERY:
                 self._trim_log(now, log_size)
         is_small = len(settled.writes) <= limits.INLINE_OPERATIONS
-        return UncommittedGroup(committed(settled, version), now, has_version, is_small)
+        return UncommittedGroup(committed(settled, version), now, has_version, is_small, restarts)
 
     def _begin_long(self, batch: Batch, version: int, now: int, log_size: int) -> UncommittedGroup:
         gathered, parts = GatheredVerdict(version, now), 0
@@ -322,7 +331,7 @@ class SqliteWriter:
         self._cursor.execute("COMMIT")
         now = monotonic()
         if begun.is_small:  # a large commit writes for longer than it syncs
-            self.sync_times.add(now - began, now)
+            self.sync_times.add(now - began, now, restarted_log=begun.restarts_log)
 
     def _outcome(self, begun: UncommittedGroup) -> Outcome:
         self._last_version = begun.outcome.version_after
