@@ -583,6 +583,14 @@ REMEMBERED_EVENTS: Final = 10_000
 LOOP_ITERATION_SECONDS: Final = 0.001
 """A read that starts later than this in an iteration of the event loop lets the other tasks run first."""
 
+EXPIRES_MUCH_LATER_MILLISECONDS: Final = 1000
+"""What expires so much later than the time of an iteration's first read is alive for the others, too: many times
+LOOP_ITERATION_SECONDS."""
+
+EXPIRY_TIMES: Final = 4096
+"""How many expiries the tuple store keeps as datetimes: entries that are written together expire together, and some are
+read again and again."""
+
 # Tuned: NATS, plugins and the server
 
 UNREAD_MESSAGES: Final = 20_000

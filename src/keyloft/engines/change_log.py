@@ -140,10 +140,12 @@ def commit_time(clock: int, last_commit: int, database: str) -> int:
     Raises:
         ClockSetBack: The last commit is far ahead of the clock.
     """
+    if clock >= last_commit:
+        return clock
     ahead = (last_commit - clock) / 1000
     if ahead > limits.CLOCK_AHEAD_SECONDS:
         raise ClockSetBack(
             f"{database}: the time of the last commit is {ahead:.0f} s ahead of this machine's clock; nothing was "
             "written: set the clock right, or wait until it has caught up"
         )
-    return max(clock, last_commit)
+    return last_commit

@@ -20,6 +20,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EXACT_MILLISECONDS = 2**33 * 1000
 """Up to this moment, in the year 2242, a float holds a time in seconds with an error below half a microsecond."""
 _from_timestamp = datetime.fromtimestamp
+_expiry_times: dict[int, datetime] = {}
 
 
 _IN_JSON = {"key": list[Any], "value": Any, "versionstamp": int | None, "expires_at": str | None}
@@ -90,13 +91,19 @@ def entry_of(key: TupleKey, record: Record | None) -> Entry:
         value = values.decode(record.value, record.encoding) if record.encoding else values.decode_json(record.value)
         if due is None:
             return Entry(key, value, record.version)
-        if due < _EXACT_MILLISECONDS:
-            # A float is exact enough, and takes half as long as the addition.
-            return Entry(key, value, record.version, _from_timestamp(due / 1000, UTC))
-        expires_at = _EPOCH + timedelta(milliseconds=due)
+        return Entry(key, value, record.version, _expiry_times.get(due) or _expiry_time(due))
     except (Undecodable, OverflowError, TypeError) as error:
         raise Undecodable(f"the entry at {key!r} is damaged: {error}") from error
-    return Entry(key, value, record.version, expires_at)
+
+
+def _expiry_time(due: int) -> datetime:
+    """The time of an expiry, which `_expiry_times` keeps."""
+    if len(_expiry_times) >= limits.EXPIRY_TIMES:
+        _expiry_times.clear()  # an lru_cache takes longer for an expiry that it does not hold
+    # A float is exact enough, and takes half as long as the addition.
+    moment = _from_timestamp(due / 1000, UTC) if due < _EXACT_MILLISECONDS else _EPOCH + timedelta(milliseconds=due)
+    _expiry_times[due] = moment
+    return moment
 
 
 def entries_of(page: Page) -> Iterator[Entry]:

@@ -93,11 +93,11 @@ class Batcher:
             self._queue(queued)
         return queued
 
-    async def commit(self, batch: Batch) -> Committed | Conflict:
-        """Wait for the verdict on a batch. Cancelling a caller whose batch is not yet in a group withdraws it."""
+    def commit(self, batch: Batch) -> "asyncio.Future[Committed | Conflict]":
+        """Queue a batch; the future holds its verdict. Cancelling it before the batch is in a group withdraws it."""
         future: asyncio.Future[Committed | Conflict] = self._loop.create_future()
         self._queue(QueuedBatch(batch, self._time(), future))
-        return await future
+        return future
 
     def _queue(self, queued: QueuedBatch) -> None:
         if self._closed:

@@ -60,10 +60,15 @@ def put(cursor: apsw.Cursor, layout: SqliteLayout, record: Record, *, is_new_ent
 def put_rows(cursor: apsw.Cursor, layout: SqliteLayout, rows: Sequence[Row]) -> None:
     """Store records without large values, each as `bind_put` binds it: one call for all takes half the time."""
     connection, large = cursor.connection, layout.large
-    before = connection.total_changes()
-    cursor.executemany(layout.put, rows)
-    if large is None or connection.total_changes() - before == len(rows):
-        return
+    if len(rows) == 1:  # a lone set
+        cursor.execute(layout.put, rows[0])
+        if large is None or connection.changes():
+            return
+    else:
+        before = connection.total_changes()
+        cursor.executemany(layout.put, rows)
+        if large is None or connection.total_changes() - before == len(rows):
+            return
     # `put` changes nothing over a large value: remove that one first.
     for bindings in rows:
         key = bindings[0]
@@ -255,9 +260,10 @@ class SqliteWriter:
         self, group: list[Batch], version: int, now: int, deadline: float
     ) -> tuple[Settled, dict[Address, Record]]:
         """The decisions on a group, and the rows that decided."""
-        current = self._load(deciding(group).items(), deadline)
+        wanted = deciding(group)
+        current = self._load(wanted.items(), deadline) if wanted else {}
         settled = settle(group, current, version, now)
-        if shown := unread(settled):
+        if current and (shown := unread(settled)):
             settled = with_values(settled, self._load([(address, True) for address in shown], deadline))
         return settled, current
 
