@@ -11,6 +11,7 @@ import pytest
 
 import keyloft
 from keyloft import DatabaseError, ManualClock
+from keyloft.clock import SystemClock
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Delete, Get, Scan, Space
 from keyloft.engines.change_log import KeptHistory
@@ -34,6 +35,41 @@ class TestSqliteInMemory(EngineContract):
         engine = await SqliteEngine.open(SqliteFile(":memory:"), clock)
         yield engine
         await engine.aclose()
+
+
+async def test_an_entry_expires_to_the_millisecond_by_the_system_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gets of one iteration of the event loop read the clock once, but for what expires soon."""
+    now = 1_700_000_000_000
+    monkeypatch.setattr("keyloft.clock.time_ns", lambda: now * 1_000_000)
+    # A busy machine must not end the iteration between two gets.
+    monkeypatch.setattr("keyloft.limits.LOOP_ITERATION_SECONDS", 60)
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), SystemClock())
+    await write(engine, put(b"k", expire_in=10_000))
+
+    async def exists() -> bool:
+        [record] = await engine.read(Get(Space.TUPLES, b"k"))
+        return record is not None
+
+    assert await exists()
+    assert await exists()
+    await asyncio.sleep(0)
+    now += 9_500
+    assert await exists()
+    now += 499
+    assert await exists()
+    now += 1
+    assert not await exists(), "within the iteration in which it still existed"
+    now -= 1_000
+    await asyncio.sleep(0)
+    assert await exists()
+    # A commit at a later time, as of a process whose clock is ahead, counts for reads of the same iteration.
+    now += 1_000
+    await write(engine, put(b"other"))
+    now -= 1_000
+    assert not await exists()
+    await engine.aclose()
 
 
 PAGE = 4096 + 24

@@ -46,7 +46,7 @@ class SyncTimes:
             seconds: How long.
             now: When it ended, by the monotonic clock.
             restarted_log: It restarted the write-ahead log, so that it synced twice, and may have cut the file, which
-                can take 40 ms on a fast disk. The next commit will show how long one sync takes.
+                can take longer than a sync. The next commit will show how long one sync takes.
         """
         self._fast_at = now if seconds < limits.FAST_SYNC_SECONDS else float("-inf")
         if seconds > limits.SLOW_SYNC_SECONDS and not restarted_log:
