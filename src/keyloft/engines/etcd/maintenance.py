@@ -17,8 +17,7 @@ from keyloft.engines.etcd.layout import FORMAT, KeyLayout, generation_of, raw, s
 from keyloft.engines.etcd.loads import CommittedLoad, GenerationLoad
 from keyloft.engines.etcd.snapshots import EtcdSnapshot, explained
 from keyloft.engines.etcd.views import RevisionView, RevisionViews
-from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.maintenance import SqliteMaintenance
+from keyloft.engines.sqlite.maintenance import save_as_file
 from keyloft.errors import Busy
 
 _ROW_BYTES: Final = 160
@@ -142,13 +141,8 @@ class EtcdMaintenance:
         return found
 
     async def backup(self, target: str, progress: Progress) -> None:
-        copy = await SqliteMaintenance.open(SqliteFile(target), make=True)
-        try:
-            async with self.snapshot() as snapshot:
-                await copy.become(snapshot, progress, with_history=True)
-            await copy.make_plain()
-        finally:
-            await copy.aclose()
+        async with self.snapshot() as snapshot:
+            await save_as_file(snapshot, target, progress)
 
     async def compact(self) -> None:
         """Remove what nothing refers to, then old revisions, and let each member give the space back.

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.maintenance import LogFacts, LogRow, Range, Size
-from keyloft.core.records import Key, LoggedChange, LogPosition, Record
+from keyloft.core.records import Key, LoggedChange, Record
 from keyloft.core.values import DAMAGED
-from keyloft.engines import change_log
+from keyloft.engines import loading
 from keyloft.engines.etcd import log, scans
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.layout import KeyLayout, StoredRow
@@ -60,14 +60,8 @@ class EtcdSnapshot:
                 yield whole
                 first = rows[-1].version
 
-    async def changes(self, since: int | None) -> AsyncIterator[Sequence[LoggedChange]]:
-        if since is not None:
-            oldest = await self.log_facts()
-            change_log.check_kept(LogPosition(since), oldest.oldest_version - 1, self.version)
-        async for rows in self.log(since):
-            for row in rows:
-                some = change_log.unpack(row.base, row.at, row.changes)
-                yield [change for change in some if since is None or change.version > since]
+    def changes(self, since: int | None) -> AsyncIterator[Sequence[LoggedChange]]:
+        return loading.changes_in(self, since)
 
     async def log_facts(self) -> LogFacts:
         view = await self._current()

@@ -223,7 +223,7 @@ class _Commit:
         check_version(settled.version)
         commit_id = secrets.token_bytes(16)
         base = view.counter.version
-        rows = log.rows_of(settled.changes, base, settled.version, now, view.counter.log_size)
+        rows = change_log.rows_of(settled.changes, base, settled.version, now, view.counter.log_size)
         counter = replace(
             view.counter, version=settled.version, at=now, log_size=rows[-1].size, writer=self._views.writer
         )
