@@ -19,7 +19,10 @@ async def rows_from(view: RevisionView, version: int, limit: int) -> list[LogRow
         for kv in page:
             row, chunks = view.keys.log_row(kv.key, kv.value)
             if chunks is not None:
-                row = LogRow(row.version, row.part, row.base, row.at, row.size, await view.value(chunks))
+                [changes] = await view.values([chunks])
+                if changes is None:
+                    raise view.damaged()
+                row = LogRow(row.version, row.part, row.base, row.at, row.size, changes)
             found.append(row)
     return found
 
