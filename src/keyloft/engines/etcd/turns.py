@@ -22,6 +22,8 @@ class WriterTurns:
         self._time = asyncio.get_running_loop().time
         self._rivals: dict[str, float] = {}
         """When a commit of another engine was last seen, by its name."""
+        self._version: int | None = None
+        """That of the last counter that was seen."""
         self._began = -math.inf
         self._is_over = False
         """Whether the last commit has ended this engine's turn."""
@@ -83,8 +85,10 @@ class WriterTurns:
             await asyncio.sleep(pause)
 
     def _saw(self, counter: StoreState) -> None:
-        if counter.writer not in ("", self._views.writer):
+        # What the first counter tells may be long ago.
+        if self._version not in (None, counter.version) and counter.writer not in ("", self._views.writer):
             self._rivals[counter.writer] = self._time()
+        self._version = counter.version
 
     def _count_rivals(self) -> int:
         """How many other engines have committed lately."""
