@@ -461,18 +461,15 @@ ETCD_RACE_PAUSES: Final = (0.001, 0.05)
 """The first and the longest pause after each further one; they double, at random."""
 
 ETCD_TURN_SECONDS: Final = 0.05
-"""For how long at least one of several processes that write commits, before it lets another one do so."""
+"""For how long one of several processes that write commits, before it lets another one do so."""
 
 ETCD_HANDOVER_SECONDS: Final = 0.015
-"""How long at least it waits after that for another one to begin."""
+"""How long it waits after that for another one to begin."""
 
 ETCD_HANDOVER_POLL_SECONDS: Final = 0.002
 """How often it looks meanwhile."""
 
-ETCD_SLOW_COMMIT_SECONDS: Final = 0.05
-"""Turns and pauses grow with the time that a commit takes, up to this one."""
-
-ETCD_TURN_PAUSE_SECONDS: Final = 0.03
+ETCD_TURN_PAUSE_SECONDS: Final = 0.01
 """A process whose next batch arrives later than this after its last commit asks for no turn: it has little to write."""
 
 ETCD_RIVAL_SECONDS: Final = 1.0

@@ -27,9 +27,7 @@ class WriterTurns:
         self._began = -math.inf
         self._is_over = False
         """Whether the last commit has ended this engine's turn."""
-        self._sent_at = self._last_commit = -math.inf
-        self._took = 0.0
-        """How long etcd took for the last commit: where it is slow, turns are longer."""
+        self._last_commit = -math.inf
 
     def left(self, counter: StoreState, arrived: float) -> int:
         """How many milliseconds of the turn are left after a commit that begins now.
@@ -39,19 +37,18 @@ class WriterTurns:
             arrived: When its first batch arrived; after a longer pause it is taken for a single one.
         """
         self._saw(counter)
-        self._sent_at = self._time()
+        time = self._time()
         if not self._count_rivals() or arrived > self._last_commit + limits.ETCD_TURN_PAUSE_SECONDS:
-            self._began = self._sent_at
+            self._began = time
             return 0
         if counter.writer != self._views.writer:
-            self._began = self._sent_at
-        return max(0, round(1000 * (self._began + self._turn_seconds - self._sent_at)))
+            self._began = time
+        return max(0, round(1000 * (self._began + limits.ETCD_TURN_SECONDS - time)))
 
     def committed(self, left: int) -> None:
         """The commit was made, and has left so much of the turn."""
         self._last_commit = self._time()
-        self._took = min(self._last_commit - self._sent_at, limits.ETCD_SLOW_COMMIT_SECONDS)
-        self._is_over = left == 0 and self._sent_at >= self._began + self._turn_seconds
+        self._is_over = left == 0 and self._last_commit > self._began + limits.ETCD_TURN_SECONDS
 
     async def give_way(self, arrived: float) -> None:
         """After this engine's turn, wait until another one has had its own, if there is one."""
@@ -64,7 +61,7 @@ class WriterTurns:
         Raises:
             DatabaseError: The cluster does not answer.
         """
-        handover = self._last_commit + self._handover_seconds if self._is_over else -math.inf
+        handover = self._last_commit + limits.ETCD_HANDOVER_SECONDS if self._is_over else -math.inf
         self._is_over = False
         deadline, seen, is_late = self._time() + limits.ETCD_LONGEST_TURNS_SECONDS, 0, False
         while (rivals := self._count_rivals()) and self._time() < deadline:
@@ -76,7 +73,7 @@ class WriterTurns:
                     return
                 pause = limits.ETCD_HANDOVER_POLL_SECONDS
             elif left and view.counter_revision != seen:
-                is_late, pause = False, min(max(left, self._took), limits.ETCD_LONGEST_TURNS_SECONDS)
+                is_late, pause = False, min(left, limits.ETCD_TURN_SECONDS)
             elif is_late or rivals == 1:
                 return  # its turn is over, or it has nothing more to write
             else:
@@ -98,14 +95,5 @@ class WriterTurns:
 
     def _delay(self, arrived: float) -> float:
         """How long one of several that wait lets others go first: at random, the less the longer it has waited."""
-        longest = self._handover_seconds / 2 - (self._time() - arrived) / 20
+        longest = limits.ETCD_HANDOVER_SECONDS / 2 - (self._time() - arrived) / 20
         return random.uniform(0, max(0.0, longest))
-
-    @property
-    def _turn_seconds(self) -> float:
-        return max(limits.ETCD_TURN_SECONDS, 6 * self._took)
-
-    @property
-    def _handover_seconds(self) -> float:
-        """For how long another engine may need to read what decides, and to commit."""
-        return max(limits.ETCD_HANDOVER_SECONDS, 3 * self._took)
