@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 NOT_INSTALLED: Final = "etcd is not installed: apt-get install etcd-server (Debian), or put etcd 3.4 or later in PATH"
 _READY_SECONDS: Final = 60.0
@@ -27,7 +27,7 @@ class Node:
     """A member of a cluster, in a folder of its own."""
 
     def __init__(self, name: str, folder: Path, options: tuple[str, ...] = ()) -> None:
-        """With the option --cert-file, clients use TLS."""
+        """With the option --cert-file, clients use TLS; with --client-cert-auth, this one uses the same certificate."""
         self.name = name
         self.client, self.peer = (f"127.0.0.1:{port}" for port in free_ports(2))
         self._scheme = "https" if any(option.startswith("--cert-file") for option in options) else "http"
@@ -35,8 +35,8 @@ class Node:
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, cluster: "list[Node]") -> None:
-        """Start it, with its data if it had any; returns at once."""
+    def start(self, cluster: "list[Node]", *, joins: bool = False) -> None:
+        """Start it, with its data if it had any, or as one that joins a cluster; returns at once."""
         peers = ",".join(f"{node.name}=http://{node.peer}" for node in cluster)
         arguments = {
             "name": self.name,
@@ -46,6 +46,7 @@ class Node:
             "listen-peer-urls": f"http://{self.peer}",
             "initial-advertise-peer-urls": f"http://{self.peer}",
             "initial-cluster": peers,
+            "initial-cluster-state": "existing" if joins else "new",
             "log-level": "error",
         }
         with (self._folder / f"{self.name}.log").open("ab") as log:
@@ -74,9 +75,16 @@ class Node:
         except OSError:
             return False
 
-    def request(self, path: str, body: dict[str, str] | None = None) -> bytes:
+    def _tls(self) -> ssl.SSLContext:
+        trusting = ssl._create_unverified_context()
+        if "--client-cert-auth" in self._options:
+            files = dict(option.split("=", 1) for option in self._options if "=" in option)
+            trusting.load_cert_chain(files["--cert-file"], files["--key-file"])
+        return trusting
+
+    def request(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         """What the node's HTTP interface answers: to a GET, or to a POST of JSON."""
-        trusting = ssl._create_unverified_context() if self._scheme == "https" else None
+        trusting = self._tls() if self._scheme == "https" else None
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self._scheme}://{self.client}{path}", data)
         with urllib.request.urlopen(request, timeout=5, context=trusting) as reply:

@@ -401,10 +401,14 @@ ETCD_TXN_BYTES: Final = 1_250_000
 """The largest commit: etcd refuses a request of more than 1.5 MiB (`--max-request-bytes`). Larger values are stored in
 chunks of their own before it; what is left, keys above all, must fit."""
 
+ETCD_INLINE_BYTES: Final = 128 * 1024
+"""The largest value that is stored with its key. Others are stored in chunks, so that lists of keys, and commits that
+replace entries, don't transfer them."""
+
 ETCD_CHUNK_BYTES: Final = 512 * 1024
 """The largest piece of a value that is stored in chunks."""
 
-ETCD_SMALLEST_CHUNKED_BYTES: Final = 1024
+ETCD_SMALLEST_CHUNKED_BYTES: Final = 128
 """Smaller values are never stored in chunks: that would save little."""
 
 ETCD_SLICE_OPERATIONS: Final = 1000
@@ -412,6 +416,12 @@ ETCD_SLICE_OPERATIONS: Final = 1000
 
 ETCD_RELOADED_KEYS: Final = 512
 """A commit of more keys does not ask for them in case it loses its race: that would double its size."""
+
+ETCD_RELOADED_BYTES: Final = ETCD_TXN_BYTES // 4
+"""Nor does a commit whose keys take more than this."""
+
+ETCD_REPLY_BYTES: Final = 4 * 1024 * 1024
+"""How many bytes of large values one request asks for, unless one value is larger."""
 
 ETCD_KEYS_PER_READ: Final = 512
 """How many keys of several callers one transaction looks up."""
@@ -449,6 +459,24 @@ process that won the last race wins the next ones, too."""
 
 ETCD_RACE_PAUSES: Final = (0.001, 0.05)
 """The first and the longest pause after each further one; they double, at random."""
+
+ETCD_TURN_SECONDS: Final = 0.05
+"""For how long one of several processes that write commits, before it lets another one do so."""
+
+ETCD_HANDOVER_SECONDS: Final = 0.015
+"""How long it waits after that for another one to begin."""
+
+ETCD_HANDOVER_POLL_SECONDS: Final = 0.002
+"""How often it looks meanwhile."""
+
+ETCD_TURN_PAUSE_SECONDS: Final = 0.01
+"""A process whose next batch arrives later than this after its last commit asks for no turn: it has little to write."""
+
+ETCD_RIVAL_SECONDS: Final = 1.0
+"""For how long a process takes turns after it has seen a commit of another one."""
+
+ETCD_LONGEST_TURNS_SECONDS: Final = 0.5
+"""How long a commit waits for the turns of others before it tries all the same."""
 
 ETCD_KEEPALIVE_SECONDS: Final = (10, 5)
 """After so many silent seconds a member is asked for a sign of life, which must arrive in as many."""

@@ -9,6 +9,7 @@ import pytest
 
 import keyloft
 from keyloft.semantic import AuditRecord, SemanticStore
+from tests.support.etcd import and_etcd
 from tests.support.postgres import database_url
 
 from .children import ChildProcess, child
@@ -19,7 +20,7 @@ _WORKERS = 5
 _KILLS = 3
 
 
-@pytest.fixture(params=["sqlite file", "postgresql"])
+@pytest.fixture(params=and_etcd("sqlite file", "postgresql"))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     found = database_url(request.param, request, tmp_path)
     assert found is not None

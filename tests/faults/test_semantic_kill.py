@@ -8,6 +8,7 @@ import pytest
 import keyloft
 from keyloft.semantic import AuditRecord, SemanticStore
 from tests.semantic.entries import PROJECT, agreeing_trail, trail
+from tests.support.etcd import and_etcd
 from tests.support.postgres import database_url
 
 from .children import child
@@ -32,7 +33,7 @@ def shown(record: AuditRecord) -> str:
     return ""
 
 
-@pytest.fixture(params=["sqlite file", "postgresql"])
+@pytest.fixture(params=and_etcd("sqlite file", "postgresql"))
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     url = database_url(request.param, request, tmp_path)
     assert url is not None

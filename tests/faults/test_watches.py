@@ -121,6 +121,10 @@ async def test_two_processes_write_and_expire_while_watchers_list_and_watch_on_p
     await check_all(postgres_url, 7)
 
 
+async def test_two_processes_write_and_expire_while_watchers_list_and_watch_on_etcd(etcd_url: str) -> None:
+    await check_all(etcd_url, 8)
+
+
 async def test_a_watch_that_is_slower_than_the_log_raises_history_gone(tmp_path: Path) -> None:
     async with keyloft.open(tmp_path / "app.db", history_seconds=0, durability="relaxed") as kv:
         first = await kv.set(("w", 0), 0)

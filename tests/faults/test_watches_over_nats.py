@@ -16,6 +16,7 @@ from keyloft.errors import DatabaseError, Unanswered
 from keyloft.nats.remote_watch import RemoteWatch
 from keyloft.plugins import BotDatabase, DatabaseClient, Event
 from keyloft.server.nats_process import NatsServer
+from tests.support.etcd import and_etcd
 from tests.support.nats import private_server
 from tests.support.postgres import database_url
 
@@ -29,7 +30,7 @@ _LEASE_SECONDS = 6.0
 _LONGEST_SECONDS = 60
 
 
-@pytest.fixture(params=["sqlite file", "postgresql"])
+@pytest.fixture(params=and_etcd("sqlite file", "postgresql"))
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     url = database_url(request.param, request, tmp_path)
     assert url is not None

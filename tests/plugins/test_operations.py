@@ -15,13 +15,14 @@ from keyloft.nats.connection import connect
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.usage import PluginUsage
+from tests.support.etcd import and_etcd
 from tests.support.postgres import database_url
 
 PREFIX = "operations.kv"
 PLAIN = {"success": True}
 
 
-@pytest.fixture(params=["sqlite file", "postgresql"])
+@pytest.fixture(params=and_etcd("sqlite file", "postgresql"))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     return database_url(request.param, request, tmp_path)
 

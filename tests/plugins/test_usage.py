@@ -18,11 +18,12 @@ from keyloft.plugins import BotDatabase
 from keyloft.plugins.counting import KeyGrowth, growth
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.usage import PluginUsage
+from tests.support.etcd import and_etcd
 from tests.support.examples import examples
 from tests.support.postgres import database_url
 
 
-@pytest.fixture(params=["memory", "sqlite file", "postgresql"])
+@pytest.fixture(params=and_etcd("memory", "sqlite file", "postgresql"))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     return database_url(request.param, request, tmp_path)
 

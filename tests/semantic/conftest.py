@@ -10,9 +10,10 @@ import keyloft
 from keyloft import ManualClock, Store
 from keyloft.semantic import SemanticStore
 from tests.semantic.over_nats import over_nats
+from tests.support.etcd import and_etcd
 from tests.support.postgres import database_url
 
-DATABASES = ["memory", "sqlite file", "postgresql"]
+DATABASES = and_etcd("memory", "sqlite file", "postgresql")
 OVER_NATS = "over nats"
 ALSO_OVER_NATS = {"test_locks", "test_flags", "test_checkpoints", "test_index_versions", "test_retry"}
 """Modules whose store may also be a client of a service."""

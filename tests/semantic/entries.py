@@ -13,7 +13,7 @@ from keyloft.semantic import AuditRecord, Envelope, Intent, Semantics, SemanticS
 from keyloft.semantic.keys import parse
 
 ON_EVERY_ENGINE = pytest.mark.parametrize("url", ["memory", "sqlite file", "postgresql", "etcd"], indirect=True)
-"""For tests that depend on how an engine commits; the others leave etcd out."""
+"""For tests that depend on how an engine commits; for the others, `and_etcd` decides."""
 
 PROJECT = "tenant/acme/project/web"
 KEY = f"{PROJECT}/docs/onedrive/delta"

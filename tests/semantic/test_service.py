@@ -18,6 +18,7 @@ from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.semantic import SemanticService, SemanticStore
 from keyloft.semantic.keys import OPERATIONS
+from tests.support.etcd import and_etcd
 from tests.support.nats import settled
 from tests.support.postgres import database_url
 
@@ -41,7 +42,7 @@ async def client(nats_url: str) -> AsyncIterator[Nats]:
     await connection.close()
 
 
-@pytest.fixture(params=["memory", "sqlite file", "postgresql"])
+@pytest.fixture(params=and_etcd("memory", "sqlite file", "postgresql"))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     # Not within the event loop: the first one starts a server.
     return database_url(request.param, request, tmp_path)

@@ -5,12 +5,18 @@ PYTEST_DONT_REWRITE: modules may import from here, too.
 """
 
 import importlib
+import os
 from collections.abc import Iterator
 from itertools import count
 
 import pytest
 
 from tools.etcd import NOT_INSTALLED, Node, is_installed, own_cluster, url_of
+
+
+def and_etcd(*names: str) -> list[str]:
+    """The parameters of tests that depend little on the engine: on etcd, too, if KEYLOFT_TEST_ETCD=everywhere."""
+    return [*names, "etcd"] if os.environ.get("KEYLOFT_TEST_ETCD") == "everywhere" else list(names)
 
 
 class EtcdPrefixes:

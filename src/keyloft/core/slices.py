@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from keyloft import limits
@@ -32,3 +32,18 @@ async def free_in_slices(items: list[Any]) -> None:
 def give_way() -> None:
     """Let other threads run, the event loop's among them: a thread that computes would let go every 5 ms only."""
     time.sleep(limits.GIVE_WAY_SECONDS)
+
+
+def by_weight(items: Iterable[R], weight: Callable[[R], float], most: float) -> Iterator[list[R]]:
+    """Items in slices that weigh no more than this each, or hold one item."""
+    some: list[R] = []
+    total = 0.0
+    for item in items:
+        added = weight(item)
+        if some and total + added > most:
+            yield some
+            some, total = [], 0.0
+        some.append(item)
+        total += added
+    if some:
+        yield some

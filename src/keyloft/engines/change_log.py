@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from keyloft import limits
+from keyloft.core.maintenance import LogRow
 from keyloft.core.records import Address, ChangeKind, LoggedChange, LogPosition, Space, appended_key
 from keyloft.errors import ClockSetBack, HistoryGone, InvalidArgument, Undecodable
 
@@ -94,6 +95,23 @@ def _split(packed: list[tuple[Any, ...]]) -> list[bytes]:
         return [data + crc32(data).to_bytes(_CHECKSUM_BYTES)]
     half = len(packed) // 2
     return _split(packed[:half]) + _split(packed[half:])
+
+
+def rows_of(changes: Sequence[LoggedChange], base: int, version: int, now: int, size: int) -> list[LogRow]:
+    """The rows that log the changes of a group.
+
+    Args:
+        changes: In the order of their versions.
+        base: The version before the group.
+        version: That of its last commit.
+        now: Its time.
+        size: Of the log before it, in bytes.
+    """
+    rows: list[LogRow] = []
+    for part, packed in enumerate(pack(changes, base)):
+        size += len(packed)
+        rows.append(LogRow(version, part, base, now, size, packed))
+    return rows
 
 
 def unpack(base: int, at: int, part: bytes) -> list[LoggedChange]:

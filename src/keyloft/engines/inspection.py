@@ -22,5 +22,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     """Whether a server has checksums of its pages; None where Keyloft has its own, or a server does not say."""
     obstacles: tuple[tuple[str, str], ...] = ()
     """What prevents this user from using it, each with its remedy."""
+    doubts: tuple[tuple[str, str], ...] = ()
+    """What does not prevent its use, but may do so later, each with its remedy."""
     adoption: Adoption | None = None
     """What opening it would do with a plugins' table that another program made."""

@@ -76,7 +76,9 @@ async def load(
             changes += [LoggedChange(version, space, row.key, ChangeKind.PUT, transaction.now) for row in written]
     if not changes:
         return loaded, None
-    await transaction.log(_log_rows(changes, transaction, version))
+    await transaction.log(
+        change_log.rows_of(changes, transaction.version, version, transaction.now, transaction.log_size)
+    )
     return loaded, version
 
 
@@ -89,15 +91,6 @@ def _version_after_load(counter: int, source: int, *, is_copy: bool) -> int:
     if is_copy and counter // limits.VERSION_JUMP <= source // limits.VERSION_JUMP:
         return maintenance.version_after_jump(counter, source)
     return maintenance.check_version(max(counter + 1, source))
-
-
-def _log_rows(changes: Sequence[LoggedChange], transaction: LoadTransaction, version: int) -> list[LogRow]:
-    """The rows that log changes of one commit."""
-    rows, size = list[LogRow](), transaction.log_size
-    for part, packed in enumerate(change_log.pack(changes, transaction.version)):
-        size += len(packed)
-        rows.append(LogRow(version, part, transaction.version, transaction.now, size, packed))
-    return rows
 
 
 async def replace_all(
@@ -146,6 +139,21 @@ async def _take_history(transaction: LoadTransaction, source: Snapshot) -> None:
         before, at, size = (source.version - 1, 0, 0) if last is None else (last.version, last.at, last.size)
         await transaction.log([LogRow(source.version, 0, before, at, size, NO_CHANGES)])
     await transaction.name_store(await source.store_id())
+
+
+async def changes_in(snapshot: Snapshot, since: int | None) -> AsyncIterator[Sequence[LoggedChange]]:
+    """What the change log of a snapshot tells, or what it tells after a version.
+
+    Raises:
+        HistoryGone: The log does not reach back to `since`.
+    """
+    if since is not None:
+        oldest = await snapshot.log_facts()
+        change_log.check_kept(LogPosition(since), oldest.oldest_version - 1, snapshot.version)
+    async for rows in snapshot.log(since):
+        for row in rows:
+            some = change_log.unpack(row.base, row.at, row.changes)
+            yield [change for change in some if since is None or change.version > since]
 
 
 def movable(row: Record) -> Record:
@@ -202,14 +210,8 @@ class TableSnapshot(ABC):
             yield rows
             rest, bindings = f" WHERE (version, part) > ({mark}1, {mark}2)", (rows[-1].version, rows[-1].part)
 
-    async def changes(self, since: int | None) -> AsyncIterator[Sequence[LoggedChange]]:
-        if since is not None:
-            oldest = await self.log_facts()
-            change_log.check_kept(LogPosition(since), oldest.oldest_version - 1, self.version)
-        async for rows in self.log(since):
-            for row in rows:
-                some = change_log.unpack(row.base, row.at, row.changes)
-                yield [change for change in some if since is None or change.version > since]
+    def changes(self, since: int | None) -> AsyncIterator[Sequence[LoggedChange]]:
+        return changes_in(self, since)
 
     async def log_facts(self) -> LogFacts:
         [[rows, size]] = await self.fetch(

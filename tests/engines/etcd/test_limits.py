@@ -7,6 +7,7 @@ import pytest
 
 import keyloft
 from keyloft import ClockSetBack, HistoryGone, InvalidArgument, ManualClock, limits
+from keyloft.core.maintenance import Range
 from keyloft.core.records import (
     Batch,
     Changes,
@@ -24,7 +25,7 @@ from keyloft.core.records import (
 )
 from keyloft.core.urls import DatabaseUrl
 from keyloft.core.values import Encoding
-from keyloft.engines import open_engine
+from keyloft.engines import open_engine, open_maintenance
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.etcd import large_values, messages, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
@@ -90,7 +91,9 @@ async def test_values_beyond_a_request_are_stored_in_chunks(engine: EtcdEngine, 
     assert await chunks(cluster) == 0
 
 
-async def test_a_batch_of_many_middle_sized_values_is_one_commit(engine: EtcdEngine, cluster: EtcdCluster) -> None:
+async def test_a_batch_of_many_middle_sized_values_is_one_commit(
+    engine: EtcdEngine, cluster: EtcdCluster, etcd_url: str
+) -> None:
     values = {b"%03d" % number: b"%d" % number * 20_000 for number in range(100, 150)}  # 3 MB
     done = await engine.commit(Batch(tuple(put(key, value) for key, value in values.items())))
     assert isinstance(done, Committed)
@@ -98,8 +101,32 @@ async def test_a_batch_of_many_middle_sized_values_is_one_commit(engine: EtcdEng
     assert dict(zip(page.keys, page.values, strict=True)) == values
     assert set(page.versions) == {done.version}
     assert await chunks(cluster) > 0
+    maintenance = await open_maintenance(etcd_url)
+    async with maintenance.snapshot() as snapshot:
+        slices = [{row.key: row.value for row in rows} async for rows in snapshot.rows(Range(A))]
+    await maintenance.aclose()
+    assert {key: value for rows in slices for key, value in rows.items()} == values
+    assert max(sum(map(len, rows.values())) for rows in slices) <= limits.SCAN_BYTES
     await engine.commit(Batch(tuple(Delete(A, key) for key in values)))
     assert await chunks(cluster) == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "key_bytes", "value_bytes"), [(3000, 8, 800), (500, 2000, 10)], ids=["small values", "long keys"]
+)
+async def test_a_batch_beyond_a_request_is_one_commit(
+    engine: EtcdEngine, cluster: EtcdCluster, count: int, key_bytes: int, value_bytes: int
+) -> None:
+    values = {b"%0*d" % (key_bytes, number): b"%0*d" % (value_bytes, number) for number in range(count)}
+    done = await engine.commit(Batch(tuple(put(key, value) for key, value in values.items())))
+    assert isinstance(done, Committed)
+    [page] = await engine.read(Scan(A, b"0", b"9", count))
+    assert dict(zip(page.keys, page.values, strict=True)) == values
+    assert set(page.versions) == {done.version}
+    [piece] = await engine.read(Changes(LogPosition(done.version - 1)))
+    assert len(piece.changes) > 0
+    await engine.commit(Batch(tuple(Delete(A, key) for key in values)))
+    assert await engine.read(Count(A, b"", b"\xff")) == [0]
 
 
 async def test_a_batch_beyond_all_bounds_is_refused_and_harms_no_other(engine: EtcdEngine) -> None:

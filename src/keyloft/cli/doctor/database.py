@@ -48,12 +48,14 @@ async def examine(url: str) -> list[Finding]:
     if found is None or found.severity == "ok":
         found = ok("database", f"{place} opens and answers ({inspection.software})")
     obstacles = [problem("rights", seen, cure=advice) for seen, advice in inspection.obstacles]
+    doubts = [warning("cluster", seen, cure=advice) for seen, advice in inspection.doubts]
     return [
         found,
         schema(inspection, migrate),
         *([ok("store", f"its id is {inspection.store}")] if inspection.store else []),
         *existing_table(inspection),
         *obstacles,
+        *doubts,
         *checksums(inspection),
         clock(inspection),
     ]

@@ -72,6 +72,7 @@ class EtcdCluster:
         self.members = [EtcdMember(endpoint, credentials, address.server_name) for endpoint in address.endpoints]
         self._current = 0
         self._token: str | None = None
+        self._cluster_id = 0
         self._closed = False
 
     @property
@@ -90,7 +91,9 @@ class EtcdCluster:
         asked = member or self.member
         try:
             metadata = await self.metadata(asked, seconds)
-            return await asked.calls[method](request, timeout=seconds, metadata=metadata)
+            response = await asked.calls[method](request, timeout=seconds, metadata=metadata)
+            self._check_cluster(asked, response.header.cluster_id)
+            return response
         except Failure as error:
             self.failed(asked, error)
             raise
@@ -101,6 +104,16 @@ class EtcdCluster:
             self._token = None
         elif errors.is_lost(error) and member is self.member:
             self._current = (self._current + 1) % len(self.members)
+
+    def _check_cluster(self, member: EtcdMember, cluster_id: int) -> None:
+        """Refuse the answer of a member that was set up as a cluster of its own, with other data or none.
+
+        Raises:
+            Failure: It belongs to another cluster than the first member that answered.
+        """
+        self._cluster_id = self._cluster_id or cluster_id
+        if cluster_id not in (0, self._cluster_id):  # some replies don't tell
+            raise errors.of_another_cluster(member.endpoint)
 
     async def ask(self, method: str, request: Any, arrived: float | None = None) -> Any:
         """Try a request that changes nothing, or may be carried out twice, until it is answered.
@@ -150,23 +163,33 @@ class EtcdCluster:
                 self._token = ""
         return (_WITH_LEADER, ("token", self._token)) if self._token else (_WITH_LEADER,)
 
-    async def check_releases(self) -> None:
-        """Refuse a cluster in which a member that answers is of a release that can't be used.
+    async def check_members(self) -> None:
+        """Refuse members of a release that can't be used, and of several clusters, as far as they answer.
 
         Raises:
-            CannotOpen: It names the member and its release.
+            CannotOpen: It names the members.
         """
-        for endpoint, status in (await self.statuses()).items():
+        statuses = await self.statuses()
+        for endpoint, status in statuses.items():
             if refusal := refusal_of(status.version):
                 raise CannotOpen(f"{endpoint} runs etcd {status.version}{refusal}")
+        if len({status.header.cluster_id for status in statuses.values()}) > 1:
+            raise CannotOpen(
+                f"{self.name}: these members belong to different clusters: {', '.join(statuses)}; remove those of "
+                "other clusters from the URL, or let them join with --initial-cluster-state=existing"
+            )
 
     async def statuses(self) -> dict[str, Any]:
         """The status of each member that answers."""
 
         async def status(member: EtcdMember) -> Any:
             try:
-                return await self.call("Status", messages.StatusRequest(), limits.ETCD_TRY_SECONDS, member)
-            except Failure:
+                metadata = await self.metadata(member, limits.ETCD_TRY_SECONDS)
+                return await member.calls["Status"](
+                    messages.StatusRequest(), timeout=limits.ETCD_TRY_SECONDS, metadata=metadata
+                )
+            except Failure as error:
+                self.failed(member, error)
                 return None
 
         answers = await asyncio.gather(*map(status, self.members))

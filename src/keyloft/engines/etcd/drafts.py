@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -13,10 +13,8 @@ from keyloft.engines.commit.settle import PutRow, SetExpiry, Write
 from keyloft.engines.etcd import large_values, layout, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoredRow
+from keyloft.engines.etcd.transactions import OPERATION_BYTES
 from keyloft.errors import InvalidArgument
-
-OPERATION_BYTES: Final = 32
-"""About what an operation takes in a request besides its key and its value."""
 
 StoredChunks: TypeAlias = dict[tuple[bytes, bytes], Chunks]
 """The values that were stored before a commit, by key of etcd and value: a repeated try uses them again."""
@@ -84,7 +82,7 @@ class CommitDraft:
     async def store_large(
         self, cluster: EtcdCluster, most: int, now: int, arrived: float, before: StoredChunks | None = None
     ) -> None:
-        """Store the largest values before the commit, until the rest of it takes no more than so many bytes.
+        """Store large values before the commit, and others until the rest of it takes no more than so many bytes.
 
         Raises:
             InvalidArgument: The rest is too large.
@@ -112,12 +110,13 @@ class CommitDraft:
         return self._others_bytes + puts
 
     def _largest(self, most: int) -> dict[bytes, bytes]:
-        """The largest values, as many as must go for the rest to take no more than this many bytes."""
+        """Values that go into chunks: all large ones, and as many as must go for the rest to take so many bytes."""
         size = self._size
         taken: dict[bytes, bytes] = {}
-        if size > most:
+        if size > min(most, limits.ETCD_INLINE_BYTES):
             for key, (_, value) in sorted(self._puts.items(), key=lambda item: len(item[1][1]), reverse=True):
-                if size <= most or len(value) < limits.ETCD_SMALLEST_CHUNKED_BYTES:
+                longest = limits.ETCD_INLINE_BYTES if size <= most else limits.ETCD_SMALLEST_CHUNKED_BYTES - 1
+                if len(value) <= longest:
                     break
                 taken[key] = value
                 size -= len(value)

@@ -22,8 +22,8 @@ from keyloft.engines.etcd.views import RevisionViews
 from keyloft.engines.etcd.writes import EtcdWriter
 from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.watches.feed import ChangeFeed, Start
-from keyloft.engines.watches.watch import EngineWatch
-from keyloft.errors import Busy, Closed, DatabaseError, KeyloftError, Unreachable
+from keyloft.engines.watches.starting import WatchStarter
+from keyloft.errors import Closed, KeyloftError
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +56,15 @@ class EtcdEngine(ClosableEngine):
         # Not this engine, whose reads wait for new watches to start: the watches read, too.
         self._feed = ChangeFeed(self._reads, views.cluster.clock)
         self._follower = CounterFollower(views, self._reads, self._feed, self._batcher)
+        self._starter = WatchStarter(self._feed, self._counter, self._follower.start, views.cluster.patience)
         self._writer = EtcdWriter(views, history)
         self._writing: asyncio.Task[Outcome] | None = None
-        self._starting: set[asyncio.Task[None]] = set()
-        """Finds out for new watches from where on they report."""
         self._sweeping = asyncio.create_task(self._sweep_chunks(), name="keyloft sweeper")
 
     async def read(self, *asks: Ask) -> list[Any]:
         self.check_usable()
-        if self._starting:
-            await self._wait_for_watches()
+        if self._starter.pending:
+            await self._starter.wait()
             self.check_usable()
         return await self._reads.read(*asks)
 
@@ -79,53 +78,23 @@ class EtcdEngine(ClosableEngine):
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         self.check_usable()
-        watch = self._feed.watch(asks, since, None)
-        self._begin_watch(watch)
-        return watch
+        return self._starter.watch(asks, since)
 
     def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
         self.check_usable()
-        watch = self._feed.follow(asks, since, woken, None)
-        self._begin_watch(watch)
-        return watch
+        return self._starter.follow(asks, since, woken)
 
-    def _begin_watch(self, watch: EngineWatch[Any]) -> None:
-        starting = asyncio.create_task(self._start_watch(watch), name="keyloft watch")
-        self._starting.add(starting)
-        starting.add_done_callback(self._starting.discard)
-        self._follower.start()
-
-    async def _start_watch(self, watch: EngineWatch[Any]) -> None:
-        """Let a watch report from the version counter on as it is now, as soon as etcd tells."""
-        while True:
-            try:
-                view = await self._reads.counter()
-            except Closed:
-                return
-            except (Unreachable, Busy) as error:
-                logger.warning("a watch can't start yet, trying again: %s", error)
-                await asyncio.sleep(limits.WATCH_POLL_SECONDS)
-            except DatabaseError as error:
-                watch.fail(error)
-                return
-            else:
-                self._feed.started(watch, Start(view.counter.version, view.now))
-                return
-
-    async def _wait_for_watches(self) -> None:
-        """Wait until new watches have started: a caller that makes a watch, and then reads or writes, misses nothing.
-
-        Not for ever: the cluster may be away.
-        """
-        await asyncio.wait(self._starting, timeout=self._cluster.patience / 4)
+    async def _counter(self) -> Start:
+        view = await self._reads.counter()
+        return Start(view.counter.version, view.now)
 
     def _start(self, group: list[Batch]) -> None:
         self._writing = asyncio.create_task(self._write(group, self._batcher.arrived_at), name="keyloft writer")
         self._writing.add_done_callback(partial(self._finished, group))
 
     async def _write(self, group: list[Batch], arrived: list[float]) -> Outcome:
-        if self._starting:  # here, and not in `commit`: so it holds for `submit`, and batches keep their order
-            await self._wait_for_watches()
+        if self._starter.pending:  # here, and not in `commit`: so it holds for `submit`, and batches keep their order
+            await self._starter.wait()
         return await self._writer.commit(group, arrived)
 
     def _finished(self, group: list[Batch], writing: "asyncio.Task[Outcome]") -> None:
@@ -149,9 +118,9 @@ class EtcdEngine(ClosableEngine):
         await self._batcher.close()
         await self._feed.wait_until_reported(limits.ETCD_LAST_REPORT_SECONDS)
         self._feed.close()
-        for task in (self._sweeping, *self._starting):
-            task.cancel()
-        await asyncio.gather(self._sweeping, *self._starting, return_exceptions=True)
+        self._sweeping.cancel()
+        await asyncio.gather(self._sweeping, return_exceptions=True)
+        await self._starter.aclose()
         await self._follower.aclose()
         await self._writer.aclose()
         await self._reads.aclose()

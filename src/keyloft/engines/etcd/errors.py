@@ -27,12 +27,18 @@ def details(error: Any) -> str:
 
 def is_lost(error: Any) -> bool:
     """Whether the request may have been carried out or not, and another member should be asked."""
-    return error.code() in _LOST
+    return error.code() in _LOST and not is_forbidden(error)
+
+
+def is_forbidden(error: Any) -> bool:
+    """Whether the user lacks a permission; nothing was carried out. For operators' requests the code is UNKNOWN."""
+    return error.code() is _Code.PERMISSION_DENIED or "permission denied" in details(error)
 
 
 def is_logged_out(error: Any) -> bool:
     """Whether the server no longer knows this client's login; nothing was carried out."""
-    return error.code() is _Code.UNAUTHENTICATED or "invalid auth token" in details(error)
+    said = details(error)
+    return error.code() is _Code.UNAUTHENTICATED or "invalid auth token" in said or "auth store is old" in said
 
 
 def is_compacted(error: Any) -> bool:
@@ -47,6 +53,12 @@ def is_overloaded(error: Any) -> bool:
 
 def may_succeed_later(error: Any) -> bool:
     return is_lost(error) or is_logged_out(error) or is_overloaded(error)
+
+
+def of_another_cluster(endpoint: str) -> Any:
+    """The failure of a request that a member of another cluster has answered."""
+    nothing = grpc.aio.Metadata()
+    return Failure(_Code.UNAVAILABLE, nothing, nothing, f"{endpoint} belongs to another cluster than the first member")
 
 
 def unreachable(name: str, last: Any = None) -> Unreachable:
@@ -82,10 +94,13 @@ def explain(name: str, error: Any) -> DatabaseError:
     if code is _Code.DATA_LOSS or "corrupt" in said:
         return DatabaseError(
             f"{name} has raised the alarm CORRUPT: a member's data differs from that of the others; replace that "
-            "member, then disarm the alarm"
+            "member, then `etcdctl alarm disarm`"
         )
-    if code in (_Code.PERMISSION_DENIED, _Code.UNAUTHENTICATED) or "user name is empty" in said:
-        return CannotOpen(f"{name} refuses this user: it needs a role that may read and write all keys of the prefix")
+    if is_forbidden(error) or code is _Code.UNAUTHENTICATED or "user name is empty" in said:
+        return CannotOpen(
+            f"{name} refuses this user: it needs a role that may read and write all keys of the prefix, and the role "
+            "root to compact"
+        )
     if code is _Code.INVALID_ARGUMENT and "authentication failed" in said:
         return CannotOpen(f"{name} refuses this user or password")
     if may_succeed_later(error):

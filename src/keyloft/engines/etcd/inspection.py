@@ -8,6 +8,7 @@ from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.layout import FORMAT, counter_key, unpack_counter
 from keyloft.engines.inspection import Inspection
 
+_SAFE_MEMBERS: Final = 3
 _RAISE_QUOTA: Final = "run `keyloft compact`; raise --quota-backend-bytes if that frees too little"
 
 
@@ -28,7 +29,7 @@ async def _inspect(cluster: EtcdCluster) -> Inspection:
     read = transactions.transaction((), [transactions.read(counter_key(cluster.address.prefix))])
     [reply] = transactions.replies(await cluster.ask("Txn", read))
     counter = unpack_counter(cluster.name, reply.kvs[0].value) if reply.kvs else None
-    await cluster.check_releases()
+    await cluster.check_members()
     statuses = await cluster.statuses()
     alarms = {alarm.alarm for alarm in (await cluster.ask("Alarm", messages.AlarmRequest())).alarms}
     obstacles: list[tuple[str, str]] = []
@@ -37,9 +38,6 @@ async def _inspect(cluster: EtcdCluster) -> Inspection:
     if messages.CORRUPT in alarms:
         what = "etcd has found that its members differ (alarm CORRUPT)"
         obstacles.append((what, "replace the member that differs, then `etcdctl alarm disarm`"))
-    away = [member.endpoint for member in cluster.members if member.endpoint not in statuses]
-    if away:
-        obstacles.append((f"these members of etcd don't answer: {', '.join(away)}", "start them, or correct the URL"))
     ahead = None
     if counter is not None:
         # Machines that write have clocks of their own; the latest of them is the store's.
@@ -51,4 +49,21 @@ async def _inspect(cluster: EtcdCluster) -> Inspection:
         store=None if counter is None else counter.store_id,
         ahead=ahead,
         obstacles=tuple(obstacles),
+        doubts=tuple(await _doubts(cluster, list(statuses))),
     )
+
+
+async def _doubts(cluster: EtcdCluster, answering: list[str]) -> list[tuple[str, str]]:
+    """What would end the service if one more member were lost."""
+    members = len((await cluster.ask("MemberList", messages.MemberListRequest())).members)
+    named = [member.endpoint for member in cluster.members]
+    doubts: list[tuple[str, str]] = []
+    if away := [endpoint for endpoint in named if endpoint not in answering]:
+        doubts.append((f"these members of etcd don't answer: {', '.join(away)}", "start them, or correct the URL"))
+    if members < _SAFE_MEMBERS:
+        what = f"etcd runs on {members} member{'s' if members > 1 else ''}: it does not go on without one of them"
+        doubts.append((what, "let others join, until there are three or five"))
+    elif len(named) < members:
+        what = f"the URL names {len(named)} of etcd's {members} members: Keyloft does not ask the others"
+        doubts.append((what, "name all of them in the URL"))
+    return doubts

@@ -1,14 +1,15 @@
 """Values that are too large for a commit: they are stored before it, in chunks, and the commit refers to them."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from keyloft import limits
+from keyloft.core.slices import by_weight
 from keyloft.engines.etcd import transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.layout import Chunks, KeyLayout
-from keyloft.errors import Undecodable
 
 if TYPE_CHECKING:
     from keyloft.engines.etcd.views import RevisionView
@@ -25,6 +26,14 @@ async def store(
     operations: list[Any] = []
     size = 0
 
+    async def add(key: bytes, value: bytes) -> None:
+        nonlocal size
+        weight = len(key) + len(value) + transactions.OPERATION_BYTES
+        if operations and (size + weight > limits.ETCD_TXN_BYTES or len(operations) == limits.ETCD_SLICE_OPERATIONS):
+            await send()
+        operations.append(transactions.put(key, value))
+        size += weight
+
     async def send() -> None:
         nonlocal size
         await cluster.ask("Txn", transactions.transaction((), operations), arrived)
@@ -34,14 +43,10 @@ async def store(
     for key, value in values.items():
         # It does not end with FF, so that there is a first key after all chunks of an id.
         identity = now.to_bytes(_TIME_BYTES) + secrets.token_bytes(_RANDOM_BYTES) + b"\x00"
-        operations.append(transactions.put(keys.chunk(identity, 0), key))
+        await add(keys.chunk(identity, 0), key)
         pieces = range(0, len(value), limits.ETCD_CHUNK_BYTES)
         for number, first in enumerate(pieces, 1):
-            piece = value[first : first + limits.ETCD_CHUNK_BYTES]
-            if operations and size + len(piece) > limits.ETCD_TXN_BYTES:
-                await send()
-            operations.append(transactions.put(keys.chunk(identity, number), piece))
-            size += len(piece)
+            await add(keys.chunk(identity, number), value[first : first + limits.ETCD_CHUNK_BYTES])
         stored[key] = Chunks(identity, len(pieces), len(value))
     if operations:
         await send()
@@ -53,14 +58,17 @@ def removal(keys: KeyLayout, chunks: Chunks) -> Any:
     return transactions.delete(*keys.all_chunks(chunks.id))
 
 
-async def load(view: "RevisionView", chunks: Chunks) -> bytes:
-    """The value, as it is in a view."""
-    first, end = view.keys.chunk(chunks.id, 1), view.keys.all_chunks(chunks.id)[1]
-    pieces = [kv.value async for page in view.pages(first, end) for kv in page]
-    value = b"".join(pieces)
-    if len(pieces) != chunks.number or len(value) != chunks.size:
-        raise Undecodable(f"{view.cluster.name}: chunks of a large value are missing: run `keyloft check`")
-    return value
+async def load(view: "RevisionView", wanted: Sequence[Chunks]) -> list[bytes | None]:
+    """Values as they are in a view; None for one of which chunks are missing. Many are read at a time."""
+    values: list[bytes | None] = []
+    for some in by_weight(wanted, lambda one: one.size, limits.ETCD_REPLY_BYTES):
+        found = iter(
+            await view.gets([view.keys.chunk(one.id, number) for one in some for number in range(1, one.number + 1)])
+        )
+        for one in some:
+            value = b"".join([kv.value for kvs in islice(found, one.number) for kv in kvs])
+            values.append(value if len(value) == one.size else None)
+    return values
 
 
 async def sweep(view: "RevisionView") -> int:

@@ -51,6 +51,8 @@ class StoreState(Struct, frozen=True, kw_only=True, array_like=True):
     store_id: str
     writer: str = ""
     """Which engine made the last commit: its own commits are no news to it."""
+    turn_left: int = 0
+    """For how many milliseconds that engine asks others to wait, because it goes on."""
 
 
 _encode_counter = msgspec.msgpack.Encoder().encode

@@ -34,12 +34,12 @@ class CommittedLoad:
     async def stored(self, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
         view, keys = self._view, list({row.key for row in rows})
         found = await explained(view, view.gets([view.keys.data(space, key) for key in keys]))
-        stored: dict[Key, Record] = {}
-        for key, kvs in zip(keys, found, strict=True):
-            if kvs:
-                row = self._rows[space, key] = view.keys.row(space, kvs[0].key, kvs[0].value)
-                stored[key] = await explained(view, scans.record_of(view, row))
-        return stored
+        stored = {
+            key: view.keys.row(space, kvs[0].key, kvs[0].value) for key, kvs in zip(keys, found, strict=True) if kvs
+        }
+        self._rows.update({(space, key): row for key, row in stored.items()})
+        records = await explained(view, scans.records_of(view, list(stored.values())))
+        return dict(zip(stored, records, strict=True))
 
     async def put(self, space: Space, rows: Sequence[Record]) -> None:
         for row in rows:

@@ -4,29 +4,12 @@ from itertools import accumulate
 
 from keyloft import limits
 from keyloft.core.maintenance import LogRow
-from keyloft.core.records import WHOLE, LoggedChange, LogPosition, LogSlice
+from keyloft.core.records import WHOLE, LogPosition, LogSlice
 from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.etcd import large_values, transactions
 from keyloft.engines.etcd.views import RevisionView
 from keyloft.errors import HistoryGone
-
-
-def rows_of(changes: list[LoggedChange], base: int, version: int, now: int, size: int) -> list[LogRow]:
-    """The rows that log the changes of a group.
-
-    Args:
-        changes: In the order of their versions.
-        base: The version before the group.
-        version: That of its last commit.
-        now: Its time.
-        size: Of the log before it, in bytes.
-    """
-    rows: list[LogRow] = []
-    for part, packed in enumerate(change_log.pack(changes, base)):
-        size += len(packed)
-        rows.append(LogRow(version, part, base, now, size, packed))
-    return rows
 
 
 async def rows_from(view: RevisionView, version: int, limit: int) -> list[LogRow]:
@@ -36,7 +19,10 @@ async def rows_from(view: RevisionView, version: int, limit: int) -> list[LogRow
         for kv in page:
             row, chunks = view.keys.log_row(kv.key, kv.value)
             if chunks is not None:
-                row = LogRow(row.version, row.part, row.base, row.at, row.size, await view.value(chunks))
+                [changes] = await view.values([chunks])
+                if changes is None:
+                    raise view.damaged()
+                row = LogRow(row.version, row.part, row.base, row.at, row.size, changes)
             found.append(row)
     return found
 

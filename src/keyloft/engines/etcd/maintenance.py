@@ -9,16 +9,16 @@ from keyloft import limits
 from keyloft.core import maintenance
 from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Snapshot, version_after_jump
 from keyloft.core.records import Record, Space
+from keyloft.core.slices import by_weight
 from keyloft.engines import change_log, loading
 from keyloft.engines.etcd import large_values, messages, set_up, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
-from keyloft.engines.etcd.errors import Failure, explain
+from keyloft.engines.etcd.errors import Failure, explain, is_compacted
 from keyloft.engines.etcd.layout import FORMAT, KeyLayout, generation_of, raw, store_prefix
 from keyloft.engines.etcd.loads import CommittedLoad, GenerationLoad
 from keyloft.engines.etcd.snapshots import EtcdSnapshot, explained
 from keyloft.engines.etcd.views import RevisionView, RevisionViews
-from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.maintenance import SqliteMaintenance
+from keyloft.engines.sqlite.maintenance import save_as_file
 from keyloft.errors import Busy
 
 _ROW_BYTES: Final = 160
@@ -66,7 +66,7 @@ class EtcdMaintenance:
     ) -> Loaded:
         """Store rows; those that don't fit into one commit of etcd in several, one after the other."""
         loaded = Loaded()
-        for some in _slices(rows):
+        for some in by_weight(rows, _weight, limits.ETCD_TXN_BYTES - _ROW_BYTES):
             loaded.add(await self._load(some, version, existing, is_copy=is_copy))
         return loaded
 
@@ -122,13 +122,17 @@ class EtcdMaintenance:
 
     async def damage(self) -> list[str]:
         """Alarms of the cluster, and entries that the index of expiries does not match."""
-        found = [_ALARMS[alarm.alarm] for alarm in await self._alarms() if alarm.alarm in _ALARMS]
+        alarms = [_ALARMS[alarm.alarm] for alarm in await self._alarms() if alarm.alarm in _ALARMS]
         view = await self._view()
+        return alarms + await explained(view, self._unmatched(view))
+
+    async def _unmatched(self, view: RevisionView) -> list[str]:
+        found: list[str] = []
         for space in Space:
             indexed, wrong = 0, 0
             async for page in view.pages(*view.keys.index_range(space)):
                 due = [view.keys.expiry_of(space, kv.key) for kv in page]
-                stored = await explained(view, view.gets([view.keys.data(space, key) for _, key in due]))
+                stored = await view.gets([view.keys.data(space, key) for _, key in due])
                 for (moment, _), kvs in zip(due, stored, strict=True):
                     row = view.keys.row(space, kvs[0].key, kvs[0].value) if kvs else None
                     wrong += row is None or row.record.expires_at != moment
@@ -142,13 +146,8 @@ class EtcdMaintenance:
         return found
 
     async def backup(self, target: str, progress: Progress) -> None:
-        copy = await SqliteMaintenance.open(SqliteFile(target), make=True)
-        try:
-            async with self.snapshot() as snapshot:
-                await copy.become(snapshot, progress, with_history=True)
-            await copy.make_plain()
-        finally:
-            await copy.aclose()
+        async with self.snapshot() as snapshot:
+            await save_as_file(snapshot, target, progress)
 
     async def compact(self) -> None:
         """Remove what nothing refers to, then old revisions, and let each member give the space back.
@@ -156,14 +155,10 @@ class EtcdMaintenance:
         Revisions are those of the whole cluster: a program that reads older ones of its own keys loses them, too.
         """
         view = await self._view()
-        await large_values.sweep(view)
-        await self._remove_old_generations(view)
+        await explained(view, large_values.sweep(view))
+        await explained(view, self._remove_old_generations(view))
         try:
-            await self._cluster.call(
-                "Compact",
-                messages.CompactionRequest(revision=view.revision, physical=True),
-                limits.ETCD_COMPACT_SECONDS,
-            )
+            await self._forget_revisions(view.revision)
             for member in self._cluster.members:  # one after the other: a member does not answer meanwhile
                 await self._cluster.call(
                     "Defragment", messages.DefragmentRequest(), limits.ETCD_COMPACT_SECONDS, member
@@ -177,6 +172,14 @@ class EtcdMaintenance:
                     await self._cluster.call("Alarm", lifted, limits.ETCD_TRY_SECONDS)
         except Failure as error:
             raise explain(self._cluster.name, error) from error
+
+    async def _forget_revisions(self, revision: int) -> None:
+        compaction = messages.CompactionRequest(revision=revision, physical=True)
+        try:
+            await self._cluster.call("Compact", compaction, limits.ETCD_COMPACT_SECONDS)
+        except Failure as error:
+            if not is_compacted(error):  # by another process, or because nothing was written since
+                raise
 
     async def aclose(self) -> None:
         await self._cluster.aclose()
@@ -211,15 +214,7 @@ class EtcdMaintenance:
             start = keys.whole_range[1]
 
 
-def _slices(rows: Sequence[tuple[Space, Record]]) -> list[list[Any]]:
-    """As many rows together as one commit takes, their values stored apart."""
-    slices: list[list[Any]] = [[]]
-    weight = 0
-    for space, row in rows:
-        size = 2 * len(raw(space, row.key)) + _ROW_BYTES + min(len(row.value), limits.ETCD_SMALLEST_CHUNKED_BYTES)
-        if slices[-1] and weight + size > limits.ETCD_TXN_BYTES - _ROW_BYTES:
-            slices.append([])
-            weight = 0
-        slices[-1].append((space, row))
-        weight += size
-    return slices if rows else []
+def _weight(row: tuple[Space, Record]) -> int:
+    """About what a row takes in a commit, its value stored apart if that is large."""
+    space, record = row
+    return 2 * len(raw(space, record.key)) + _ROW_BYTES + min(len(record.value), limits.ETCD_SMALLEST_CHUNKED_BYTES)

@@ -41,6 +41,9 @@ _FIELDS: Final = {
     "AlarmRequest": "action 1 int32, member_id 2 uint64, alarm 3 int32",
     "AlarmMember": "member_id 1 uint64, alarm 2 int32",
     "AlarmResponse": "header 1 ResponseHeader, alarms 2 AlarmMember*",
+    "Member": "id 1 uint64, name 2 string",
+    "MemberListRequest": "",
+    "MemberListResponse": "header 1 ResponseHeader, members 2 Member*",
     "DefragmentRequest": "",
     "DefragmentResponse": "header 1 ResponseHeader",
 }
@@ -92,6 +95,7 @@ WatchRequest: Final = _message("WatchRequest")
 AuthenticateRequest: Final = _message("AuthenticateRequest")
 StatusRequest: Final = _message("StatusRequest")
 AlarmRequest: Final = _message("AlarmRequest")
+MemberListRequest: Final = _message("MemberListRequest")
 DefragmentRequest: Final = _message("DefragmentRequest")
 
 METHODS: Final = {
@@ -102,6 +106,7 @@ METHODS: Final = {
     "Authenticate": ("Auth", AuthenticateRequest, _message("AuthenticateResponse")),
     "Status": ("Maintenance", StatusRequest, _message("StatusResponse")),
     "Alarm": ("Maintenance", AlarmRequest, _message("AlarmResponse")),
+    "MemberList": ("Cluster", MemberListRequest, _message("MemberListResponse")),
     "Defragment": ("Maintenance", DefragmentRequest, _message("DefragmentResponse")),
 }
 """The service, the request and the response of each method."""

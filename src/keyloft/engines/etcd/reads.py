@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, TypeAlias, cast
 
 from msgspec import Struct
@@ -150,7 +151,7 @@ class EtcdReads:
                 lambda keys: [transactions.read(keys.data(get.space, get.key)) for get in gets], arrived
             )
             try:
-                return [await _found(view, get, reply.kvs) for get, reply in zip(gets, found, strict=True)]
+                return await _found(view, gets, [reply.kvs for reply in found])
             except Failure as error:
                 if self._loop.time() > arrived + self._cluster.patience:
                     raise errors.explain(self._cluster.name, error) from error
@@ -160,19 +161,23 @@ class EtcdReads:
     async def _answer(self, asks: Sequence[Ask], arrived: float) -> Answers:
         view, _ = await self._views.fetch(arrived=arrived)
         gets = [ask for ask in asks if isinstance(ask, Get)]
-        stored = iter(await view.gets([view.keys.data(get.space, get.key) for get in gets]))
-        return [
-            await _found(view, ask, next(stored)) if isinstance(ask, Get) else await answer(view, ask) for ask in asks
-        ]
+        stored = await view.gets([view.keys.data(get.space, get.key) for get in gets])
+        found = iter(await _found(view, gets, stored))
+        return [next(found) if isinstance(ask, Get) else await answer(view, ask) for ask in asks]
 
 
-async def _found(view: RevisionView, get: Get, kvs: Any) -> Record | None:
-    if not kvs:
-        return None
-    row = view.keys.row(get.space, kvs[0].key, kvs[0].value)
-    if not get.include_expired and not row.record.is_alive(view.now):
-        return None
-    return row.record if row.chunks is None else await scans.record_of(view, row)
+async def _found(view: RevisionView, gets: Sequence[Get], stored: Sequence[Any]) -> list[Record | None]:
+    """The entries that were asked for; `stored` has of each key a list of one or none."""
+    rows = [
+        view.keys.row(get.space, kvs[0].key, kvs[0].value) if kvs else None
+        for get, kvs in zip(gets, stored, strict=True)
+    ]
+    shown = [
+        row is not None and (get.include_expired or row.record.is_alive(view.now))
+        for get, row in zip(gets, rows, strict=True)
+    ]
+    records = iter(await scans.records_of(view, [row for row in compress(rows, shown) if row is not None]))
+    return [next(records) if is_shown else None for is_shown in shown]
 
 
 async def answer(view: RevisionView, ask: Ask) -> Any:

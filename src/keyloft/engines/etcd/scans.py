@@ -1,6 +1,6 @@
 """Lists entries of a view, counts them, and reads the index of expiries."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import groupby
 
 from msgspec.structs import replace
@@ -41,10 +41,12 @@ async def scan(view: RevisionView, ask: Scan) -> Page:
         first = await _last_part(view, start, end, rows) if ask.reverse else start
         order = messages.DESCENDING if ask.reverse else 0
         reply = await view.range(first, end, limit=rows, sort_order=order)
-        for kv in reply.kvs:
-            row = view.keys.row(ask.space, kv.key, kv.value)
-            if row.record.is_alive(view.now) and len(found) < ask.limit:
-                found.append(await _whole(view, row, keys_only=ask.keys_only))
+        stored = [view.keys.row(ask.space, kv.key, kv.value) for kv in reply.kvs]
+        alive = [row for row in stored if row.record.is_alive(view.now)][: ask.limit - len(found)]
+        if ask.keys_only:
+            found += [replace(row.record, value=b"") for row in alive]
+        else:
+            found += await records_of(view, alive)
         if ask.reverse:
             end = reply.kvs[-1].key if len(reply.kvs) == rows else first
         elif not reply.more:
@@ -87,18 +89,19 @@ def _between(low: bytes, high: bytes) -> bytes:
     return ((one + other) // 2).to_bytes(width)
 
 
-async def _whole(view: RevisionView, row: StoredRow, *, keys_only: bool) -> Record:
-    if keys_only:
-        return replace(row.record, value=b"")
-    return await record_of(view, row)
+async def records_of(view: RevisionView, rows: Sequence[StoredRow]) -> list[Record]:
+    """The entries with their values.
+
+    Raises:
+        Undecodable: A value is not whole.
+    """
+    values = iter(await view.values([row.chunks for row in rows if row.chunks is not None]))
+    return [row.record if row.chunks is None else _with_value(view, row.record, next(values)) for row in rows]
 
 
-async def record_of(view: RevisionView, row: StoredRow) -> Record:
-    """The entry with its value."""
-    if row.chunks is None:
-        return row.record
-    head = row.record
-    value = await view.value(row.chunks)
+def _with_value(view: RevisionView, head: Record, value: bytes | None) -> Record:
+    if value is None:
+        raise view.damaged()
     return Record(head.key, value, head.encoding, head.version, head.expires_at, head.created_at, head.updated_at)
 
 

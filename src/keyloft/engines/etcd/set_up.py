@@ -18,7 +18,7 @@ async def make_store(views: RevisionViews) -> None:
         DatabaseError: It can't be used; the message says why.
     """
     cluster, keys = views.cluster, views.keys
-    await cluster.check_releases()
+    await cluster.check_members()
     counter = StoreState(store_id=secrets.token_hex(16))
     row = LogRow(VERSION_BY_HAND, 0, -1, 0, 0, change_log.EMPTY)
     made = [
@@ -38,7 +38,7 @@ async def check_store(views: RevisionViews) -> None:
         DatabaseError: It can't be used; the message says why.
     """
     cluster, keys = views.cluster, views.keys
-    await cluster.check_releases()
+    await cluster.check_members()
     reply = await cluster.ask("Txn", transactions.transaction((), [transactions.read(keys.counter)]))
     if not transactions.replies(reply)[0].kvs:
         raise CannotOpen(f"{cluster.name}: there is no store of Keyloft at this prefix")

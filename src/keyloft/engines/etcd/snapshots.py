@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.maintenance import LogFacts, LogRow, Range, Size
-from keyloft.core.records import Key, LoggedChange, LogPosition, Record
+from keyloft.core.records import Key, LoggedChange, Record
+from keyloft.core.slices import by_weight
 from keyloft.core.values import DAMAGED
-from keyloft.engines import change_log
+from keyloft.engines import loading
 from keyloft.engines.etcd import log, scans
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.layout import KeyLayout, StoredRow
@@ -30,8 +31,13 @@ class EtcdSnapshot:
         self.now = view.now
 
     async def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
-        async for view, rows in self._pages(part, after):
-            yield [await _readable(view, row) for row in rows]
+        async for view, page in self._pages(part, after):
+            for rows in by_weight(page, lambda row: row.size, limits.SCAN_BYTES):
+                try:
+                    records = await explained(view, scans.records_of(view, rows))
+                except Undecodable:
+                    records = [await _readable(view, row) for row in rows]
+                yield records
 
     async def sizes(self, part: Range) -> AsyncIterator[Sequence[Size]]:
         async for _, rows in self._pages(part):
@@ -60,14 +66,8 @@ class EtcdSnapshot:
                 yield whole
                 first = rows[-1].version
 
-    async def changes(self, since: int | None) -> AsyncIterator[Sequence[LoggedChange]]:
-        if since is not None:
-            oldest = await self.log_facts()
-            change_log.check_kept(LogPosition(since), oldest.oldest_version - 1, self.version)
-        async for rows in self.log(since):
-            for row in rows:
-                some = change_log.unpack(row.base, row.at, row.changes)
-                yield [change for change in some if since is None or change.version > since]
+    def changes(self, since: int | None) -> AsyncIterator[Sequence[LoggedChange]]:
+        return loading.changes_in(self, since)
 
     async def log_facts(self) -> LogFacts:
         view = await self._current()
@@ -106,7 +106,8 @@ class EtcdSnapshot:
 
 async def _readable(view: RevisionView, row: StoredRow) -> Record:
     try:
-        return await explained(view, scans.record_of(view, row))
+        [record] = await explained(view, scans.records_of(view, [row]))
+        return record
     except Undecodable:
         return replace(row.record, value=b"", encoding=DAMAGED)
 

@@ -11,6 +11,8 @@ _TWO_LEVELS: Final = 64
 _THREE_LEVELS: Final = 42
 MOST_OPERATIONS: Final = _THREE_LEVELS**3
 """What fits into one transaction."""
+OPERATION_BYTES: Final = 32
+"""About what an operation takes in a request besides its key and its value."""
 
 
 def read(key: bytes, end: bytes = b"", **options: Any) -> Any:

@@ -12,7 +12,7 @@ from keyloft.engines.etcd import large_values, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoreState, unpack_counter
 from keyloft.engines.etcd.messages import RangeRequest
-from keyloft.errors import DatabaseError
+from keyloft.errors import DatabaseError, Undecodable
 
 
 class RevisionView(Struct, frozen=True):
@@ -61,9 +61,12 @@ class RevisionView(Struct, frozen=True):
             found += [read.kvs for read in transactions.replies(reply)]
         return found
 
-    async def value(self, chunks: Chunks) -> bytes:
-        """A value that is stored in chunks."""
-        return await large_values.load(self, chunks)
+    async def values(self, chunks: Sequence[Chunks]) -> list[bytes | None]:
+        """Values that are stored in chunks; None for one that is not whole."""
+        return await large_values.load(self, chunks) if chunks else []
+
+    def damaged(self) -> Undecodable:
+        return Undecodable(f"{self.cluster.name}: chunks of a large value are missing: run `keyloft check`")
 
 
 class RevisionViews:

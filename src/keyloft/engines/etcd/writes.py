@@ -16,15 +16,18 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.maintenance import check_version
-from keyloft.core.records import Address, Batch, Set
+from keyloft.core.records import Address, Batch, Record, Set
+from keyloft.core.slices import by_weight
 from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome, committed, copy, failed, joined
 from keyloft.engines.commit.settle import Settled, deciding, settle, unread, with_values
 from keyloft.engines.etcd import errors, layout, log, scans, transactions
-from keyloft.engines.etcd.drafts import OPERATION_BYTES, CommitDraft, StoredChunks
+from keyloft.engines.etcd.drafts import CommitDraft, StoredChunks
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoredRow
+from keyloft.engines.etcd.transactions import OPERATION_BYTES
+from keyloft.engines.etcd.turns import WriterTurns
 from keyloft.engines.etcd.views import RevisionView, RevisionViews
 from keyloft.errors import CommitUnknown, DatabaseError, KeyloftError
 
@@ -57,6 +60,7 @@ class EtcdWriter:
         self._views = views
         self._cluster = views.cluster
         self._history = history
+        self._turns = WriterTurns(views)
         self._loop = asyncio.get_running_loop()
         self._last_version = 0
         self._trimming: asyncio.Task[None] | None = None
@@ -65,9 +69,9 @@ class EtcdWriter:
         """Commit a group: in one transaction, or in several if it is large."""
         outcomes: list[Outcome] = []
         first = 0
-        for some in _slices(group):
+        for some in by_weight(group, _weight, 1):
             try:
-                outcomes.append(await _Commit(self._views, some, arrived[first]).run())
+                outcomes.append(await _Commit(self._views, self._turns, some, arrived[first]).run())
             except DatabaseError as error:
                 outcomes.append(failed(some, error, self._last_version))
             except KeyloftError as error:
@@ -110,8 +114,9 @@ class EtcdWriter:
 class _Commit:
     """The commit of some batches as one transaction."""
 
-    def __init__(self, views: RevisionViews, group: Sequence[Batch], arrived: float) -> None:
+    def __init__(self, views: RevisionViews, turns: WriterTurns, group: Sequence[Batch], arrived: float) -> None:
         self._views = views
+        self._turns = turns
         self._cluster = views.cluster
         self._group = group
         self._arrived = arrived
@@ -149,6 +154,7 @@ class _Commit:
     async def _decide(self) -> "Outcome | _Try":
         """The try that has landed, or the outcome if nothing is to be written."""
         loaded: _DecidingRows | None = None
+        await self._turns.give_way(self._arrived)
         while True:
             try:
                 if loaded is None:
@@ -166,7 +172,8 @@ class _Commit:
                 landed, loaded = await self._write(loaded, settled, now)
                 if landed is not None:
                     return landed
-                await self._pause_after_race()
+                if await self._has_paused_after_race(loaded):
+                    loaded = None
             except Failure as error:
                 loaded = None
                 if not errors.is_compacted(error):
@@ -205,15 +212,17 @@ class _Commit:
     async def _settle(self, loaded: _DecidingRows) -> tuple[Settled, int]:
         view = loaded.view
         now = change_log.commit_time(self._cluster.clock.now(), view.counter.at, self._cluster.name)
-        current = {
-            address: await scans.record_of(view, row) if self._needs.get(address) else row.record
-            for address, row in loaded.rows.items()
-        }
+        current = {address: row.record for address, row in loaded.rows.items()}
+        current |= await self._values(loaded, [address for address in current if self._needs.get(address)])
         settled = settle(self._group, current, view.counter.version, now)
         if addresses := unread(settled):
-            values = {address: await scans.record_of(view, loaded.rows[address]) for address in addresses}
-            settled = with_values(settled, values)
+            settled = with_values(settled, await self._values(loaded, addresses))
         return settled, now
+
+    async def _values(self, loaded: _DecidingRows, addresses: Collection[Address]) -> dict[Address, Record]:
+        """Rows with their values."""
+        records = await scans.records_of(loaded.view, [loaded.rows[address] for address in addresses])
+        return dict(zip(addresses, records, strict=True))
 
     async def _write(
         self, loaded: _DecidingRows, settled: Settled, now: int
@@ -223,20 +232,30 @@ class _Commit:
         check_version(settled.version)
         commit_id = secrets.token_bytes(16)
         base = view.counter.version
-        rows = log.rows_of(settled.changes, base, settled.version, now, view.counter.log_size)
+        rows = change_log.rows_of(settled.changes, base, settled.version, now, view.counter.log_size)
         counter = replace(
-            view.counter, version=settled.version, at=now, log_size=rows[-1].size, writer=self._views.writer
+            view.counter,
+            version=settled.version,
+            at=now,
+            log_size=rows[-1].size,
+            writer=self._views.writer,
+            turn_left=self._turns.left(view.counter, self._arrived),
         )
         draft = CommitDraft(keys, loaded.rows)
         for address, write in settled.writes.items():
             draft.write(address, write, now)
         for row in rows:
             draft.log(row, commit_id)
-        reload = len(self._addresses) <= limits.ETCD_RELOADED_KEYS and not self._lost
+        reading = sum([len(keys.data(*address)) + OPERATION_BYTES for address in self._addresses])
+        reload = (
+            len(self._addresses) <= limits.ETCD_RELOADED_KEYS
+            and reading <= limits.ETCD_RELOADED_BYTES
+            and not self._lost
+        )
         reads = [transactions.read(keys.data(*address)) for address in self._addresses] if reload else []
         reads.insert(0, transactions.read(keys.counter))
-        reading = sum(len(keys.data(*address)) + OPERATION_BYTES for address in self._addresses) if reload else 0
-        await draft.store_large(self._cluster, limits.ETCD_TXN_BYTES - reading, now, self._arrived, self._chunks)
+        most = limits.ETCD_TXN_BYTES - (reading if reload else 0)
+        await draft.store_large(self._cluster, most, now, self._arrived, self._chunks)
         operations = [*draft.operations(), transactions.put(keys.counter, layout.pack_counter(counter))]
         compare = [transactions.is_unchanged(keys.counter, view.counter_revision)]
         request = transactions.transaction(compare, operations, reads)
@@ -250,6 +269,7 @@ class _Commit:
             raise
         self._lost.remove(attempt)
         if response.succeeded:
+            self._turns.committed(counter.turn_left)
             return attempt, None
         self._races += 1
         if not reload:
@@ -271,13 +291,21 @@ class _Commit:
             with suppress(Failure, KeyloftError):
                 await self._cluster.call("Txn", transactions.transaction((), removals), self._seconds)
 
-    async def _pause_after_race(self) -> None:
-        """Another process was faster: if that happens often, leave it some time."""
+    async def _has_paused_after_race(self, newer: _DecidingRows | None) -> bool:
+        """Another process was faster: let it have its turn, or some time if that happens often.
+
+        Returns:
+            Whether what decides must be read again.
+        """
         if self._loop.time() > self._arrived + self._cluster.patience:
             raise errors.lost_races(self._cluster.name)
+        if newer is None or newer.view.counter.turn_left:
+            await self._turns.wait(self._arrived)
+            return True
         shortest, longest = limits.ETCD_RACE_PAUSES
         if (beyond := self._races - limits.ETCD_FREE_RACES) > 0:
             await asyncio.sleep(random.uniform(0, min(shortest * 2 ** min(beyond, 16), longest)))
+        return False
 
     async def _pause_after(self, error: Any) -> None:
         """Wait before the next try.
@@ -289,22 +317,10 @@ class _Commit:
         await self._cluster.pause(error, self._arrived)
 
 
-def _slices(group: Sequence[Batch]) -> list[list[Batch]]:
-    """The batches of a group, as many together as one transaction takes."""
-    slices: list[list[Batch]] = [[]]
-    operations = size = 0
-    for batch in group:
-        weight = batch.size + sum([2 * _key_bytes(one.key) + 4 * OPERATION_BYTES for one in batch.mutations])
-        is_full = (
-            operations + batch.operations > limits.ETCD_SLICE_OPERATIONS or size + weight > limits.ETCD_TXN_BYTES // 2
-        )
-        if slices[-1] and is_full:
-            slices.append([])
-            operations = size = 0
-        slices[-1].append(batch)
-        operations += batch.operations
-        size += weight
-    return slices
+def _weight(batch: Batch) -> float:
+    """Which share of a transaction a batch takes."""
+    size = batch.size + sum([2 * _key_bytes(one.key) + 4 * OPERATION_BYTES for one in batch.mutations])
+    return max(2 * size / limits.ETCD_TXN_BYTES, batch.operations / limits.ETCD_SLICE_OPERATIONS)
 
 
 def _key_bytes(key: Any) -> int:

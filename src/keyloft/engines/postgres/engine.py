@@ -1,7 +1,6 @@
 """The engine on a PostgreSQL database: reads, group commits, and watches over connections of its own."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,10 +19,7 @@ from keyloft.engines.postgres.reads import PostgresReads
 from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.writes import PostgresWriter
 from keyloft.engines.watches.feed import ChangeFeed, Start
-from keyloft.engines.watches.watch import EngineWatch
-from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
-
-logger = logging.getLogger(__name__)
+from keyloft.engines.watches.starting import WatchStarter
 
 
 class PostgresEngine(ClosableEngine):
@@ -62,15 +58,14 @@ class PostgresEngine(ClosableEngine):
         # Not this engine, whose reads wait for new watches to start: the watches read, too.
         self._feed = ChangeFeed(self._reads, server.clock or server_clock)
         self._listener = CommitListener(server, self._feed, self._batcher, server_clock.set)
+        self._starter = WatchStarter(self._feed, self._counter, self._listener.start, server.patience)
         self._writer = PostgresWriter(server, slot, server_clock, history, lambda: self._feed.has_watches)
         self._writing: asyncio.Task[Outcome] | None = None
-        self._starting: set[asyncio.Task[None]] = set()
-        """Finds out for new watches from where on they report."""
 
     async def read(self, *asks: Ask) -> list[Any]:
         self.check_usable()
-        if self._starting:
-            await self._wait_for_watches()
+        if self._starter.pending:
+            await self._starter.wait()
             self.check_usable()
         if len(asks) == 1 and type(asks[0]) is Get and not asks[0].include_expired:
             return await self._reads.points.read(asks[0].space, (asks[0],))  # the hot path: one call less
@@ -86,53 +81,22 @@ class PostgresEngine(ClosableEngine):
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         self.check_usable()
-        watch = self._feed.watch(asks, since, None)
-        self._begin_watch(watch)
-        return watch
+        return self._starter.watch(asks, since)
 
     def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
         self.check_usable()
-        watch = self._feed.follow(asks, since, woken, None)
-        self._begin_watch(watch)
-        return watch
+        return self._starter.follow(asks, since, woken)
 
-    def _begin_watch(self, watch: EngineWatch[Any]) -> None:
-        starting = asyncio.create_task(self._start_watch(watch), name="keyloft watch")
-        self._starting.add(starting)
-        starting.add_done_callback(self._starting.discard)
-        self._listener.start()
-
-    async def _start_watch(self, watch: EngineWatch[Any]) -> None:
-        """Let a watch report from the version counter on as it is now, as soon as the server tells."""
-        while True:
-            try:
-                version, now = await self._reads.counter()
-            except Closed:
-                return
-            except (Unreachable, Busy) as error:
-                logger.warning("a watch can't start yet, trying again: %s", error)
-                await asyncio.sleep(limits.WATCH_POLL_SECONDS)
-            except DatabaseError as error:
-                watch.fail(error)
-                return
-            else:
-                self._feed.started(watch, Start(version, now))
-                return
-
-    async def _wait_for_watches(self) -> None:
-        """Wait until new watches have started: a caller that makes a watch, and then reads or writes, misses nothing.
-
-        Not for ever: the server may be away.
-        """
-        await asyncio.wait(self._starting, timeout=self.server.patience / 4)
+    async def _counter(self) -> Start:
+        return Start(*await self._reads.counter())
 
     def _start(self, group: list[Batch]) -> None:
         self._writing = asyncio.create_task(self._write(group, self._batcher.arrived_at), name="keyloft writer")
         self._writing.add_done_callback(partial(self._finished, group))
 
     async def _write(self, group: list[Batch], arrived: list[float]) -> Outcome:
-        if self._starting:  # here, and not in `commit`: so it holds for `submit`, and batches keep their order
-            await self._wait_for_watches()
+        if self._starter.pending:  # here, and not in `commit`: so it holds for `submit`, and batches keep their order
+            await self._starter.wait()
         return await self._writer.commit(group, arrived)
 
     def _finished(self, group: list[Batch], writing: asyncio.Task[Outcome]) -> None:
@@ -145,8 +109,7 @@ class PostgresEngine(ClosableEngine):
         await self._batcher.close()
         await self._feed.wait_until_reported(limits.POSTGRES_LAST_REPORT_SECONDS)
         self._feed.close()
-        for starting in self._starting:
-            starting.cancel()
+        await self._starter.aclose()
         await self._listener.aclose()
         await self._reads.aclose()
         self._writer.slot.abandon()

@@ -21,8 +21,7 @@ from keyloft.engines.postgres.errors import Failure, is_lost
 from keyloft.engines.postgres.log import READ_VERSION
 from keyloft.engines.postgres.server import PostgresServer
 from keyloft.engines.postgres.tables import LAYOUTS, PostgresLayout
-from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.maintenance import SqliteMaintenance
+from keyloft.engines.sqlite.maintenance import save_as_file
 from keyloft.engines.tables import Layout, created_names
 
 T = TypeVar("T")
@@ -161,13 +160,8 @@ class PostgresMaintenance:
         return [f"{row[0]} is missing" for row in missing] + [f"the index {row[0]} is not valid" for row in invalid]
 
     async def backup(self, target: str, progress: Progress) -> None:
-        copy = await SqliteMaintenance.open(SqliteFile(target), make=True)
-        try:
-            async with self.snapshot() as snapshot:
-                await copy.become(snapshot, progress, with_history=True)
-            await copy.make_plain()
-        finally:
-            await copy.aclose()
+        async with self.snapshot() as snapshot:
+            await save_as_file(snapshot, target, progress)
 
     async def compact(self) -> None:
         connection = await self.slot.connected()

@@ -333,3 +333,17 @@ def _put(writer: apsw.Connection, layout: SqliteLayout, rows: Sequence[Record]) 
     # Some values are large, or replace a large one.
     for row in rows:
         put(cursor, layout, row, is_new_entry=True)
+
+
+async def save_as_file(source: Snapshot, target: str, progress: Progress) -> None:
+    """Write what a snapshot of another engine holds into a new file, with its history.
+
+    Raises:
+        DatabaseError: The file can't be written.
+    """
+    copy = await SqliteMaintenance.open(SqliteFile(target), make=True)
+    try:
+        await copy.become(source, progress, with_history=True)
+        await copy.make_plain()
+    finally:
+        await copy.aclose()

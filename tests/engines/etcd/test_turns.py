@@ -1,0 +1,92 @@
+"""Processes that write into one store take turns: none is starved, and none waits for one that is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+from msgspec.structs import replace
+
+from keyloft.core.engine import Engine
+from keyloft.core.records import Batch, Committed, Set, Space
+from keyloft.core.urls import DatabaseUrl
+from keyloft.core.values import Encoding
+from keyloft.engines import open_engine
+from keyloft.engines.etcd import layout, transactions
+from keyloft.engines.etcd.cluster import EtcdCluster
+from keyloft.engines.etcd.layout import StoreState
+from keyloft.engines.etcd.turns import WriterTurns
+from keyloft.engines.etcd.views import RevisionViews
+
+
+@pytest.fixture
+async def two(etcd_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
+    """Two engines on one store, as two processes have them."""
+    async with AsyncExitStack() as stack:
+        engines = [await open_engine(etcd_url) for _ in range(2)]
+        for engine in engines:
+            stack.push_async_callback(engine.aclose)
+        yield engines[0], engines[1]
+
+
+@pytest.fixture
+async def views(etcd_url: str) -> AsyncIterator[RevisionViews]:
+    address = DatabaseUrl.parse(etcd_url).etcd
+    assert address is not None
+    cluster = EtcdCluster(address)
+    yield RevisionViews(cluster)
+    await cluster.aclose()
+
+
+async def set_key(engine: Engine, name: bytes) -> None:
+    assert isinstance(await engine.commit(Batch((Set(Space.TUPLES, name, b"1", Encoding.JSON),))), Committed)
+
+
+async def counter_of(views: RevisionViews) -> StoreState:
+    view, _ = await views.fetch()
+    return view.counter
+
+
+async def test_a_process_that_commits_all_the_time_leaves_others_their_turn(
+    two: tuple[Engine, Engine], views: RevisionViews
+) -> None:
+    """Many callers of one process, and one caller of another: small commits are faster, and would win each race."""
+    large, small = two
+    written = {large: 0, small: 0}
+    asked: set[str] = set()
+    """Which of them have asked the other one to wait."""
+
+    def goes_on() -> bool:
+        return min(written.values()) < 60 or len(asked) < 2
+
+    async def write(engine: Engine, name: bytes) -> None:
+        while goes_on():
+            await set_key(engine, name)
+            written[engine] += 1
+
+    async def observe() -> None:
+        while goes_on():
+            counter = await counter_of(views)
+            if counter.turn_left:
+                asked.add(counter.writer)
+            await asyncio.sleep(0.005)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(observe(), write(small, b"small"), *[write(large, b"%d" % at) for at in range(32)])
+
+
+async def test_the_turn_of_a_process_that_is_gone_holds_up_no_one(
+    two: tuple[Engine, Engine], views: RevisionViews
+) -> None:
+    engine, _ = two
+    await set_key(engine, b"k")
+    assert (await counter_of(views)).turn_left == 0  # alone, a process asks no one to wait
+    view, _ = await views.fetch()
+    gone = layout.pack_counter(replace(view.counter, writer="gone", turn_left=3_600_000))
+    await views.cluster.ask("Txn", transactions.transaction((), [transactions.put(view.keys.counter, gone)]))
+    async with asyncio.timeout(60):
+        turns = WriterTurns(views)  # of one that has lost a race against it
+        turns.left(view.counter, 0)
+        turns.left(replace(view.counter, writer="gone", version=view.counter.version + 1), 0)
+        await turns.wait(asyncio.get_running_loop().time())
+        await set_key(engine, b"k")
