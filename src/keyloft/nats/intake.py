@@ -28,7 +28,7 @@ from keyloft.nats.owner_work import OwnerWork
 from keyloft.nats.owners import Owners
 from keyloft.nats.reporting import EventSubject, IntakeReporter, Route
 from keyloft.nats.requests import NO_OPERATION, Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
-from keyloft.nats.turn_reads import TurnReads
+from keyloft.nats.turn_reads import PendingReads, TurnReads
 from keyloft.nats.turns import Turns, steps
 
 
@@ -154,7 +154,7 @@ class Intake(OwnerWork):
     def _take_turn(self, owner: Owner, now: float) -> None:
         """Read an owner's messages and begin what they ask for, until its time is used up."""
         ends = now + owner.credit
-        reads: list[Request] = []
+        reads = PendingReads()
         ready, waiting = owner.ready, owner.waiting
         while ready and self._has_room_for_reply(owner):
             self._begin(ready.popleft(), reads)
@@ -191,8 +191,8 @@ class Intake(OwnerWork):
         """Whether an owner has something to do in its next turn."""
         return self._has_room_for_reply(owner) if owner.ready else bool(owner.waiting) and self._has_room(owner)
 
-    def _start(self, request: Request, now: float, reads: list[Request]) -> None:
-        """Read a message; then begin what it asks for, unless it waits for earlier writes."""
+    def _start(self, request: Request, now: float, reads: PendingReads) -> None:
+        """Read a message; then begin what it asks for, unless it waits for earlier requests."""
         owner, operation = request.owner, request.operation
         try:
             if request.reply.startswith(self._reserved):
@@ -209,20 +209,34 @@ class Intake(OwnerWork):
             self.end(request)
             return
         if isinstance(operation, EngineWrite):  # the engine keeps the order of its keys
-            if owner.exclusive is None and not operation.reply_bytes:
+            if not owner.unordered and not reads and not operation.reply_bytes:
                 self._submit(request, operation)
                 return
             keys = [mutation.key for mutation in operation.batch(content).mutations]
-            waits = owner.exclusive is not None and owner.waits_in_order(request, keys)
+            self._turn_reads.make_before(owner, reads, keys)
+            waits = owner.unordered > 0 and owner.write_waits(request, keys)
         elif isinstance(operation, PointRead):
-            waits = bool(owner.writes) and owner.must_wait(request, (content.key,))
+            if waits := bool(owner.writes) and owner.read_waits(request, (content.key,)):
+                owner.begin_read(request, (content.key,))
         elif isinstance(operation, Call):
-            waits = owner.waits_in_order(request, operation.written(content), operation.keys_read(content))
+            waits = self._call_waits(request, operation, reads)
         else:
             self._take_apart(request, content)
             return
         if not waits:
             self._begin(request, reads)
+
+    def _call_waits(self, request: Request, operation: Call, reads: PendingReads) -> bool:
+        """Whether a call waits for earlier requests; later ones wait for it from now on, as far as it concerns them."""
+        owner, written = request.owner, operation.written(request.content)
+        if written is None or written:
+            self._turn_reads.make_before(owner, reads, written)
+            return owner.write_waits(request, written)
+        keys = operation.keys_read(request.content)
+        waits = owner.read_waits(request, keys)
+        if operation.shows_entries and (keys is None or keys):
+            owner.begin_read(request, keys)
+        return waits
 
     def _take_apart(self, request: Request, content: ManyRequests) -> None:
         """Let the requests that a message holds be the owner's next ones."""
@@ -247,7 +261,7 @@ class Intake(OwnerWork):
             self._reply_bytes += len(reply)
             self._outbox.add(request.owner, request.reply, reply)
 
-    def _begin(self, request: Request, reads: list[Request]) -> None:
+    def _begin(self, request: Request, reads: PendingReads) -> None:
         """Begin a request that waits for nothing; reads are made at the end of the turn."""
         operation = request.operation
         if request.is_given_up:
@@ -271,12 +285,15 @@ class Intake(OwnerWork):
         owner, batch = request.owner, operation.batch(request.content)
         if request.written is None:
             owner.begin_write(request, [mutation.key for mutation in batch.mutations])
+            request.is_submitted = True
         try:
             submission = self._engine.submit(batch, partial(self._decided, request))
         except Exception as error:
             self._answer(owner, [request], [error])
         else:
             request.cancel = submission.withdraw
+            if not request.is_submitted:
+                owner.submitted(request)
 
     def _decided(self, request: Request, verdict: Verdict) -> None:
         """Note what became of a write: those that are decided at the same time are answered together."""
@@ -346,6 +363,8 @@ class Intake(OwnerWork):
                 reply_size += len(reply)
             if request.written is not None:
                 owner.end_write(request)
+            elif request.read is not None:
+                owner.end_read(request)
             # As in `end`: nothing else would free them.
             request.cancel = request.content = None
             reserved += request.reserved
@@ -390,6 +409,8 @@ class Intake(OwnerWork):
         request.cancel = request.content = None
         if request.written is not None:
             owner.end_write(request)
+        elif request.read is not None:
+            owner.end_read(request)
         self._make_room(owner, 1, request.size, request.reserved)
 
     def _make_room(self, owner: Owner, requests: int, size: int, reply_size: int) -> None:

@@ -279,6 +279,7 @@ class PluginCounting(PluginCall):
 
 class PluginUsing(Call):
     name = "usage"
+    shows_entries = False  # it may be a minute old
     read = staticmethod(wire.using)
 
     def __init__(self, usage: PluginUsage) -> None:
