@@ -18,6 +18,7 @@ from nats.aio.subscription import Subscription
 
 from keyloft import errors, limits
 from keyloft.nats.messages import check_nats_py, publish_requests
+from keyloft.nats.overtaken import is_overtaken
 
 _MANY: Final = b'{"parts":true,"requests":[%b]}'
 _PROBE: Final = _MANY % b""
@@ -25,6 +26,10 @@ _OP_BYTES: Final = 32
 """What a request takes beyond its fields, at most: its operation, and a comma."""
 _STATUS: Final = "Status"
 _NO_RESPONDERS: Final = "503"
+_OVERTAKEN: Final = (
+    "an older instance of the service has refused this call, together with others, while a later request of its key "
+    "was on its way; it was not carried out: repeat it"
+)
 
 
 class _ManyPart(Struct):
@@ -87,6 +92,11 @@ class SentMessage:
         """When no caller waits for its reply any more."""
         self.is_many = is_many
 
+    @property
+    def prefix(self) -> str:
+        """The subject before the operation."""
+        return self.subject.rpartition(".")[0]
+
 
 class RequestSender:
     """Sends the requests of one client over its connection, and hands out the replies."""
@@ -108,6 +118,8 @@ class RequestSender:
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._queue: list[_ClientCall] = []
+        self._again: list[_ClientCall] = []
+        """Calls that are sent once more, before those of the queue."""
         self._sending: asyncio.Task[None] | None = None
         self._waiting: dict[_ClientCall, None] = {}
         """The calls without a reply, in their order."""
@@ -164,12 +176,20 @@ class RequestSender:
             call.fail(error)
 
     def send_singly(self, message: SentMessage) -> None:
-        """Send the calls of a `many` that was not carried out again, each alone, and no `many` for a while."""
+        """Send the calls of a `many` that was not carried out again, each alone, and no `many` for a while.
+
+        A call fails if a later request of its key was sent alone meanwhile: sent again, it would come behind that.
+        """
         del self._sent[message.number]
         self._has_many, self._next_probe = False, monotonic() + limits.MANY_PROBE_SECONDS
+        number = int(message.number)
+        alone = [sent.calls[0] for sent in self._sent.values() if not sent.is_many and int(sent.number) > number]
+        later = [(call.operation, call.data) for call in alone if call.prefix == message.prefix]
         for call in message.calls:
             call.is_alone = True
-        self._queue[:0] = message.calls
+            if later and is_overtaken((call.operation, call.data), later):
+                call.fail(errors.Unanswered(_OVERTAKEN))
+        self._again += message.calls
         self._start_sending()
 
     def subscribe_again(self) -> None:
@@ -184,8 +204,8 @@ class RequestSender:
 
     async def _send_all(self) -> None:
         try:
-            while self._queue:
-                calls, self._queue = self._queue, []
+            while self._queue or self._again:
+                calls, self._queue, self._again = [*self._again, *self._queue], [], []
                 try:
                     if self._subscription is None:
                         await self._subscribe()
