@@ -262,7 +262,7 @@ class RequestSender:
 
     def _message(self, subject: str, calls: Sequence[_ClientCall]) -> SentMessage:
         self._numbered += 1
-        ends = self._loop.time() + self._timeout
+        ends = calls[-1].ends if calls else self._loop.time() + self._timeout
         # A `many` has several calls, or none if it asks whether the service has the operation.
         return SentMessage(str(self._numbered), subject, calls, ends, is_many=len(calls) != 1)
 

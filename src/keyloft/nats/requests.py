@@ -1,7 +1,7 @@
 """Requests that a service has accepted, what they ask for, and their order within their owner."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Optional, Protocol
 
 from msgspec import Struct
@@ -72,6 +72,13 @@ NO_OPERATION: Final = NoOperation()
 
 class PointRead(Operation):
     """Reads one entry. The reads of one turn are made together."""
+
+    parsed: "PointRead"
+    """The same operation, for messages that `read_all` has read."""
+
+    def read_all(self, about: Any, data: bytes, /) -> Sequence[Get] | None:
+        """What the requests of a `many` ask for, if all of them are ordinary ones of this operation; else None."""
+        return None
 
     def read(self, about: Any, data: bytes, /) -> Get:
         raise NotImplementedError

@@ -34,20 +34,36 @@ from keyloft.plugins.stored import is_readable, keys_of_page, read_entries, read
 from keyloft.plugins.usage import PluginUsage
 
 
-class PluginGet(PointRead):
+class PluginPointRead(PointRead):
+    """Reads the value of one entry."""
+
     name = "get"
     reply_bytes = limits.VALUE_REPLY_BYTES
-    read = staticmethod(wire.getting)
     reply = staticmethod(wire.got)
-
-    def __init__(self, db: BotDatabase) -> None:
-        self.variants = {wire.META: PluginGetMeta(db)}
 
     def key(self, content: Get) -> str:
         return str(content.key[1])
 
     def details(self, content: Get, outcome: Record | None) -> dict[str, int | None]:
         return {"hit": outcome is not None}
+
+
+class PluginParsedGet(PluginPointRead):
+    """A get whose message is read."""
+
+    def read(self, about: str, data: Get, /) -> Get:  # type: ignore[override]
+        return data
+
+
+class PluginGet(PluginPointRead):
+    read = staticmethod(wire.getting)
+
+    def __init__(self, db: BotDatabase) -> None:
+        self.variants = {wire.META: PluginGetMeta(db)}
+        self.parsed = PluginParsedGet()
+
+    def read_all(self, about: str, data: bytes, /) -> list[Get] | None:
+        return wire.getting_each(about, data)
 
 
 class PluginCall(Call):

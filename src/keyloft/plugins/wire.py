@@ -74,11 +74,21 @@ class _Counted(_Keyed, forbid_unknown_fields=True):
     ttl: int | UnsetType = UNSET
 
 
+class _GetOfMany(Struct, forbid_unknown_fields=True, tag_field="op", tag="get"):
+    key: _Key
+
+
+class _ManyGets(Struct, forbid_unknown_fields=True):
+    requests: list[_GetOfMany]
+    parts: bool
+
+
 _read_keyed = msgspec.json.Decoder(_Keyed).decode
 _read_valued = msgspec.json.Decoder(_Valued).decode
 _read_value = msgspec.json.Decoder(_WithValue).decode
 _read_keys = msgspec.json.Decoder(_WithKeys).decode
 _read_entries = msgspec.json.Decoder(_WithEntries).decode
+_read_gets = msgspec.json.Decoder(_ManyGets).decode
 _read_counted = msgspec.json.Decoder(_Counted).decode
 
 
@@ -115,6 +125,20 @@ getting = _reader_of_a_key(Get, _get_carefully)
 """The read that a get requests; a Variant, if it asks for more than the value."""
 deleting = _reader_of_a_key(Delete, _delete_carefully)
 """The write that a delete requests."""
+
+
+def getting_each(plugin: str, data: bytes) -> list[Get] | None:
+    """The reads that the gets of a `many` request, if they are ordinary ones and in parts; None for other messages."""
+    if b"\\" in data or not data.isascii() or data.count(b",") > limits.MANY_REQUESTS * 2:
+        return None
+    try:
+        gets = _read_gets(data).requests
+    except msgspec.MsgspecError:
+        return None
+    # As for a get: without an escape, no key has NUL; with so many quotes, no field is doubled.
+    if data.count(b'"') != 8 * len(gets) + 4 or len(gets) > limits.MANY_REQUESTS:
+        return None
+    return [Get(_PLUGINS, (plugin, get.key)) for get in gets]
 
 
 def setting(plugin: str, data: bytes) -> Set:
