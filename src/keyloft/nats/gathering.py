@@ -44,7 +44,7 @@ class _ManyPart(Struct):
 _decode_part = msgspec.json.Decoder(_ManyPart).decode
 
 
-class _ClientCall:
+class ClientCall:
     """A request of one caller, until it is answered."""
 
     __slots__ = ("data", "ends", "is_alone", "operation", "prefix", "reply")
@@ -82,7 +82,7 @@ class SentMessage:
 
     __slots__ = ("calls", "ends", "is_many", "number", "subject")
 
-    def __init__(self, number: str, subject: str, calls: Sequence[_ClientCall], ends: float, *, is_many: bool) -> None:
+    def __init__(self, number: str, subject: str, calls: Sequence[ClientCall], ends: float, *, is_many: bool) -> None:
         self.number = number
         """The last part of its reply subject."""
         self.subject = subject
@@ -117,11 +117,11 @@ class RequestSender:
         self._loop = asyncio.get_running_loop()
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._queue: list[_ClientCall] = []
-        self._again: list[_ClientCall] = []
+        self._queue: list[ClientCall] = []
+        self._again: list[ClientCall] = []
         """Calls that are sent once more, before those of the queue."""
         self._sending: asyncio.Task[None] | None = None
-        self._waiting: dict[_ClientCall, None] = {}
+        self._waiting: dict[ClientCall, None] = {}
         """The calls without a reply, in their order."""
         self._sent: dict[str, SentMessage] = {}
         """The messages without a reply, by number, in the order in which they were sent."""
@@ -137,8 +137,8 @@ class RequestSender:
         """The messages that wait for a reply."""
         return list(self._sent.values())
 
-    async def ask(self, prefix: str, operation: str, data: bytes) -> bytes:
-        """Send a request, and return its reply.
+    def ask(self, prefix: str, operation: str, data: bytes) -> ClientCall:
+        """Send a request soon. The caller awaits its `reply`, and then calls `end`.
 
         Args:
             prefix: The subject before the operation.
@@ -146,18 +146,20 @@ class RequestSender:
             data: The fields of the request, as JSON.
         """
         is_alone = operation not in self._gathered or data == b"{}"
-        call = _ClientCall(
+        call = ClientCall(
             prefix, operation, data, self._loop.create_future(), self._loop.time() + self._timeout, is_alone
         )
         self._queue.append(call)
         self._waiting[call] = None
-        self._start_sending()
+        if self._sending is None:
+            self._start_sending()
         if self._expiring is None:
             self._expiring = self._loop.call_at(call.ends, self._expire)
-        try:
-            return await call.reply
-        finally:
-            del self._waiting[call]
+        return call
+
+    def end(self, call: ClientCall) -> None:
+        """A caller waits no longer."""
+        del self._waiting[call]
 
     async def aclose(self) -> None:
         """Receive no more replies; callers that still wait get an error."""
@@ -226,14 +228,14 @@ class RequestSender:
         self._inbox = self._nats.new_inbox()
         self._subscription = await self._nats.subscribe(f"{self._inbox}.*", cb=self._arrived)
 
-    def _messages(self, calls: Iterable[_ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
+    def _messages(self, calls: Iterable[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The messages that carry calls, in the order of the calls."""
-        together: list[_ClientCall] = []
-        size = 0
+        together: list[ClientCall] = []
+        size, most = 0, self._nats.max_payload
         for call in calls:
             if call.reply.done():
                 continue  # cancelled meanwhile
-            if len(call.data) > self._nats.max_payload:
+            if len(call.data) > most:
                 call.fail(nats_errors.MaxPayloadError())
                 continue
             more = len(call.data) + _OP_BYTES
@@ -248,7 +250,7 @@ class RequestSender:
                 size += more
         yield from self._as_messages(together)
 
-    def _as_messages(self, calls: Sequence[_ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
+    def _as_messages(self, calls: Sequence[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The message that carries calls; until the service is known to have `many`, one for each."""
         if len(calls) > 1 and self._has_many:
             requests = [b'{"op":"%b",%b' % (call.operation.encode(), call.data[1:]) for call in calls]
@@ -260,7 +262,7 @@ class RequestSender:
             self._next_probe = now + limits.MANY_PROBE_SECONDS
             yield self._message(f"{calls[0].prefix}.many", []), _PROBE
 
-    def _message(self, subject: str, calls: Sequence[_ClientCall]) -> SentMessage:
+    def _message(self, subject: str, calls: Sequence[ClientCall]) -> SentMessage:
         self._numbered += 1
         ends = calls[-1].ends if calls else self._loop.time() + self._timeout
         # A `many` has several calls, or none if it asks whether the service has the operation.

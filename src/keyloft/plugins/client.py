@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime
 from inspect import isawaitable
@@ -53,7 +53,7 @@ class DatabaseClient(ServiceClient):
         self.plugin_name = rules.plugin_name(plugin_name)
         self._gathered = rules.GATHERED if gather else frozenset()
         self.kv = PluginKV(self)
-        self._prefix = prefix
+        self._subjects_before = f"{prefix}.{plugin_name}"
         owner = f"the plugin {plugin_name}"
         super().__init__(nats, owner=owner, subjects=f"{prefix}.<plugin>.<operation>", log_in_as=owner, timeout=timeout)
 
@@ -89,7 +89,7 @@ class DatabaseClient(ServiceClient):
             url, name=f"keyloft plugin {plugin_name}", login=login, inbox=f"_INBOX_{plugin_name}", options=options
         )
 
-    async def request(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def request(self, operation: str, fields: dict[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
         """Send a request and wait for its reply.
 
         Raises:
@@ -98,11 +98,11 @@ class DatabaseClient(ServiceClient):
             NotPermitted: NATS does not let this user send this request, or receive its reply.
             TimedOut: No reply arrived in time.
         """
-        return await self._request(self.subject(operation), fields)
+        return self._request(self._subjects_before, operation, fields)
 
     def subject(self, operation: str) -> str:
         """Where requests for an operation are sent."""
-        return f"{self._prefix}.{self.plugin_name}.{operation}"
+        return f"{self._subjects_before}.{operation}"
 
     def _refused(self, reply: Mapping[str, Any]) -> KeyloftError:
         error = super()._refused(reply)
