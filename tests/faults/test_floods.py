@@ -23,7 +23,8 @@ from nats.aio.client import Client as Nats
 from nats.errors import NoRespondersError
 
 import keyloft
-from bench.probes.flood_messages import Message, fuzzed
+from bench.probes.flood_messages import Message
+from bench.probes.fuzz_messages import fuzzed
 from keyloft import limits
 from keyloft.engines.commit.batcher import QueuedBatch
 from keyloft.nats.bounds import IntakeBounds
