@@ -241,6 +241,7 @@ class Intake(OwnerWork):
     def _take_apart(self, request: Request, content: ManyRequests) -> None:
         """Let the requests that a message holds be the owner's next ones."""
         owner, count, collector = request.owner, len(content.requests), None
+        owner.meter.gathered += count
         if request.reply and count:
             collector = self._collectors.collector(content, partial(self._collected, request, count))
         requests = taken_apart(request, content, collector, self._bounds.requests_per_second)

@@ -134,7 +134,7 @@ class NatsService(AsyncClosing):
             self._subscriptions.append(subscription)
             if isinstance(self.nats, NatsConnection):
                 self.nats.handle(subscription, intake.receive)
-        self._publisher = EventPublisher(self.nats, engine, intake, self._watchable, self.name)
+        self._publisher = EventPublisher(self.nats, engine, intake, self._watchable, self.name, self.meters)
         self._publisher.start()
         for watch in self._watches.values():
             watch.serve(engine, self._publisher)
