@@ -214,6 +214,7 @@ async def test_a_message_that_is_no_many_is_refused_by_name(client: Nats, db: Bo
         (b'{"requests":[],"requests":[]}', "INVALID_JSON", "twice"),
         (b'{"parts":true,"requests":[],"parts":true}', "INVALID_JSON", "twice"),
         (b"[]", "VALIDATION_ERROR", "JSON object"),
+        (b'{"request\xe6":[{"op":"get","key":"k"}]}', "INVALID_JSON", "UTF-8"),
         (b'{"requests":[', "INVALID_JSON", "ends too early"),
         (b"", "INVALID_JSON", ""),
         (b'{"requests":[' + b"[" * 100_000, "VALIDATION_ERROR", "nested too deeply"),

@@ -91,7 +91,7 @@ class Many(Operation):
             if data.count(b",") > _MANY_COMMAS and _is_beyond(data):
                 raise _too_many(limits.MANY_REQUESTS)
             text = json_text.on_any_stack(_read_many, data)
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             _refuse_unreadable(data)
             raise InvalidArgument('requests: expected an array of requests, as in [{"op": "get", "key": …}]') from None
         requests, most = list(map(bytes, text.requests)), limits.MANY_REQUESTS
@@ -143,7 +143,7 @@ def _refuse_unreadable(data: bytes) -> None:
     """Refuse a message that is not JSON, or has other fields than it should."""
     try:
         fields = json_text.on_any_stack(_read_members, data)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         json_text.check_depth(data, _LEVELS)
         json_text.check_syntax(data)
         raise InvalidArgument('the payload must be a JSON object, as in {"requests": […]}') from None
