@@ -20,7 +20,7 @@ from keyloft.errors import Busy, InvalidSubject
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import NOT_CARRIED_OUT, Deadlines
 from keyloft.nats.errors import wire_code
-from keyloft.nats.many import NO_REPLIES, TOO_FAST, Collectors, ManyRequests, taken_apart
+from keyloft.nats.many import TOO_FAST, Collectors
 from keyloft.nats.messages import Handled, RefusedNames
 from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.outbox import BUSY, Outbox
@@ -28,11 +28,12 @@ from keyloft.nats.owner_work import OwnerWork
 from keyloft.nats.owners import Owners
 from keyloft.nats.reporting import EventSubject, IntakeReporter, Route
 from keyloft.nats.requests import NO_OPERATION, Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
+from keyloft.nats.taking_apart import TakesApart
 from keyloft.nats.turn_reads import PendingReads, TurnReads
 from keyloft.nats.turns import Turns, steps
 
 
-class Intake(OwnerWork):
+class Intake(OwnerWork, TakesApart):
     """Takes in the requests of one service, carries them out on an engine, and answers them."""
 
     def __init__(
@@ -237,45 +238,6 @@ class Intake(OwnerWork):
         if operation.shows_entries and (keys is None or keys):
             owner.begin_read(request, keys)
         return waits
-
-    def _take_apart(self, request: Request, content: ManyRequests) -> None:
-        """Let the requests that a message holds be the owner's next ones."""
-        owner, count, collector = request.owner, len(content.requests), None
-        owner.meter.gathered += count
-        if request.reply and count:
-            collector = self._collectors.collector(content, partial(self._collected, request, count))
-        requests = taken_apart(request, content, collector, self._bounds.requests_per_second)
-        given = sum([one.size for one in requests])  # the bounds have counted them with the message
-        request.size -= given
-        owner.under_way_bytes -= given
-        is_limited = self._bounds.requests_per_second is not None
-        if content.are_point_reads and not owner.writes and not is_limited and self._has_room(owner):
-            at_once, requests = requests[: limits.GETS_PER_READ], requests[limits.GETS_PER_READ :]
-            self._read_at_once(owner, at_once)
-        owner.waiting.extendleft(reversed(requests))
-        if collector is None:
-            self._collected(request, count, NO_REPLIES, True)
-
-    def _read_at_once(self, owner: Owner, requests: list[Request]) -> None:
-        """Make point reads that wait for nothing, without a step for each."""
-        owner.under_way += len(requests)
-        owner.under_way_bytes += sum([one.size for one in requests])
-        reserved = requests[0].operation.reply_bytes
-        for request in requests:
-            request.reserved = reserved
-        owner.reply_bytes += reserved * len(requests)
-        self._reply_bytes += reserved * len(requests)
-        self._turn_reads.make(owner, requests)
-
-    def _collected(self, request: Request, count: int, reply: bytes, is_last: bool) -> None:
-        """Send replies to the requests that a message held."""
-        if is_last:
-            self._finish(request, reply, count)
-            self.end(request)
-        else:
-            request.owner.reply_bytes += len(reply)
-            self._reply_bytes += len(reply)
-            self._outbox.add(request.owner, request.reply, reply)
 
     def _begin(self, request: Request, reads: PendingReads) -> None:
         """Begin a request that waits for nothing; reads are made at the end of the turn."""
