@@ -133,7 +133,7 @@ class NatsService(AsyncClosing):
             )
             self._subscriptions.append(subscription)
             if isinstance(self.nats, NatsConnection):
-                self.nats.handle(subscription, intake.receive)
+                self.nats.handle(subscription, intake.receive, intake.refuses)
         self._publisher = EventPublisher(self.nats, engine, intake, self._watchable, self.name)
         self._publisher.start()
         for watch in self._watches.values():
