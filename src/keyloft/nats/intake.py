@@ -21,6 +21,7 @@ from keyloft.nats.acceptance import Acceptance
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import NOT_CARRIED_OUT, Deadlines
 from keyloft.nats.errors import wire_code
+from keyloft.nats.joint_reads import JointReads
 from keyloft.nats.many import NO_REPLIES, TOO_FAST, Collectors, ManyRequests, taken_apart
 from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.outbox import BUSY, Outbox
@@ -70,7 +71,6 @@ class Intake(Acceptance):
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(nats, self._reserved, self._sent, self._refused_busy, reporter.unsent)
         self._owners = Owners(route, words, meters)
-        self._turns = Turns(nats, self._take_turn, self._can_go_on)
         self._without_room: dict[Owner, None] = {}
         """Owners whose next request waits until other owners' replies are sent."""
         self._request_bytes = self._reply_bytes = 0
@@ -78,6 +78,8 @@ class Intake(Acceptance):
         """The requests that are carried out by a coroutine."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_reads = TurnReads(engine, self._answer, lambda: self._deadlines.stalled())
+        self._joint_reads = JointReads(engine, self._turn_reads.make, self._answer)
+        self._turns = Turns(nats, self._take_turn, self._can_go_on, self._joint_reads.make_all)
         self.reads = self._turn_reads.under_way
         """The requests that wait for the database to read, by their tasks."""
         self._verdicts: dict[Owner, tuple[list[Request], list[Verdict]]] = {}
@@ -99,6 +101,7 @@ class Intake(Acceptance):
 
     def _take_turn(self, owner: Owner, now: float) -> None:
         """Read an owner's messages and begin what they ask for, until its time is used up."""
+        self._joint_reads.make_before_turn(owner)
         ends = now + owner.credit
         reads: list[Request] = []
         ready, waiting = owner.ready, owner.waiting
@@ -115,7 +118,7 @@ class Intake(Acceptance):
             if request.size > limits.SMALL_REQUEST_BYTES or not len(waiting) % 8:
                 now = perf_counter()
         if reads:
-            self._turn_reads.make(owner, reads)
+            self._joint_reads.add(owner, reads)
 
     def _has_room(self, owner: Owner) -> bool:
         """Whether another request of an owner may be read and begun."""

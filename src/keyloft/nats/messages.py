@@ -244,6 +244,11 @@ class _LargeReads(TcpTransport):
             if writer.get_extra_info("ssl_object") is None and not writer.is_closing():
                 self._receiver = SocketReceiver(writer, reader, parser)
 
+    def is_ready(self) -> bool:
+        """Whether all that was written before is on its way."""
+        writer = self._io_writer
+        return writer is not None and not writer.is_closing() and not writer.transport.get_write_buffer_size()
+
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         self._receiver = None  # nats-py connects again with the same transport
         await super().connect(uri, limits.NATS_READ_BYTES, connect_timeout)
@@ -410,6 +415,21 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[bytes, bytes]])
     await connection._flush_pending()
     if len(commands) < len(messages):
         raise MaxPayloadError
+
+
+def publish_at_once(connection: Nats, messages: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Publish as `publish_all` does, without a task between, if nothing waits to be sent; returns whether it was so."""
+    if not isinstance(connection, NatsConnection) or connection.pending_data_size or not connection.is_connected:
+        return False
+    socket, largest = connection._socket, connection.max_payload
+    if not isinstance(socket, _LargeReads) or not socket.is_ready():
+        return False
+    pub = b"PUB %b %d\r\n%b\r\n"
+    commands = [pub % (subject, len(data), data) for subject, data in messages if len(data) <= largest]
+    if len(commands) < len(messages):
+        return False
+    socket.write(b"".join(commands))  # type: ignore[no-untyped-call]
+    return True
 
 
 async def publish_requests(connection: Nats, requests: Sequence[tuple[str, str, bytes]]) -> None:
