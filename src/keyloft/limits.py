@@ -594,6 +594,10 @@ UNREAD_BYTES: Final = 64 * 1024 * 1024
 NATS_READ_BYTES: Final = 256 * 1024
 """How many bytes are read at once from the connection to NATS: as many as asyncio takes from a socket at once."""
 
+NATS_PENDING_BYTES: Final = 256 * 1024 * 1024
+"""How much nats-server keeps for a connection, by the configuration of `keyloft nats-config`: what three owners send
+within a fifth of a second at full speed, in which a service on a busy machine may have no processor."""
+
 NATS_TAKING_SECONDS: Final = 0.004
 """After so much time of the processor for messages from NATS, other tasks run before more of them are read."""
 

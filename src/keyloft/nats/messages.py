@@ -1,16 +1,14 @@
 """Reads the messages that NATS delivers, and publishes replies: the one module that uses private parts of nats-py.
 
-`_Parser.parse` reads them from the socket. `check_nats_py` makes sure that the installed nats-py has all parts that are
-used here.
+`_Parser.take` makes messages of what the socket has. `compatibility.py` makes sure that the installed nats-py has all
+parts that are used here.
 """
 
 import asyncio
-import importlib.metadata
-import inspect
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from nats.aio.client import Client as Nats
@@ -19,7 +17,7 @@ from nats.aio.transport import TcpTransport, Transport
 from nats.errors import BadSubjectError, MaxPayloadError
 
 from keyloft import limits
-from keyloft.errors import IncompatibleLibrary
+from keyloft.nats.compatibility import incompatible
 from keyloft.nats.events import EVENTS
 from keyloft.nats.receiving import SocketReceiver
 
@@ -27,92 +25,12 @@ logger = logging.getLogger(__name__)
 
 PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 """How nats-py reports that NATS has refused a subject."""
-NATS_PY: Final = ">=2.16,<2.17"
-"""The versions of nats-py whose private parts are known to fit; `pyproject.toml` has the same bounds."""
-
-
-def _incompatible(changed: str) -> IncompatibleLibrary:
-    return IncompatibleLibrary(
-        f"nats-py {importlib.metadata.version('nats-py')} can't be used, its internals have changed: {changed}. "
-        f'Keyloft works with nats-py {NATS_PY}: pip install "nats-py[nkeys]{NATS_PY}"'
-    )
 
 
 try:
     from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 except ImportError as error:
-    raise _incompatible(str(error)) from error
-
-
-_ABSENT: Final = "absent"
-_CLIENT_METHODS: Final = {
-    "_process_msg": "async (sid, subject, reply, data, headers)",
-    "_read_loop": "async ()",
-    "_send_ping": "async (future=None)",
-    "_process_pong": "async ()",
-    "_send_command": "async (cmd, priority=False)",
-    "_flush_pending": "async (force_flush=False)",
-    "force_reconnect": "async ()",
-}
-_PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
-    (Nats, _CLIENT_METHODS),
-    (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "is_connected": "bool", "max_payload": "int"}),
-    (Nats, {"is_draining_pubs": "bool"}),
-    (TcpTransport, {"connect": "async (uri, buffer_size, connect_timeout)", "read": "async (buffer_size)"}),
-    (TcpTransport, {"at_eof": "()", "_io_reader": "NoneType", "_io_writer": "NoneType"}),
-    (TcpTransport, {"_receiver": _ABSENT, "receive_for": _ABSENT}),
-    (Parser, {"parse": "async (data=b'')", "reset": "()", "nc": "Client", "buf": "bytearray", "state": "int"}),
-    (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
-    (Nats, {"_handlers": _ABSENT, "handle": _ABSENT, "read_bytes": _ABSENT, "sending": _ABSENT}),
-    (Nats, {"_refusing": _ABSENT, "_receive_at_once": _ABSENT}),
-    (
-        Nats,
-        {
-            "_transport": "NoneType",
-            "_socket": _ABSENT,
-            "refused": _ABSENT,
-            "note_refusal": _ABSENT,
-            "refused_events": _ABSENT,
-        },
-    ),
-    (Parser, {"_enough": _ABSENT, "unwanted": _ABSENT, "_awaited": _ABSENT, "_rest": _ABSENT}),
-    (Parser, {"leave_out": _ABSENT, "take": _ABSENT, "_wait_for": _ABSENT}),
-)
-"""What this module uses of nats-py: methods with their parameters, attributes with their types, and names that it adds
-to nats-py's classes, which must not have them. A test compares this table with the code below."""
-
-
-def check_nats_py() -> None:
-    """Make sure that nats-py has every part that this module uses, in the shape that it expects.
-
-    Raises:
-        IncompatibleLibrary: It does not; the message names what has changed, and the versions that work.
-    """
-    try:
-        client = Nats()
-        owners = {
-            Nats: client,
-            Parser: Parser(client),
-            Subscription: Subscription(client),
-            TcpTransport: TcpTransport(),  # type: ignore[no-untyped-call]
-        }
-    except Exception as error:
-        raise _incompatible(f"Client(), Parser(client) or Subscription(client) fails: {error}") from error
-    changed = [
-        f"{owner.__name__}.{name} is {found}, expected {expected}"
-        for owner, parts in _PARTS
-        for name, expected in parts.items()
-        if (found := _shape(owners[owner], name)) != expected
-    ]
-    if changed:
-        raise _incompatible("; ".join(changed))
-
-
-def _shape(owner: object, name: str) -> str:
-    if not inspect.isroutine(part := getattr(owner, name, _ABSENT)):
-        return _ABSENT if part is _ABSENT else type(part).__name__
-    parameters = [one.replace(annotation=one.empty) for one in inspect.signature(part).parameters.values()]
-    return ("async " if inspect.iscoroutinefunction(part) else "") + str(inspect.Signature(parameters))
+    raise incompatible(str(error)) from error
 
 
 class RefusedNames(NamedTuple):
@@ -140,6 +58,8 @@ it was refused: then its data is left out."""
 class NatsConnection(Nats):
     """nats-py's client, made to survive every message: with the original, one message can end all reading."""
 
+    _ps: "_Parser"
+
     def __init__(self) -> None:
         super().__init__()
         self._handlers: dict[int, Handler] = {}
@@ -154,9 +74,7 @@ class NatsConnection(Nats):
         self.refused_events: deque[str] = deque(maxlen=limits.REFUSED_EVENTS)
         """In lower case, the last subjects of events that this program was not allowed to publish to."""
 
-    def handle(
-        self, subscription: Subscription, handler: Handler | None, refuse: EarlyRefusal | None = None
-    ) -> None:
+    def handle(self, subscription: Subscription, handler: Handler | None, refuse: EarlyRefusal | None = None) -> None:
         """Pass a subscription's messages to a function as they are read; None: to the subscription's callback again.
 
         Without nats-py's queue and task between, a flood is refused as fast as it is read, and takes no memory.
@@ -240,9 +158,10 @@ class _LargeReads(TcpTransport):
     def receive_for(self, parser: "_Parser") -> None:
         """Let a parser have what arrives at once; with TLS, the task that reads goes on to do that."""
         writer, reader = self._io_writer, self._io_reader
-        if self._receiver is None and writer is not None and reader is not None:
-            if writer.get_extra_info("ssl_object") is None and not writer.is_closing():
-                self._receiver = SocketReceiver(writer, reader, parser)
+        if self._receiver is not None or writer is None or reader is None or writer.is_closing():
+            return
+        if writer.get_extra_info("ssl_object") is None:
+            self._receiver = SocketReceiver(writer, reader, parser)
 
     def is_ready(self) -> bool:
         """Whether all that was written before is on its way."""
@@ -254,14 +173,14 @@ class _LargeReads(TcpTransport):
         await super().connect(uri, limits.NATS_READ_BYTES, connect_timeout)
 
     async def read(self, buffer_size: int) -> bytes:
-        if self._receiver is not None and super().at_eof():
+        if self._receiver is not None and super().at_eof():  # type: ignore[no-untyped-call]
             await self._receiver.wait()
             return b""
         data: bytes = await super().read(limits.NATS_READ_BYTES)
         return data
 
     def at_eof(self) -> bool:
-        is_over: bool = super().at_eof()
+        is_over: bool = super().at_eof()  # type: ignore[no-untyped-call]
         return is_over and (self._receiver is None or self._receiver.is_over)
 
 
@@ -340,10 +259,10 @@ class _Parser(Parser):
             begin = found.end()
             end = begin + int(size)
             if (missing := end + 2 - len(data)) > 0:
-                if missing >= limits.REFUSED_EARLY_BYTES and (refuse := self.nc._refusing.get(int(sid))) is not None:
-                    if refuse(subject, reply, int(size)):
-                        self.unwanted = missing
-                        return True
+                refuse = self.nc._refusing.get(int(sid)) if missing >= limits.REFUSED_EARLY_BYTES else None
+                if refuse is not None and refuse(subject, reply, int(size)):
+                    self.unwanted = missing
+                    return True
                 self.buf += data[at:]
                 self._enough = end + 2 - at
                 return True

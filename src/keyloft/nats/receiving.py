@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 
 from keyloft import limits
 
-
 _CAN_DISCARD: Final = sys.platform == "linux"
 """Whether a TCP socket drops what is read with MSG_TRUNC, instead of copying it."""
 
@@ -38,8 +37,8 @@ class SocketReceiver(asyncio.BufferedProtocol):
 
     def __init__(self, stream: asyncio.StreamWriter, reader: asyncio.StreamReader, parser: ByteParser) -> None:
         """Replace the protocol of a stream. The reader has the bytes that arrived before, and then its end."""
-        # As its type says, each transport of a stream has these methods.
-        self._transport: Any = stream.transport
+        transport: Any = stream.transport  # its type lacks what has to do with reading
+        self._transport = transport
         self._before: Any = self._transport.get_protocol()
         self._parser = parser
         self._loop = asyncio.get_running_loop()

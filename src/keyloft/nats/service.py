@@ -18,10 +18,11 @@ from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
 from keyloft.errors import Busy, InvalidArgument, InvalidSubject, KeyloftError
 from keyloft.nats.bounds import IntakeBounds
+from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.connection import servers
 from keyloft.nats.events import EVENTS, WATCH
 from keyloft.nats.intake import Intake
-from keyloft.nats.messages import NatsConnection, check_nats_py
+from keyloft.nats.messages import NatsConnection
 from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.nats.overload import OverloadLog
 from keyloft.nats.publications import Watchable
