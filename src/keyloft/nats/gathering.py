@@ -17,7 +17,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from keyloft import errors, limits
-from keyloft.nats.messages import check_nats_py, publish_requests
+from keyloft.nats.compatibility import check_nats_py
+from keyloft.nats.messages import publish_requests
 from keyloft.nats.overtaken import is_overtaken
 
 _MANY: Final = b'{"parts":true,"requests":[%b]}'
