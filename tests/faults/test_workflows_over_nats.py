@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 _PROJECT = "tenant/acme/project/web"
-_LETTERS = 10 * TIMES
+_GIVEN_UP = 10 * TIMES
 _CLIENTS = 3
 _KILLS = 2 * TIMES
 
@@ -51,20 +51,20 @@ async def test_killed_services_lose_and_double_nothing_of_a_workflow(emptied_pos
 
         running = list(await asyncio.gather(serve(), serve()))
         clients = [await connected() for _ in range(_CLIENTS)]
-        for number in range(_LETTERS):
+        for number in range(_GIVEN_UP):
             put = partial(
                 clients[0].put, f"kept/{number}", number, expected_version=7, writer="w", semantics=Semantics("config")
             )
             with pytest.raises(Escalated):
                 await clients[0].retrying(conflict_pauses=[]).run(put)
-        letters = await clients[0].dead_letters.list()
-        assert len(letters) == _LETTERS
+        given_up = await clients[0].dead_letters.list()
+        assert len(given_up) == _GIVEN_UP
         is_over = asyncio.Event()
 
         async def retry(client: SemanticClient) -> None:
             """Retry all dead letters, which the other clients do as well; one that is gone was retried."""
-            for letter in letters:
-                ask = partial(client.dead_letters.retry, letter, expected_version="*")
+            for one in given_up:
+                ask = partial(client.dead_letters.retry, one, expected_version="*")
                 with suppress(InvalidArgument):
                     await until_answered(ask)
 
@@ -129,7 +129,7 @@ async def test_killed_services_lose_and_double_nothing_of_a_workflow(emptied_pos
         trail = [record async for record in store.audit(_PROJECT)]
         puts = Counter(record.key for record in trail if record.action == "put")
         assert {key: times for key, times in puts.items() if "/kept/" in key} == {
-            f"{_PROJECT}/kept/{number}": 1 for number in range(_LETTERS)
+            f"{_PROJECT}/kept/{number}": 1 for number in range(_GIVEN_UP)
         }
         counted = await store.get(f"{_PROJECT}/n")
         assert counted is not None

@@ -155,7 +155,7 @@ class EventPublisher:
                 await self._heartbeat()
             self._is_following.set()
             self._due.clear()
-            await self._take_over()
+            await self._take_over(next_heartbeat)
             await self._tidy_up()
             if not self.leases and not self._wanted.is_set():
                 await self.instance.leave()
@@ -284,8 +284,14 @@ class EventPublisher:
                 self._orphans.add(row)
         self._due.set()
 
-    async def _take_over(self) -> None:
-        while self._orphans and self.instance.is_alive:
+    async def _take_over(self, until: float) -> None:
+        """Take over leases until a time of the event loop: then a heartbeat is due.
+
+        To take over 10,000 may take longer than a heartbeat lasts. Without one in between, this instance would count as
+        dead by then, and so would what it has taken over.
+        """
+        time = asyncio.get_running_loop().time
+        while self._orphans and self.instance.is_alive and time() < until:
             rows = list(itertools.islice(self._orphans, limits.TAKE_OVER_LEASES))
             self._orphans.difference_update(rows)  # one that is lost to another instance comes back by its change
             records = await self._engine.read(*[Get(SPACE, row) for row in rows])
