@@ -1,8 +1,6 @@
 """The messages of each flood: what a hostile plugin or tenant may send within its permissions."""
 
-import json
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -82,11 +80,110 @@ _MANY: Final = b'{"requests":[%b]}' % b",".join(
     + [b'{"key":"%d","op":"get"}' % (number % 16) for number in range(984)]
 )
 
+_THOUSAND: Final = b",".join([b'"key-%d"' % number for number in range(1000)])
+_SET_MANY: Final = b'{"entries":{%b}}' % b",".join([b'"key-%d":%d' % (number, number) for number in range(1000)])
+
+
+def _each(count: int, payload: bytes, *operations: str) -> Callable[[str], list[Message]]:
+    """So many messages to plugins, of these operations by turns."""
+    return lambda owner: [(f"db.kv.{owner}.{operation}", payload) for _ in range(count) for operation in operations]
+
+
+def _lock(number: int) -> bytes:
+    about = b'"lastWriter":"w","semantics":{"purpose":"lock","ttlSeconds":60}'
+    return b'{"action":"acquire","key":"locks/%d",%b}' % (number, about)
+
+
 FLOODS: Final = (
     Flood(
         "many",
         "8 messages of 16 sets and 984 gets of 60 KB",
         _to_plugin("many", *[_MANY] * 8),
+    ),
+    Flood(
+        "counters",
+        "10,000 increments of 100 counters",
+        _to_plugin("incr", *[b'{"key":"counter-%d"}' % (number % 100) for number in range(10_000)]),
+    ),
+    Flood(
+        "counts",
+        "sets of 5,000 keys, then 2,000 counts and requests for the usage",
+        lambda owner: [
+            *_to_plugin("set_many", *[_SET_MANY.replace(b"key-", b"k%d-" % number) for number in range(5)])(owner),
+            *_each(1000, b"{}", "count", "usage")(owner),
+        ],
+    ),
+    Flood(
+        "touches",
+        "a set, then 10,000 touches of one key",
+        lambda owner: [
+            (f"db.kv.{owner}.set", _set(1, b"1")),
+            *_to_plugin("touch", *[b'{"key":"1","ttl":60}'] * 10_000)(owner),
+        ],
+    ),
+    Flood(
+        "conditions",
+        "a value of 60 KB, then 3,000 sets whose condition fails, and which are answered with it",
+        lambda owner: [
+            (f"db.kv.{owner}.set", _set(1, b'"%b"' % (b"x" * VALUE_BYTES))),
+            *_to_plugin("set", *[b'{"key":"1","value":0,"expected_version":7}'] * 3000)(owner),
+        ],
+    ),
+    Flood(
+        "bulk",
+        "100 times set_many, get_many and delete_many of 1,000 keys, and a delete_many by prefix",
+        lambda owner: [
+            message
+            for _ in range(100)
+            for message in (
+                (f"db.kv.{owner}.set_many", _SET_MANY),
+                (f"db.kv.{owner}.get_many", b'{"keys":[%b]}' % _THOUSAND),
+                (f"db.kv.{owner}.delete_many", b'{"keys":[%b]}' % _THOUSAND),
+                (f"db.kv.{owner}.delete_many", b'{"prefix":"key-9"}'),
+            )
+        ],
+    ),
+    Flood(
+        "ordered",
+        "10,000 sets and gets of one key by turns",
+        lambda owner: [
+            (f"db.kv.{owner}.{operation}", payload)
+            for number in range(5000)
+            for operation, payload in (("set", _set(1, b"%d" % number)), ("get", b'{"key":"1"}'))
+        ],
+    ),
+    Flood(
+        "watches",
+        "400 watches, more than an owner may have, and 1,000 sets of what they watch",
+        lambda owner: [
+            *_to_plugin("watch", *[b'{"prefix":""}'] * 400)(owner),
+            *_to_plugin("set", *[_set(number, b"1") for number in range(1000)])(owner),
+        ],
+    ),
+    Flood(
+        "locks",
+        "1,000 locks acquired, and 200 lists of them",
+        lambda owner: [
+            *_to_tenant("locks", *[_lock(number) for number in range(1000)])(owner),
+            *_to_tenant("locks", *[b'{"values":true,"limit":10000}'] * 200)(owner),
+        ],
+        is_semantic=True,
+    ),
+    Flood(
+        "flag-watches",
+        "300 watches of flags, and 1,000 writes of them",
+        lambda owner: [
+            *_to_tenant("watch", *[b'{"prefix":"flags/"}'] * 300)(owner),
+            *_to_tenant(
+                "put",
+                *[
+                    b'{"key":"flags/%d","value":true,"expectedVersion":"*","lastWriter":"w",'
+                    b'"semantics":{"purpose":"feature_flag"}}' % (number % 50)
+                    for number in range(1000)
+                ],
+            )(owner),
+        ],
+        is_semantic=True,
     ),
     Flood(
         "published",
@@ -158,107 +255,3 @@ FLOODS: Final = (
         pause=3.0,
     ),
 )
-
-
-# Fuzz
-
-_VALID: Final[dict[str, bytes]] = {
-    "set": b'{"key":"k","value":{"a":[1,2.5,null,"x"]},"ttl":60}',
-    "get": b'{"key":"k"}',
-    "delete": b'{"key":"k"}',
-    "list": b'{"prefix":"k","limit":5,"after":"a"}',
-}
-_PUT: Final = {
-    "key": "docs/a/b",
-    "value": {"token": "abc"},
-    "expectedVersion": "*",
-    "lastWriter": "harvester:sync",
-    "semantics": {"purpose": "cursor", "producer": "harvester", "consumerHints": ["search"], "ttlSeconds": 3600},
-}
-_DELETE: Final = {"key": "docs/a/b", "expectedVersion": "*", "lastWriter": "harvester:sync"}
-_OPERATIONS: Final = [{"operation": "put", **_PUT}, {"operation": "delete", **_DELETE}]
-_LOCK: Final = {"key": "locks/a", "lastWriter": "harvester:sync"}
-_GIVEN_UP: Final = {"operations": _OPERATIONS, "batch": True, "errorCode": "BUSY", "error": "busy", "attempts": 5}
-_VALID_SEMANTIC: Final[dict[str, tuple[bytes, ...]]] = {
-    "put": (json.dumps(_PUT).encode(),),
-    "get": (b'{"key":"docs/a/b"}',),
-    "delete": (json.dumps(_DELETE).encode(),),
-    "restore": (b'{"key":"docs/a/b","lastWriter":"harvester:sync","requestId":"r","specRef":"s"}',),
-    "list": (b'{"prefix":"docs/","values":true,"limit":3}',),
-    "batch": (json.dumps({"operations": _OPERATIONS}).encode(),),
-    "audit": (b'{"key":"docs/a/b","limit":3,"reverse":true,"after":5,"cursor":"00000000000000090000"}', b"{}"),
-    "locks": (
-        b'{"values":true,"limit":3,"after":7}',
-        json.dumps({"action": "acquire", "semantics": {"purpose": "lock", "ttlSeconds": 5}, **_LOCK}).encode(),
-        b'{"action":"renew","key":"locks/a","fence":7,"ttlSeconds":5}',
-        json.dumps({"action": "release", "fence": 7, "requestId": "r", **_LOCK}).encode(),
-    ),
-    "dead_letters": (
-        b'{"values":true,"limit":3,"after":"000000000000000000000000"}',
-        json.dumps({"action": "keep", "id": "0123456789abcdef01234567", **_GIVEN_UP}).encode(),
-        b'{"action":"retry","id":"0123456789abcdef01234567","expectedVersion":"*"}',
-        b'{"action":"drop","id":"0123456789abcdef01234567"}',
-    ),
-}
-_PIECES: Final = (
-    *(
-        b"null",
-        b"true",
-        b"NaN",
-        b"-0",
-        b"1e999",
-        b"99999999999999999999",
-        b'""',
-        b"[]",
-        b"{}",
-        b'"\\ud800"',
-        b'"\\u0000"',
-    ),
-    *(b"\xff", b"\xed\xa0\x80", b"\x00", b"\\", b'"', b"[" * 2000, b'{"a":' * 1000, b"9" * 5000, b"\xef\xbb\xbf", b" "),
-)
-_ODD_NAMES: Final = ("K", "a.b", "*", ">", "ü", "x" * 300, "a-b", "_", "$SRV", "\x1b[31m", "PING", "1", "set")
-
-
-def fuzzed(chances: random.Random, plugin: str, tenant: str) -> Iterator[Message]:
-    """Random bytes, changed valid messages, and odd subjects below the prefixes of the services; without end."""
-    while True:
-        if is_semantic := chances.random() < 0.5:
-            operation = chances.choice(list(_VALID_SEMANTIC))
-            subject = f"db.semantic.{tenant}.web.{operation}"
-            payload = chances.choice(_VALID_SEMANTIC[operation])
-        else:
-            operation = chances.choice(list(_VALID))
-            subject, payload = f"db.kv.{plugin}.{operation}", _VALID[operation]
-        kind = chances.random()
-        if kind < 0.15:
-            payload = chances.randbytes(chances.choice((0, 1, 2, 10, 100, 3000)))
-        elif kind < 0.85:
-            for _ in range(chances.choice((1, 1, 2, 5))):
-                payload = _changed(chances, payload)
-        if chances.random() < 0.1:
-            parts = subject.split(".")
-            first = 3 if is_semantic else 2
-            match chances.randrange(3):
-                case 0:
-                    parts[chances.randrange(first, len(parts))] = chances.choice(_ODD_NAMES)
-                case 1:
-                    parts.append(chances.choice(_ODD_NAMES))
-                case 2:
-                    del parts[first:]
-                    parts.append("x")
-            subject = ".".join(parts)
-        yield subject, payload
-
-
-def _changed(chances: random.Random, payload: bytes) -> bytes:
-    at = chances.randrange(len(payload) + 1)
-    to = min(len(payload), at + chances.choice((0, 1, 1, 2, 8)))
-    match chances.randrange(4):
-        case 0:
-            return payload[:at] + payload[to:]
-        case 1:
-            return payload[:at] + chances.choice(_PIECES) + payload[to:]
-        case 2:
-            return payload[:at] + chances.randbytes(chances.randrange(1, 4)) + payload[to:]
-        case _:
-            return payload[:at] + payload[at : at + 20] + payload[at:]

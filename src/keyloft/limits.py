@@ -630,6 +630,19 @@ UNREAD_BYTES: Final = 64 * 1024 * 1024
 NATS_READ_BYTES: Final = 256 * 1024
 """How many bytes are read at once from the connection to NATS: as many as asyncio takes from a socket at once."""
 
+NATS_PENDING_BYTES: Final = 256 * 1024 * 1024
+"""How much nats-server keeps for a connection, by the configuration of `keyloft nats-config`: what three owners send
+within a fifth of a second at full speed, in which a service on a busy machine may have no processor."""
+
+NATS_TAKING_SECONDS: Final = 0.004
+"""After so much time of the processor for messages from NATS, other tasks run before more of them are read."""
+
+NATS_DISCARDED_BYTES: Final = 4 * 1024 * 1024
+"""How many bytes of a refused message are left out at once."""
+
+REFUSED_EARLY_BYTES: Final = 32 * 1024
+"""Of a message of which so many bytes have not arrived yet, it is asked before whether it is refused."""
+
 GATHERED_BYTES: Final = 256 * 1024
 """How many bytes the requests have that a client sends in one message."""
 

@@ -1,6 +1,7 @@
 """`keyloft semantic …`, as processes, on a file, on PostgreSQL and over NATS."""
 
 import asyncio
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import keyloft
 from keyloft.semantic import Escalated, Semantics, SemanticService, SemanticStore
 from keyloft.server.isolation import isolate
-from tests.cli.commands import ON_A_FILE, SURROUNDINGS, Keyloft, at_a_terminal, run_command
+from tests.cli.commands import LONGEST_SECONDS, ON_A_FILE, SURROUNDINGS, Keyloft, at_a_terminal, run_command
 from tests.support.nats import private_server
 
 PROJECT = "tenant/acme/project/web"
@@ -66,6 +67,32 @@ def test_an_entry_is_deleted_and_restored(run: Keyloft) -> None:
     code, stdout, stderr = run("semantic", "restore", f"{PROJECT}/flags/absent")
     assert (code, stdout) == (1, "")
     assert stderr.startswith("keyloft: NOTHING_TO_RESTORE: ")
+
+
+async def watched(watching: "asyncio.Future[tuple[int, str, str]]", store: SemanticStore) -> Any:
+    """What a watch that ends after two changes prints, while entries are put again and again."""
+    about: dict[str, Any] = {"expected_version": "*", "writer": "w:watch"}
+    numbers = itertools.count()
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while not watching.done():
+            number = next(numbers)
+            await store.put(FLAG, number, semantics=Semantics("feature_flag"), **about)
+            await store.put(f"{PROJECT}/other/x", number, semantics=Semantics("config"), **about)
+            await asyncio.wait([watching], timeout=0.05)
+        return shown(await watching)
+
+
+async def test_changes_are_shown_as_they_happen(tmp_path: Path) -> None:
+    async with keyloft.open(tmp_path / "app.db") as kv, SemanticStore(kv) as store:
+        await store.put(FLAG, 0, expected_version=0, writer="w", semantics=Semantics("feature_flag"))
+        command = ("semantic", "watch", f"{PROJECT}/flags/", "--limit", "2")
+        run = partial(run_command, {**SURROUNDINGS, "KEYLOFT_DATABASE_URL": str(tmp_path / "app.db")})
+        first, second = await watched(asyncio.ensure_future(asyncio.to_thread(run, *command)), store)
+        assert (first["key"], first["lastWriter"], first["deleted"]) == (FLAG, "w:watch", False)
+        assert second["version"] > first["version"]
+        assert "value" not in first
+        [first, _] = await watched(asyncio.ensure_future(asyncio.to_thread(run, *command, "--values")), store)
+        assert type(first["value"]) is int
 
 
 @pytest.mark.slow
@@ -189,6 +216,8 @@ async def test_every_command_works_over_nats_with_a_tenants_login_and_no_databas
             trail = shown(await run("audit", FLAG))
             assert [record["action"] for record in trail] == ["put", "conflict", "delete", "restore"]
             assert shown(await run("audit", PROJECT, "--reverse", "--limit", "1")) == trail[-1]
+            watching = asyncio.ensure_future(run("watch", f"{PROJECT}/flags/", "--limit", "2", "--values"))
+            assert [change["key"] for change in await watched(watching, store)] == [FLAG, FLAG]
             async with store.lock(f"{PROJECT}/locks/sync", writer="w:sync") as lock:
                 held = shown(await run("locks", PROJECT))
                 assert (held["key"], held["fence"], held["value"]["holder"]) == (lock.key, lock.fence, "w:sync")

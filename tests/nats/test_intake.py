@@ -185,6 +185,33 @@ async def test_owners_with_much_unanswered_do_not_shut_out_those_with_little(cli
         await until(lambda: not service.unanswered)
 
 
+async def test_large_requests_beyond_the_bound_of_an_owner_are_busy_and_all_others_are_answered(
+    client: Nats, db: BotDatabase
+) -> None:
+    async with serving(client, db, bounds=IntakeBounds(owner_bytes=400_000)) as service:
+        async with locked(db):
+            await publish(client, "large.set", key="first", value="x" * 60_000)
+            await until(lambda: service.unanswered == 1)
+            large = [ask(client, "large.set", key="k", value="x" * 900_000) for _ in range(8)]
+            small = [ask(client, f"{name}.get", key="k") for name in ("large", "small") for _ in range(20)]
+            replies = await asyncio.gather(*large, *small)
+        assert {reply["error_code"] for reply in replies[:8]} == {"BUSY"}
+        assert replies[8:] == [{"success": True, "exists": False}] * 40
+        assert service.meters.owners["large"].errors["BUSY"] == 8
+
+
+async def test_gets_of_many_plugins_that_arrive_together_have_each_its_own_value(client: Nats, db: BotDatabase) -> None:
+    plugins = [f"p{number}" for number in range(30)]
+    for number, plugin in enumerate(plugins):
+        await db.kv_set(plugin, "k", number)
+    async with serving(client, db) as service:
+        asked = [ask(client, f"{plugin}.get", key=key) for key in ("k", "absent", "k") for plugin in plugins]
+        replies = await asyncio.gather(*asked)
+        values = [reply.get("value") for reply in replies]
+        assert values == [*range(30), *[None] * 30, *range(30)]
+        assert not service.unanswered
+
+
 class TestMoreNamesThanQueues:
     """While another program locks the file, each name has an unfinished write, and keeps its queue."""
 

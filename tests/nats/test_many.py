@@ -70,9 +70,9 @@ async def in_parts(client: Nats, requests: list[Any]) -> AsyncIterator[tuple[dic
     """The parts of a reply: what was answered, by position, and how many are left."""
     inbox = client.new_inbox()
     replies = await client.subscribe(inbox)
-    await client.publish(
-        f"{PREFIX}.trivia.many", json.dumps({"requests": requests, "parts": True}).encode(), reply=inbox
-    )
+    texts = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in requests]
+    data = b'{"parts":true,"requests":[%b]}' % b",".join(texts)  # as Keyloft's client writes it
+    await client.publish(f"{PREFIX}.trivia.many", data, reply=inbox)
     left = len(requests)
     while left:
         message = await replies.next_msg(SECONDS)
@@ -139,6 +139,45 @@ async def test_each_request_is_answered_as_if_sent_alone(client: Nats, db: BotDa
         }
 
 
+GETS: list[bytes] = [
+    b'{"op":"get","key":"a"}',
+    b'{"op":"get","key":"absent"}',
+    b'{"op":"get","key":"a","key":"b"}',
+    b'{"op":"get","key":""}',
+    b'{"op":"get","key":"%b"}' % (b"x" * 255),
+    b'{"op":"get","key":"%b"}' % (b"x" * 256),
+    b'{"op":"get","key":7}',
+    b'{"op":"get","key":"\\u0061"}',
+    b'{"op":"get","key":"\\u0000"}',
+    '{"op":"get","key":"\u00e9"}'.encode(),
+    b'{"op":"get","key":"a","meta":true}',
+    b'{"op":"get","key":"a","other":1}',
+    b'{"op":"get","Key":"a"}',
+    b'{"op":"get"}',
+    b'{"op":"get","op":"get","key":"a"}',
+    b'{"op":"delete","key":"absent"}',
+]
+
+
+async def test_gets_that_travel_together_are_answered_as_if_sent_alone(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db):
+        await db.kv_set("trivia", "a", 1)
+        plain = GETS[0]
+        for text in GETS:
+            replies = dict[int, Any]()
+            async for part, _ in in_parts(client, [plain, text, plain]):
+                replies |= part
+            first, found, last = [replies[position] for position in range(3)]
+            [expected] = (await ask(client, "trivia.many", b'{"requests":[%b]}' % text))["replies"]
+            expected.pop("updated_at", None)
+            found.pop("updated_at", None)
+            assert (first, found, last) == ({"success": True, "exists": True, "value": 1}, expected, first), text
+        for text in (b'{"parts":true,"requests":[%b],"more":1}', b'{"parts":true,"requests":[%b],"parts":true}'):
+            assert (await ask(client, "trivia.many", text % plain))["success"] is False
+        most = b'{"parts":true,"requests":[%b]}' % b",".join([plain] * (limits.MANY_REQUESTS + 1))
+        assert (await ask(client, "trivia.many", most))["error_code"] == "VALIDATION_ERROR"
+
+
 async def test_what_it_can_not_hold_fails_alone(client: Nats, db: BotDatabase) -> None:
     async with serving(client, db):
         stored = {"op": "set", "key": "k", "value": 1}
@@ -175,6 +214,7 @@ async def test_a_message_that_is_no_many_is_refused_by_name(client: Nats, db: Bo
         (b'{"requests":[],"requests":[]}', "INVALID_JSON", "twice"),
         (b'{"parts":true,"requests":[],"parts":true}', "INVALID_JSON", "twice"),
         (b"[]", "VALIDATION_ERROR", "JSON object"),
+        (b'{"request\xe6":[{"op":"get","key":"k"}]}', "INVALID_JSON", "UTF-8"),
         (b'{"requests":[', "INVALID_JSON", "ends too early"),
         (b"", "INVALID_JSON", ""),
         (b'{"requests":[' + b"[" * 100_000, "VALIDATION_ERROR", "nested too deeply"),

@@ -222,6 +222,49 @@ class TestOlderServices:
             assert sorted(asked) == [*["get"] * 6, "many"]
         await other.close()
 
+    async def test_no_call_overtakes_an_earlier_one_of_its_key_when_a_service_loses_many(self, nats_url: str) -> None:
+        stored: dict[str, Any] = {"k": 0}
+        held: list[Msg] | None = None
+
+        async def answer(message: Msg) -> None:
+            operation, fields = message.subject.rpartition(".")[2], json.loads(message.data)
+            if held is not None:
+                held.append(message)
+            elif operation == "many" and fields["requests"]:
+                await message.respond(refusal(keyloft.InvalidSubject("the operation is one of set, get, delete, list")))
+            elif operation == "many":
+                await message.respond(b'{"success":true,"replies":[],"left":0}')
+            elif operation == "set":
+                stored[fields["key"]] = fields["value"]
+                await message.respond(b'{"success":true}')
+            else:
+                found = stored.get(fields["key"])
+                await message.respond(json.dumps({"success": True, "exists": True, "value": found}).encode())
+
+        other = await nats.connect(nats_url)
+        await other.subscribe("downgraded.>", cb=answer)
+        await settled(other)
+        async with connected(nats_url, prefix="downgraded") as client, asyncio.timeout(SECONDS):
+            kv, held = client.kv, []
+            together = [asyncio.ensure_future(kv.set(key, 1)) for key in ("k", "j", "l")]
+            while len(held) < 1:
+                await asyncio.sleep(0.001)
+            more = [asyncio.ensure_future(kv.set("l", number)) for number in (2, 3)]
+            while len(held) < 2:
+                await asyncio.sleep(0.001)
+            lone = asyncio.ensure_future(kv.get("k"))
+            while len(held) < 3:
+                await asyncio.sleep(0.001)
+            arrived, held = held, None
+            for message in arrived:
+                await answer(message)
+            refused, *done = await asyncio.gather(*together, *more, lone, return_exceptions=True)
+            assert isinstance(refused, keyloft.Unanswered)
+            assert "not carried out" in str(refused)
+            assert done == [None, None, None, None, 0]
+            assert stored == {"k": 0, "j": 1, "l": 3}, "what was sent again kept its order"
+        await other.close()
+
     @pytest.mark.parametrize("by", ["connect", "a plain connection"])
     async def test_without_the_permission_calls_are_sent_alone(self, by: str, tmp_path: Path) -> None:
         isolation = isolate(["trivia"], prefixes=[PREFIX])

@@ -15,7 +15,7 @@ from keyloft.core.values import Encoding, decode_json
 from keyloft.nats import payloads
 from keyloft.nats.errors import wire_code
 from keyloft.nats.requests import Variant
-from keyloft.plugins import rules, wire
+from keyloft.plugins import replies, rules, wire
 from keyloft.plugins.rules import ConditionalSet, ManyKeys, ManyValues, PrefixDelete
 from tests.core.test_json_text import exact, json_bytes, reference, run_in_thread
 from tests.core.test_json_text import outcome as written_outcome
@@ -118,7 +118,7 @@ def test_what_was_set_is_what_is_got(value: Any) -> None:
     except (KeyloftError, ValueError):
         return
     record = Record(("p", "k"), stored, Encoding.JSON, 1, None)
-    assert json.loads(wire.got(Get(Space.PLUGINS, record.key), record)) == {
+    assert json.loads(replies.got(Get(Space.PLUGINS, record.key), record)) == {
         "success": True,
         "exists": True,
         "value": value,
@@ -159,7 +159,7 @@ def test_a_value_of_900_levels_is_set_and_got_whatever_the_caller_s_stack(levels
         stored = wire.setting("p", b'{"key":"k","value":' + value + b"}").value
         assert stored == value
         record = Record(("p", "k"), stored, Encoding.JSON, 1, None)
-        assert wire.got(Get(Space.PLUGINS, record.key), record).endswith(b":" + value + b"}")
+        assert replies.got(Get(Space.PLUGINS, record.key), record).endswith(b":" + value + b"}")
         return None
 
     run_in_thread(lambda: descend(0))
@@ -240,7 +240,7 @@ def test_a_parse_error_does_not_show_the_value() -> None:
 
 @pytest.mark.parametrize(("most", "shown"), [(10_000, 100), (600, 48), (1, 1)])
 def test_a_list_fits_into_a_message(most: int, shown: int) -> None:
-    reply = json.loads(wire.listed([f"key-{number:05d}" for number in range(100)], False, most))
+    reply = json.loads(replies.listed([f"key-{number:05d}" for number in range(100)], False, most))
     assert reply["count"] == len(reply["keys"])
     assert reply["truncated"] is (shown < 100)
     assert 0 < reply["count"] <= shown

@@ -55,6 +55,10 @@ class Network:
     def is_closed(self) -> bool:
         return self._engine.is_closed
 
+    @property
+    def reads_at_once(self) -> bool:
+        return False
+
     async def aclose(self) -> None:
         await self._engine.aclose()
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -14,7 +16,9 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
 import keyloft
+from keyloft import limits
 from keyloft.errors import InvalidArgument, InvalidPluginName
+from keyloft.nats.connection import connect
 from keyloft.semantic import (
     Intent,
     Login,
@@ -653,3 +657,51 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path)
     for replace in (False, True):
         with pytest.raises(InvalidArgument, match="can't be written"):
             isolate([]).write(tmp_path / "nowhere" / "nats.conf", replace=replace)
+
+
+def _send_and_wait(port: int, user: NatsUser, message: bytes, times: int) -> None:
+    """Send a message again and again over a raw socket; returns once the server has taken all of them."""
+    options = {"verbose": False, "pedantic": False, "user": user.name, "pass": user.password}
+    with socket.create_connection(("127.0.0.1", port), timeout=_LONGEST_SECONDS) as sender:
+        sender.sendall(b"CONNECT %b\r\n" % json.dumps(options).encode())
+        for _ in range(times):
+            sender.sendall(message)
+        sender.sendall(b"PING\r\n")
+        received = b""
+        while b"PONG\r\n" not in received:
+            received += sender.recv(65_536)
+
+
+@pytest.mark.slow
+async def test_no_plugin_gets_a_service_cut_off_that_can_not_read_for_a_while(tmp_path: Path) -> None:
+    isolation = isolate(["trivia", "quotes"])
+    isolation.write(tmp_path / "nats.conf")
+    payload = bytes(1_000_000)
+    message = b"PUB db.kv.trivia.set %d\r\n%b\r\n" % (len(payload), payload)
+    async with private_server(tmp_path / "nats.conf") as server:
+        service = await connect(server.url, name="service", **isolation.service.options())
+        released, sizes = asyncio.Event(), []
+
+        async def wait() -> None:
+            await released.wait()
+
+        def handle(subject: bytes, reply: bytes, data: bytes) -> Coroutine[Any, Any, None] | None:
+            sizes.append(len(data))
+            return None if released.is_set() else wait()
+
+        service.handle(await service.subscribe("db.kv.>", queue="service"), handle)
+        await settled(service)
+        # More than nats-server keeps for one connection: the rest is dropped.
+        times = limits.NATS_PENDING_BYTES // len(payload) + 30
+        await asyncio.to_thread(_send_and_wait, server.port, isolation.plugins["trivia"], message, times)
+        async with connected(server, isolation.plugins["quotes"]) as quotes:
+            with pytest.raises(NoRespondersError):
+                await quotes.ask("db.kv.quotes.get", b'{"key":"k"}')
+        released.set()
+        async with asyncio.timeout(_LONGEST_SECONDS):
+            while sum(sizes) < limits.NATS_PENDING_BYTES // 2:
+                await asyncio.sleep(0.01)
+        await settled(service)
+        assert service.stats["reconnects"] == 0
+        assert len(sizes) < times
+        await service.close()

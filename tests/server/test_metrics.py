@@ -9,8 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from keyloft import limits
+from keyloft.nats.connection import connect
 from keyloft.nats.meters import OTHER, ServiceMeters
-from keyloft.plugins import BotDatabase
+from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from keyloft.plugins.meters import Meters
 from keyloft.plugins.rules import OPERATIONS
 from keyloft.plugins.usage import PluginUsage
@@ -85,6 +86,32 @@ async def test_the_semantic_service_has_counters_too(usage: PluginUsage) -> None
     assert sample(text, "rosey_semantic_dropped_total") == {'tenant="acme"': 5}
     assert sample(text, "rosey_semantic_duration_seconds_count")['operation="put"'] == 1
     assert sample(text, "rosey_semantic_duration_seconds_count")['operation="list"'] == 0
+
+
+async def test_watches_and_requests_that_travel_together_are_counted(
+    db: BotDatabase, usage: PluginUsage, nats_url: str
+) -> None:
+    tenants = ServiceMeters()
+    connection = await connect(nats_url, name="metrics")
+    async with (
+        DatabaseService(connection, db, prefixes=["metrics.kv"]) as service,
+        await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="metrics.kv") as client,
+    ):
+        requests = [{"op": "set", "key": "k", "value": 1}, {"op": "get", "key": "k"}, {"op": "get", "key": ""}]
+        await client.request("many", {"requests": requests})
+        async with client.kv.watch("k") as changes:
+            await client.kv.set("k", 2)
+            await anext(changes)
+            text = await shown(service.meters, usage, tenants)
+            assert sample(text, "rosey_kv_leases") == {"": 1}
+            assert sample(text, "rosey_kv_events_total")['plugin="trivia"'] >= 1
+            assert sample(text, "rosey_kv_many_requests_total") == {'plugin="trivia"': 3}
+            assert sample(text, "rosey_semantic_leases") == {"": 0}
+            assert sample(text, "rosey_semantic_events_total") == {'tenant="other"': 0}
+        async with asyncio.timeout(30):
+            while service.meters.leases:
+                await asyncio.sleep(0.005)
+    await connection.close()
 
 
 async def test_prometheus_reads_the_metrics(usage: PluginUsage) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -23,8 +24,9 @@ from keyloft.cli.options import (
     number_option,
     option,
 )
-from keyloft.cli.semantic_access import SemanticAccess
-from keyloft.cli.terminal import Columns, fail, given_value, to_json
+from keyloft.cli.semantic_access import OpenedState, SemanticAccess
+from keyloft.cli.terminal import Columns, fail, given_value, remark, say, to_json
+from keyloft.core.lazy import check_limit
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import AuditRecord, Envelope, Semantics
 from keyloft.semantic.keys import path_of
@@ -148,6 +150,51 @@ def list_(
     )
 
 
+def watch(
+    prefix: KeyPrefixArgument,
+    *,
+    values: Annotated[bool, flag("--values", "Show values, too.")] = False,
+    limit: Limit = None,
+    out: Output,
+    store: SemanticAccess,
+) -> None:
+    """Print entries as they change, without values unless asked, a line each, in a pipe as JSON, until Ctrl-C.
+
+    What was deleted or has expired is gone. Several changes of one entry may be one line.
+
+    Example: keyloft semantic watch tenant/acme/project/web/flags/
+    """
+    most = check_limit(limit)
+
+    async def follow(opened: OpenedState) -> None:
+        left = most
+        async with opened.changes(prefix) as changes:
+            if out.is_for_people:
+                remark("Waiting for changes; Ctrl-C ends it.")
+            while left > 0:
+                for key, entry in (await anext(changes)).items():
+                    if left > 0:
+                        say(
+                            _change_for_people(key, entry, values) if out.is_for_people else _change(key, entry, values)
+                        )
+                    left -= 1
+                sys.stdout.flush()
+
+    store.with_semantic(prefix, follow, argument="prefix")
+
+
+def _change_for_people(key: str, entry: Envelope | None, values: bool) -> str:
+    if entry is None:
+        return f"{path_of(key)} is gone"
+    value = f": {to_json(entry.value)}" if values else ""
+    return f"{path_of(key)} has changed, version {entry.version}, by {entry.last_writer}{value}"
+
+
+def _change(key: str, entry: Envelope | None, values: bool) -> str:
+    fields = {"key": key} if entry is None else shown(entry, value=values)
+    return to_json({**fields, "deleted": entry is None})
+
+
 def audit(
     about: Annotated[str, argument("KEY|PROJECT", "An entry's key, or tenant/acme/project/web.")],
     *,
@@ -217,4 +264,4 @@ def expected(text: str) -> int | str:
         raise InvalidArgument("--expected-version: expected 0, the number of a version, or *") from None
 
 
-COMMANDS: Final[Commands] = (get, put, delete, restore, list_, audit, locks)
+COMMANDS: Final[Commands] = (get, put, delete, restore, list_, watch, audit, locks)

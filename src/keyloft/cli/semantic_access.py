@@ -11,6 +11,7 @@ from keyloft.cli.options import option
 from keyloft.core.lazy import LazyList
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import AuditRecord, DeadLetter, Envelope, SemanticStore, keys
+from keyloft.semantic.entry_watches import EntryWatch
 from keyloft.server.config import NATS_SETTINGS
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ class RemoteState:
 
     def list(self, prefix: str, *, values: bool = False, limit: int | None = None) -> LazyList[Envelope]:
         return self._client.list(keys.parse_prefix(prefix).path, values=values, limit=limit)
+
+    def changes(self, prefix: str) -> EntryWatch[dict[str, Envelope | None]]:
+        return self._client.changes(keys.parse_prefix(prefix).path)
 
     def audit(
         self, about: str, *, after: int | None = None, limit: int | None = None, reverse: bool = False

@@ -101,6 +101,10 @@ class Engine(Reader, Protocol):
     @property
     def is_closed(self) -> bool: ...
 
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether it mostly reads entries without waiting; a read that does wait has not begun to read by then."""
+
     async def commit(self, batch: records.Batch) -> records.Committed | records.Conflict:
         """Write the whole batch or nothing of it; once this returns Committed, it is durable.
 

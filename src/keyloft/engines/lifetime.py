@@ -11,6 +11,9 @@ from keyloft.errors import CLOSED, Closed, WrongLoop
 class ClosableEngine(ABC):
     """The part of an engine that refuses callers who may not use it, and closes it once."""
 
+    reads_at_once = False
+    """As `Engine` describes it."""
+
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing: asyncio.Task[None] | None = None

@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 class MemoryEngine:
     """An engine whose data ends with its process."""
 
+    reads_at_once = True
+
     def __init__(self, clock: Clock, history: KeptHistory | None = None) -> None:
         self._clock = clock
         self._tables = {space: _SortedRecords() for space in Space}

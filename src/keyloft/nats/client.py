@@ -113,7 +113,8 @@ class ServiceClient(AsyncClosing):
 
     async def ask(self, subject: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request, and wait for its reply: `_request`, for a `RemoteWatch`."""
-        return await self._request(subject, fields)
+        prefix, _, operation = subject.rpartition(".")
+        return await self._request(prefix, operation, fields)
 
     def _watch(self, subject: str, prefix: str | None, keys: Sequence[str], since: int | None) -> RemoteWatch:
         """A watch of keys that begin with a text, or of some keys.
@@ -127,8 +128,13 @@ class ServiceClient(AsyncClosing):
             raise InvalidArgument("since: expected a version, a whole number of at least 0")
         return RemoteWatch(self, subject, {"keys": list(keys)} if keys else {"prefix": prefix}, since)
 
-    async def _request(self, subject: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    async def _request(self, prefix: str, operation: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and wait for its reply.
+
+        Args:
+            prefix: The subject before the operation.
+            operation: What is asked for.
+            fields: Those of the request.
 
         Raises:
             KeyloftError: The service refused it; the class of the error has the reason.
@@ -143,9 +149,9 @@ class ServiceClient(AsyncClosing):
             self._sender = RequestSender(
                 self.nats, timeout=self._timeout, gathered=self._gathered, timed_out=self._timed_out
             )
-        prefix, _, operation = subject.rpartition(".")
+        call = self._sender.ask(prefix, operation, to_json(fields))
         try:
-            return self._read(await self._sender.ask(prefix, operation, to_json(fields)))
+            return self._read(await call.reply)
         except nats_errors.NoRespondersError:
             raise errors.NoService(
                 f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one"
@@ -156,6 +162,8 @@ class ServiceClient(AsyncClosing):
             nats_errors.OutboundBufferLimitError,
         ) as error:
             raise Unanswered(f"not connected to NATS: {error}") from error
+        finally:
+            self._sender.end(call)
 
     def _timed_out(self, subject: str) -> errors.TimedOut:
         state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"

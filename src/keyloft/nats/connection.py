@@ -17,8 +17,9 @@ from keyloft import limits
 from keyloft.core.log_text import printable
 from keyloft.core.urls import without_login
 from keyloft.errors import NotPermitted
+from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.log_rate import LogRate
-from keyloft.nats.messages import NatsConnection, check_nats_py
+from keyloft.nats.messages import NatsConnection
 
 logger = logging.getLogger(__name__)
 

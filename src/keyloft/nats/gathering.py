@@ -17,7 +17,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from keyloft import errors, limits
-from keyloft.nats.messages import check_nats_py, publish_requests
+from keyloft.nats.compatibility import check_nats_py
+from keyloft.nats.messages import publish_requests
+from keyloft.nats.overtaken import is_overtaken
 
 _MANY: Final = b'{"parts":true,"requests":[%b]}'
 _PROBE: Final = _MANY % b""
@@ -25,6 +27,10 @@ _OP_BYTES: Final = 32
 """What a request takes beyond its fields, at most: its operation, and a comma."""
 _STATUS: Final = "Status"
 _NO_RESPONDERS: Final = "503"
+_OVERTAKEN: Final = (
+    "an older instance of the service has refused this call, together with others, while a later request of its key "
+    "was on its way; it was not carried out: repeat it"
+)
 
 
 class _ManyPart(Struct):
@@ -39,7 +45,7 @@ class _ManyPart(Struct):
 _decode_part = msgspec.json.Decoder(_ManyPart).decode
 
 
-class _ClientCall:
+class ClientCall:
     """A request of one caller, until it is answered."""
 
     __slots__ = ("data", "ends", "is_alone", "operation", "prefix", "reply")
@@ -77,7 +83,7 @@ class SentMessage:
 
     __slots__ = ("calls", "ends", "is_many", "number", "subject")
 
-    def __init__(self, number: str, subject: str, calls: Sequence[_ClientCall], ends: float, *, is_many: bool) -> None:
+    def __init__(self, number: str, subject: str, calls: Sequence[ClientCall], ends: float, *, is_many: bool) -> None:
         self.number = number
         """The last part of its reply subject."""
         self.subject = subject
@@ -86,6 +92,11 @@ class SentMessage:
         self.ends = ends
         """When no caller waits for its reply any more."""
         self.is_many = is_many
+
+    @property
+    def prefix(self) -> str:
+        """The subject before the operation."""
+        return self.subject.rpartition(".")[0]
 
 
 class RequestSender:
@@ -107,9 +118,11 @@ class RequestSender:
         self._loop = asyncio.get_running_loop()
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._queue: list[_ClientCall] = []
+        self._queue: list[ClientCall] = []
+        self._again: list[ClientCall] = []
+        """Calls that are sent once more, before those of the queue."""
         self._sending: asyncio.Task[None] | None = None
-        self._waiting: dict[_ClientCall, None] = {}
+        self._waiting: dict[ClientCall, None] = {}
         """The calls without a reply, in their order."""
         self._sent: dict[str, SentMessage] = {}
         """The messages without a reply, by number, in the order in which they were sent."""
@@ -125,8 +138,8 @@ class RequestSender:
         """The messages that wait for a reply."""
         return list(self._sent.values())
 
-    async def ask(self, prefix: str, operation: str, data: bytes) -> bytes:
-        """Send a request, and return its reply.
+    def ask(self, prefix: str, operation: str, data: bytes) -> ClientCall:
+        """Send a request soon. The caller awaits its `reply`, and then calls `end`.
 
         Args:
             prefix: The subject before the operation.
@@ -134,18 +147,20 @@ class RequestSender:
             data: The fields of the request, as JSON.
         """
         is_alone = operation not in self._gathered or data == b"{}"
-        call = _ClientCall(
+        call = ClientCall(
             prefix, operation, data, self._loop.create_future(), self._loop.time() + self._timeout, is_alone
         )
         self._queue.append(call)
         self._waiting[call] = None
-        self._start_sending()
+        if self._sending is None:
+            self._start_sending()
         if self._expiring is None:
             self._expiring = self._loop.call_at(call.ends, self._expire)
-        try:
-            return await call.reply
-        finally:
-            del self._waiting[call]
+        return call
+
+    def end(self, call: ClientCall) -> None:
+        """A caller waits no longer."""
+        del self._waiting[call]
 
     async def aclose(self) -> None:
         """Receive no more replies; callers that still wait get an error."""
@@ -164,12 +179,20 @@ class RequestSender:
             call.fail(error)
 
     def send_singly(self, message: SentMessage) -> None:
-        """Send the calls of a `many` that was not carried out again, each alone, and no `many` for a while."""
+        """Send the calls of a `many` that was not carried out again, each alone, and no `many` for a while.
+
+        A call fails if a later request of its key was sent alone meanwhile: sent again, it would come behind that.
+        """
         del self._sent[message.number]
         self._has_many, self._next_probe = False, monotonic() + limits.MANY_PROBE_SECONDS
+        number = int(message.number)
+        alone = [sent.calls[0] for sent in self._sent.values() if not sent.is_many and int(sent.number) > number]
+        later = [(call.operation, call.data) for call in alone if call.prefix == message.prefix]
         for call in message.calls:
             call.is_alone = True
-        self._queue[:0] = message.calls
+            if later and is_overtaken((call.operation, call.data), later):
+                call.fail(errors.Unanswered(_OVERTAKEN))
+        self._again += message.calls
         self._start_sending()
 
     def subscribe_again(self) -> None:
@@ -184,8 +207,8 @@ class RequestSender:
 
     async def _send_all(self) -> None:
         try:
-            while self._queue:
-                calls, self._queue = self._queue, []
+            while self._queue or self._again:
+                calls, self._queue, self._again = [*self._again, *self._queue], [], []
                 try:
                     if self._subscription is None:
                         await self._subscribe()
@@ -206,14 +229,14 @@ class RequestSender:
         self._inbox = self._nats.new_inbox()
         self._subscription = await self._nats.subscribe(f"{self._inbox}.*", cb=self._arrived)
 
-    def _messages(self, calls: Iterable[_ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
+    def _messages(self, calls: Iterable[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The messages that carry calls, in the order of the calls."""
-        together: list[_ClientCall] = []
-        size = 0
+        together: list[ClientCall] = []
+        size, most = 0, self._nats.max_payload
         for call in calls:
             if call.reply.done():
                 continue  # cancelled meanwhile
-            if len(call.data) > self._nats.max_payload:
+            if len(call.data) > most:
                 call.fail(nats_errors.MaxPayloadError())
                 continue
             more = len(call.data) + _OP_BYTES
@@ -228,7 +251,7 @@ class RequestSender:
                 size += more
         yield from self._as_messages(together)
 
-    def _as_messages(self, calls: Sequence[_ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
+    def _as_messages(self, calls: Sequence[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The message that carries calls; until the service is known to have `many`, one for each."""
         if len(calls) > 1 and self._has_many:
             requests = [b'{"op":"%b",%b' % (call.operation.encode(), call.data[1:]) for call in calls]
@@ -240,9 +263,9 @@ class RequestSender:
             self._next_probe = now + limits.MANY_PROBE_SECONDS
             yield self._message(f"{calls[0].prefix}.many", []), _PROBE
 
-    def _message(self, subject: str, calls: Sequence[_ClientCall]) -> SentMessage:
+    def _message(self, subject: str, calls: Sequence[ClientCall]) -> SentMessage:
         self._numbered += 1
-        ends = self._loop.time() + self._timeout
+        ends = calls[-1].ends if calls else self._loop.time() + self._timeout
         # A `many` has several calls, or none if it asks whether the service has the operation.
         return SentMessage(str(self._numbered), subject, calls, ends, is_many=len(calls) != 1)
 

@@ -1,7 +1,7 @@
 """Takes in the requests of a service: bounds in bytes, owners that take turns, order within an owner, deadlines.
 
-The path of a message: `receive` puts it into its owner's queue, or refuses it if the queue is full. It never awaits, so
-that messages are read from the socket as fast as they arrive. Owners take turns (`turns.py`): an owner's messages are
+The path of a message: `receive` (`acceptance.py`) puts it into its owner's queue, or refuses it if the queue is full.
+Owners take turns (`turns.py`): an owner's messages are
 read, and what they ask for is begun. The reply goes to the outbox, and `_end` makes room for the next request.
 """
 
@@ -17,22 +17,23 @@ from nats.aio.client import Client as Nats
 from keyloft import limits
 from keyloft.core.engine import Engine, Verdict
 from keyloft.errors import Busy, InvalidSubject
+from keyloft.nats.acceptance import Acceptance
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import NOT_CARRIED_OUT, Deadlines
 from keyloft.nats.errors import wire_code
-from keyloft.nats.many import NO_REPLIES, TOO_FAST, Collectors, ManyRequests, taken_apart
-from keyloft.nats.messages import Handled, RefusedNames
+from keyloft.nats.joint_reads import JointReads
+from keyloft.nats.many import TOO_FAST, Collectors
 from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.outbox import BUSY, Outbox
-from keyloft.nats.owner_work import OwnerWork
 from keyloft.nats.owners import Owners
-from keyloft.nats.reporting import EventSubject, IntakeReporter, Route
-from keyloft.nats.requests import NO_OPERATION, Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
-from keyloft.nats.turn_reads import TurnReads
+from keyloft.nats.reporting import IntakeReporter, Route
+from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
+from keyloft.nats.taking_apart import TakesApart
+from keyloft.nats.turn_reads import PendingReads, TurnReads
 from keyloft.nats.turns import Turns, steps
 
 
-class Intake(OwnerWork):
+class Intake(Acceptance, TakesApart):
     """Takes in the requests of one service, carries them out on an engine, and answers them."""
 
     def __init__(
@@ -71,7 +72,6 @@ class Intake(OwnerWork):
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(nats, self._reserved, self._sent, self._refused_busy, reporter.unsent)
         self._owners = Owners(route, words, meters)
-        self._turns = Turns(nats, self._take_turn, self._can_go_on)
         self._without_room: dict[Owner, None] = {}
         """Owners whose next request waits until other owners' replies are sent."""
         self._request_bytes = self._reply_bytes = 0
@@ -79,6 +79,8 @@ class Intake(OwnerWork):
         """The requests that are carried out by a coroutine."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_reads = TurnReads(engine, self._answer, lambda: self._deadlines.stalled())
+        self._joint_reads = JointReads(engine, self._turn_reads.make, self._answer)
+        self._turns = Turns(nats, self._take_turn, self._can_go_on, self._joint_reads.make_all)
         self.reads = self._turn_reads.under_way
         """The requests that wait for the database to read, by their tasks."""
         self._verdicts: dict[Owner, tuple[list[Request], list[Verdict]]] = {}
@@ -96,65 +98,13 @@ class Intake(OwnerWork):
         self._deadlines.close()
         return self.unanswered
 
-    # Accepting requests
-
-    def receive(self, subject: bytes, reply: bytes, data: bytes) -> Handled:
-        """Accept a request, or refuse it.
-
-        Raises:
-            UnicodeDecodeError: The subject is not UTF-8.
-        """
-        owners, bounds = self._owners, self._bounds
-        size = len(data) + len(reply) + limits.REQUEST_BYTES
-        if (route := owners.routes.get(subject)) is None:
-            is_event = b".events." in subject  # what a service publishes arrives here, too: the prefix is the same
-            if not is_event and owners.others.request_bytes + size > bounds.owner_bytes and not owners.knows(subject):
-                return self._refuse_others(reply)
-            try:
-                route = owners.route(subject)
-            except EventSubject:
-                return []
-        name, operation, about = route
-        if operation.holds_requests:
-            size += limits.REQUEST_BYTES * min(1 + data.count(b","), limits.MANY_REQUESTS)
-        owner = owners.known.get(name) or owners.of(name)
-        now = perf_counter()
-        unanswered = owner.request_bytes + size
-        most = (
-            self._most_requests if unanswered > limits.LITTLE_UNANSWERED_BYTES else self._most_requests + self._reserve
-        )
-        if (
-            unanswered > bounds.owner_bytes
-            or self._request_bytes + size > most
-            or (bounds.requests_per_second is not None and owner.is_too_fast(bounds.requests_per_second, now))
-        ):
-            replies = self._outbox.refuse(owner, operation)
-            replies.append(reply)
-            return self._outbox.wait_for_room() if self._outbox.is_full() else replies
-        if not self._request_bytes:
-            self._is_empty.clear()
-            self._deadlines.start()
-        if not owner.request_bytes:
-            owner.visits += 1
-        owner.request_bytes = unanswered
-        self._request_bytes += size
-        owner.waiting.append(Request(owner, operation, about, reply, data, now, size))
-        if not owner.is_in_turn:
-            self._turns.give(owner)
-        return None
-
-    def _refuse_others(self, reply: bytes) -> Handled:
-        """Refuse what names an owner without a queue of its own, whatever it asks for: there may be very many."""
-        replies = self._outbox.refuse(self._owners.others, NO_OPERATION)
-        replies.append(reply)
-        return self._outbox.wait_for_room() if self._outbox.is_full() else RefusedNames(self._owners.knows, replies)
-
     # Taking turns
 
     def _take_turn(self, owner: Owner, now: float) -> None:
         """Read an owner's messages and begin what they ask for, until its time is used up."""
+        self._joint_reads.make_before_turn(owner)
         ends = now + owner.credit
-        reads: list[Request] = []
+        reads = PendingReads()
         ready, waiting = owner.ready, owner.waiting
         while ready and self._has_room_for_reply(owner):
             self._begin(ready.popleft(), reads)
@@ -169,7 +119,7 @@ class Intake(OwnerWork):
             if request.size > limits.SMALL_REQUEST_BYTES or not len(waiting) % 8:
                 now = perf_counter()
         if reads:
-            self._turn_reads.make(owner, reads)
+            self._joint_reads.add(owner, reads)
 
     def _has_room(self, owner: Owner) -> bool:
         """Whether another request of an owner may be read and begun."""
@@ -191,8 +141,8 @@ class Intake(OwnerWork):
         """Whether an owner has something to do in its next turn."""
         return self._has_room_for_reply(owner) if owner.ready else bool(owner.waiting) and self._has_room(owner)
 
-    def _start(self, request: Request, now: float, reads: list[Request]) -> None:
-        """Read a message; then begin what it asks for, unless it waits for earlier writes."""
+    def _start(self, request: Request, now: float, reads: PendingReads) -> None:
+        """Read a message; then begin what it asks for, unless it waits for earlier requests."""
         owner, operation = request.owner, request.operation
         try:
             if request.reply.startswith(self._reserved):
@@ -209,45 +159,36 @@ class Intake(OwnerWork):
             self.end(request)
             return
         if isinstance(operation, EngineWrite):  # the engine keeps the order of its keys
-            if owner.exclusive is None and not operation.reply_bytes:
+            if not owner.unordered and not reads and not operation.reply_bytes:
                 self._submit(request, operation)
                 return
             keys = [mutation.key for mutation in operation.batch(content).mutations]
-            waits = owner.exclusive is not None and owner.waits_in_order(request, keys)
+            self._turn_reads.make_before(owner, reads, keys)
+            waits = owner.unordered > 0 and owner.write_waits(request, keys)
         elif isinstance(operation, PointRead):
-            waits = bool(owner.writes) and owner.must_wait(request, (content.key,))
+            if waits := bool(owner.writes) and owner.read_waits(request, (content.key,)):
+                owner.begin_read(request, (content.key,))
         elif isinstance(operation, Call):
-            waits = owner.waits_in_order(request, operation.written(content), operation.keys_read(content))
+            waits = self._call_waits(request, operation, reads)
         else:
             self._take_apart(request, content)
             return
         if not waits:
             self._begin(request, reads)
 
-    def _take_apart(self, request: Request, content: ManyRequests) -> None:
-        """Let the requests that a message holds be the owner's next ones."""
-        owner, count, collector = request.owner, len(content.requests), None
-        if request.reply and count:
-            collector = self._collectors.collector(content, partial(self._collected, request, count))
-        requests = taken_apart(request, content, collector, self._bounds.requests_per_second)
-        owner.waiting.extendleft(reversed(requests))
-        given = sum([one.size for one in requests])  # the bounds have counted them with the message
-        request.size -= given
-        owner.under_way_bytes -= given
-        if collector is None:
-            self._collected(request, count, NO_REPLIES, True)
+    def _call_waits(self, request: Request, operation: Call, reads: PendingReads) -> bool:
+        """Whether a call waits for earlier requests; later ones wait for it from now on, as far as it concerns them."""
+        owner, written = request.owner, operation.written(request.content)
+        if written is None or written:
+            self._turn_reads.make_before(owner, reads, written)
+            return owner.write_waits(request, written)
+        keys = operation.keys_read(request.content)
+        waits = owner.read_waits(request, keys)
+        if operation.shows_entries and (keys is None or keys):
+            owner.begin_read(request, keys)
+        return waits
 
-    def _collected(self, request: Request, count: int, reply: bytes, is_last: bool) -> None:
-        """Send replies to the requests that a message held."""
-        if is_last:
-            self._finish(request, reply, count)
-            self.end(request)
-        else:
-            request.owner.reply_bytes += len(reply)
-            self._reply_bytes += len(reply)
-            self._outbox.add(request.owner, request.reply, reply)
-
-    def _begin(self, request: Request, reads: list[Request]) -> None:
+    def _begin(self, request: Request, reads: PendingReads) -> None:
         """Begin a request that waits for nothing; reads are made at the end of the turn."""
         operation = request.operation
         if request.is_given_up:
@@ -271,12 +212,15 @@ class Intake(OwnerWork):
         owner, batch = request.owner, operation.batch(request.content)
         if request.written is None:
             owner.begin_write(request, [mutation.key for mutation in batch.mutations])
+            request.is_submitted = True
         try:
             submission = self._engine.submit(batch, partial(self._decided, request))
         except Exception as error:
             self._answer(owner, [request], [error])
         else:
             request.cancel = submission.withdraw
+            if not request.is_submitted:
+                owner.submitted(request)
 
     def _decided(self, request: Request, verdict: Verdict) -> None:
         """Note what became of a write: those that are decided at the same time are answered together."""
@@ -346,6 +290,8 @@ class Intake(OwnerWork):
                 reply_size += len(reply)
             if request.written is not None:
                 owner.end_write(request)
+            elif request.read is not None:
+                owner.end_read(request)
             # As in `end`: nothing else would free them.
             request.cancel = request.content = None
             reserved += request.reserved
@@ -390,6 +336,8 @@ class Intake(OwnerWork):
         request.cancel = request.content = None
         if request.written is not None:
             owner.end_write(request)
+        elif request.read is not None:
+            owner.end_read(request)
         self._make_room(owner, 1, request.size, request.reserved)
 
     def _make_room(self, owner: Owner, requests: int, size: int, reply_size: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,7 @@ from keyloft.errors import Busy, InvalidArgument, InvalidJson, InvalidSubject, K
 from keyloft.nats import payloads
 from keyloft.nats.errors import refusal
 from keyloft.nats.outbox import TOO_MUCH
-from keyloft.nats.requests import Operation, RefusedOperation, ReplyCollector, Request
+from keyloft.nats.requests import Operation, PointRead, RefusedOperation, ReplyCollector, Request
 
 _REPLIES: Final = b'{"success":true,"replies":[%b]}'
 NO_REPLIES: Final = _REPLIES % b""
@@ -27,6 +27,7 @@ _FRAME_BYTES: Final = len(_PART) + 24
 
 # The form in which Keyloft's client sends a message and its requests; any other form is read more slowly.
 _IN_PARTS: Final = b'{"parts":true,"requests":['
+_GETS: Final = _IN_PARTS + b'{"op":"get",'
 _IN_PARTS_BYTES: Final = len(_IN_PARTS) + len("]}") - 1  # there is a comma less than there are requests
 _ORDINARY: Final = re.compile(rb'\{"op":"([a-z_]+)"(?:,|(?=\}))').match
 
@@ -34,10 +35,14 @@ _ORDINARY: Final = re.compile(rb'\{"op":"([a-z_]+)"(?:,|(?=\}))').match
 class ManyRequests(Struct, frozen=True):
     """What a message asks for, request by request."""
 
-    requests: list[tuple[Operation, bytes]]
+    requests: Sequence[tuple[Operation, Any]]
     """Each with its operation and its message, as if sent alone."""
     in_parts: bool
     """Whether the replies may arrive in several messages."""
+    size: int
+    """How many bytes the requests have."""
+    are_point_reads: bool = False
+    """Whether all of them are point reads, which are already read."""
 
 
 class _ManyText(Struct):
@@ -77,11 +82,16 @@ class Many(Operation):
         self._unfit = unfit
 
     def read(self, about: Any, data: bytes, /) -> ManyRequests:
+        if data.startswith(_GETS):
+            operation = self._find(about, "get")
+            if isinstance(operation, PointRead) and (gets := operation.read_all(about, data)):
+                parsed = operation.parsed
+                return ManyRequests([(parsed, get) for get in gets], True, len(data), True)
         try:
             if data.count(b",") > _MANY_COMMAS and _is_beyond(data):
                 raise _too_many(limits.MANY_REQUESTS)
             text = json_text.on_any_stack(_read_many, data)
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             _refuse_unreadable(data)
             raise InvalidArgument('requests: expected an array of requests, as in [{"op": "get", "key": …}]') from None
         requests, most = list(map(bytes, text.requests)), limits.MANY_REQUESTS
@@ -95,7 +105,7 @@ class Many(Operation):
         if len(requests) > most:
             raise _too_many(most)
         found: dict[str, Operation] = {}
-        return ManyRequests([self._taken(about, one, found) for one in requests], bool(text.parts))
+        return ManyRequests([self._taken(about, one, found) for one in requests], bool(text.parts), len(data))
 
     def details(self, content: Any, outcome: int) -> dict[str, int | None]:
         return {"count": outcome}
@@ -133,7 +143,7 @@ def _refuse_unreadable(data: bytes) -> None:
     """Refuse a message that is not JSON, or has other fields than it should."""
     try:
         fields = json_text.on_any_stack(_read_members, data)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         json_text.check_depth(data, _LEVELS)
         json_text.check_syntax(data)
         raise InvalidArgument('the payload must be a JSON object, as in {"requests": […]}') from None
@@ -175,12 +185,13 @@ def taken_apart(
         per_second: How many requests its owner may send a second; None for any number.
     """
     owner, about, reply, arrived = message.owner, message.about, message.reply, message.arrived
+    size = limits.REQUEST_BYTES + content.size // max(1, len(content.requests))
     requests = []
     for position, (operation, data) in enumerate(content.requests):
         # The message itself was counted as one.
         if position and per_second is not None and owner.is_too_fast(per_second, arrived):
             operation = TOO_FAST
-        request = Request(owner, operation, about, reply, data, arrived, len(data) + limits.REQUEST_BYTES)
+        request = Request(owner, operation, about, reply, data, arrived, size)
         request.collector, request.position = collector, position
         requests.append(request)
     return requests

@@ -1,16 +1,14 @@
 """Reads the messages that NATS delivers, and publishes replies: the one module that uses private parts of nats-py.
 
-`_Parser.parse` reads them from the socket. `check_nats_py` makes sure that the installed nats-py has all parts that are
-used here.
+`_Parser.take` makes messages of what the socket has. `compatibility.py` makes sure that the installed nats-py has all
+parts that are used here.
 """
 
 import asyncio
-import importlib.metadata
-import inspect
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from nats.aio.client import Client as Nats
@@ -19,95 +17,20 @@ from nats.aio.transport import TcpTransport, Transport
 from nats.errors import BadSubjectError, MaxPayloadError
 
 from keyloft import limits
-from keyloft.errors import IncompatibleLibrary
+from keyloft.nats.compatibility import incompatible
 from keyloft.nats.events import EVENTS
+from keyloft.nats.receiving import SocketReceiver
 
 logger = logging.getLogger(__name__)
 
 PERMISSION: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 """How nats-py reports that NATS has refused a subject."""
-NATS_PY: Final = ">=2.16,<2.17"
-"""The versions of nats-py whose private parts are known to fit; `pyproject.toml` has the same bounds."""
-
-
-def _incompatible(changed: str) -> IncompatibleLibrary:
-    return IncompatibleLibrary(
-        f"nats-py {importlib.metadata.version('nats-py')} can't be used, its internals have changed: {changed}. "
-        f'Keyloft works with nats-py {NATS_PY}: pip install "nats-py[nkeys]{NATS_PY}"'
-    )
 
 
 try:
     from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 except ImportError as error:
-    raise _incompatible(str(error)) from error
-
-
-_ABSENT: Final = "absent"
-_CLIENT_METHODS: Final = {
-    "_process_msg": "async (sid, subject, reply, data, headers)",
-    "_read_loop": "async ()",
-    "_send_ping": "async (future=None)",
-    "_process_pong": "async ()",
-    "_send_command": "async (cmd, priority=False)",
-    "_flush_pending": "async (force_flush=False)",
-    "force_reconnect": "async ()",
-}
-_PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
-    (Nats, _CLIENT_METHODS),
-    (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "is_connected": "bool", "max_payload": "int"}),
-    (Nats, {"is_draining_pubs": "bool"}),
-    (TcpTransport, {"connect": "async (uri, buffer_size, connect_timeout)", "read": "async (buffer_size)"}),
-    (Parser, {"parse": "async (data=b'')", "reset": "()", "nc": "Client", "buf": "bytearray", "state": "int"}),
-    (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
-    (Nats, {"_handlers": _ABSENT, "handle": _ABSENT, "read_bytes": _ABSENT, "sending": _ABSENT}),
-    (
-        Nats,
-        {
-            "_transport": "NoneType",
-            "_socket": _ABSENT,
-            "refused": _ABSENT,
-            "note_refusal": _ABSENT,
-            "refused_events": _ABSENT,
-        },
-    ),
-    (Parser, {"_enough": _ABSENT}),
-)
-"""What this module uses of nats-py: methods with their parameters, attributes with their types, and names that it adds
-to nats-py's classes, which must not have them. A test compares this table with the code below."""
-
-
-def check_nats_py() -> None:
-    """Make sure that nats-py has every part that this module uses, in the shape that it expects.
-
-    Raises:
-        IncompatibleLibrary: It does not; the message names what has changed, and the versions that work.
-    """
-    try:
-        client = Nats()
-        owners = {
-            Nats: client,
-            Parser: Parser(client),
-            Subscription: Subscription(client),
-            TcpTransport: TcpTransport(),  # type: ignore[no-untyped-call]
-        }
-    except Exception as error:
-        raise _incompatible(f"Client(), Parser(client) or Subscription(client) fails: {error}") from error
-    changed = [
-        f"{owner.__name__}.{name} is {found}, expected {expected}"
-        for owner, parts in _PARTS
-        for name, expected in parts.items()
-        if (found := _shape(owners[owner], name)) != expected
-    ]
-    if changed:
-        raise _incompatible("; ".join(changed))
-
-
-def _shape(owner: object, name: str) -> str:
-    if not inspect.isroutine(part := getattr(owner, name, _ABSENT)):
-        return _ABSENT if part is _ABSENT else type(part).__name__
-    parameters = [one.replace(annotation=one.empty) for one in inspect.signature(part).parameters.values()]
-    return ("async " if inspect.iscoroutinefunction(part) else "") + str(inspect.Signature(parameters))
+    raise incompatible(str(error)) from error
 
 
 class RefusedNames(NamedTuple):
@@ -127,13 +50,20 @@ RefusedNames: the same for all messages of its subscription whose subject is not
 Handler: TypeAlias = Callable[[bytes, bytes, bytes], Handled]
 """Called with a message's subject, reply subject and data. It may raise UnicodeDecodeError: the message is left out."""
 
+EarlyRefusal: TypeAlias = Callable[[bytes, bytes, int], bool]
+"""Called with the subject, the reply subject and the size of a large message that has not arrived yet; returns whether
+it was refused: then its data is left out."""
+
 
 class NatsConnection(Nats):
     """nats-py's client, made to survive every message: with the original, one message can end all reading."""
 
+    _ps: "_Parser"
+
     def __init__(self) -> None:
         super().__init__()
         self._handlers: dict[int, Handler] = {}
+        self._refusing: dict[int, EarlyRefusal] = {}
         self._ps = _Parser(self)
         self.read_bytes = 0
         """How many bytes were read since it was made."""
@@ -144,14 +74,23 @@ class NatsConnection(Nats):
         self.refused_events: deque[str] = deque(maxlen=limits.REFUSED_EVENTS)
         """In lower case, the last subjects of events that this program was not allowed to publish to."""
 
-    def handle(self, subscription: Subscription, handler: Handler | None) -> None:
+    def handle(self, subscription: Subscription, handler: Handler | None, refuse: EarlyRefusal | None = None) -> None:
         """Pass a subscription's messages to a function as they are read; None: to the subscription's callback again.
 
         Without nats-py's queue and task between, a flood is refused as fast as it is read, and takes no memory.
         """
         self._handlers.pop(subscription._id, None)
-        if handler is not None:
-            self._handlers[subscription._id] = handler
+        self._refusing.pop(subscription._id, None)
+        if handler is None:
+            return
+        self._handlers[subscription._id] = handler
+        if refuse is not None:
+            self._refusing[subscription._id] = refuse
+        self._receive_at_once()
+
+    def _receive_at_once(self) -> None:
+        if isinstance(self._socket, _LargeReads):
+            self._socket.receive_for(self._ps)
 
     def note_refusal(self, error: str) -> None:
         """Remember the subject if an error is about one that this program chose; others chose those of replies."""
@@ -184,6 +123,8 @@ class NatsConnection(Nats):
     async def _read_loop(self) -> None:
         # Half a message of the connection before this one may be left in the parser.
         self._ps.reset()
+        if self._handlers:
+            self._receive_at_once()
         await super()._read_loop()
         # After an unexpected error, nats-py stays connected and reads no more.
         if self.is_connected:
@@ -208,18 +149,39 @@ class NatsConnection(Nats):
 
 
 class _LargeReads(TcpTransport):
-    """nats-py's transport with larger reads: a flood of 1 MB messages takes a quarter of the processor's time, and
-    nats-server cuts off a connection that reads too slowly."""
+    """nats-py's transport with larger reads, and a way for the parser to get them at once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._receiver: SocketReceiver | None = None
+
+    def receive_for(self, parser: "_Parser") -> None:
+        """Let a parser have what arrives at once; with TLS, the task that reads goes on to do that."""
+        writer, reader = self._io_writer, self._io_reader
+        if self._receiver is not None or writer is None or reader is None or writer.is_closing():
+            return
+        if writer.get_extra_info("ssl_object") is None:
+            self._receiver = SocketReceiver(writer, reader, parser)
+
+    def is_ready(self) -> bool:
+        """Whether all that was written before is on its way."""
+        writer = self._io_writer
+        return writer is not None and not writer.is_closing() and not writer.transport.get_write_buffer_size()
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        self._receiver = None  # nats-py connects again with the same transport
         await super().connect(uri, limits.NATS_READ_BYTES, connect_timeout)
 
     async def read(self, buffer_size: int) -> bytes:
+        if self._receiver is not None and super().at_eof():  # type: ignore[no-untyped-call]
+            await self._receiver.wait()
+            return b""
         data: bytes = await super().read(limits.NATS_READ_BYTES)
         return data
+
+    def at_eof(self) -> bool:
+        is_over: bool = super().at_eof()  # type: ignore[no-untyped-call]
+        return is_over and (self._receiver is None or self._receiver.is_over)
 
 
 class _Parser(Parser):
@@ -227,20 +189,55 @@ class _Parser(Parser):
     messages of subscriptions with a handler take a shorter path; those of a flood a very short one."""
 
     nc: NatsConnection
+    unwanted = 0
+    """How many of the next bytes belong to a message that was refused before it had arrived."""
     _enough = 0
     """Half a message waits in the buffer until that has this many bytes."""
+    _awaited: Coroutine[Any, Any, Any] | None = None
+    """What is to be awaited before the next message is read."""
+    _rest = b""
+    """What is read after that."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.unwanted = self._enough = 0
+        self._rest = b""
+        if self._awaited is not None:
+            self._awaited.close()
+            self._awaited = None
 
     async def parse(self, data: bytes = b"") -> None:
+        is_done = self._awaited is None and self.take(data)
+        while not is_done:
+            if self._awaited is not None:
+                awaited, self._awaited = self._awaited, None
+                await awaited
+            rest, self._rest = self._rest, b""
+            is_done = self.take(rest)
+
+    def leave_out(self, count: int) -> None:
+        """Note that so many unwanted bytes have arrived."""
+        self.unwanted -= count
+        self.nc.read_bytes += count
+
+    def take(self, data: bytes) -> bool:
+        """Handle what was read; returns whether that is done, or `parse` has to wait for something."""
         self.nc.read_bytes += len(data)
         handlers = self.nc._handlers
+        if self.unwanted:
+            unwanted = min(self.unwanted, len(data))
+            self.unwanted -= unwanted
+            data = data[unwanted:]
         if not handlers or self.state != AWAITING_CONTROL_LINE:
             self._enough = 0
-            await super().parse(data)
-            return
+            if not data:
+                return True
+            self._awaited = super().parse(data)
+            return False
         if self.buf:
             self.buf += data
             if len(self.buf) < self._enough:
-                return
+                return True
             data = bytes(self.buf)
             self.buf.clear()
         at = 0
@@ -257,21 +254,18 @@ class _Parser(Parser):
                 if end < 2:
                     self.buf += data[at:]
                     self._enough = 0
-                    return
-                await super().parse(data[at:end])
-                refused.clear()
-                names.clear()
-                at = end
-                if self.state != AWAITING_CONTROL_LINE:  # a message in a form that no nats-server writes
-                    await super().parse(data[at:])
-                    return
-                continue
+                    return True
+                return self._wait_for(super().parse(data[at:end]), data[end:])
             begin = found.end()
             end = begin + int(size)
-            if end + 2 > len(data):
+            if (missing := end + 2 - len(data)) > 0:
+                refuse = self.nc._refusing.get(int(sid)) if missing >= limits.REFUSED_EARLY_BYTES else None
+                if refuse is not None and refuse(subject, reply, int(size)):
+                    self.unwanted = missing
+                    return True
                 self.buf += data[at:]
                 self._enough = end + 2 - at
-                return
+                return True
             at = end + 2
             # Most messages of a flood end here, so every step counts: a connection that reads too slowly is cut off by
             # nats-server, with other senders' requests (ADR 7; tests/plugins/test_service.py floods a service).
@@ -283,23 +277,28 @@ class _Parser(Parser):
                 continue
             body = begin + int(headers) if headers else begin
             if (handler := handlers.get(int(sid))) is None:
-                await self.nc._process_msg(int(sid), subject, reply, data[body:end], data[begin:body])
-                refused.clear()
-                names.clear()
-                continue
+                message = self.nc._process_msg(int(sid), subject, reply, data[body:end], data[begin:body])
+                return self._wait_for(message, data[at:])
             try:
                 handled = handler(subject, reply, data[body:end])
             except UnicodeDecodeError as error:
                 _log_unreadable(error)
                 continue
+            if handled is None:
+                continue
             if isinstance(handled, list):
                 refused[sid, subject] = handled
             elif isinstance(handled, RefusedNames):
                 names[sid] = handled
-            elif handled is not None:
-                await handled
-                refused.clear()
-                names.clear()
+            else:
+                return self._wait_for(handled, data[at:])
+        return True
+
+    def _wait_for(self, awaited: Coroutine[Any, Any, Any], rest: bytes) -> bool:
+        """Let `parse` wait before it goes on with the rest."""
+        self._awaited, self._rest = awaited, rest
+        self.nc.read_bytes -= len(rest)  # it is counted when it is taken
+        return False
 
 
 # Groups: whether it has headers, subject, subscription, reply subject, size of the headers, size of headers and data.
@@ -335,6 +334,21 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[bytes, bytes]])
     await connection._flush_pending()
     if len(commands) < len(messages):
         raise MaxPayloadError
+
+
+def publish_at_once(connection: Nats, messages: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Publish as `publish_all` does, without a task between, if nothing waits to be sent; returns whether it was so."""
+    if not isinstance(connection, NatsConnection) or connection.pending_data_size or not connection.is_connected:
+        return False
+    socket, largest = connection._socket, connection.max_payload
+    if not isinstance(socket, _LargeReads) or not socket.is_ready():
+        return False
+    pub = b"PUB %b %d\r\n%b\r\n"
+    commands = [pub % (subject, len(data), data) for subject, data in messages if len(data) <= largest]
+    if len(commands) < len(messages):
+        return False
+    socket.write(b"".join(commands))  # type: ignore[no-untyped-call]
+    return True
 
 
 async def publish_requests(connection: Nats, requests: Sequence[tuple[str, str, bytes]]) -> None:

@@ -78,7 +78,7 @@ class _Timings(dict[str, Timing]):
 class Meter:
     """The requests of one owner, a plugin or a tenant."""
 
-    __slots__ = ("dropped", "durations", "errors")
+    __slots__ = ("dropped", "durations", "errors", "events", "gathered")
 
     def __init__(self, buckets: _Buckets | None = None) -> None:
         self.durations = _Timings(_Buckets() if buckets is None else buckets)
@@ -87,6 +87,10 @@ class Meter:
         """By code, requests that were refused or failed."""
         self.dropped = 0
         """How many messages without a reply subject were dropped, because too much was waiting."""
+        self.gathered = 0
+        """How many requests arrived together with others, in a `many`."""
+        self.events = 0
+        """How many messages were published for its watches."""
 
 
 class ServiceMeters(Struct):
@@ -99,6 +103,8 @@ class ServiceMeters(Struct):
     """
 
     owners: dict[str, Meter] = field(default_factory=dict)
+    leases: int = 0
+    """How many watches clients have now, whichever instance publishes for them."""
     _buckets: _Buckets = field(default_factory=_Buckets)
 
     def of(self, owner: str) -> Meter:

@@ -11,7 +11,7 @@ from keyloft import limits
 from keyloft.errors import Busy
 from keyloft.nats.connection import cancel
 from keyloft.nats.errors import refusal
-from keyloft.nats.messages import NatsConnection, publish_all, publish_to_all
+from keyloft.nats.messages import NatsConnection, publish_all, publish_at_once, publish_to_all
 from keyloft.nats.requests import Operation, Owner
 
 TOO_MUCH: Final = "too many requests at once, and this one was not carried out: try again later"
@@ -50,27 +50,47 @@ class Outbox:
         self._is_empty.set()
         self._is_idle = True
         """Whether the task waits for something to send."""
+        self._is_scheduled = False
+        """Whether replies are sent soon without it."""
+        self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._send_forever(), name="keyloft replies")
 
     def add(self, owner: Owner, subject: bytes, data: bytes) -> None:
         """Send a reply soon. `sent` is called for it."""
         self._replies.append((subject, data))
         self._owners.append((owner, len(data)))
-        if self._is_idle:
-            self._wake()
+        if self._is_idle and not self._is_scheduled:
+            self._schedule()
 
     def add_all(self, owner: Owner, replies: Iterable[tuple[bytes, bytes]], size: int) -> None:
         """Send replies of so many bytes in all soon. `sent` is called for them."""
         self._replies += replies
         self._owners.append((owner, size))
-        if self._is_idle:
-            self._wake()
+        if self._is_idle and not self._is_scheduled:
+            self._schedule()
 
     def refuse(self, owner: Owner, operation: Operation) -> list[bytes]:
         """The list to which the caller adds the reply subjects of refused messages; empty for a published one."""
         if self._is_idle:
             self._wake()
         return self._busy.setdefault((owner, operation), [])
+
+    def _schedule(self) -> None:
+        self._is_scheduled = True
+        self._loop.call_soon(self._send_soon)
+
+    def _send_soon(self) -> None:
+        """Send the replies of this iteration of the event loop at once if nothing is in the way; else the task does."""
+        self._is_scheduled = False
+        if not self._is_idle:
+            return
+        if self._sending.locked() or not publish_at_once(self._nats, self._replies):
+            self._wake()
+            return
+        self._replies = []
+        owners, self._owners = self._owners, []
+        for owner, size in owners:
+            self._sent(owner, size)
 
     def _wake(self) -> None:
         self._is_idle = False
@@ -91,6 +111,8 @@ class Outbox:
 
     async def close(self, seconds: float) -> None:
         """Return once all replies are sent, or after so many seconds if NATS does not take them."""
+        if self._is_scheduled:
+            self._wake()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._is_empty.wait()

@@ -46,6 +46,7 @@ class OwnerWork:
     def publish(self, name: str, messages: Sequence[tuple[str, bytes]]) -> None:
         """Publish messages that count as an owner's replies until they are sent."""
         owner, size = self._owner(name), sum([len(data) for _, data in messages])
+        owner.meter.events += len(messages)
         owner.reply_bytes += size
         self._reply_bytes += size
         self._outbox.add_all(owner, [(subject.encode(), data) for subject, data in messages], size)

@@ -26,6 +26,7 @@ from keyloft.nats.connection import cancel
 from keyloft.nats.instance import PublishingInstance
 from keyloft.nats.intake import Intake
 from keyloft.nats.leases import SPACE, Lease, LeaseRows, PublishedProgress, read_lease, read_progress, stored
+from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.publications import Publication, Watchable
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,9 @@ class KnownLease(Struct, frozen=True):
 class EventPublisher:
     """Publishes for the leases that name this instance. It follows the stored leases for as long as there are some."""
 
-    def __init__(self, nats: Nats, engine: Engine, intake: Intake, watchable: Watchable, service: str) -> None:
+    def __init__(
+        self, nats: Nats, engine: Engine, intake: Intake, watchable: Watchable, service: str, meters: ServiceMeters
+    ) -> None:
         self.rows = LeaseRows(service)
         self.instance = PublishingInstance(nats, engine, self.rows)
         self.leases: dict[bytes, KnownLease] = {}
@@ -53,6 +56,7 @@ class EventPublisher:
         """How many bytes they take."""
         self._engine = engine
         self._intake = intake
+        self._meters = meters
         self._watchable = watchable
         self._known = 0
         """The version up to which the stored leases are known."""
@@ -139,6 +143,7 @@ class EventPublisher:
                 self._stop(row)
             for known in (self.leases, self.lease_count, self.lease_bytes, self._alive, self._progress, self._orphans):
                 known.clear()
+            self._meters.leases = 0
 
     async def _serve(self, applying: "asyncio.Task[None]") -> None:
         loop = asyncio.get_running_loop()
@@ -150,7 +155,7 @@ class EventPublisher:
                 await self._heartbeat()
             self._is_following.set()
             self._due.clear()
-            await self._take_over()
+            await self._take_over(next_heartbeat)
             await self._tidy_up()
             if not self.leases and not self._wanted.is_set():
                 await self.instance.leave()
@@ -213,6 +218,7 @@ class EventPublisher:
         else:
             self.lease_count[owner] += 1
         self.leases[row] = known
+        self._meters.leases = len(self.leases)
         self.lease_bytes[owner] += known.lease.size
         self._publish(row, known.lease)
 
@@ -220,6 +226,7 @@ class EventPublisher:
         self._stop(row)
         self._orphans.discard(row)
         known = self.leases.pop(row)
+        self._meters.leases = len(self.leases)
         owner = self._watchable.owner(known.lease.names)
         self.lease_bytes[owner] -= known.lease.size
         self.lease_count[owner] -= 1
@@ -277,8 +284,14 @@ class EventPublisher:
                 self._orphans.add(row)
         self._due.set()
 
-    async def _take_over(self) -> None:
-        while self._orphans and self.instance.is_alive:
+    async def _take_over(self, until: float) -> None:
+        """Take over leases until a time of the event loop: then a heartbeat is due.
+
+        To take over 10,000 may take longer than a heartbeat lasts. Without one in between, this instance would count as
+        dead by then, and so would what it has taken over.
+        """
+        time = asyncio.get_running_loop().time
+        while self._orphans and self.instance.is_alive and time() < until:
             rows = list(itertools.islice(self._orphans, limits.TAKE_OVER_LEASES))
             self._orphans.difference_update(rows)  # one that is lost to another instance comes back by its change
             records = await self._engine.read(*[Get(SPACE, row) for row in rows])

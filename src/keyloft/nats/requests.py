@@ -1,7 +1,7 @@
 """Requests that a service has accepted, what they ask for, and their order within their owner."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Optional, Protocol
 
 from msgspec import Struct
@@ -73,6 +73,13 @@ NO_OPERATION: Final = NoOperation()
 class PointRead(Operation):
     """Reads one entry. The reads of one turn are made together."""
 
+    parsed: "PointRead"
+    """The same operation, for messages that `read_all` has read."""
+
+    def read_all(self, about: Any, data: bytes, /) -> Sequence[Get] | None:
+        """What the requests of a `many` ask for, if all of them are ordinary ones of this operation; else None."""
+        return None
+
     def read(self, about: Any, data: bytes, /) -> Get:
         raise NotImplementedError
 
@@ -92,6 +99,9 @@ class EngineWrite(Operation):
 
 class Call(Operation):
     """Anything else: a coroutine. It waits for the earlier writes of the keys that it reads or writes."""
+
+    shows_entries: bool = True
+    """Of a read: whether later writes of the keys that it reads wait for it."""
 
     def written(self, content: Any) -> Collection[Hashable] | None:
         """The keys that it writes, and later requests for them wait for it; None for any of its owner's."""
@@ -142,6 +152,10 @@ class Request(Struct, gc=False, eq=False):
     """How many bytes of replies are reserved for it."""
     written: Collection[Hashable] | None = None
     """Of a write that has begun: its keys."""
+    read: Collection[Hashable] | None = None
+    """Of a read for which later writes wait: its keys; empty for any of its owner's."""
+    is_submitted: bool = False
+    """Of a write: whether the engine has it, and keeps its order with later ones of its keys."""
     number: int = 0
     """Of a write: its number among the writes of its owner. Of a request that waits for all earlier writes: the number
     of the last of them."""
@@ -149,11 +163,11 @@ class Request(Struct, gc=False, eq=False):
     is_given_up: bool = False
     """Its deadline has passed while it waited for earlier writes: it is answered, and will not be carried out."""
     waits_for: int = 0
-    """For how many earlier writes it waits."""
+    """For how many earlier requests it waits."""
     before: Optional["Request"] = None
     """Of a write of one key: the write of that key before it, if that was under way."""
     waiting: list["Request"] | None = None
-    """Of a write: the later requests that wait for it."""
+    """The later requests that wait for it."""
     cancel: Callable[[], bool] | None = None
     """Stops what was begun, if that is still possible; returns whether it was. A write of several keys is not stopped:
     what waits for it would not wait for the earlier writes of these keys."""
@@ -168,11 +182,13 @@ class Owner:
 
     __slots__ = (
         "_barriers",
+        "_exclusive",
         "_numbered",
+        "_reading",
+        "_reads",
         "_writing",
         "credit",
         "examined_at",
-        "exclusive",
         "is_in_turn",
         "meter",
         "name",
@@ -183,6 +199,7 @@ class Owner:
         "sent_at",
         "under_way",
         "under_way_bytes",
+        "unordered",
         "visits",
         "waiting",
         "writes",
@@ -212,13 +229,20 @@ class Owner:
         self.sent, self.sent_at = 0.0, 0.0
         """How many requests of the last second count against a limit of its rate, and when the last one arrived."""
         self.ready: deque[Request] = deque()
-        """What has waited for earlier writes, and may be begun now."""
+        """What has waited for earlier requests, and may be begun now."""
         self.writes: dict[int, Request] = {}
         """The writes under way by their numbers, in their order."""
-        self.exclusive: Request | None = None
+        self.unordered = 0
+        """How many reads and writes under way are in no order that the engine keeps. While there are none, a write is
+        submitted at once."""
+        self._exclusive: Request | None = None
         """The last write under way that may write any key: all later requests wait for it."""
         self._writing: dict[Hashable, Request] = {}
         """The last write under way, by key."""
+        self._reads: dict[Request, None] = {}
+        """The reads that wait or are carried out, as far as later writes wait for them."""
+        self._reading: dict[Hashable, dict[Request, None]] = {}
+        """Those of them that no later write of a key waits for yet, by key."""
         self._barriers: deque[Request] = deque()
         """Requests that wait for all earlier writes, in their order."""
         self._numbered = 0
@@ -236,49 +260,98 @@ class Owner:
         self.sent += 1
         return False
 
-    def must_wait(self, request: Request, keys: Collection[Hashable] | None) -> bool:
-        """Whether a request waits for earlier writes of these keys, or of all; `end_write` returns it later."""
+    def read_waits(self, request: Request, keys: Collection[Hashable] | None) -> bool:
+        """Whether a read waits for earlier writes of these keys, or of all; `ready` has it later."""
         if not self.writes:
             return False
         if keys is None:
             request.number = self._numbered
             self._barriers.append(request)
             return True
-        if self.exclusive is not None:
-            _wait(request, self.exclusive)
-        for key in keys:
-            if (write := self._writing.get(key)) is not None:
-                _wait(request, write)
+        self._wait_for_writes(request, keys)
         return request.waits_for > 0
 
-    def waits_in_order(
-        self, request: Request, written: Collection[Hashable] | None, read: Collection[Hashable] | None = ()
-    ) -> bool:
-        """Whether a request waits for earlier writes; if it is a write, later requests wait for it from now on.
+    def write_waits(self, request: Request, keys: Collection[Hashable] | None) -> bool:
+        """Whether a write waits for earlier requests; later ones wait for it from now on.
 
         Args:
             request: What has arrived.
-            written: The keys that it writes; None for any.
-            read: The keys that it reads, if it writes none; None for any.
+            keys: The keys that it writes; None for any.
         """
-        if written is None:
+        if keys is None:
             for write in reversed(self.writes.values()):
                 _wait(request, write)
-                if write is self.exclusive:
+                if write is self._exclusive:
                     break  # it waits for all earlier ones itself
-            waits = request.waits_for > 0
+            for read in self._reads:
+                _wait(request, read)
+            self._reading.clear()
         else:
-            waits = self.must_wait(request, written or read)
-        if written is None or written:
-            self.begin_write(request, written)
-        return waits
+            self._wait_for_writes(request, keys)
+            for key in keys:
+                # What waits for this write needs not wait for the reads before it.
+                for read in self._reading.pop(key, ()):
+                    _wait(request, read)
+            for read in self._reads:
+                if not read.read:
+                    _wait(request, read)
+        self.begin_write(request, keys)
+        self.unordered += 1
+        return request.waits_for > 0
+
+    def _wait_for_writes(self, request: Request, keys: Collection[Hashable]) -> None:
+        if self._exclusive is not None:
+            _wait(request, self._exclusive)
+        is_submittable = isinstance(request.operation, EngineWrite)
+        for key in keys:
+            write = self._writing.get(key)
+            if write is not None and not (is_submittable and write.is_submitted):
+                _wait(request, write)
+
+    def begin_read(self, read: Request, keys: Collection[Hashable] | None) -> None:
+        """Later writes of these keys, or of all, wait for this read."""
+        self.unordered += 1
+        read.read = keys or ()
+        self._reads[read] = None
+        for key in read.read:
+            if (others := self._reading.get(key)) is None:
+                others = self._reading[key] = {}
+            others[read] = None
+
+    def end_read(self, read: Request) -> None:
+        """Note that a read has ended, with or without success; what has waited for it is ready now."""
+        self.unordered -= 1
+        del self._reads[read]
+        for key in read.read or ():
+            others = self._reading.get(key, {})
+            others.pop(read, None)
+            if not others:
+                self._reading.pop(key, None)
+        read.read = None
+        self._release(read.waiting)
+        read.waiting = None
+
+    def submitted(self, write: Request) -> None:
+        """Note that the engine has a write: later ones of its keys are behind it if they are submitted, too."""
+        write.is_submitted = True
+        self.unordered -= 1
+        if write.waiting is not None:
+            later = write.waiting
+            write.waiting = [one for one in later if not isinstance(one.operation, EngineWrite)]
+            self._release([one for one in later if isinstance(one.operation, EngineWrite)])
+
+    def _release(self, waiting: Iterable[Request] | None) -> None:
+        for request in waiting or ():
+            request.waits_for -= 1
+            if not request.waits_for:
+                self.ready.append(request)
 
     def begin_write(self, write: Request, keys: Collection[Hashable] | None) -> None:
         """Later requests about these keys, or all later requests, wait for this write."""
         self._numbered = write.number = self._numbered + 1
         self.writes[write.number] = write
         if keys is None:
-            self.exclusive, keys = write, ()
+            self._exclusive, keys = write, ()
         write.written = keys
         for key in keys:
             write.before = self._writing.get(key) if len(keys) == 1 else None
@@ -288,8 +361,10 @@ class Owner:
         """Note that a write has ended, with or without success; what has waited for it is ready now."""
         write.is_done = True
         del self.writes[write.number]
-        if self.exclusive is write:
-            self.exclusive = None
+        if not write.is_submitted:
+            self.unordered -= 1
+        if self._exclusive is write:
+            self._exclusive = None
         before, write.before = write.before, None
         # A write that was withdrawn may end before an earlier one of its key: what waited for it waits for that.
         heir = None if before is None or before.is_done else before
@@ -303,22 +378,20 @@ class Owner:
             if heir is not None:
                 heir.waiting = [*(heir.waiting or ()), *write.waiting]
             else:
-                for request in write.waiting:
-                    request.waits_for -= 1
-                    if not request.waits_for:
-                        self.ready.append(request)
+                self._release(write.waiting)
         writes, barriers = self.writes, self._barriers
         while barriers and (not writes or barriers[0].number < next(iter(writes))):
             self.ready.append(barriers.popleft())
 
     def held_up(self) -> list[Request]:
-        """The requests that wait for a write."""
-        return [*self._barriers, *[request for write in self.writes.values() for request in write.waiting or ()]]
+        """The requests that wait for others."""
+        earlier = (*self.writes.values(), *self._reads)
+        return [*self._barriers, *[request for one in earlier for request in one.waiting or ()]]
 
 
-def _wait(request: Request, write: Request) -> None:
-    """Let a request wait for an earlier write."""
-    if write.waiting is None:
-        write.waiting = []
-    write.waiting.append(request)
+def _wait(request: Request, earlier: Request) -> None:
+    """Let a request wait for an earlier one."""
+    if earlier.waiting is None:
+        earlier.waiting = []
+    earlier.waiting.append(request)
     request.waits_for += 1

@@ -18,10 +18,11 @@ from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
 from keyloft.errors import Busy, InvalidArgument, InvalidSubject, KeyloftError
 from keyloft.nats.bounds import IntakeBounds
+from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.connection import servers
 from keyloft.nats.events import EVENTS, WATCH
 from keyloft.nats.intake import Intake
-from keyloft.nats.messages import NatsConnection, check_nats_py
+from keyloft.nats.messages import NatsConnection
 from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.nats.overload import OverloadLog
 from keyloft.nats.publications import Watchable
@@ -133,8 +134,8 @@ class NatsService(AsyncClosing):
             )
             self._subscriptions.append(subscription)
             if isinstance(self.nats, NatsConnection):
-                self.nats.handle(subscription, intake.receive)
-        self._publisher = EventPublisher(self.nats, engine, intake, self._watchable, self.name)
+                self.nats.handle(subscription, intake.receive, intake.refuses)
+        self._publisher = EventPublisher(self.nats, engine, intake, self._watchable, self.name, self.meters)
         self._publisher.start()
         for watch in self._watches.values():
             watch.serve(engine, self._publisher)

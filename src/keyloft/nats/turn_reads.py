@@ -1,13 +1,37 @@
 """Makes the point reads of a turn together, without a task where the engine answers at once."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
 from typing import Any
 
 from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.nats.requests import Owner, Request
 from keyloft.nats.turns import steps
+
+
+class PendingReads(list[Request]):
+    """The point reads that a turn has begun, and that are made at its end."""
+
+    __slots__ = ("_keys", "_known")
+
+    def __init__(self) -> None:
+        self._keys: set[Hashable] = set()
+        self._known = 0
+        """How many of them have their keys among `_keys`: the first write of a turn adds those before it."""
+
+    def concern(self, keys: Collection[Hashable] | None) -> bool:
+        """Whether one of them reads one of these keys, or any key."""
+        if keys is None:
+            return bool(self)
+        self._keys.update([request.content.key for request in self[self._known :]])
+        self._known = len(self)
+        return not self._keys.isdisjoint(keys)
+
+    def clear(self) -> None:
+        super().clear()
+        self._keys.clear()
+        self._known = 0
 
 
 class TurnReads:
@@ -43,10 +67,19 @@ class TurnReads:
             except Exception as error:
                 self._answer(owner, some, [error] * len(some))
             else:
+                for request in some:
+                    if request.read is None:
+                        owner.begin_read(request, (request.content.key,))
                 work = self._wait(owner, some, steps(owner, reading, wanted))
                 task = asyncio.get_running_loop().create_task(work)
                 self.under_way[task] = some
                 task.add_done_callback(self._ended)
+
+    def make_before(self, owner: Owner, reads: PendingReads, keys: Collection[Hashable] | None) -> None:
+        """Make the reads of this turn now, if they read what a write is about to change."""
+        if reads and reads.concern(keys):
+            self.make(owner, list(reads))
+            reads.clear()
 
     async def _wait(self, owner: Owner, requests: Sequence[Request], reading: Coroutine[Any, Any, Any]) -> None:
         try:

@@ -21,15 +21,21 @@ class Turns:
     """The owners that have something to do. A turn lasts a millisecond; what it takes beyond that, its owner owes."""
 
     def __init__(
-        self, nats: Nats, take_turn: Callable[[Owner, float], None], can_go_on: Callable[[Owner], bool]
+        self,
+        nats: Nats,
+        take_turn: Callable[[Owner, float], None],
+        can_go_on: Callable[[Owner], bool],
+        end: Callable[[], None],
     ) -> None:
         """Args:
         nats: The connection on which requests arrive: while very much arrives, it is read first.
         take_turn: Called with an owner and the time; it works for as long as the owner's credit lasts.
         can_go_on: Whether an owner has something to do in its next turn.
+        end: Called after some turns, before other tasks run.
         """
         self._take_turn = take_turn
         self._can_go_on = can_go_on
+        self._end = end
         self._loop = asyncio.get_running_loop()
         self._owners: deque[Owner] = deque()
         self._is_scheduled = False
@@ -70,6 +76,7 @@ class Turns:
                     owner.is_in_turn = True
                     owners.append(owner)
         finally:
+            self._end()
             self._is_scheduled = bool(owners)
             if owners:
                 self._loop.call_soon(self._take)

@@ -45,6 +45,7 @@ class WatchOperation(Call):
     """
 
     name = WATCH
+    shows_entries = False
 
     def __init__(self, nats: Nats, prefix: str, watchable: Watchable, lease_seconds: float) -> None:
         """Args:

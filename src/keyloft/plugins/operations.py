@@ -26,7 +26,7 @@ from keyloft.core.records import (
 from keyloft.nats.events import WATCH
 from keyloft.nats.many import Many
 from keyloft.nats.requests import Call, EngineWrite, Operation, PointRead
-from keyloft.plugins import rules, wire
+from keyloft.plugins import replies, rules, wire
 from keyloft.plugins.entries import CurrentValue, UsedStorage, condition_failed
 from keyloft.plugins.rules import ConditionalSet, ManyKeys, ManyValues, PrefixDelete
 from keyloft.plugins.store import BotDatabase
@@ -34,20 +34,36 @@ from keyloft.plugins.stored import is_readable, keys_of_page, read_entries, read
 from keyloft.plugins.usage import PluginUsage
 
 
-class PluginGet(PointRead):
+class PluginPointRead(PointRead):
+    """Reads the value of one entry."""
+
     name = "get"
     reply_bytes = limits.VALUE_REPLY_BYTES
-    read = staticmethod(wire.getting)
-    reply = staticmethod(wire.got)
-
-    def __init__(self, db: BotDatabase) -> None:
-        self.variants = {wire.META: PluginGetMeta(db)}
+    reply = staticmethod(replies.got)
 
     def key(self, content: Get) -> str:
         return str(content.key[1])
 
     def details(self, content: Get, outcome: Record | None) -> dict[str, int | None]:
         return {"hit": outcome is not None}
+
+
+class PluginParsedGet(PluginPointRead):
+    """A get whose message is read."""
+
+    def read(self, about: str, data: Get, /) -> Get:  # type: ignore[override]
+        return data
+
+
+class PluginGet(PluginPointRead):
+    read = staticmethod(wire.getting)
+
+    def __init__(self, db: BotDatabase) -> None:
+        self.variants = {wire.META: PluginGetMeta(db)}
+        self.parsed = PluginParsedGet()
+
+    def read_all(self, about: str, data: bytes, /) -> list[Get] | None:
+        return wire.getting_each(about, data)
 
 
 class PluginCall(Call):
@@ -71,7 +87,7 @@ class PluginGetMeta(PluginCall):
 
     async def carry_out(self, content: Scan) -> tuple[bytes, bool]:
         record, now = await read_entry(await self._db.engine(), content)
-        return wire.entry(record, now), record is not None
+        return replies.entry(record, now), record is not None
 
     def details(self, content: Scan, outcome: bool) -> dict[str, int | None]:
         return {"hit": outcome}
@@ -98,7 +114,7 @@ class PluginSet(PluginWrite):
         self.variants: Mapping[str, Operation] = {wire.CONDITIONAL: PluginConditionalSet()}
 
     def reply(self, content: Set, outcome: Committed | Conflict, /) -> bytes:
-        return wire.STORED
+        return replies.STORED
 
     def details(self, content: Set, outcome: Committed) -> dict[str, int | None]:
         ttl = content.expire_in
@@ -117,7 +133,7 @@ class PluginConditionalSet(EngineWrite):
 
     def reply(self, content: ConditionalSet, outcome: Committed | Conflict, /) -> bytes:
         if isinstance(outcome, Committed):
-            return wire.STORED if content.expected_version is None else wire.stored_as(outcome.version)
+            return replies.STORED if content.expected_version is None else replies.stored_as(outcome.version)
         current = outcome.failed[0].current
         # A value that is not JSON is shown as null: with its version, it can be replaced.
         value = Raw(current.value if current is not None and is_readable(current) else b"null")
@@ -133,7 +149,7 @@ class PluginDelete(PluginWrite):
 
     def reply(self, content: Delete, outcome: Committed | Conflict, /) -> bytes:
         assert isinstance(outcome, Committed)
-        return wire.DELETED if outcome.found[0] else wire.NOT_DELETED
+        return replies.DELETED if outcome.found[0] else replies.NOT_DELETED
 
     def details(self, content: Delete, outcome: Committed) -> dict[str, int | None]:
         return {"deleted": outcome.found[0]}
@@ -145,7 +161,7 @@ class PluginIncrement(PluginWrite):
 
     def reply(self, content: Add, outcome: Committed | Conflict, /) -> bytes:
         assert isinstance(outcome, Committed)
-        return wire.incremented(outcome.values[0])
+        return replies.incremented(outcome.values[0])
 
 
 class PluginTouch(PluginWrite):
@@ -154,7 +170,7 @@ class PluginTouch(PluginWrite):
 
     def reply(self, content: Touch, outcome: Committed | Conflict, /) -> bytes:
         assert isinstance(outcome, Committed)
-        return wire.TOUCHED if outcome.found[0] else wire.ABSENT
+        return replies.TOUCHED if outcome.found[0] else replies.ABSENT
 
     def details(self, content: Touch, outcome: Committed) -> dict[str, int | None]:
         return {"hit": outcome.found[0]}
@@ -171,7 +187,7 @@ class PluginSetMany(EngineWrite):
         return content.batch
 
     def reply(self, content: ManyValues, outcome: Committed | Conflict, /) -> bytes:
-        return wire.counted(len(content.values))
+        return replies.counted(len(content.values))
 
     def details(self, content: ManyValues, outcome: Committed) -> dict[str, int | None]:
         return {"count": len(content.values)}
@@ -189,7 +205,7 @@ class PluginDeleteMany(EngineWrite):
 
     def reply(self, content: ManyKeys, outcome: Committed | Conflict, /) -> bytes:
         assert isinstance(outcome, Committed)
-        return wire.counted(sum(outcome.found))
+        return replies.counted(sum(outcome.found))
 
     def details(self, content: ManyKeys, outcome: Committed) -> dict[str, int | None]:
         return {"count": sum(outcome.found)}
@@ -207,7 +223,7 @@ class PluginDeletePrefix(PluginCall):
     async def carry_out(self, content: PrefixDelete) -> tuple[bytes, int]:
         engine = await self._db.engine()
         removed, truncated = await remove_prefix(engine, content, partial(self._remove, engine), self.rows)
-        return wire.counted(removed, None if content.limit is None else truncated), removed
+        return replies.counted(removed, None if content.limit is None else truncated), removed
 
     async def _remove(self, engine: Engine, page: Page) -> int:
         return await remove_keys(engine, page)
@@ -230,7 +246,7 @@ class PluginGetMany(PluginCall):
 
     async def carry_out(self, content: ManyKeys) -> tuple[bytes, int]:
         engine, keys = await self._db.engine(), content.keys
-        reply = wire.ValuesReply(content.names, _most_bytes(self._nats))
+        reply = replies.ValuesReply(content.names, _most_bytes(self._nats))
         for first in range(0, len(keys), limits.GETS_PER_READ):
             some = keys[first : first + limits.GETS_PER_READ]
             if not reply.add(await engine.read(*[Get(Space.PLUGINS, at) for at in some])):
@@ -254,10 +270,10 @@ class PluginList(PluginCall):
         engine = await self._db.engine()
         if not content.keys_only:
             entries, truncated = await read_entries(engine, content, _most_bytes(self._nats))
-            return wire.listed_entries(entries, truncated), len(entries)
+            return replies.listed_entries(entries, truncated), len(entries)
         [page] = await engine.read(content)
         keys, truncated = keys_of_page(page, content.limit - 1)
-        return wire.listed(keys, truncated, self._nats.max_payload), len(keys)
+        return replies.listed(keys, truncated, self._nats.max_payload), len(keys)
 
     def details(self, content: Scan, outcome: int) -> dict[str, int | None]:
         return {"count": outcome}
@@ -271,7 +287,7 @@ class PluginCounting(PluginCall):
 
     async def carry_out(self, content: Count) -> tuple[bytes, int]:
         [count] = await (await self._db.engine()).read(content)
-        return wire.counted(count), count
+        return replies.counted(count), count
 
     def details(self, content: Count, outcome: int) -> dict[str, int | None]:
         return {"count": outcome}
@@ -279,6 +295,7 @@ class PluginCounting(PluginCall):
 
 class PluginUsing(Call):
     name = "usage"
+    shows_entries = False  # it may be a minute old
     read = staticmethod(wire.using)
 
     def __init__(self, usage: PluginUsage) -> None:
@@ -287,7 +304,7 @@ class PluginUsing(Call):
     async def carry_out(self, content: str) -> tuple[bytes, None]:
         used, quota = await self._usage.of(content), self._usage.quotas.of(content)
         most = (None, None) if quota is None else (quota.keys, quota.bytes)
-        return wire.used(UsedStorage(used.entries, used.value_bytes, *most)), None
+        return replies.used(UsedStorage(used.entries, used.value_bytes, *most)), None
 
 
 def _most_bytes(nats: Nats) -> int:

@@ -192,7 +192,7 @@ class SemanticClient(ServiceClient, Workflows):
     close = aclose
 
     async def _send(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
-        return await self._request(self._subject(operation), fields)
+        return await self.ask(self._subject(operation), fields)
 
     def _subject(self, operation: str) -> str:
         return f"{self._prefix}.{self.project.tenant}.{self.project.name}.{operation}"

@@ -79,6 +79,7 @@ class SemanticList(SemanticOperation):
 
 
 class SemanticAudit(SemanticOperation):
+    shows_entries = False
     reply_bytes = limits.PAGE_REPLY_BYTES
     read = staticmethod(workflow_wire.read_audit)
 

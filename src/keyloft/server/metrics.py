@@ -72,6 +72,10 @@ class Metrics:
             yield _Family("counter", f"kv_{operation}", f"{operation} operations carried out", ["plugin"], total)
             taken: _Samples = [((), meters.histogram(operation).copied())]
             yield _Family("histogram", f"kv_{operation}_duration_seconds", f"Duration of a {operation}", (), taken)
+        gathered: _Samples = [([name], meter.gathered) for name, meter in meters.owners.items() if meter.gathered]
+        about = "Requests that arrived together with others, in a many"
+        yield _Family("counter", "kv_many_requests", about, ["plugin"], gathered or [([OTHER], 0)])
+        yield from _watches("kv", "plugin", meters)
         yield from _failures("kv", "plugin", meters)
         if used is not None:
             some = _bounded(used, meters.owners)
@@ -90,6 +94,7 @@ class Metrics:
         yield _Family("counter", "semantic_requests", "Requests carried out", ["tenant"], total)
         taken = _durations(self._tenants, SEMANTIC_OPERATIONS)
         yield _Family("histogram", "semantic_duration_seconds", "Duration of a request", ["operation"], taken)
+        yield from _watches("semantic", "tenant", self._tenants)
         yield from _failures("semantic", "tenant", self._tenants)
 
 
@@ -107,6 +112,13 @@ def _carried_out(meters: ServiceMeters, operations: Sequence[str]) -> _Samples:
 
 def _durations(meters: ServiceMeters, operations: Sequence[str]) -> _Samples:
     return [([operation], meters.histogram(operation).copied()) for operation in operations]
+
+
+def _watches(interface: str, owner: str, meters: ServiceMeters) -> Iterator[_Family]:
+    yield _Family("gauge", f"{interface}_leases", "Watches that clients have", (), [((), meters.leases)])
+    events: _Samples = [([name], meter.events) for name, meter in meters.owners.items() if meter.events]
+    about = "Messages that were published for watches"
+    yield _Family("counter", f"{interface}_events", about, [owner], events or [([OTHER], 0)])
 
 
 def _failures(interface: str, owner: str, meters: ServiceMeters) -> Iterator[_Family]:

@@ -67,6 +67,10 @@ class NamedEngine:
     def is_closed(self) -> bool:
         return self.database.is_closed
 
+    @property
+    def reads_at_once(self) -> bool:
+        return self.database.reads_at_once
+
     async def read(self, *asks: Ask) -> list[Any]:
         inside = await in_slices(self._in_database, asks)
         answers = await self.database.read(*inside)

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 class SqliteEngine(ClosableEngine):
     """An engine on one SQLite file, or on a private database in memory (`:memory:`)."""
 
+    reads_at_once = True
+
     @classmethod
     async def open(cls, file: SqliteFile, clock: Clock, history: KeptHistory | None = None) -> "SqliteEngine":
         """Open a file, making it if it is not there; the clock decides what has expired.
