@@ -351,6 +351,12 @@ POSTGRES_PING_SECONDS: Final = 2.0
 POSTGRES_CONNECT_SECONDS: Final = 5.0
 """How long one attempt to connect to one host may take."""
 
+POSTGRES_HOSTS_SECONDS: Final = 2.0
+"""How often all hosts of a URL are asked whether they are primary or standby, and on which timeline."""
+
+POSTGRES_SURVEY_SECONDS: Final = 1.0
+"""How long the other hosts have to answer once one has that can be written."""
+
 POSTGRES_CLOSE_SECONDS: Final = 1.0
 """How long closing a connection may take before it is cut."""
 

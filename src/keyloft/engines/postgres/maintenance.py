@@ -14,7 +14,7 @@ from keyloft.core.records import Key, Record, Space
 from keyloft.core.schema import CHANGES_TABLE, REVISION, STORE_TABLE, Row
 from keyloft.engines import loading
 from keyloft.engines.loading import TIMES, TableSnapshot
-from keyloft.engines.postgres import log, tables
+from keyloft.engines.postgres import log, setup, tables
 from keyloft.engines.postgres.attempts import clock_set_back
 from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.errors import Failure, is_lost
@@ -80,7 +80,7 @@ class PostgresMaintenance:
         try:
             async with asyncio.timeout(server.patience), maintenance.explained():
                 connection = await maintenance.slot.connected()
-                await (server.set_up_schema if make else server.check_schema)(connection)
+                await (setup.set_up_schema if make else setup.check_schema)(server, connection)
         except BaseException as error:
             await maintenance.aclose()
             if isinstance(error, TimeoutError):
