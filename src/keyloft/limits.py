@@ -75,7 +75,8 @@ HISTORY_MIB: Final = 16.0
 """How large the change log grows before older changes go, unless `keyloft.open(history_mib=…)` says otherwise."""
 
 VERSION_JUMP: Final = 2**40
-"""A restored or copied database continues at the next multiple of this, which no process that used it before gave."""
+"""A restored or copied database, and one on a new timeline of PostgreSQL, continues at the next multiple of this, which
+no process that used it before gave."""
 
 LAST_VERSION: Final = 2**53 - 1
 """Versions stay below 2**53: the numbers of JavaScript, and so of most JSON, are exact up to there."""

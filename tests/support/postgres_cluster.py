@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.postgres import MortalServer, processes
+from tests.support.postgres import MortalServer, processes, until
 from tools.postgres import TIMEOUT_SECONDS, initdb, own_folder, query
 
 _SETTINGS = ("-F", "-c", "wal_receiver_status_interval=100ms", "-c", "wal_retrieve_retry_interval=100ms")
@@ -26,10 +26,12 @@ class ReplicatedServer(MortalServer):
         """Let this standby become a primary, on a new timeline; returns when it is."""
         run(self._programs / "pg_ctl", "promote", "-D", self.data, "-w", **self._options)
 
-    def follow(self, primary: "ReplicatedServer") -> None:
-        """Let this standby follow another primary."""
-        query(self.url, f"ALTER SYSTEM SET primary_conninfo = '{conninfo(primary)}'")
+    def follow(self, primary: "ReplicatedServer | None") -> None:
+        """Let this standby follow another primary, or none: what is written there from now on does not arrive."""
+        query(self.url, f"ALTER SYSTEM SET primary_conninfo = '{conninfo(primary) if primary else ''}'")
         query(self.url, "SELECT pg_reload_conf()")
+        if primary is None:
+            until(lambda: not query(self.url, "SELECT FROM pg_stat_wal_receiver"))
 
     def caught_up_with(self, primary: "ReplicatedServer") -> bool:
         [[lsn]] = query(primary.url, "SELECT pg_current_wal_lsn()::text")

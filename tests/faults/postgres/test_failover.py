@@ -7,8 +7,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import keyloft
+from keyloft import admin
+from keyloft.limits import VERSION_JUMP
+from keyloft.tuples.store import Store
 from tests.support.postgres import until
 from tests.support.postgres_cluster import cluster
+from tests.support.postgres_commits import opened
 from tools.postgres import TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -43,3 +47,44 @@ async def test_of_two_primaries_the_one_with_the_highest_timeline_is_used(caplog
                 assert (await fresh.get(("other",))).value == 1
             assert "two hosts can be written" in caplog.text
             assert "its connections are dropped" in caplog.text
+            until(lambda: third.caught_up_with(new))
+            new.kill()
+            # A standby that has followed the new primary is enough to know that the old one is none.
+            with pytest.raises(
+                keyloft.Unreachable, match=r"no host of .* is its primary.*on timeline 1;.*on timeline 2"
+            ):
+                await keyloft.open(servers.url(), patience=2)
+            new.start()
+            await kv.set(("other",), 2)
+
+
+@pytest.mark.parametrize("by", ["function", "locking"])
+async def test_versions_jump_once_on_a_new_timeline_and_lost_ones_are_known_as_lost(by: str) -> None:
+    with cluster() as servers:
+        old, new = servers.nodes
+        async with opened(servers.url(), by=by) as one, opened(servers.url(), by=by) as two:
+            kv, rival = Store(one), Store(two)
+            kept = await kv.set(("kept",), 1)
+            until(lambda: new.caught_up_with(old))
+            new.follow(None)
+            lost = await kv.set(("kept",), "lost")
+            await kv.set(("lost",), 1)
+            everything, keys = kv.watch(prefix=()), kv.watch(("kept",), ("lost",))
+            assert [entry.value for entry in await anext(keys)] == ["lost", 1]
+            old.kill()
+            new.promote()
+            # A watch that has reported what is lost says so, also before the first commit on the new timeline.
+            assert [entry.value for entry in await anext(keys)] == [1, None]
+            with pytest.raises(keyloft.HistoryGone):
+                await anext(everything)
+            assert (await kv.get(("kept",))).versionstamp == kept
+            stamps = await asyncio.gather(kv.set(("one",), 1), rival.set(("two",), 1), rival.set(("three",), 1))
+            assert kept < lost < VERSION_JUMP < min(stamps) <= max(stamps) < VERSION_JUMP + 10
+            assert not (await kv.atomic().check(("kept",), lost).set(("kept",), 2).commit()).ok
+            assert (await kv.atomic().check(("kept",), kept).set(("kept",), 2).commit()).ok
+            for since in (lost, VERSION_JUMP):
+                with pytest.raises(keyloft.HistoryGone, match=r"replaced.*list the entries, then watch again"):
+                    await anext(kv.watch(prefix=(), since=since))
+            changed = await anext(kv.watch(prefix=(), since=kept))
+            assert {entry.key[0] for entry in changed} == {"one", "two", "three", "kept"}
+        assert (await admin.check(servers.url())).findings == ()

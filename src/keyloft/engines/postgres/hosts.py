@@ -21,9 +21,7 @@ logger = logging.getLogger(__name__)
 Host: TypeAlias = Mapping[str, Any]
 """Host and port, as asyncpg takes them; empty where the DSN has them."""
 
-TIMELINE: Final = "('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
-"""SQL: the timeline of a primary. Its control file has it only after the next checkpoint."""
-# The control file of a standby lags, too; what its walreceiver receives is shown to members of pg_read_all_stats alone.
+# The control file of a standby lags by minutes. Only members of pg_read_all_stats see what its walreceiver receives.
 _STANDBY_TIMELINE: Final = (
     "greatest((SELECT timeline_id FROM pg_control_checkpoint()), "
     "(SELECT min_recovery_end_timeline FROM pg_control_recovery()), "
@@ -31,16 +29,23 @@ _STANDBY_TIMELINE: Final = (
 )
 _ROLE: Final = "pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool"
 STATE: Final = (
-    f"{_ROLE}, CASE WHEN pg_is_in_recovery() THEN {_STANDBY_TIMELINE} ELSE {TIMELINE} END, "
+    f"{_ROLE}, CASE WHEN pg_is_in_recovery() THEN {_STANDBY_TIMELINE} ELSE {schema.TIMELINE} END, "
     "(SELECT system_identifier FROM pg_control_system())"
 )
 """SQL: whether the server is a standby, whether it is set to read-only, its timeline, and the id of its cluster."""
 STATE_WITHOUT_TIMELINE: Final = f"{_ROLE}, NULL::bigint, NULL::bigint"
 """The same for a server that does not tell, such as some hosted ones."""
 OF_STORE: Final = (
-    f"(SELECT store_id FROM {schema.STORE_TABLE}), (SELECT version FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1)"
+    f"(SELECT store_id FROM {schema.STORE_TABLE}), "
+    f"(SELECT ARRAY[version, timeline] FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1)"
 )
-"""SQL: the id of the store, and the version counter."""
+"""SQL: the id of the store, the version counter, and the timeline of the last commit."""
+HAS_STORE: Final = (
+    "SELECT count(*) = 2 FROM pg_attribute WHERE attrelid IN "
+    f"(to_regclass('{schema.STORE_TABLE}'), to_regclass('{schema.VERSION_COUNTER_TABLE}')) "
+    "AND attname IN ('store_id', 'timeline') AND has_table_privilege(attrelid, 'SELECT')"
+)
+"""Selects whether these can be read: the tables may be yet to be made, migrated or granted."""
 
 
 class HostState(Struct, frozen=True, kw_only=True):

@@ -115,6 +115,11 @@ class PostgresServer:
         self._last_failure: str | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
+    @property
+    def timeline(self) -> str:
+        """SQL for the timeline of the server; NULL where it does not tell."""
+        return schema.TIMELINE if self._has_timelines else "NULL::bigint"
+
     def now(self) -> int | None:
         """The time of an injected clock; None for the server's."""
         return None if self.clock is None else self.clock.now()
@@ -238,12 +243,14 @@ class PostgresServer:
             logger.info("%s does not tell its timeline: %s", self.name, errors.message_of(error, self.address))
             self._has_timelines = False
             row = await self._fetch_state(connection)
-        is_standby, is_read_only, timeline, cluster, store, version = row[3:]
+        is_standby, is_read_only, timeline, cluster, store, counter = row[3:]
+        version, last_timeline = counter or (None, 0)
         state = HostState(
             name=name_of(host) or self.name,
             is_standby=is_standby,
             is_writable=not is_standby and not is_read_only,
-            timeline=timeline or 0,
+            # A standby that shows a commit of a timeline has reached it, whatever else it tells.
+            timeline=max(timeline or 0, last_timeline) if is_standby else timeline or 0,
             cluster=cluster,
             store=store,
             version=version,
@@ -253,10 +260,14 @@ class PostgresServer:
 
     async def _fetch_state(self, connection: Connection) -> Any:
         state = hosts.STATE if self._has_timelines else hosts.STATE_WITHOUT_TIMELINE
-        of_store = "NULL, NULL" if self.hosts.store is None else hosts.OF_STORE
         # In a transaction, because a pooler may give each statement outside of one another session.
         async with connection.transaction():
+            of_store = "NULL, NULL" if await self._lacks_store(connection) else hosts.OF_STORE
             return await connection.fetchrow(f"SELECT {_OF_SESSION}, {state}, {of_store}")
+
+    async def _lacks_store(self, connection: Connection) -> bool:
+        """Whether the tables with the store's id and the version counter are yet to be made, migrated, or granted."""
+        return self.hosts.store is None and not await connection.fetchval(hosts.HAS_STORE)
 
     def _session_settings(self) -> dict[str, str]:
         """What a session is to have, or a transaction behind a pooler."""

@@ -35,6 +35,8 @@ async def set_up_schema(server: PostgresServer, connection: Connection) -> None:
             adoption.check(server.name)
             logger.info("%s: adopting its table %s", server.name, schema.PLUGIN_TABLE)
         create = create_beside(tables.CREATE, tables.LAYOUTS[Space.PLUGINS].create, adoption)
+        # In the same transaction: where this is lost in a failover, so are the tables.
+        create = [*create, f"UPDATE {log.COUNTER} SET timeline = coalesce({server.timeline}, 0)"]
         try:
             await connection.execute("; ".join(("BEGIN", *create, "COMMIT")))
         except asyncpg.PostgresError as error:
@@ -73,7 +75,8 @@ async def _check_revision(server: PostgresServer, connection: Connection, revisi
     schema.check_revision(revision, server.name, shlex.quote(server.address.shown), remark)
     async with connection.transaction():
         found = {name: (home, number) for name, home, number in await connection.fetch(function.FIND_TABLES)}
-    server.functions = function.functions_in(*[(name, home) for name, (home, _) in sorted(found.items())])
+    homes = [(name, home) for name, (home, _) in sorted(found.items())]
+    server.functions = function.functions_in(*homes, timeline=server.timeline)
     # Stores in several schemas of one database share the channel of notifications: this number tells them apart.
     _, store = found.get(schema.VERSION_COUNTER_TABLE, ("", 0))
     server.process = f"{store}.{server.token}"
