@@ -67,6 +67,8 @@ class PostgresWriter:
         self._attempt: CommitAttempt | None = None
         self._last_version = 0
         self._last_failure: DatabaseError | None = None
+        self.unknown = 0
+        """How many callers got CommitUnknown."""
 
     async def commit(self, group: list[Batch], arrived: Sequence[float]) -> Outcome:
         """Decide a group, whose batches arrived at these times of the event loop, in their order; never raises."""
@@ -131,6 +133,7 @@ class PostgresWriter:
             overdue = max(1, sum(not self._has_time(moment) for moment in arrived))
             verdicts = [*failed(group[:overdue], failure, 0).verdicts, *[None] * (len(group) - overdue)]
             return Outcome(verdicts, self._last_version, self._last_version)
+        self.unknown += len(group) if isinstance(failure, CommitUnknown) else 0
         if isinstance(failure, _FAILS_WHOLE_GROUP) or len(group) == 1:
             return failed(group, failure, self._last_version)
         return await self._decide_each(group, arrived)
