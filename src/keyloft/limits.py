@@ -59,11 +59,12 @@ SWEEP_EVERY: Final = 60.0
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for other processes that hold the database before it fails with BUSY."""
 
-SERVER_SECONDS: Final = 45.0
+SERVER_SECONDS: Final = 60.0
 """How long a call waits for a database server that is away or silent; `keyloft.open(patience=…)` changes it.
 
 PgBouncer refuses logins for 15 s after one that failed (`server_login_retry`). Patroni needs up to 40 s to find out
-that a primary is gone and to promote a standby (`ttl` 30 s, `loop_wait` 10 s)."""
+that a primary is gone and to promote a standby (`ttl` 30 s, `loop_wait` 10 s). A write leaves a quarter of the time for
+learning what became of it."""
 
 OPERATOR_SERVER_SECONDS: Final = 10.0
 """The same for an operator's command."""

@@ -30,6 +30,10 @@ class HostChoice:
         self._ask = ask
         self.states: tuple[HostState, ...] = ()
         """What the hosts have answered last, in the order of the URL."""
+        self.primary: HostState | None = None
+        """The one to be written to, when they were last asked; None if there was none."""
+        self.standbys: list[HostState] = []
+        """Those that have answered."""
         self.lags: dict[str, float] = {}
         """By standby that answers, how many seconds it is behind, at most."""
         self._lag_meter = LagMeter()
@@ -53,19 +57,6 @@ class HostChoice:
     @property
     def several(self) -> bool:
         return len(self._hosts) > 1
-
-    @property
-    def primary(self) -> HostState | None:
-        """The host to be written to, as far as known; None while there is none."""
-        try:
-            return self._choose()
-        except DatabaseError:
-            return None
-
-    @property
-    def standbys(self) -> list[HostState]:
-        """Those that have answered."""
-        return [state for state in self.states if state.is_standby]
 
     def named(self, name: str) -> Host:
         return self._hosts[name]
@@ -193,6 +184,11 @@ class HostChoice:
             await asyncio.gather(*pending, return_exceptions=True)
         self._surveyed_at, self._has_failed = loop.time(), False
         self.states = tuple([_silent(name) if task.cancelled() else task.result() for name, task in asking.items()])
+        self.standbys = [state for state in self.states if state.is_standby]
+        try:
+            self.primary = self._choose()
+        except DatabaseError:
+            self.primary = None
         self.lags = self._lag_meter.measure(self.primary, self.states)
         self._warn()
         self._drop_superseded()

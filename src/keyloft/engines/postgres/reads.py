@@ -251,7 +251,7 @@ class PostgresReads:
             async with asyncio.timeout_at(arrived + self._server.patience):
                 await self._free.acquire()
         except TimeoutError:
-            raise self._server.unreachable() from None
+            raise self._server.unreachable(self._server.patience) from None
         slot = self._slots.pop()
         try:
             if self._closed:

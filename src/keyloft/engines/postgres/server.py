@@ -156,10 +156,24 @@ class PostgresServer:
                 self._last_failure = None
                 return connection
 
-    def unreachable(self) -> Unreachable:
-        """The error for a caller that has waited long enough."""
-        failure = self._last_failure or f"{self.name} has not answered"
-        return Unreachable(f"{failure}; Keyloft waited up to {self.patience:g} s, and nothing was done: try again")
+    def unreachable(self, waited: float, failure: DatabaseError | None = None) -> DatabaseError:
+        """The error for a caller that has waited long enough.
+
+        Args:
+            waited: For how many seconds.
+            failure: What went wrong last, if it is more than that no connection could be made.
+        """
+        if failure is not None and type(failure) is not Unreachable:
+            return failure
+        reason = self._last_failure or failure or f"{self.name} has not answered"
+        return Unreachable(
+            f"{reason}; Keyloft waited for {waited:.1f} s, and nothing was done: try again, or set patience higher"
+        )
+
+    @property
+    def last_answers(self) -> str:
+        """Why there is no connection, in brackets for messages; empty if there is one."""
+        return f" ({self._last_failure})" if self._last_failure else ""
 
     async def connect_once(self) -> Connection:
         """Connect to the primary among the hosts, without a second attempt.

@@ -29,7 +29,7 @@ class StandbyReads:
         self._server = server
         self._primary = primary
         self._max_lag = max_lag
-        self._standbys: dict[str, PostgresReads] = {}
+        self._standbys: dict[str, tuple[PostgresServer, PostgresReads]] = {}
         self._failed: dict[str, HostState] = {}
         """Standbys that did not answer, with the state by which they were chosen: a later one lets them try again."""
         self.answered: Counter[str] = Counter()
@@ -68,7 +68,7 @@ class StandbyReads:
             self._forget_lost_history()
             wanted = self._seen
             for host in (*self._usable(), None) if standbys_first else (None, *self._usable()):
-                if host is None and not self._has_primary and self._server.hosts.standbys:
+                if host is None and self._server.hosts.primary is None and self._server.hosts.standbys:
                     continue
                 try:
                     async with asyncio.timeout(min(limits.POSTGRES_STANDBY_SECONDS, deadline - loop.time())):
@@ -84,7 +84,7 @@ class StandbyReads:
                     self._count(host)
                     return answers
             if loop.time() >= deadline:
-                raise failure or self._server.unreachable()
+                raise self._server.unreachable(self._server.patience, failure)
             await asyncio.sleep(limits.POSTGRES_CONNECT_PAUSES[0])
 
     def _count(self, host: HostState | None) -> None:
@@ -96,10 +96,6 @@ class StandbyReads:
         """A version that the former primary gave, and that was lost with it, is never reached."""
         if self._server.hosts.timeline != self._timeline:
             self._timeline, self._seen = self._server.hosts.timeline, 0
-
-    @property
-    def _has_primary(self) -> bool:
-        return self._server.hosts.primary is not None
 
     def _usable(self) -> list[HostState]:
         """The standbys that are not too far behind, another one first each time."""
@@ -117,10 +113,12 @@ class StandbyReads:
         if self._closed:
             raise Closed
         if host.name not in self._standbys:
-            self._standbys[host.name] = PostgresReads(self._server.of_standby(host.name), shows_version=True)
-        return self._standbys[host.name]
+            server = self._server.of_standby(host.name)
+            self._standbys[host.name] = server, PostgresReads(server, shows_version=True)
+        return self._standbys[host.name][1]
 
     async def aclose(self) -> None:
         self._closed = True
-        for reads in self._standbys.values():
+        for server, reads in self._standbys.values():
             await reads.aclose()
+            await server.aclose()

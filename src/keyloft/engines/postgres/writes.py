@@ -103,7 +103,7 @@ class PostgresWriter:
     def cancelled(self, group: list[Batch]) -> Outcome:
         """The outcome of a group whose commit was cancelled."""
         is_unknown = self._attempt is not None and self._attempt.completed is not None
-        failure = self._unknown() if is_unknown else self._server.unreachable()
+        failure = self._unknown() if is_unknown else self._server.unreachable(0)
         return failed(group, failure, self._last_version)
 
     async def _decide(self, group: list[Batch], arrived: Sequence[float], *, waits: bool = False) -> Outcome:
@@ -198,7 +198,8 @@ class PostgresWriter:
         lost, was_stale, was_slow = 0, False, False
         while True:
             if loop.time() >= deadline - reserve - self._server.lock_seconds:
-                raise failure or self._last_failure or self._server.unreachable()
+                waited = loop.time() - deadline + self._server.patience
+                raise self._server.unreachable(waited, failure or self._last_failure)
             attempt = self._attempt = CommitAttempt(group)
             way = self._way(lost)
             try:
@@ -213,7 +214,8 @@ class PostgresWriter:
                 continue
             except TimeoutError as error:
                 self.slot.drop()
-                failure = self._last_failure or self._server.unreachable()
+                waited = loop.time() - deadline + self._server.patience
+                failure = self._server.unreachable(waited, self._last_failure)
                 cause, is_unknown = error, attempt.completed is not None
             except Failure as error:
                 failure, cause = self._server.explain(error), error
@@ -308,8 +310,9 @@ class PostgresWriter:
 
     def _unknown(self) -> CommitUnknown:
         return CommitUnknown(
-            f"the connection to {self._server.name} was lost during a commit: all of it is written, or nothing, or the "
-            "server may still write it; once it answers again, read the entries to find out"
+            f"the connection to {self._server.name} was lost during a commit, and no server could be asked in time "
+            f"what became of it{self._server.last_answers}: all of it is written, or nothing, or the server may still "
+            "write it; once it answers again, read the entries to find out"
         )
 
     def _done(self, outcome: Outcome) -> Outcome:
