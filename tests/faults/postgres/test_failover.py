@@ -12,13 +12,12 @@ from keyloft import admin
 from keyloft.cli.doctor.database import examine
 from keyloft.engines import inspect_database
 from keyloft.limits import VERSION_JUMP
-from keyloft.tuples.store import Store
 from tests.support.postgres import until
 from tests.support.postgres_cluster import cluster
-from tests.support.postgres_commits import opened
 from tools.postgres import TIMEOUT_SECONDS
 
-pytestmark = pytest.mark.slow
+# Servers are promoted, killed and waited for in the event loop.
+pytestmark = [pytest.mark.slow, pytest.mark.blocks_the_loop]
 
 
 async def becomes_true(is_so: Callable[[], Awaitable[bool]]) -> None:
@@ -68,12 +67,10 @@ async def test_of_two_primaries_the_one_with_the_highest_timeline_is_used(caplog
             assert (health.timeline, health.failovers, health.unknown_commits) == (2, 1, 0)
 
 
-@pytest.mark.parametrize("by", ["function", "locking"])
-async def test_versions_jump_once_on_a_new_timeline_and_lost_ones_are_known_as_lost(by: str) -> None:
+async def test_versions_jump_once_on_a_new_timeline_and_lost_ones_are_known_as_lost() -> None:
     with cluster() as servers:
         old, new = servers.nodes
-        async with opened(servers.url(), by=by) as one, opened(servers.url(), by=by) as two:
-            kv, rival = Store(one), Store(two)
+        async with keyloft.open(servers.url()) as kv, keyloft.open(servers.url()) as rival:
             kept = await kv.set(("kept",), 1)
             until(lambda: new.caught_up_with(old))
             new.follow(None)
