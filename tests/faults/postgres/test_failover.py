@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import keyloft
-from keyloft import admin
+from keyloft import admin, migrations
 from keyloft.cli.doctor.database import examine
+from keyloft.core.schema import REVISION
 from keyloft.engines import inspect_database
 from keyloft.limits import VERSION_JUMP
 from tests.support.postgres import until
@@ -51,6 +52,7 @@ async def test_of_two_primaries_the_one_with_the_highest_timeline_is_used(caplog
             assert servers_found.severity == "problem"
             assert "two hosts can be written" in servers_found.what
             assert "two hosts can be written" in caplog.text
+            assert await asyncio.to_thread(migrations.current_revision, servers.url()) == REVISION
             assert "its connections are dropped" in caplog.text
             until(lambda: third.caught_up_with(new))
             new.kill()
