@@ -24,7 +24,9 @@ class LagMeter:
 
     def measure(self, primary: HostState | None, states: Iterable[HostState]) -> dict[str, float]:
         """By standby that answers, how many seconds it is behind."""
-        if primary is not None and primary.version is not None:
+        if primary is not None:
+            if primary.version is None:
+                return {}
             if self._marks and primary.version < self._marks[-1][1]:
                 self._marks.clear()  # after a failover that has lost commits
             self._marks.append((primary.asked_at, primary.version))
@@ -33,12 +35,13 @@ class LagMeter:
         for state in states:
             if state.is_standby and state.version is not None and state.error is None:
                 shown[state.name] = state.version
-                lags[state.name] = self._lag(state.version, self._shown.get(state.name, 0))
+                if primary is not None and self._shown.get(state.name, 0) > self._marks[-1][1]:
+                    lags[state.name] = math.inf  # it has what the primary lacks: it followed a former one
+                else:
+                    lags[state.name] = self._lag(state.version)
         self._shown = shown
         return lags
 
-    def _lag(self, version: int, shown_before: int) -> float:
-        if not self._marks or shown_before > self._marks[-1][1]:
-            return math.inf  # it has what the primary lacks: it followed a former one
+    def _lag(self, version: int) -> float:
         reached = next((at for at, marked in reversed(self._marks) if marked <= version), None)
         return math.inf if reached is None else self._marks[-1][0] - reached
