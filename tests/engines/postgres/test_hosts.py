@@ -14,7 +14,7 @@ from keyloft.engines.postgres.lag import LagMeter
 from keyloft.errors import CannotOpen, Unreachable
 
 
-class Connected:
+class KeptConnection:
     """Takes the place of a connection, which is only kept and closed here."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Answers:
         state = self.states[host["host"]]
         if state.error is not None:
             raise state.error
-        return Connected(), state
+        return KeptConnection(), state
 
     def now(self, *states: HostState) -> None:
         self.states |= {state.name: state for state in states}
@@ -58,7 +58,7 @@ class Answers:
 
     async def chosen(self) -> str:
         name = (await self.choice.find())["host"]
-        self.choice.accept(Connected(), self.states[name])
+        self.choice.accept(KeptConnection(), self.states[name])
         return str(name)
 
 
