@@ -195,22 +195,23 @@ class MortalServer(Server):
         postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
         # Stopped first: a child that starts after its children were listed would keep the next server from starting.
         os.kill(postmaster, signal.SIGSTOP)
-        _until(lambda: _processes()[postmaster][1].startswith("T"))
-        family = [postmaster, *(pid for pid, (parent, _) in _processes().items() if parent == postmaster)]
+        until(lambda: processes()[postmaster][1].startswith("T"))
+        family = [postmaster, *(pid for pid, (parent, _) in processes().items() if parent == postmaster)]
         for pid in family:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _until(lambda: all(state.startswith("Z") for pid, (_, state) in _processes().items() if pid in family))
+        until(lambda: all(state.startswith("Z") for pid, (_, state) in processes().items() if pid in family))
 
 
-def _processes() -> dict[int, tuple[int, str]]:
+def processes() -> dict[int, tuple[int, str]]:
     """The parent and the state of each process there is."""
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
     return {int(pid): (int(parent), state) for pid, parent, state in map(str.split, table.splitlines())}
 
 
-def _until(is_so: Callable[[], bool]) -> None:
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not is_so():
-        assert time.monotonic() < deadline, "a signal has no effect"
+        assert time.monotonic() < deadline, "this never comes true"
         time.sleep(0.005)

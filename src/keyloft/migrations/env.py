@@ -19,6 +19,7 @@ from keyloft import limits
 from keyloft.core.files import create_private
 from keyloft.core.schema import REVISION_TABLE
 from keyloft.core.urls import DatabaseUrl, PostgresAddress
+from keyloft.engines import find_primary
 from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.migrations import earlier
 from keyloft.plugins.models import Base
@@ -118,9 +119,8 @@ def _migrate_postgres(address: PostgresAddress) -> None:
 
     async def attempt() -> None:
         async def connect() -> Any:
-            # asyncpg reads the URL itself, as for the engine. Of several hosts it takes one that can be written.
-            writable = "read-write" if len(address.hosts) > 1 else None
-            connection = await asyncpg.connect(address.dsn, target_session_attrs=writable)
+            # asyncpg reads the URL itself, as for the engine.
+            connection = await asyncpg.connect(address.dsn, **await find_primary(address))
             encoding = await connection.fetchval("SHOW server_encoding")
             if encoding != "UTF8":
                 await connection.close()

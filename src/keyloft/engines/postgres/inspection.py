@@ -3,9 +3,12 @@
 import time
 from typing import Final
 
+from msgspec.structs import replace
+
 from keyloft.core import schema
 from keyloft.core.urls import PostgresAddress
 from keyloft.engines.inspection import Inspection
+from keyloft.engines.postgres import setup
 from keyloft.engines.postgres.adoption import find_adoption
 from keyloft.engines.postgres.errors import Failure
 from keyloft.engines.postgres.log import milliseconds
@@ -39,12 +42,21 @@ async def inspect(address: PostgresAddress, patience: float) -> Inspection:
     server = PostgresServer(address, patience=patience)
     connection = await server.connect_once()
     try:
-        return await _inspect(server, connection)
+        inspection = await _inspect(server, connection)
+        if inspection.store and server.hosts.several:
+            await _measure_lag(server)
+        return replace(inspection, servers=server.hosts.health({}, 0))
     except Failure as error:
         raise server.explain(error) from error
     finally:
         server.close_later(connection)
         await server.aclose()
+
+
+async def _measure_lag(server: PostgresServer) -> None:
+    """Ask all hosts twice: a standby is not behind if it shows now what the primary showed before."""
+    for _ in range(2):
+        await server.hosts.ask_all()
 
 
 async def _inspect(server: PostgresServer, connection: Connection) -> Inspection:
@@ -53,7 +65,7 @@ async def _inspect(server: PostgresServer, connection: Connection) -> Inspection
     after = time.time()
     async with connection.transaction(readonly=True):
         version, is_read_only, namespace, may_create, checksums = await connection.fetchrow(_STATE)
-    revision = await server.revision(connection)
+    revision = await setup.read_revision(connection)
     obstacles: list[tuple[str, str]] = []
     store = None
     if is_read_only:

@@ -1,0 +1,263 @@
+"""Knows the hosts of a database: what each of them answers, and which one is written to: that of the highest timeline.
+
+A standby that is promoted begins a new timeline. The former primary may still run, and accept writes that no one else
+will ever see. So the place in the URL does not decide, and a host is refused while another one, a standby included,
+has a higher timeline, or had one before.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from keyloft import limits
+from keyloft.core.health import HostHealth, ServerHealth
+from keyloft.engines.postgres.host_state import Host, HostState, name_of
+from keyloft.engines.postgres.lag import LagMeter
+from keyloft.errors import CannotOpen, DatabaseError, ReadOnly, Unreachable
+
+logger = logging.getLogger(__name__)
+
+
+class HostChoice:
+    """Chooses among the hosts of a URL, and remembers the highest timeline that was seen."""
+
+    def __init__(self, name: str, hosts: Sequence[Host], ask: Callable[[Host, Any], Awaitable[tuple[Any, HostState]]]):
+        """`ask` takes a host and a connection to it, or None; it returns a connection and the host's state."""
+        self._name = name
+        self._hosts = {name_of(host): host for host in hosts}
+        self._ask = ask
+        self.states: tuple[HostState, ...] = ()
+        """What the hosts have answered last, in the order of the URL."""
+        self.primary: HostState | None = None
+        """The one to be written to, when they were last asked; None if there was none."""
+        self.standbys: list[HostState] = []
+        """Those that have answered."""
+        self.lags: dict[str, float] = {}
+        """By standby that answers, how many seconds it is behind, at most."""
+        self._lag_meter = LagMeter()
+        self.current: HostState | None = None
+        """The host that was connected to last."""
+        self.failovers = 0
+        """How often a new timeline was met."""
+        self.timeline = 0
+        """The highest one that was seen."""
+        self._cluster: int | None = None
+        self.store: str | None = None
+        """The id of the store, once it is known; a host with another one is refused."""
+        self._probes: dict[str, Any] = {}
+        self._connections: dict[Any, HostState] = {}
+        self._surveying = asyncio.Lock()
+        self._surveyed_at = 0.0
+        self._has_failed = True
+        self._warned_of: tuple[str, ...] = ()
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def several(self) -> bool:
+        return len(self._hosts) > 1
+
+    def named(self, name: str) -> Host:
+        return self._hosts[name]
+
+    async def ask_all(self) -> None:
+        """Ask all hosts for their state."""
+        async with self._surveying:
+            await self._survey()
+
+    async def find(self) -> Host:
+        """The host to connect to.
+
+        Raises:
+            Unreachable: None of them can be written, or one that can't has a higher timeline.
+            DatabaseError: All refuse, for reasons that waiting does not cure.
+        """
+        now = asyncio.get_running_loop().time()
+        async with self._surveying:
+            if self._surveyed_at < (now if self._has_lost else now - limits.POSTGRES_HOSTS_SECONDS):
+                await self._survey()
+        return self._hosts[self._choose().name]
+
+    @property
+    def _has_lost(self) -> bool:
+        """Whether a connection was closed since all hosts were asked, or could not be made."""
+        return self._has_failed or any(connection.is_closed() for connection in self._connections)
+
+    def failed(self) -> None:
+        """A host could not be connected to."""
+        self._has_failed = True
+
+    def accept(self, connection: Any, state: HostState) -> None:
+        """Take note of a new connection.
+
+        Raises:
+            Unreachable: The host is a former primary, or can't be written while others could.
+            CannotOpen: It holds another store.
+        """
+        self._check_store(state)
+        if self.several and not state.is_writable:
+            raise Unreachable(f"no host of {self._name} can be written: {state.described}")
+        if not state.is_standby:
+            if self._is_known_cluster(state) and state.timeline < self.timeline:
+                raise Unreachable(
+                    f"{state.described}, but timeline {self.timeline} was seen: a former primary is not used"
+                )
+            self._note_timeline(state)
+            self.timeline, self._cluster = state.timeline, state.cluster
+        self.current = state
+        self._connections[connection] = state
+
+    def _note_timeline(self, state: HostState) -> None:
+        """A primary has answered."""
+        if self.timeline and self._is_known_cluster(state) and state.timeline > self.timeline:
+            self.failovers += 1
+            logger.warning("%s: a new primary, on timeline %s after %s", state.name, state.timeline, self.timeline)
+            self.timeline = state.timeline
+
+    def _check_store(self, state: HostState) -> None:
+        if self.store is not None and state.store is not None and state.store != self.store:
+            raise CannotOpen(
+                f"{state.name} holds the store {state.store}, and the one that was opened is {self.store}: if it was "
+                "restored or replaced, open it again; otherwise correct the hosts in the URL"
+            )
+
+    def _is_known_cluster(self, state: HostState) -> bool:
+        return self._cluster == state.cluster
+
+    def health(self, answered: Mapping[str, int], unknown: int) -> ServerHealth:
+        """What is known of the hosts: `answered` are the reads by host, `unknown` the commits of unknown outcome."""
+        states = self.states or (() if self.current is None else (self.current,))
+        lags = {name: lag for name, lag in self.lags.items() if lag < math.inf}
+        primary = self.primary if self.states else self.current
+        return ServerHealth(
+            host=None if primary is None else primary.name,
+            timeline=self.timeline or None,
+            synchronous=None if primary is None else primary.synchronous,
+            hosts=tuple(
+                [
+                    HostHealth(
+                        name=state.name,
+                        role=state.role,
+                        timeline=state.timeline or None,
+                        lag=lags.get(state.name),
+                        reads=answered.get(state.name, 0),
+                    )
+                    for state in states
+                ]
+            ),
+            failovers=self.failovers,
+            unknown_commits=unknown,
+        )
+
+    # Asking
+
+    def watch(self) -> None:
+        """Ask all hosts every few seconds from now on, where there are several."""
+        if self.several and (self._watching is None or self._watching.done()):
+            self._watching = asyncio.create_task(self._watch(), name="keyloft hosts")
+
+    async def aclose(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for connection in self._probes.values():
+            connection.terminate()
+        self._probes = {}
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(limits.POSTGRES_HOSTS_SECONDS)
+            await self.ask_all()
+
+    async def _survey(self) -> None:
+        """Ask all hosts at once. Once one has answered that can be written, the others have a moment left."""
+        loop = asyncio.get_running_loop()
+        asking = {name: asyncio.create_task(self._probe(name)) for name in self._hosts}
+        pending = set(asking.values())
+        seconds: float | None = None
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+                if any(task.result().is_writable for task in done):
+                    seconds = limits.POSTGRES_SURVEY_SECONDS
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        self._surveyed_at, self._has_failed = loop.time(), False
+        self.states = tuple([_silent(name) if task.cancelled() else task.result() for name, task in asking.items()])
+        self.standbys = [state for state in self.states if state.is_standby]
+        try:
+            self.primary = self._choose()
+            self._note_timeline(self.primary)
+        except DatabaseError:
+            self.primary = None
+        self.lags = self._lag_meter.measure(self.primary, self.states)
+        self._warn()
+        self._drop_superseded()
+
+    async def _probe(self, name: str) -> HostState:
+        """Ask a host, on a connection that is kept for the next time."""
+        probe = self._probes.pop(name, None)
+        try:
+            self._probes[name], state = await self._ask(self._hosts[name], probe)
+        except DatabaseError as error:
+            return HostState(name=name, error=error)
+        return state
+
+    # Choosing
+
+    def _choose(self) -> HostState:
+        answered = [state for state in self.states if state.error is None]
+        if self._cluster is None and len({state.cluster for state in answered}) > 1:
+            raise CannotOpen(
+                f"the hosts of {self._name} belong to different clusters, which don't replicate each other: name hosts "
+                "of one cluster in the URL"
+            )
+        if self._cluster is not None:
+            answered = [state for state in answered if self._is_known_cluster(state)]
+        for state in answered:
+            self._check_store(state)
+        highest = max([self.timeline, *[state.timeline for state in answered]])
+        best = [state for state in answered if state.is_writable and state.timeline >= highest]
+        if not best:
+            raise self._no_primary()
+        return next((state for state in best if self.current and state.name == self.current.name), best[0])
+
+    def _no_primary(self) -> DatabaseError:
+        errors = [state.error for state in self.states if state.error is not None]
+        if len(errors) == len(self.states) and not any(isinstance(error, (Unreachable, ReadOnly)) for error in errors):
+            return errors[0]
+        former = ", and timeline {} was seen" if self.timeline else ""
+        answers = "; ".join([state.described for state in self.states])
+        return Unreachable(f"no host of {self._name} is its primary{former.format(self.timeline)}: {answers}")
+
+    def _warn(self) -> None:
+        """Say so if two hosts can be written: what one of them acknowledges may be lost."""
+        writable = [state for state in self.states if state.is_writable]
+        names = tuple([state.described for state in writable]) if len(writable) > 1 else ()
+        if names and names != self._warned_of:
+            logger.warning(
+                "%s: two hosts can be written (%s); Keyloft uses the one with the highest timeline: stop the other, "
+                "which may still acknowledge writes of others that will be lost",
+                self._name,
+                "; ".join(names),
+            )
+        self._warned_of = names
+
+    def _drop_superseded(self) -> None:
+        """Cut the connections to hosts of a lower timeline than one that answers."""
+        highest = max([state.timeline for state in self.states if self._is_known_cluster(state)], default=0)
+        self._connections = {each: state for each, state in self._connections.items() if not each.is_closed()}
+        superseded = {each: state for each, state in self._connections.items() if state.timeline < highest}
+        for connection in superseded:
+            connection.terminate()
+        for described in {state.described for state in superseded.values()}:
+            logger.warning("%s, and timeline %s was begun: its connections are dropped", described, highest)
+
+
+def _silent(name: str) -> HostState:
+    return HostState(name=name, error=Unreachable(f"{name} does not answer"))

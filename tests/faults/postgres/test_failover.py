@@ -1,0 +1,145 @@
+"""After a failover of PostgreSQL, the new primary is used, whatever the old one still answers."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import keyloft
+from keyloft import admin, migrations
+from keyloft.cli.doctor.database import examine
+from keyloft.core.schema import REVISION
+from keyloft.engines import inspect_database
+from keyloft.limits import VERSION_JUMP
+from tests.support.postgres import until
+from tests.support.postgres_cluster import cluster
+from tools.postgres import TIMEOUT_SECONDS
+
+# Servers are promoted, killed and waited for in the event loop.
+pytestmark = [pytest.mark.slow, pytest.mark.blocks_the_loop]
+
+
+async def becomes_true(is_so: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while not await is_so():
+            await asyncio.sleep(0.02)
+
+
+async def test_of_two_primaries_the_one_with_the_highest_timeline_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with cluster(2) as servers:
+        old, new, third = servers.nodes
+        async with keyloft.open(servers.url()) as kv:
+            await kv.set(("k",), "both have this")
+            until(lambda: new.caught_up_with(old) and third.caught_up_with(old))
+            new.promote()
+            third.follow(new)
+            # The old primary still runs, and is the first host of the URL.
+            async with keyloft.open(servers.url()) as fresh, keyloft.open(servers.url(old)) as lost:
+                await lost.set(("k",), "will be lost")
+                await fresh.set(("k",), "the new primary has this")
+                assert (await fresh.get(("k",))).value == "the new primary has this"
+
+                async def is_followed() -> bool:
+                    return bool((await kv.get(("k",))).value == "the new primary has this")
+
+                await becomes_true(is_followed)
+                await kv.set(("other",), 1)
+                assert (await fresh.get(("other",))).value == 1
+            [servers_found] = [found for found in await examine(servers.url()) if found.code == "servers"]
+            assert servers_found.severity == "problem"
+            assert "two hosts can be written" in servers_found.what
+            assert "two hosts can be written" in caplog.text
+            assert await asyncio.to_thread(migrations.current_revision, servers.url()) == REVISION
+            assert "its connections are dropped" in caplog.text
+            until(lambda: third.caught_up_with(new))
+            new.kill()
+            # A standby that has followed the new primary is enough to know that the old one is none.
+            with pytest.raises(
+                keyloft.Unreachable,
+                match=r"no host of .* is its primary: .*/a is .* 1; .*/b .*; .*/c is .* 2$",
+            ):
+                await inspect_database(servers.url(), patience=TIMEOUT_SECONDS)
+            new.start()
+            await kv.set(("other",), 2)
+            health = kv.engine.health()
+            assert health is not None
+            assert (health.timeline, health.failovers, health.unknown_commits) == (2, 1, 0)
+
+
+async def test_versions_jump_once_on_a_new_timeline_and_lost_ones_are_known_as_lost() -> None:
+    with cluster() as servers:
+        old, new = servers.nodes
+        async with keyloft.open(servers.url()) as kv, keyloft.open(servers.url()) as rival:
+            kept = await kv.set(("kept",), 1)
+            until(lambda: new.caught_up_with(old))
+            new.follow(None)
+            lost = await kv.set(("kept",), "lost")
+            await kv.set(("lost",), 1)
+            everything, keys = kv.watch(prefix=()), kv.watch(("kept",), ("lost",))
+            assert [entry.value for entry in await anext(keys)] == ["lost", 1]
+            old.kill()
+            new.promote()
+            # A watch that has reported what is lost says so, also before the first commit on the new timeline.
+            assert [entry.value for entry in await anext(keys)] == [1, None]
+            with pytest.raises(keyloft.HistoryGone):
+                await anext(everything)
+            assert (await kv.get(("kept",))).versionstamp == kept
+            stamps = await asyncio.gather(kv.set(("one",), 1), rival.set(("two",), 1), rival.set(("three",), 1))
+            assert kept < lost < VERSION_JUMP < min(stamps) <= max(stamps) < VERSION_JUMP + 10
+            assert not (await kv.atomic().check(("kept",), lost).set(("kept",), 2).commit()).ok
+            assert (await kv.atomic().check(("kept",), kept).set(("kept",), 2).commit()).ok
+            for since in (lost, VERSION_JUMP):
+                with pytest.raises(keyloft.HistoryGone, match=r"replaced.*list the entries, then watch again"):
+                    await anext(kv.watch(prefix=(), since=since))
+            changed = await anext(kv.watch(prefix=(), since=kept))
+            assert {entry.key[0] for entry in changed} == {"one", "two", "three", "kept"}
+        assert (await admin.check(servers.url())).findings == ()
+
+
+async def test_standbys_show_a_callers_own_writes_and_answer_while_there_is_no_primary() -> None:
+    with cluster(2) as servers:
+        primary, one, two = servers.nodes
+        async with keyloft.open(servers.url(), reads="standby", max_lag=60) as kv, keyloft.open(servers.url()) as other:
+            for number in range(50):
+                await kv.set(("k",), number)
+                assert (await kv.get(("k",))).value == number
+                await kv.set(("many", number), number)
+                assert len(await kv.list(prefix=("many",))) == number + 1
+            until(lambda: one.caught_up_with(primary) and two.caught_up_with(primary))
+            before = reads_by_host(kv)
+            for _ in range(20):
+                assert (await kv.get(("k",))).value == 49
+            answered = reads_by_host(kv) - before
+            assert answered == {one.host: 10, two.host: 10}
+            # What a standby has shown, the other one shows, too, or does not answer.
+            two.follow(None)
+            await other.set(("k",), "new")
+            until(lambda: one.caught_up_with(primary))
+            seen = [(await kv.get(("k",))).value for _ in range(10)]
+            assert seen == sorted(seen, key=str), "a read went back in time"
+            assert seen[-1] == "new"
+            # A watch begins at the primary; what is read after it is not older.
+            watch = kv.watch(prefix=("w",))
+            assert not (await kv.get(("w", 1))).exists
+            await other.set(("w", 1), 1)
+            assert [entry.value for entry in await anext(watch)] == [1]
+            assert (await kv.get(("w", 1))).value == 1
+            until(lambda: one.caught_up_with(primary))
+            with primary.stopped(), two.stopped():
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    assert (await kv.get(("k",))).value == "new"
+                    assert [entry.value for entry in await kv.list(prefix=("w",))] == [1]
+            await kv.set(("k",), "after")
+            assert (await kv.get(("k",))).value == "after"
+            health = kv.engine.health()
+            assert health is not None
+            assert [host.role for host in health.hosts] == ["primary", "standby", "standby"]
+
+
+def reads_by_host(kv: keyloft.Store) -> Counter[str]:
+    health = kv.engine.health()
+    assert health is not None
+    return Counter({host.name: host.reads for host in health.hosts})
