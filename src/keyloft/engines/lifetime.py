@@ -8,19 +8,26 @@ from abc import ABC, abstractmethod
 from keyloft.errors import CLOSED, Closed, WrongLoop
 
 
-class ClosableEngine(ABC):
-    """The part of an engine that refuses callers who may not use it, and closes it once."""
+class ProcessBound:
+    """What only the process that opened it may use, until it is closed."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._closing: asyncio.Task[None] | None = None
         self.refusal: str | None = None
-        """Why the engine can't be used any more."""
-        _engines.add(self)
+        """Why it can't be used any more."""
+        _opened.add(self)
 
     @property
     def is_closed(self) -> bool:
         return self.refusal is not None
+
+
+class ClosableEngine(ProcessBound, ABC):
+    """The part of an engine that refuses callers who may not use it, and closes it once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._closing: asyncio.Task[None] | None = None
 
     def check_usable(self) -> None:
         """Refuse a caller that may not use the engine.
@@ -49,13 +56,13 @@ class ClosableEngine(ABC):
     async def _close(self) -> None: ...
 
 
-_engines: "weakref.WeakSet[ClosableEngine]" = weakref.WeakSet()
+_opened: "weakref.WeakSet[ProcessBound]" = weakref.WeakSet()
 
 
 def _forget_after_fork() -> None:
     """Two processes must not share a connection: its locks would not hold, and replies would reach the wrong one."""
-    for engine in _engines:
-        engine.refusal = "this store was opened before a fork: open it again in this process"
+    for opened in _opened:
+        opened.refusal = "this store was opened before a fork: open it again in this process"
 
 
 if hasattr(os, "register_at_fork"):

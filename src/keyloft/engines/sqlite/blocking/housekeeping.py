@@ -1,0 +1,109 @@
+"""A thread for what no caller should wait for: checkpoints, and the rest of a commit that a signal interrupted."""
+
+import logging
+import threading
+from time import monotonic
+
+import apsw
+
+from keyloft import limits
+from keyloft.engines.sqlite.blocking.commits import CommitQueue
+from keyloft.engines.sqlite.blocking.connections import SharedConnection
+from keyloft.engines.sqlite.file import SqliteFile
+
+logger = logging.getLogger(__name__)
+
+
+class Housekeeping:
+    """A daemon thread, from the first commit on. It sleeps while nothing is written."""
+
+    def __init__(self, file: SqliteFile, shared: SharedConnection, queue: CommitQueue) -> None:
+        self._file = file
+        self._shared = shared
+        self._queue = queue
+        self._woken = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_asleep = True
+        self._is_stopping = False
+        self._last_commit = 0.0
+        self._pages_left = self._commits = 0
+        self._not_before = 0.0
+
+    def committing(self) -> None:
+        """A thread is about to commit."""
+        if self._is_asleep and not self._file.in_memory:
+            self._is_asleep = False
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"keyloft housekeeping of {self._file.path}", daemon=True
+                )
+                self._thread.start()
+            self._woken.set()
+
+    def committed(self) -> None:
+        """A group was committed; its thread still has the connection."""
+        if self._file.in_memory:
+            return
+        self._last_commit = monotonic()
+        self._commits += 1
+        try:
+            pages, checkpointed = self._shared.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        except apsw.Error:
+            return
+        self._pages_left = pages - checkpointed
+        if self._is_due() and self._last_commit >= self._not_before:
+            self._woken.set()
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._woken.set()
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._woken.wait(None if self._is_asleep else self._pause())
+            self._woken.clear()
+            try:
+                self._tidy()
+            except apsw.Error as error:
+                logger.debug("a checkpoint failed, retrying later: %s", self._file.explain(error))
+                self._not_before = monotonic() + limits.CHECKPOINT_RETRY_PAUSES[-1]
+            except Exception:
+                logger.exception("housekeeping failed, retrying later")
+
+    def _pause(self) -> float:
+        is_long = self._pages_left >= limits.CHECKPOINT_QUIET_PAGES
+        return limits.CHECKPOINT_QUIET_SECONDS if is_long else limits.LOST_GROUP_SECONDS
+
+    def _tidy(self) -> None:
+        if self._queue.is_interrupted:
+            with self._shared.lock:
+                if self._queue.is_interrupted:
+                    self._queue.recover()
+        now = monotonic()
+        is_quiet = now - self._last_commit > limits.CHECKPOINT_QUIET_SECONDS
+        is_long = self._pages_left >= limits.CHECKPOINT_QUIET_PAGES
+        if now >= self._not_before and (self._is_due() or (is_long and is_quiet)):
+            self._checkpoint()
+        elif not is_long and now - self._last_commit > limits.LOST_GROUP_SECONDS:
+            self._is_asleep = True
+            if monotonic() - self._last_commit < limits.LOST_GROUP_SECONDS:
+                self._is_asleep = False  # a commit began meanwhile, and did not wake this thread
+
+    def _is_due(self) -> bool:
+        are_small = self._pages_left <= self._commits * limits.CHECKPOINT_SMALL_COMMIT_PAGES
+        small, large = limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS, limits.CHECKPOINT_PAGES
+        return self._pages_left >= (min(small, large) if are_small else large)
+
+    def _checkpoint(self) -> None:
+        is_oversized = self._pages_left > 2 * limits.CHECKPOINT_PAGES
+        mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_oversized else apsw.SQLITE_CHECKPOINT_PASSIVE
+        with self._shared.lock:
+            pages, checkpointed = self._shared.connection.wal_checkpoint(mode=mode)
+            self._pages_left = pages - checkpointed
+            if not self._pages_left:
+                self._commits = 0
+                return
+        # A reader needs the log, or another process checkpoints it: nothing is lost.
+        self._not_before = monotonic() + limits.CHECKPOINT_RETRY_PAUSES[0]
