@@ -1,9 +1,29 @@
-"""Runs coroutines for callers without an event loop: on the caller's thread, or on a loop in a thread of its own."""
+"""Runs coroutines for callers without an event loop: on the caller's thread, or on a loop in a thread of its own.
 
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+What is driven is written once, as coroutines. On SQLite and in memory none of them ever suspends, so that the caller's
+thread runs them to their end (ADR 18).
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from keyloft import limits
+from keyloft.core.lazy import LazyList
 
 T = TypeVar("T")
+I = TypeVar("I")  # noqa: E741
+P = ParamSpec("P")
+
+
+class _DrivenThread(threading.local):
+    is_driving = False
+    """Whether this thread runs a coroutine without an event loop."""
+
+
+_this_thread = _DrivenThread()
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -12,11 +32,100 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         RuntimeError: It waits for something that only an event loop can bring.
     """
+    was_driving = _this_thread.is_driving
+    _this_thread.is_driving = True
     try:
         while work.send(None) is None:
             pass
     except StopIteration as done:
         result: T = done.value
         return result
+    finally:
+        _this_thread.is_driving = was_driving
     work.close()
-    raise RuntimeError("a coroutine of a synchronous store can't wait for an event loop: pass plain functions to it")
+    raise RuntimeError("a coroutine can't wait for an event loop in a synchronous store: pass a plain function instead")
+
+
+async def pause(seconds: float) -> None:
+    """Sleep: the task on an event loop, or the thread that runs this coroutine to its end."""
+    if _this_thread.is_driving:
+        time.sleep(seconds)  # noqa: ASYNC251 (no event loop waits for this)
+    else:
+        await asyncio.sleep(seconds)
+
+
+class Driver(Protocol):
+    """Runs what a synchronous object wraps."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns or raises."""
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for a function that needs the event loop, if there is one."""
+
+    def close(self) -> None:
+        """End what runs in the background. A second call does nothing."""
+
+
+class Driven(Generic[I]):
+    """The base of a synchronous object: it has an asynchronous one, and runs its methods."""
+
+    def __init__(self, inner: I, driver: Driver) -> None:
+        self._inner = inner
+        self._untyped: Any = inner
+        self._driver = driver
+        self._run = driver.run
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._inner!r}>"
+
+
+class SyncList(Driven[LazyList[T]]):
+    """A list to read, from its beginning each time: iterate it, or call `all`."""
+
+    def __repr__(self) -> str:
+        shown = repr(self._inner).removesuffix(": await it, or iterate it with async for>")
+        return f"<Sync{shown.removeprefix('<')}: iterate it, or call all()>"
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"this list of {self._inner.what} has not been read yet: iterate it, or call all()")
+
+    def all(self) -> list[T]:
+        """All items, read now."""
+        return self._run(_awaited(self._inner))
+
+    def __iter__(self) -> Iterator[T]:
+        items, count, is_last = self._inner.__aiter__(), 1, False
+        while not is_last:
+            some, error, is_last = self._run(_several(items, count))
+            yield from some
+            if error is not None:
+                raise error
+            # More at once, since each call to an event loop in another thread costs a hand-over.
+            count = min(2 * count, limits.SLICE_ITEMS)
+
+
+async def _awaited(lazy: LazyList[T]) -> list[T]:
+    return await lazy
+
+
+async def next_of(items: AsyncIterator[T]) -> T:
+    """The next item, as a coroutine.
+
+    Raises:
+        StopAsyncIteration: There is none.
+    """
+    return await anext(items)
+
+
+async def _several(items: AsyncIterator[T], count: int) -> tuple[list[T], Exception | None, bool]:
+    """Up to so many items, the error that came after them, and whether they are the last ones."""
+    some: list[T] = []
+    try:
+        while len(some) < count:
+            some.append(await anext(items))
+    except StopAsyncIteration:
+        return some, None, True
+    except Exception as error:
+        return some, error, True
+    return some, None, False

@@ -26,10 +26,10 @@ from keyloft.core.records import (
     Scan,
     Space,
 )
+from keyloft.core.waiting import Job, LoopWaiting, Waiting
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.watches.followed import FollowedLog
 from keyloft.engines.watches.interest import Interest, Registration
-from keyloft.engines.watches.waiting import Job, LoopWaiting, Waiting
 from keyloft.engines.watches.watch import EngineWatch, KeyWatch, RangeWatch, WakeCall
 from keyloft.errors import Closed, DatabaseError, HistoryGone, Undecodable
 

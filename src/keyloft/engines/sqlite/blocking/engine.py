@@ -13,11 +13,12 @@ import apsw
 from keyloft.clock import Clock, SystemClock
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
+from keyloft.core.process import ProcessBound
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Latest, Scan
+from keyloft.core.waiting import Job, ThreadWaiting
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.commit.submitted import WRITTEN, report
-from keyloft.engines.lifetime import ProcessBound
 from keyloft.engines.sqlite.blocking.commits import CommitQueue
 from keyloft.engines.sqlite.blocking.connections import ReaderPool, SharedConnection, answers
 from keyloft.engines.sqlite.blocking.housekeeping import Housekeeping
@@ -28,7 +29,6 @@ from keyloft.engines.sqlite.reads import point
 from keyloft.engines.sqlite.writes import SqliteWriter
 from keyloft.engines.watches.feed import ChangeFeed, Start
 from keyloft.engines.watches.polling import poll
-from keyloft.engines.watches.waiting import Job, ThreadWaiting
 from keyloft.errors import CLOSED, Closed, KeyloftError
 
 
