@@ -1,4 +1,4 @@
-"""Generates documents from the code: docs/api/REFERENCE.md, docs/api/asyncapi.json, and the table of settings."""
+"""Generates from the code: the reference, docs/api/asyncapi.json, the table of settings, and synchronous modules."""
 
 import importlib
 import inspect
@@ -9,6 +9,8 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+from tools import sync_classes
 
 ROOT: Final = Path(__file__).parent.parent
 MODULES: Final = ("keyloft", "keyloft.plugins", "keyloft.semantic", "keyloft.admin")
@@ -235,7 +237,8 @@ def _errors(kinds: list[type]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the documents that are out of date."""
+    """Write the synchronous modules and the documents that are out of date."""
+    sync_classes.write()
     for path, text in documents().items():
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")

@@ -4,11 +4,12 @@ import ast
 import importlib
 import inspect
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, Final
 
 from msgspec import Struct
@@ -61,40 +62,126 @@ STORE: Final = GeneratedModule(
             bases=("SyncClosing",),
             leave_out=frozenset({"aclose"}),
             added='''
+loop_side: LoopSide | None = None
+"""What `on_a_loop` opens, if the store itself has no event loop."""
+
 def close(self) -> None:
     """Finish the writes under way, end the watches and close the database. A second call does nothing."""
-    close_store(self._inner, self._driver)
+    close_store(self._inner, self._driver, self.loop_side)
+
+def on_a_loop(self) -> "tuple[Store, LoopThread]":
+    """The same database in an event loop, and what runs it: for locks and others with work in the background."""
+    if self.loop_side is not None:
+        return self.loop_side.opened()
+    assert isinstance(self._driver, LoopThread)
+    return self._inner, self._driver
 ''',
         ),
     ),
 )
-MODULES: Final = (STORE,)
+SEMANTIC: Final = GeneratedModule(
+    path="keyloft/semantic/sync/store.py",
+    purpose="The semantic store for threads and scripts: every method, run by an event loop in a thread.",
+    classes=(
+        ClassToWrap(
+            source="keyloft.semantic.checkpoints.Checkpoint",
+            name="SyncCheckpoint",
+            purpose="The position that a workflow has reached.",
+        ),
+        ClassToWrap(
+            source="keyloft.semantic.index_versions.IndexVersion",
+            name="SyncIndexVersion",
+            purpose="The active version of an index.",
+        ),
+        ClassToWrap(
+            source="keyloft.semantic.flags.Flags",
+            name="SyncFlags",
+            purpose="The flags of a project, at `flags/<name>`.",
+        ),
+        ClassToWrap(
+            source="keyloft.semantic.dead_letters.DeadLetters",
+            name="SyncDeadLetters",
+            purpose="Writes that were given up: list them, retry them, or drop them.",
+            leave_out=frozenset({"keep", "save", "save_last", "store", "retry_row", "drop_row"}),
+        ),
+        ClassToWrap(
+            source="keyloft.semantic.store.SemanticStore",
+            name="SyncSemanticStore",
+            purpose="Entries with meaning, on an open synchronous store: each write says what it expects, who writes "
+            "it and what for.",
+            bases=("SyncSemanticBase",),
+            leave_out=frozenset({"aclose", "engine", "write", "check_intent", "check_operations"}),
+            added='''
+@property
+def dead_letters(self) -> SyncDeadLetters:
+    """Writes that were given up: to be listed, retried or dropped."""
+    return SyncDeadLetters(self._inner.dead_letters, self._driver)
+''',
+        ),
+    ),
+    imports=("from keyloft.core.driving import Driven",),
+)
+ADMIN: Final = GeneratedModule(
+    path="keyloft/admin/sync.py",
+    purpose="The functions of `keyloft.admin` without `await`: `from keyloft.admin import sync as admin`.",
+    functions="keyloft.admin",
+    imports=("from keyloft import admin as asynchronous", "from keyloft.core.drivers import iterate_alone, run_alone"),
+)
+MODULES: Final = (STORE, SEMANTIC, ADMIN)
 
 WRAPPERS: Final = {
+    "AsyncIterator": "Iterator",
     "Atomic": "SyncAtomic",
+    "AuditTrail": "SyncList",
+    "Checkpoint": "SyncCheckpoint",
     "Children": "SyncList",
+    "DeadLetterList": "SyncList",
+    "EntryWatch": "SyncEntryWatch",
+    "EnvelopeList": "SyncList",
+    "Flags": "SyncFlags",
+    "HeldLocks": "SyncList",
+    "IndexVersion": "SyncIndexVersion",
     "Listing": "SyncListing",
+    "LiveFlags": "SyncLiveFlags",
+    "Lock": "SyncLock",
+    "Retry": "SyncRetry",
     "Store": "SyncStore",
     "Watching": "SyncWatching",
 }
 """What a method returns, and what it returns in the synchronous class."""
-NEED_THE_LOOP: Final = frozenset({"Watching"})
+NEED_THE_LOOP: Final = frozenset({"EntryWatch", "Watching"})
 HAND_WRITTEN: Final = {
     "SyncList": "keyloft.core.driving",
     "SyncListing": "keyloft.tuples.sync.lists",
     "SyncWatching": "keyloft.tuples.sync.lists",
+    "AuditRecord": "keyloft.semantic.audit",
     "close_store": "keyloft.tuples.sync.closing",
+    "LoopSide": "keyloft.tuples.sync.loop_side",
+    "LoopThread": "keyloft.core.drivers",
+    "SyncEntryWatch": "keyloft.semantic.sync.helpers",
+    "SyncLiveFlags": "keyloft.semantic.sync.helpers",
+    "SyncLock": "keyloft.semantic.sync.helpers",
+    "SyncRetry": "keyloft.semantic.sync.helpers",
+    "SyncSemanticBase": "keyloft.semantic.sync.base",
+    "Iterator": "collections.abc",
+    "iterate": "keyloft.core.driving",
 }
-ITEM_OF: Final = {"Children": "TupleKey"}
+ITEM_OF: Final = {
+    "AuditTrail": "AuditRecord",
+    "Children": "TupleKey",
+    "DeadLetterList": "DeadLetter",
+    "EnvelopeList": "Envelope",
+    "HeldLocks": "Envelope",
+}
 """The items of lists that are not generic."""
 WORDING: Final = (
+    (r": await it, or use `async for`", ": iterate it, or call `all`"),
     (r"(?m)\bawait (\w+\.(?:list|keys|children|locks|audit)\(.*\))$", r"\1.all()"),
     (r"\bawait ", ""),
     (r"\basync (for|with|def)\b", r"\1"),
     (r"[Aa]wait it for a list, or iterate it", "Iterate it, or call `all` for a list"),
     (r"returns the new one, or awaits it\b", "returns the new one"),
     (r"any number of tasks and processes", "any number of threads and processes"),
-    (r": await it, or use `for`", ": iterate it, or call `all`"),
 )
 """How docstrings change, as patterns."""
 
@@ -114,6 +201,14 @@ def generated(module: GeneratedModule) -> str:
         bodies.append(body)
         names |= used
         sources += origins
+    if module.functions:
+        package = importlib.import_module(module.functions)
+        for name in package.__all__:
+            function = getattr(package, name)
+            if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+                bodies.append(_function(function))
+                names |= _used(bodies[-1]) - {"asynchronous"}
+                sources.append(sys.modules[function.__module__])
     own = {wrapped.name for wrapped in module.classes}
     imports = [*module.imports, *_imports(names - own, sources)]
     head = f'"""{module.purpose}\n\nWritten by `scripts/reference` from the asynchronous classes: change those.\n"""'
@@ -158,6 +253,18 @@ def _used(source: str) -> set[str]:
     return used - {each.arg for each in ast.walk(ast.parse(source)) if isinstance(each, ast.arg)}
 
 
+def _function(function: Any) -> str:
+    """The source of a function that runs a coroutine function to its end."""
+    [node] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(node, ast.AsyncFunctionDef)
+    node.args.args.insert(0, ast.arg("self"))
+    made = _Sync("", False).visit(node)
+    made.args.args.pop(0)
+    runner = "iterate_alone" if inspect.isasyncgenfunction(function) else "run_alone"
+    made.body[-1] = ast.parse(f"return {runner}(asynchronous.{node.name}({_arguments(node.args, 0)}))").body[0]
+    return ast.unparse(ast.fix_missing_locations(made))
+
+
 def _public_methods(kind: type) -> dict[str, list[Any]]:
     """The definitions of each public method and property in a class body, overloads included."""
     [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -190,7 +297,9 @@ class _Sync(ast.NodeTransformer):
             body: list[ast.stmt] = [ast.Expr(ast.Constant(...))]
         else:
             call = f"{self._inner}.{node.name}" + ("" if "property" in decorators else f"({_arguments(node.args)})")
-            if is_async:
+            if returned == "AsyncIterator":
+                text = f"return iterate({call}, self._driver)"
+            elif is_async:
                 text = f"return self._run({call})"
             elif returned == self._owner and self._owner == "Atomic":
                 text = f"{call}\nreturn self"
@@ -204,19 +313,22 @@ class _Sync(ast.NodeTransformer):
             body = ast.parse(text).body
             if doc := ast.get_docstring(node):
                 body.insert(0, ast.Expr(ast.Constant(_indented(_reworded(doc)))))
-        node.args = _Annotations().visit(node.args)
+        node.args = _Annotations({}).visit(node.args)
         made = ast.FunctionDef(node.name, node.args, body, node.decorator_list)
-        made.returns = None if node.returns is None else _Annotations().visit(node.returns)
+        made.returns = None if node.returns is None else _Annotations(WRAPPERS).visit(node.returns)
         return ast.fix_missing_locations(made)
 
 
 class _Annotations(ast.NodeTransformer):
     """Turns the types of arguments and results into the synchronous ones."""
 
+    def __init__(self, wrappers: dict[str, str]) -> None:
+        self._wrappers = wrappers
+
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in ITEM_OF:
-            return ast.parse(f"{WRAPPERS[node.id]}[{ITEM_OF[node.id]}]", mode="eval").body
-        return ast.Name(WRAPPERS.get(node.id, node.id), ast.Load())
+        if node.id in self._wrappers and node.id in ITEM_OF:
+            return ast.parse(f"{self._wrappers[node.id]}[{ITEM_OF[node.id]}]", mode="eval").body
+        return ast.Name(self._wrappers.get(node.id, node.id), ast.Load())
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         if isinstance(node.value, str) and re.fullmatch(r"[A-Z]\w+(\[.*\])?", node.value):
@@ -241,9 +353,9 @@ def _head(annotation: ast.expr | None) -> str:
     return ""
 
 
-def _arguments(arguments: ast.arguments) -> str:
-    """The arguments of a call that passes all parameters on."""
-    named = [*arguments.posonlyargs, *arguments.args][1:]
+def _arguments(arguments: ast.arguments, first: int = 1) -> str:
+    """The arguments of a call that passes all parameters on, but for `self`."""
+    named = [*arguments.posonlyargs, *arguments.args][first:]
     parts = [each.arg for each in named]
     if arguments.vararg is not None:
         parts.append(f"*{arguments.vararg.arg}")
@@ -288,7 +400,19 @@ def _home(source: ModuleType, name: str) -> str:
     return source.__name__
 
 
-def function_names(package: ModuleType) -> list[str]:
-    """The coroutine functions that a package exports."""
-    exported = [getattr(package, name) for name in package.__all__]
-    return [each.__name__ for each in exported if isinstance(each, FunctionType) and inspect.iscoroutinefunction(each)]
+def shape(source: str) -> str:
+    """What a source says, without its format and the order of its imports."""
+    tree = ast.parse(source)
+    tree.body = [node for node in tree.body if not isinstance(node, ast.ImportFrom)]
+    return ast.dump(tree)
+
+
+def write() -> None:
+    """Write the modules that are out of date, formatted."""
+    for path, text in modules().items():
+        if not path.exists() or shape(path.read_text("utf-8")) != shape(text):
+            path.write_text(text, "utf-8")
+            ruff = [sys.executable, "-m", "ruff"]
+            subprocess.run([*ruff, "check", "--quiet", "--fix", "--select", "I", str(path)], check=True)
+            subprocess.run([*ruff, "format", "--quiet", str(path)], check=True)
+            sys.stderr.write(f"{path.relative_to(ROOT)} is written\n")

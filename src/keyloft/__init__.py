@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 
 from keyloft import errors, limits
 from keyloft.clock import Clock, ManualClock
-from keyloft.core.drivers import LoopThread, OnThisThread
+from keyloft.core.drivers import OnThisThread
 from keyloft.core.driving import SyncList
 from keyloft.core.sweeper import sweep_regularly
 from keyloft.core.urls import DatabaseUrl, shown_url
@@ -29,6 +29,7 @@ from keyloft.tuples.listing import EntryList, Listing
 from keyloft.tuples.named import NamedEngine, check_name
 from keyloft.tuples.store import Store
 from keyloft.tuples.sync.lists import SyncListing, SyncWatching
+from keyloft.tuples.sync.loop_side import LoopSide
 from keyloft.tuples.sync.store import SyncAtomic, SyncStore
 from keyloft.tuples.watching import Watching
 
@@ -146,31 +147,32 @@ def open_sync(
     history = KeptHistory.of(history_seconds, history_mib)
     store_name = None if name is None else check_name(name)
     database = DatabaseUrl.parse(url)
-    sweeps = None if database.read_only else sweep_every
+
+    async def open_store(sweep_every: float | None) -> Store:
+        return await open(
+            url,
+            durability=durability,
+            max_value_bytes=max_value_bytes,
+            sweep_every=sweep_every,
+            patience=patience,
+            name=name,
+            history_seconds=history_seconds,
+            history_mib=history_mib,
+            clock=clock,
+        )
+
     if not opens_on_this_thread(database):
-        loop = LoopThread(f"keyloft {database.shown}")
-        try:
-            opening = open(
-                url,
-                durability=durability,
-                max_value_bytes=max_value_bytes,
-                sweep_every=sweep_every,
-                patience=patience,
-                name=name,
-                history_seconds=history_seconds,
-                history_mib=history_mib,
-                clock=clock,
-            )
-            return SyncStore(loop.run(opening.opened()), loop)
-        except BaseException:
-            loop.close()
-            raise
+        store, loop = LoopSide(lambda: open_store(sweep_every), database.shown).opened()
+        return SyncStore(store, loop)
     engine = open_blocking_engine(database, clock, durability=durability, history=history)
-    store = Store(engine if store_name is None else NamedEngine(engine, store_name), max_value_bytes=max_value_bytes)
+    named = engine if store_name is None else NamedEngine(engine, store_name)
+    store = Store(named, max_value_bytes=max_value_bytes)
     driver = OnThisThread()
-    if sweeps is not None:
-        driver.waiting.start(sweep_regularly(store.sweep, sweeps, driver.waiting.sleep), "keyloft sweeper")
-    return SyncStore(store, driver)
+    if sweep_every is not None and not database.read_only:
+        driver.waiting.start(sweep_regularly(store.sweep, sweep_every, driver.waiting.sleep), "keyloft sweeper")
+    sync = SyncStore(store, driver)
+    sync.loop_side = LoopSide(lambda: open_store(None), database.shown)
+    return sync
 
 
 class Opening:
@@ -193,10 +195,6 @@ class Opening:
 
     def __await__(self) -> Generator[object, None, Store]:
         return self._open_store().__await__()
-
-    async def opened(self) -> Store:
-        """The same as a coroutine."""
-        return await self
 
     async def __aenter__(self) -> Store:
         if self._in_use:

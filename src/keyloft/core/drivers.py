@@ -2,13 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from keyloft.core.driving import run_to_end
+from keyloft.core.driving import iterate, run_to_end
 from keyloft.core.process import ProcessBound
 from keyloft.core.waiting import ThreadWaiting
-from keyloft.errors import CLOSED, Closed
+from keyloft.errors import CLOSED, Closed, InvalidArgument
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -23,6 +23,10 @@ class OnThisThread:
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return function(*args, **kwargs)
+
+    @property
+    def is_closed(self) -> bool:
+        return self.waiting.is_ending
 
     def close(self) -> None:
         self.waiting.end()
@@ -42,10 +46,16 @@ class LoopThread(ProcessBound):
 
         Raises:
             Closed: This is closed, or was opened before a fork.
+            InvalidArgument: The caller is a function that this event loop has called: it would wait for itself.
         """
         if self.refusal is not None:
             work.close()
             raise Closed(self.refusal)
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise InvalidArgument(
+                "a function that is passed to a synchronous store can't use that store: it would wait"
+            )
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -76,3 +86,21 @@ class LoopThread(ProcessBound):
             self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
+
+
+def run_alone(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on an event loop of its own; an interrupted caller returns once it has cleaned up."""
+    loop = LoopThread("keyloft")
+    try:
+        return loop.run(work)
+    finally:
+        loop.close()
+
+
+def iterate_alone(items: AsyncIterator[T]) -> Iterator[T]:
+    """The same for what an asynchronous generator yields; the loop ends with the iteration."""
+    loop = LoopThread("keyloft")
+    try:
+        yield from iterate(items, loop)
+    finally:
+        loop.close()

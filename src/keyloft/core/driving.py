@@ -7,7 +7,7 @@ thread runs them to their end (ADR 18).
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from keyloft import limits
@@ -57,6 +57,9 @@ async def pause(seconds: float) -> None:
 class Driver(Protocol):
     """Runs what a synchronous object wraps."""
 
+    @property
+    def is_closed(self) -> bool: ...
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What a coroutine returns or raises."""
 
@@ -103,6 +106,24 @@ class SyncList(Driven[LazyList[T]]):
                 raise error
             # More at once, since each call to an event loop in another thread costs a hand-over.
             count = min(2 * count, limits.SLICE_ITEMS)
+
+
+def iterate(items: AsyncIterator[T], driver: Driver) -> Iterator[T]:
+    """Iterate what an asynchronous generator yields; it is closed with the iterator."""
+    try:
+        while True:
+            try:
+                item = driver.run(next_of(items))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        if isinstance(items, AsyncGenerator) and not driver.is_closed:
+            driver.run(_closed(items))
+
+
+async def _closed(items: AsyncGenerator[T, None]) -> None:
+    await items.aclose()
 
 
 async def _awaited(lazy: LazyList[T]) -> list[T]:

@@ -115,6 +115,10 @@ class ThreadWaiting:
         timer.start()
         return timer
 
+    @property
+    def is_ending(self) -> bool:
+        return self._ending.is_set()
+
     def end(self) -> None:
         """End all pauses."""
         self._ending.set()

@@ -1,8 +1,8 @@
 """Is interrupted again and again: python -m tests.faults.children.interrupted PATH SEED ROUNDS
 
 A timer raises KeyboardInterrupt at random moments of the main thread's calls, often several times in a row, while that
-thread and two others add to pairs of counters through one synchronous store. Prints what the counters must hold: «least most»
-of the main thread's, then the number of commits of each other thread.
+thread and two others add to pairs of counters through one synchronous store. Prints what the counters must hold:
+«least most» of the main thread's, then the number of commits of each other thread.
 """
 
 import random

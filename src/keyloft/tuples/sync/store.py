@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import overload
 
 from keyloft.core.closing import SyncClosing
+from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import Driven
 from keyloft.core.keys import KeyLike, TupleKey
 from keyloft.tuples.atomic import _MISSING, Atomic, CommitResult
@@ -15,6 +16,7 @@ from keyloft.tuples.entries import Entry
 from keyloft.tuples.store import Entries, K, Store
 from keyloft.tuples.sync.closing import close_store
 from keyloft.tuples.sync.lists import SyncListing, SyncWatching
+from keyloft.tuples.sync.loop_side import LoopSide
 
 
 class SyncAtomic(Driven[Atomic]):
@@ -83,9 +85,19 @@ class SyncAtomic(Driven[Atomic]):
 class SyncStore(SyncClosing, Driven[Store]):
     """An open store for any thread. Get one from `keyloft.open_sync`; close it with `close`, or use `with`."""
 
+    loop_side: LoopSide | None = None
+    """What `on_a_loop` opens, if the store itself has no event loop."""
+
     def close(self) -> None:
         """Finish the writes under way, end the watches and close the database. A second call does nothing."""
-        close_store(self._inner, self._driver)
+        close_store(self._inner, self._driver, self.loop_side)
+
+    def on_a_loop(self) -> "tuple[Store, LoopThread]":
+        """The same database in an event loop, and what runs it: for locks and others with work in the background."""
+        if self.loop_side is not None:
+            return self.loop_side.opened()
+        assert isinstance(self._driver, LoopThread)
+        return self._inner, self._driver
 
     def get(self, key: KeyLike) -> Entry:
         """The entry at a key; `exists` is False where there is none."""
