@@ -21,6 +21,7 @@ from keyloft.core.values import U64
 from keyloft.engines import KeptHistory, open_engine
 from keyloft.errors import *  # noqa: F403 (all errors are public)
 from keyloft.tuples.atomic import Atomic, CommitResult
+from keyloft.tuples.children import Children
 from keyloft.tuples.entries import Entry
 from keyloft.tuples.listing import EntryList, Listing
 from keyloft.tuples.named import NamedEngine, check_name
@@ -29,7 +30,7 @@ from keyloft.tuples.watching import Watching
 
 __version__ = "0.1.0"
 
-__all__ = ["U64", "Atomic", "Clock", "CommitResult", "Entry", "EntryList", "Listing", "ManualClock"]
+__all__ = ["U64", "Atomic", "Children", "Clock", "CommitResult", "Entry", "EntryList", "Listing", "ManualClock"]
 __all__ += ["Opening", "Store", "Watching", "open"]
 __all__ += errors.__all__
 
