@@ -189,7 +189,7 @@ class TestChildren:
         read, engine_read = list[int](), memory.engine.read
 
         async def counting(*asks: Any) -> list[Any]:
-            answers = await engine_read(*asks)
+            answers: list[Any] = await engine_read(*asks)
             read.extend([len(answer) for ask, answer in zip(asks, answers, strict=True) if isinstance(ask, Scan)])
             return answers
 

@@ -197,17 +197,6 @@ class Store(StoreReads):
         expire_in: float | timedelta | None = None,
         expire_at: datetime | None = None,
     ) -> Entry[T]: ...
-    @overload
-    async def update(
-        self,
-        key: KeyLike,
-        fn: Callable[[Any], Any],
-        default: Any = None,
-        *,
-        type: object,
-        expire_in: float | timedelta | None = None,
-        expire_at: datetime | None = None,
-    ) -> Entry: ...
     async def update(
         self,
         key: KeyLike,

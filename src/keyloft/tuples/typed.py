@@ -7,9 +7,8 @@ A value is read back before it is stored, and refused unless that gives an equal
 
 import functools
 import re
-import sys
 from collections.abc import Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_args
 
 import msgspec
 
@@ -134,12 +133,13 @@ def _new_codec(wanted: Any) -> Codec:
     try:
         return Codec(wanted, _MsgspecForm(wanted))
     except Exception as error:  # NameError for a type that is not defined yet; TypeError for most others
-        if "pydantic" in sys.modules:  # it takes more types, and the caller uses it
-            try:
-                return Codec(wanted, _pydantic_form(wanted))
-            except Exception:
-                pass
+        if _names_pydantic(wanted):  # it takes unions of several models, which msgspec can't tell from each other
+            return Codec(wanted, _pydantic_form(wanted))
         raise InvalidArgument(f"type: values of {_shown(wanted)} can't be stored: {error}") from None
+
+
+def _names_pydantic(wanted: Any) -> bool:
+    return hasattr(wanted, "__pydantic_validator__") or any([_names_pydantic(part) for part in get_args(wanted)])
 
 
 _remembered_codec: Final = functools.lru_cache(limits.TYPES_REMEMBERED)(_new_codec)
