@@ -4,13 +4,12 @@ import importlib
 import inspect
 import json
 import re
+import subprocess
 import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
-
-from tools import sync_classes
 
 ROOT: Final = Path(__file__).parent.parent
 MODULES: Final = ("keyloft", "keyloft.plugins", "keyloft.semantic", "keyloft.admin")
@@ -238,7 +237,8 @@ def _errors(kinds: list[type]) -> Iterator[str]:
 
 def main() -> None:
     """Write the synchronous modules and the documents that are out of date."""
-    sync_classes.write()
+    # In a process of its own: it runs also if the synchronous modules can't be imported, because they are out of date.
+    subprocess.run([sys.executable, "-m", "tools.sync_classes"], cwd=ROOT, check=True)
     for path, text in documents().items():
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")

@@ -44,16 +44,27 @@ class GeneratedModule(Struct, frozen=True):
     imports: tuple[str, ...] = ()
 
 
-STORE: Final = GeneratedModule(
-    path="keyloft/tuples/sync/store.py",
-    purpose="The tuple store for threads and scripts: every method of `Store` and `Atomic`, run to its end.",
-    imports=("from keyloft.core.closing import SyncClosing", "from keyloft.core.driving import Driven"),
+def _module_name(module: GeneratedModule) -> str:
+    return module.path.removesuffix(".py").replace("/", ".")
+
+
+ATOMIC: Final = GeneratedModule(
+    path="keyloft/tuples/sync/atomic.py",
+    purpose="Atomic writes for threads and scripts: every method of `Atomic`, run to its end.",
+    imports=("from keyloft.core.driving import Driven",),
     classes=(
         ClassToWrap(
             source="keyloft.tuples.atomic.Atomic",
             name="SyncAtomic",
             purpose="Collects checks and writes; `commit` writes all of it or nothing.",
         ),
+    ),
+)
+STORE: Final = GeneratedModule(
+    path="keyloft/tuples/sync/store.py",
+    purpose="The tuple store for threads and scripts: every method of `Store`, run to its end.",
+    imports=("from keyloft.core.closing import SyncClosing", "from keyloft.core.driving import Driven"),
+    classes=(
         ClassToWrap(
             source="keyloft.tuples.store.Store",
             name="SyncStore",
@@ -79,9 +90,10 @@ def on_a_loop(self) -> "tuple[Store, LoopThread]":
         ),
     ),
 )
-SEMANTIC: Final = GeneratedModule(
-    path="keyloft/semantic/sync/store.py",
-    purpose="The semantic store for threads and scripts: every method, run by an event loop in a thread.",
+WORKFLOWS: Final = GeneratedModule(
+    path="keyloft/semantic/sync/workflows.py",
+    purpose="What is built on the semantic store, for threads and scripts: checkpoints, flags and others.",
+    imports=("from keyloft.core.driving import Driven",),
     classes=(
         ClassToWrap(
             source="keyloft.semantic.checkpoints.Checkpoint",
@@ -104,6 +116,12 @@ SEMANTIC: Final = GeneratedModule(
             purpose="Writes that were given up: list them, retry them, or drop them.",
             leave_out=frozenset({"keep", "save", "save_last", "store", "retry_row", "drop_row"}),
         ),
+    ),
+)
+SEMANTIC: Final = GeneratedModule(
+    path="keyloft/semantic/sync/store.py",
+    purpose="The semantic store for threads and scripts: every method, run by an event loop in a thread.",
+    classes=(
         ClassToWrap(
             source="keyloft.semantic.store.SemanticStore",
             name="SyncSemanticStore",
@@ -119,7 +137,6 @@ def dead_letters(self) -> SyncDeadLetters:
 ''',
         ),
     ),
-    imports=("from keyloft.core.driving import Driven",),
 )
 ADMIN: Final = GeneratedModule(
     path="keyloft/admin/sync.py",
@@ -127,7 +144,7 @@ ADMIN: Final = GeneratedModule(
     functions="keyloft.admin",
     imports=("from keyloft import admin as asynchronous", "from keyloft.core.drivers import iterate_alone, run_alone"),
 )
-MODULES: Final = (STORE, SEMANTIC, ADMIN)
+MODULES: Final = (ATOMIC, STORE, WORKFLOWS, SEMANTIC, ADMIN)
 
 WRAPPERS: Final = {
     "AsyncIterator": "Iterator",
@@ -150,7 +167,7 @@ WRAPPERS: Final = {
 }
 """What a method returns, and what it returns in the synchronous class."""
 NEED_THE_LOOP: Final = frozenset({"EntryWatch", "Watching"})
-HAND_WRITTEN: Final = {
+HOMES: Final = {
     "SyncList": "keyloft.core.driving",
     "SyncListing": "keyloft.tuples.sync.lists",
     "SyncWatching": "keyloft.tuples.sync.lists",
@@ -165,6 +182,7 @@ HAND_WRITTEN: Final = {
     "SyncSemanticBase": "keyloft.semantic.sync.base",
     "Iterator": "collections.abc",
     "iterate": "keyloft.core.driving",
+    **{wrapped.name: _module_name(module) for module in MODULES for wrapped in module.classes},
 }
 ITEM_OF: Final = {
     "AuditTrail": "AuditRecord",
@@ -230,7 +248,7 @@ def _class(wrapped: ClassToWrap) -> tuple[str, set[str], list[ModuleType]]:
             if method not in wrapped.leave_out:
                 methods[method] = [_Sync(name, len(versions) > 1).visit(version) for version in versions]
     body = "\n".join(ast.unparse(version) for versions in methods.values() for version in versions)
-    bases = ", ".join([*wrapped.bases, f"Driven[{name}]"])
+    bases = ", ".join([*wrapped.bases, *([] if "SyncSemanticBase" in wrapped.bases else [f"Driven[{name}]"])])
     doc = inspect.getdoc(kind) or ""
     _, _, more = doc.partition("\n")
     docstring = _reworded(f"{wrapped.purpose}\n{more}".rstrip())
@@ -379,8 +397,8 @@ def _indented(doc: str) -> str:
 def _imports(names: set[str], sources: list[ModuleType]) -> Iterator[str]:
     """The imports of names, from where the sources have them or define them."""
     for name in sorted(names):
-        if name in HAND_WRITTEN:
-            yield f"from {HAND_WRITTEN[name]} import {name}"
+        if name in HOMES:
+            yield f"from {HOMES[name]} import {name}"
             continue
         for source in sources:
             value = vars(source).get(name)
@@ -416,3 +434,22 @@ def write() -> None:
             subprocess.run([*ruff, "check", "--quiet", "--fix", "--select", "I", str(path)], check=True)
             subprocess.run([*ruff, "format", "--quiet", str(path)], check=True)
             sys.stderr.write(f"{path.relative_to(ROOT)} is written\n")
+
+
+def _stub_generated_modules() -> None:
+    """Let Keyloft be imported although a generated module is out of date, or missing."""
+
+    class Stub:
+        """Stands for any class of a generated module."""
+
+        __class_getitem__ = classmethod(lambda cls, _: cls)
+
+    for module in MODULES:
+        stub: Any = ModuleType(_module_name(module))
+        stub.__getattr__ = lambda name: Stub
+        sys.modules[stub.__name__] = stub
+
+
+if __name__ == "__main__":
+    _stub_generated_modules()
+    write()

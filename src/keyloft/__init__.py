@@ -24,18 +24,20 @@ from keyloft.core.values import U64
 from keyloft.engines import KeptHistory, open_blocking_engine, open_engine, opens_on_this_thread
 from keyloft.errors import *  # noqa: F403 (all errors are public)
 from keyloft.tuples.atomic import Atomic, CommitResult
+from keyloft.tuples.children import Children
 from keyloft.tuples.entries import Entry
 from keyloft.tuples.listing import EntryList, Listing
 from keyloft.tuples.named import NamedEngine, check_name
 from keyloft.tuples.store import Store
+from keyloft.tuples.sync.atomic import SyncAtomic
 from keyloft.tuples.sync.lists import SyncListing, SyncWatching
 from keyloft.tuples.sync.loop_side import LoopSide
-from keyloft.tuples.sync.store import SyncAtomic, SyncStore
+from keyloft.tuples.sync.store import SyncStore
 from keyloft.tuples.watching import Watching
 
 __version__ = "0.1.0"
 
-__all__ = ["U64", "Atomic", "Clock", "CommitResult", "Entry", "EntryList", "Listing", "ManualClock"]
+__all__ = ["U64", "Atomic", "Children", "Clock", "CommitResult", "Entry", "EntryList", "Listing", "ManualClock"]
 __all__ += ["Opening", "Store", "Watching", "open", "open_sync"]
 __all__ += ["SyncAtomic", "SyncList", "SyncListing", "SyncStore", "SyncWatching"]
 __all__ += errors.__all__

@@ -196,7 +196,10 @@ AUDIT_SECONDS: Final = 90 * 86_400
 """How long audit records are kept."""
 
 UPDATE_ATTEMPTS: Final = 100
-"""How often an update over NATS is tried while others change the same entry."""
+"""How often an update is tried while others change the same entry."""
+
+TYPES_REMEMBERED: Final = 256
+"""For how many types the tuple store keeps what reads and writes their values."""
 
 TRANSIENT_ATTEMPTS: Final = 5
 """How often a write is tried against transient errors before it is escalated."""

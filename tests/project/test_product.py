@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_public_names_are_these() -> None:
     assert sorted(keyloft.__all__) == sorted(
         """
-        AlreadyExists AnotherStore Atomic Busy CannotOpen Clock ClockSetBack Closed CommitResult CommitUnknown
+        AlreadyExists AnotherStore Atomic Busy CannotOpen Children Clock ClockSetBack Closed CommitResult CommitUnknown
         CounterOutOfRange
         DatabaseError DiskFull Entry EntryList Escalated HistoryGone IncompatibleLibrary
         InvalidArgument InvalidCursor InvalidInput InvalidJson
@@ -34,7 +34,7 @@ def test_the_public_names_are_these() -> None:
         SchemaTooNew SchemaTooOld
         StaleFence Stalled Store TimedOut TransferFailed U64 Unanswered Undecodable Unreachable ValueTooLarge
         VersionConflict
-        WatchExpired Watching WrongLoop open
+        WatchExpired Watching WrongLoop WrongType open
         """.split()
     )
     assert all(hasattr(keyloft, name) for name in keyloft.__all__)

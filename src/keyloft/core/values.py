@@ -73,11 +73,27 @@ def encode(value: object, limit: int) -> tuple[bytes, Encoding]:
             data, encoding = pack_counter(value), COUNTER
         else:
             data, encoding = encode_json(value, limit), JSON
-        if len(data) > limit:
-            raise ValueTooLarge(len(data), limit)
     except ValueTooLarge as error:
-        raise ValueTooLarge(error.size, limit, f"{error}; max_value_bytes in keyloft.open sets the limit") from None
+        raise _too_large(error) from None
+    if len(data) > limit:
+        raise _too_large(ValueTooLarge(len(data), limit))
     return data, encoding
+
+
+def check_json(data: bytes, limit: int) -> None:
+    """Refuse the JSON of a value that is too large, or nests too deep.
+
+    Raises:
+        InvalidValue: It does one of both.
+    """
+    if len(data) > limit:
+        raise _too_large(ValueTooLarge(len(data), limit))
+    if len(data) > 2 * limits.VALUE_DEPTH and json_text.is_deeper(data, limits.VALUE_DEPTH):
+        raise _too_deep(limits.VALUE_DEPTH)
+
+
+def _too_large(error: ValueTooLarge) -> ValueTooLarge:
+    return ValueTooLarge(error.size, error.limit, f"{error}; max_value_bytes in keyloft.open sets the limit")
 
 
 def decode(data: bytes, encoding: int) -> Any:
@@ -236,8 +252,9 @@ def _plain_scalar(value: object, around: list[_Container], ints: "_LongInts") ->
         return float(value)
     raise InvalidValueType(
         f"{_path(around)}: the type {type(value).__name__} would not be read back equal; JSON has None, bool, int, "
-        "float, str, list, and dict with str keys; store a datetime as .isoformat(), a set as a list, a dataclass as "
-        "dataclasses.asdict(…), and bytes or a U64 only as a whole value of the tuple store"
+        "float, str, list, and dict with str keys; the tuple store takes a dataclass or another typed class, with "
+        "datetimes, sets and bytes in it, by set(key, value, type=…); else store a datetime as .isoformat(), a set as "
+        "a list, and bytes or a U64 only as a whole value of the tuple store"
     )
 
 

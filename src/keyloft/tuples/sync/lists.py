@@ -1,12 +1,13 @@
 """Lists and watches of the synchronous tuple store: plain iterators."""
 
 from collections.abc import Iterator
-from typing import TypeVar, cast
+from typing import Generic, Self, TypeVar, cast
 
 from keyloft.core.closing import SyncClosing
 from keyloft.core.driving import Driven, SyncList, next_of
 from keyloft.tuples.entries import Entry
 from keyloft.tuples.listing import EntryList, Listing
+from keyloft.tuples.watching import T as W
 from keyloft.tuples.watching import Watching
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class SyncListing(SyncList[T]):
             yield from items
 
 
-class SyncWatching(SyncClosing, Driven[Watching]):
+class SyncWatching(SyncClosing, Driven[Watching[W]], Generic[W]):
     """An open watch: iterate it; closing it, or the store, ends the iteration, also from another thread."""
 
     @property
@@ -44,10 +45,10 @@ class SyncWatching(SyncClosing, Driven[Watching]):
         """The versionstamp up to which all changes were reported: `watch(…, since=…)` continues from there."""
         return self._inner.reported_to
 
-    def __iter__(self) -> "SyncWatching":
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> list[Entry]:
+    def __next__(self) -> list[Entry[W]]:
         try:
             return self._run(self._inner.__anext__())
         except StopAsyncIteration:

@@ -1,89 +1,32 @@
-"""The tuple store for threads and scripts: every method of `Store` and `Atomic`, run to its end.
+"""The tuple store for threads and scripts: every method of `Store`, run to its end.
 
 Written by `scripts/reference` from the asynchronous classes: change those.
 """
 
-from collections.abc import Iterable, Mapping
-from datetime import timedelta
-from typing import overload
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, overload
 
 from keyloft.core.closing import SyncClosing
 from keyloft.core.drivers import LoopThread
-from keyloft.core.driving import Driven
+from keyloft.core.driving import Driven, SyncList
 from keyloft.core.keys import KeyLike, TupleKey
-from keyloft.tuples.atomic import _MISSING, Atomic, CommitResult
 from keyloft.tuples.entries import Entry
-from keyloft.tuples.store import Entries, K, Store
+from keyloft.tuples.expiries import UNSET
+from keyloft.tuples.reads import D, Entries, T
+from keyloft.tuples.store import K, Store
+from keyloft.tuples.sync.atomic import SyncAtomic
 from keyloft.tuples.sync.closing import close_store
 from keyloft.tuples.sync.lists import SyncListing, SyncWatching
 from keyloft.tuples.sync.loop_side import LoopSide
 
 
-class SyncAtomic(Driven[Atomic]):
-    """Collects checks and writes; `commit` writes all of it or nothing.
-
-    Example:
-        entry = kv.get(("stock", "apples"))
-        done = kv.atomic().check(entry).set(entry.key, entry.value - 1).sum(("sold",), 1).commit()
-        if not done.ok:
-            print("changed meanwhile:", done.conflicts)
-    """
-
-    @overload
-    def check(self, entry: Entry, /) -> "SyncAtomic": ...
-    @overload
-    def check(self, key: KeyLike, /, versionstamp: int | None) -> "SyncAtomic": ...
-    def check(self, at: Entry | KeyLike, /, versionstamp: int | None = _MISSING) -> "SyncAtomic":
-        """Commit only if the key's versionstamp is still this one; None: only if nothing is stored there."""
-        self._untyped.check(at, versionstamp)
-        return self
-
-    def set(self, key: KeyLike, value: object, *, expire_in: float | timedelta | None = None) -> "SyncAtomic":
-        """Store a value; without `expire_in` it never expires."""
-        self._inner.set(key, value, expire_in=expire_in)
-        return self
-
-    def delete(self, key: KeyLike) -> "SyncAtomic":
-        """Remove an entry, if there is one."""
-        self._inner.delete(key)
-        return self
-
-    def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> "SyncAtomic":
-        """Give an entry another expiry, or with None no expiry; nothing happens where there is none."""
-        self._inner.touch(key, expire_in=expire_in)
-        return self
-
-    def sum(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "SyncAtomic":
-        """Add to a U64 counter, or subtract: the result wraps around at 0 and 2**64.
-
-        An absent counter begins at 0 and expires after `expire_in`; one that exists keeps the expiry it has.
-        """
-        self._inner.sum(key, operand, expire_in=expire_in)
-        return self
-
-    def min(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "SyncAtomic":
-        """Lower a U64 counter to the operand; an absent one becomes the operand. Expiry as with `sum`."""
-        self._inner.min(key, operand, expire_in=expire_in)
-        return self
-
-    def max(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "SyncAtomic":
-        """Raise a U64 counter to the operand; an absent one becomes the operand. Expiry as with `sum`."""
-        self._inner.max(key, operand, expire_in=expire_in)
-        return self
-
-    def commit(self) -> CommitResult:
-        """Write all of it, or nothing: then `ok` is False, and `conflicts` are the entries at the failed checks.
-
-        A second call commits the same checks and writes again.
-
-        Raises:
-            NotACounter: A sum, min or max met a value that is not a U64; nothing was written.
-        """
-        return self._run(self._inner.commit())
-
-
 class SyncStore(SyncClosing, Driven[Store]):
-    """An open store for any thread. Get one from `keyloft.open_sync`; close it with `close`, or use `with`."""
+    """An open store for any thread. Get one from `keyloft.open_sync`; close it with `close`, or use `with`.
+
+    Wherever a `type` can be named, values are objects of it: a dataclass, a msgspec Struct, an attrs class, a
+    TypedDict, a pydantic model, or a type made of such. Of `expire_in` and `expire_at`, at most one is given.
+    """
 
     loop_side: LoopSide | None = None
     """What `on_a_loop` opens, if the store itself has no event loop."""
@@ -99,42 +42,34 @@ class SyncStore(SyncClosing, Driven[Store]):
         assert isinstance(self._driver, LoopThread)
         return self._inner, self._driver
 
-    def get(self, key: KeyLike) -> Entry:
-        """The entry at a key; `exists` is False where there is none."""
-        return self._run(self._inner.get(key))
+    @overload
+    def get(self, key: KeyLike, default: Any = None) -> Entry: ...
+    @overload
+    def get(self, key: KeyLike, *, type: type[T]) -> Entry[T]: ...
+    @overload
+    def get(self, key: KeyLike, default: D, *, type: type[T]) -> Entry[T | D]: ...
+    @overload
+    def get(self, key: KeyLike, default: Any = None, *, type: object) -> Entry: ...
+    def get(self, key: KeyLike, default: Any = None, *, type: Any = None) -> Entry:
+        """The entry at a key; where there is none, `exists` is False, and the value is the default.
 
-    def get_many(self, keys: Iterable[KeyLike]) -> Entries:
-        """The entries at several keys, in their order, all as of one moment."""
-        return self._run(self._inner.get_many(keys))
-
-    def set(self, key: KeyLike, value: object, *, expire_in: float | timedelta | None = None) -> int:
-        """Store a value and return its versionstamp; without `expire_in` it never expires."""
-        return self._run(self._inner.set(key, value, expire_in=expire_in))
-
-    def set_many(
-        self,
-        entries: Mapping[K, object] | Iterable[tuple[KeyLike, object]],
-        *,
-        expire_in: float | timedelta | None = None,
-    ) -> int:
-        """Store several values, all or none, under one versionstamp, which is returned."""
-        return self._run(self._inner.set_many(entries, expire_in=expire_in))
-
-    def delete(self, key: KeyLike) -> bool:
-        """Remove an entry; returns whether there was one."""
-        return self._run(self._inner.delete(key))
-
-    def delete_many(self, keys: Iterable[KeyLike]) -> int:
-        """Remove several entries, all or none; returns how many there were."""
-        return self._run(self._inner.delete_many(keys))
-
-    def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> bool:
-        """Give an entry another expiry, or with None no expiry; its value and versionstamp stay.
-
-        Returns whether there was an entry.
+        Example:
+            visits = (kv.get(("visits",), default=0)).value
+            user = kv.get(("users", "alice"), type=User)
         """
-        return self._run(self._inner.touch(key, expire_in=expire_in))
+        return self._run(self._untyped.get(key, default, type=type))
 
+    @overload
+    def get_many(self, keys: Iterable[KeyLike]) -> Entries[Any]: ...
+    @overload
+    def get_many(self, keys: Iterable[KeyLike], *, type: type[T]) -> Entries[T]: ...
+    @overload
+    def get_many(self, keys: Iterable[KeyLike], *, type: object) -> Entries[Any]: ...
+    def get_many(self, keys: Iterable[KeyLike], *, type: Any = None) -> Entries[Any]:
+        """The entries at several keys, in their order, all as of one moment."""
+        return self._run(self._untyped.get_many(keys, type=type))
+
+    @overload
     def list(
         self,
         prefix: KeyLike | None = None,
@@ -144,7 +79,42 @@ class SyncStore(SyncClosing, Driven[Store]):
         limit: int | None = None,
         reverse: bool = False,
         cursor: str | None = None,
-    ) -> "SyncListing[Entry]":
+    ) -> SyncListing[Entry]: ...
+    @overload
+    def list(
+        self,
+        prefix: KeyLike | None = None,
+        *,
+        start: KeyLike | None = None,
+        end: KeyLike | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        cursor: str | None = None,
+        type: type[T],
+    ) -> SyncListing[Entry[T]]: ...
+    @overload
+    def list(
+        self,
+        prefix: KeyLike | None = None,
+        *,
+        start: KeyLike | None = None,
+        end: KeyLike | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        cursor: str | None = None,
+        type: object,
+    ) -> SyncListing[Entry]: ...
+    def list(
+        self,
+        prefix: KeyLike | None = None,
+        *,
+        start: KeyLike | None = None,
+        end: KeyLike | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        cursor: str | None = None,
+        type: Any = None,
+    ) -> SyncListing[Entry]:
         """The entries below a prefix, or from `start` up to but not including `end`, or both, in the order of keys.
 
         Iterate it, or call `all` for a list: a long one is read page by page, each page consistent in itself.
@@ -156,7 +126,8 @@ class SyncStore(SyncClosing, Driven[Store]):
                 print(entry.key, entry.value)
         """
         return SyncListing(
-            self._inner.list(prefix, start=start, end=end, limit=limit, reverse=reverse, cursor=cursor), self._driver
+            self._untyped.list(prefix, start=start, end=end, limit=limit, reverse=reverse, cursor=cursor, type=type),
+            self._driver,
         )
 
     def keys(
@@ -168,15 +139,212 @@ class SyncStore(SyncClosing, Driven[Store]):
         limit: int | None = None,
         reverse: bool = False,
         cursor: str | None = None,
-    ) -> "SyncListing[TupleKey]":
+    ) -> SyncListing[TupleKey]:
         """Like `list`, but the keys alone; no value is read."""
         return SyncListing(
             self._inner.keys(prefix, start=start, end=end, limit=limit, reverse=reverse, cursor=cursor), self._driver
         )
 
+    def children(self, prefix: KeyLike = (), *, limit: int | None = None, reverse: bool = False) -> SyncList[TupleKey]:
+        """The keys one part below a prefix, each once, whether something is stored there or only further below.
+
+        Iterate it, or call `all` for a list. What lies below a child is passed over, however much that is.
+
+        Example:
+            for key in kv.children(("users",)):
+                print(key)                            # ("users", "alice"), ("users", "bob")
+        """
+        return SyncList(self._inner.children(prefix, limit=limit, reverse=reverse), self._driver)
+
     def count(self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None) -> int:
         """How many entries there are in a range, as of one moment."""
         return self._run(self._inner.count(prefix, start=start, end=end))
+
+    @overload
+    def watch(self, *watched: KeyLike, prefix: KeyLike | None = None, since: int | None = None) -> SyncWatching: ...
+    @overload
+    def watch(
+        self, *watched: KeyLike, prefix: KeyLike | None = None, since: int | None = None, type: type[T]
+    ) -> SyncWatching[T]: ...
+    @overload
+    def watch(
+        self, *watched: KeyLike, prefix: KeyLike | None = None, since: int | None = None, type: object
+    ) -> SyncWatching: ...
+    def watch(
+        self, *watched: KeyLike, prefix: KeyLike | None = None, since: int | None = None, type: Any = None
+    ) -> SyncWatching:
+        """Changes as they are committed, by this process or by another: writes, deletions and expiries.
+
+        On keys: first their current entries, then all of them again, in the order given, whenever one changed. On a
+        prefix: the entries that changed since the watch was made. An entry that was deleted or has expired has `exists`
+        False; one that was touched has its old versionstamp. A slow reader misses intermediate states, never the last
+        one. To know all entries below a prefix at any time: watch, then list, then apply what the watch reports. The
+        iteration ends when the store closes.
+
+        Args:
+            watched: Keys.
+            prefix: Instead of keys, all that is stored below it.
+            since: A versionstamp: report what changed after it, instead of from now on. Keys are then reported only
+                once one of them has changed.
+            type: What values are read as.
+
+        Raises:
+            HistoryGone: By the iteration: the change log does not reach back to `since`, or the reader of a prefix was
+                so slow that it does not reach back to what it has seen. List, then watch again.
+
+        Example:
+            for [config, flags] in kv.watch(("config",), ("flags",)):
+                ...
+        """
+        return SyncWatching(
+            self._driver.call(self._untyped.watch, *watched, prefix=prefix, since=since, type=type), self._driver
+        )
+
+    def set(
+        self,
+        key: KeyLike,
+        value: object,
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> int:
+        """Store a value and return its versionstamp; without `expire_in` or `expire_at` it never expires.
+
+        Example:
+            kv.set(("users", "alice"), User("Alice"), type=User, expire_in=3600)
+        """
+        return self._run(self._inner.set(key, value, type=type, expire_in=expire_in, expire_at=expire_at))
+
+    def add(
+        self,
+        key: KeyLike,
+        value: object,
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> bool:
+        """Store a value only if there is none at the key; returns whether it was stored."""
+        return self._run(self._inner.add(key, value, type=type, expire_in=expire_in, expire_at=expire_at))
+
+    def set_many(
+        self,
+        entries: Mapping[K, object] | Iterable[tuple[KeyLike, object]],
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> int:
+        """Store several values, all or none, under one versionstamp, which is returned."""
+        return self._run(self._inner.set_many(entries, type=type, expire_in=expire_in, expire_at=expire_at))
+
+    def delete(self, key: KeyLike) -> bool:
+        """Remove an entry; returns whether there was one."""
+        return self._run(self._inner.delete(key))
+
+    def delete_many(self, keys: Iterable[KeyLike]) -> int:
+        """Remove several entries, all or none; returns how many there were."""
+        return self._run(self._inner.delete_many(keys))
+
+    @overload
+    def pop(self, key: KeyLike, default: Any = None) -> Entry: ...
+    @overload
+    def pop(self, key: KeyLike, *, type: type[T]) -> Entry[T]: ...
+    @overload
+    def pop(self, key: KeyLike, default: D, *, type: type[T]) -> Entry[T | D]: ...
+    @overload
+    def pop(self, key: KeyLike, default: Any = None, *, type: object) -> Entry: ...
+    def pop(self, key: KeyLike, default: Any = None, *, type: Any = None) -> Entry:
+        """Remove an entry and return it; of several callers, one gets it. Without one, `exists` is False.
+
+        Raises:
+            VersionConflict: Other writers changed the entry a hundred times meanwhile.
+            WrongType: The value does not fit the type; the entry stays.
+        """
+        return self._run(self._untyped.pop(key, default, type=type))
+
+    def touch(
+        self, key: KeyLike, *, expire_in: float | timedelta | None = UNSET, expire_at: datetime | None = None
+    ) -> bool:
+        """Give an entry another expiry, or with `expire_in=None` no expiry; its value and versionstamp stay.
+
+        Returns whether there was an entry.
+        """
+        return self._run(self._inner.touch(key, expire_in=expire_in, expire_at=expire_at))
+
+    def increment(
+        self,
+        key: KeyLike,
+        by: int = 1,
+        *,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> int:
+        """Add to an integer, or subtract from it, and return the new one, from any number of threads and processes.
+
+        An absent one begins at 0, as a JSON integer; it expires as asked. One that exists keeps its expiry, and a U64
+        stays one.
+
+        Raises:
+            NotACounter: Something else than an integer is stored.
+            CounterOutOfRange: A U64 would fall below 0 or rise above 2**64 - 1.
+        """
+        return self._run(self._inner.increment(key, by, expire_in=expire_in, expire_at=expire_at))
+
+    @overload
+    def update(
+        self,
+        key: KeyLike,
+        fn: Callable[[Any], Any],
+        default: Any = None,
+        *,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> Entry: ...
+    @overload
+    def update(
+        self,
+        key: KeyLike,
+        fn: Callable[[T], T],
+        default: T = ...,
+        *,
+        type: type[T],
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> Entry[T]: ...
+    def update(
+        self,
+        key: KeyLike,
+        fn: Callable[[Any], Any],
+        default: Any = None,
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> Entry:
+        """Read a value, change it, and store it, again if another writer was faster: no change is lost.
+
+        Args:
+            key: Of the entry.
+            fn: Called with the stored value, or a copy of the default; returns the new one. It may be
+                called several times.
+            default: For a key without an entry.
+            type: What the value is read and stored as.
+            expire_in: After so many seconds the entry is gone; without an expiry it keeps the one that it has.
+            expire_at: The same, as a moment.
+
+        Returns:
+            The entry as it was stored.
+
+        Raises:
+            VersionConflict: Other writers were faster a hundred times.
+            InvalidValue: What `fn` returned can't be stored.
+
+        Example:
+            kv.update(("players",), lambda players: [*players, "alice"], default=[])
+        """
+        return self._run(self._untyped.update(key, fn, default, type=type, expire_in=expire_in, expire_at=expire_at))
 
     def delete_range(
         self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
@@ -192,30 +360,16 @@ class SyncStore(SyncClosing, Driven[Store]):
         """Begin a set of writes that are made together, if their checks hold."""
         return SyncAtomic(self._inner.atomic(), self._driver)
 
-    def watch(self, *watched: KeyLike, prefix: KeyLike | None = None, since: int | None = None) -> "SyncWatching":
-        """Changes as they are committed, by this process or by another: writes, deletions and expiries.
+    def scoped(self, prefix: KeyLike) -> "SyncStore":
+        """The same store below a prefix: keys given and returned begin after it, and nothing else is visible.
 
-        On keys: first their current entries, then all of them again, in the order given, whenever one changed. On a
-        prefix: the entries that changed since the watch was made. An entry that was deleted or has expired has `exists`
-        False; one that was touched has its old versionstamp. A slow reader misses intermediate states, never the last
-        one. To know all entries below a prefix at any time: watch, then list, then apply what the watch reports. The
-        iteration ends when the store closes.
-
-        Args:
-            watched: Keys.
-            prefix: Instead of keys, all that is stored below it.
-            since: A versionstamp: report what changed after it, instead of from now on. Keys are then reported only
-                once one of them has changed.
-
-        Raises:
-            HistoryGone: By the iteration: the change log does not reach back to `since`, or the reader of a prefix was
-                so slow that it does not reach back to what it has seen. List, then watch again.
+        It lives as long as this store, and need not be closed.
 
         Example:
-            for [config, flags] in kv.watch(("config",), ("flags",)):
-                ...
+            tenant = kv.scoped(("tenants", 7))
+            tenant.set(("plan",), "free")       # stored at ("tenants", 7, "plan")
         """
-        return SyncWatching(self._driver.call(self._inner.watch, *watched, prefix=prefix, since=since), self._driver)
+        return SyncStore(self._inner.scoped(prefix), self._driver)
 
     def sweep(self) -> int:
         """Remove what has expired from the database; returns how many entries. Readers never see them either way."""
