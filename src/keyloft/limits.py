@@ -290,6 +290,15 @@ READER_CACHE_MIB: Final = 2
 IDLE_READERS: Final = 8
 """So many of these readers stay open while no thread uses them."""
 
+VIEW_READS: Final = 64
+"""How many reads of a synchronous store share one read transaction, as long as no one commits (ADR 18)."""
+
+VIEW_READS_SECONDS: Final = 0.001
+"""Reads that follow each other within this time share one."""
+
+VIEW_IDLE_SECONDS: Final = 0.02
+"""A view that no read has used for so long is ended."""
+
 COMMIT_WAIT_SECONDS: Final = 0.05
 """A thread whose batch waits for the thread that commits looks after it itself from then on, in case that one was
 interrupted."""

@@ -5,10 +5,10 @@ thread runs them to their end (ADR 18).
 """
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+import types
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from keyloft import limits
 from keyloft.core.lazy import LazyList
@@ -18,12 +18,8 @@ I = TypeVar("I")  # noqa: E741
 P = ParamSpec("P")
 
 
-class _DrivenThread(threading.local):
-    is_driving = False
-    """Whether this thread runs a coroutine without an event loop."""
-
-
-_this_thread = _DrivenThread()
+_BLOCKING: Final = object()
+"""What `run_to_end` answers a coroutine that gives way; an event loop answers None."""
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -32,23 +28,25 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         RuntimeError: It waits for something that only an event loop can bring.
     """
-    was_driving = _this_thread.is_driving
-    _this_thread.is_driving = True
     try:
-        while work.send(None) is None:
-            pass
+        asked = work.send(None)
+        while asked is None:
+            asked = work.send(_BLOCKING)
     except StopIteration as done:
         result: T = done.value
         return result
-    finally:
-        _this_thread.is_driving = was_driving
     work.close()
     raise RuntimeError("a coroutine can't wait for an event loop in a synchronous store: pass a plain function instead")
 
 
+@types.coroutine
+def _give_way() -> Generator[None, object, object]:
+    return (yield)
+
+
 async def pause(seconds: float) -> None:
     """Sleep: the task on an event loop, or the thread that runs this coroutine to its end."""
-    if _this_thread.is_driving:
+    if await _give_way() is _BLOCKING:
         time.sleep(seconds)  # noqa: ASYNC251 (no event loop waits for this)
     else:
         await asyncio.sleep(seconds)

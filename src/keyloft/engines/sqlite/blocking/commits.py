@@ -54,7 +54,8 @@ class CommitQueue:
         self.finished: Callable[[], None] = lambda: None
         """Called after each group, by the thread that still has the connection."""
         self._waiting: deque[WaitingBatch] = deque()
-        self._group: list[WaitingBatch] = []
+        self.group: list[WaitingBatch] = []
+        """It has batches while a thread commits; if no thread has the lock, one was interrupted."""
         self._is_committing = False
         self._alone = 0
         """So many batches are committed one by one, since one of them failed a whole group."""
@@ -90,23 +91,24 @@ class CommitQueue:
             self._commit_next()
         self._is_closed = True
 
+    def clean(self) -> None:
+        """Finish what an interrupted thread has left, a read or a commit; its caller has the lock."""
+        if self.group:
+            self.recover()
+        self._shared.clean()
+
     def recover(self) -> None:
-        """Finish what an interrupted thread has left; its caller has the lock."""
+        """Decide a group that an interrupted thread has left: it was committed, or waits again."""
         if (outcome := self._writer.outcome()) is not None:
             self._decide(outcome.verdicts)
             return
         self._writer.roll_back()
-        for left in reversed(self._group):
+        for left in reversed(self.group):
             if left in self._waiting:
                 self._waiting.remove(left)
             if left.verdict is None:
                 self._waiting.appendleft(left)
-        self._group.clear()
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether there is something to recover, if no thread has the lock."""
-        return bool(self._group)
+        self.group.clear()
 
     def _hand_on(self) -> None:
         """Let the thread whose batch waits longest commit the next group."""
@@ -116,16 +118,17 @@ class CommitQueue:
                 return
 
     def _commit_next(self) -> Outcome | None:
-        if self._group:
-            self.recover()
-        if self._shared.is_in_use:
-            self._shared.clean()
-        self._is_committing = True
+        shared = self._shared
+        if shared.is_in_use:
+            self.clean()
+        elif shared.is_viewing:
+            shared.end_view()
+        shared.is_in_use = self._is_committing = True
         try:
             if self._was_crowded:
                 sleep(0)  # lets threads that have just been woken add their next batches
             self._gather()
-            group = [waiting.batch for waiting in self._group]
+            group = [waiting.batch for waiting in self.group]
             if not group:
                 return None
             if self._is_closed:
@@ -150,11 +153,13 @@ class CommitQueue:
             raise
         finally:
             self._is_committing = False
+            if not self.group:
+                shared.is_in_use = False
 
     def _gather(self) -> None:
         """Move waiting batches into the group. Each is in one of the two at any time, if only for a moment in both."""
         operations = size = 0
-        waiting, group = self._waiting, self._group
+        waiting, group = self._waiting, self.group
         while waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             first = waiting[0]
             if first.verdict is None and not first.is_withdrawn:
@@ -169,9 +174,9 @@ class CommitQueue:
         self._alone = max(0, self._alone - 1)
 
     def _decide(self, verdicts: Sequence[Verdict | None]) -> None:
-        for decided, verdict in zip(self._group, verdicts, strict=True):
+        for decided, verdict in zip(self.group, verdicts, strict=True):
             decided.verdict = verdict
-        for decided in self._group:
+        for decided in self.group:
             decided.wake()
         self._writer.roll_back()  # nothing is open: it forgets the group
-        self._group.clear()
+        self.group.clear()

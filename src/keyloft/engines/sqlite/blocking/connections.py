@@ -2,21 +2,24 @@
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any, cast
 
 import apsw
 
 from keyloft import limits
 from keyloft.core.records import Ask, Get
+from keyloft.engines.sqlite.blocking.wal_header import wal_header
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.reads import answer, points
 
 
-def answers(cursor: apsw.Cursor, asks: Sequence[Ask], now: int, *, own_transaction: bool = True) -> list[Any]:
-    """Answer all asks from one view."""
+def answers(cursor: apsw.Cursor, asks: Sequence[Ask], now: int) -> list[Any]:
+    """Answer all asks from one view: the one that is open, or one of their own."""
     if len(asks) == 1:
         return [answer(cursor, asks[0], now)]
+    own_transaction = not cursor.connection.in_transaction
     try:
         if own_transaction:
             cursor.execute("BEGIN")
@@ -34,21 +37,57 @@ class SharedConnection:
     An exception of a signal's handler may end a use at any point. The next one begins with `clean`.
     """
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, file: SqliteFile) -> None:
         self.connection = connection
         self.lock = threading.Lock()
         """Taken by `with` alone: only so is it released after an exception at any point."""
         self.cursor = connection.cursor()
         """For reads."""
         self.is_in_use = False
-        """Set by a read until it has ended; if it is set for the next thread that has the lock, that has to `clean`."""
+        """Set until a read or a commit has ended. A thread that has the lock and finds it set has to clean first."""
+        # With a VFS of its own, the file may be something else than it seems.
+        self._header = wal_header(connection) if file.vfs is None and not file.in_memory else None
+        self._seen = b""
+        self.is_viewing = False
+        """Whether a view is open, which reads share."""
+        self.reads_left = 0
+        """How many reads the view still serves; it changes with each."""
+        self._last_read = 0.0
+        self.view_began: Callable[[], None] = lambda: None
+        """Called with each view: another thread ends it if no read or commit does."""
+
+    def reading(self) -> apsw.Cursor:
+        """A cursor that shows every commit, also of other processes, that was made before this call.
+
+        To begin and to end a read transaction takes longer than to read an entry. So reads that follow each other
+        closely share one, a view, as long as the header of the WAL index shows that no one has committed since. A view
+        serves a limited number of reads: while it is open, the write-ahead log can't be overwritten.
+        """
+        if self.is_viewing:
+            self.reads_left -= 1
+            if self.reads_left and self._header.raw == self._seen:  # type: ignore[union-attr]
+                return self.cursor
+            self.end_view()
+        elif self._header is None:
+            return self.cursor
+        now = monotonic()
+        before, self._last_read = self._last_read, now
+        if now - before < limits.VIEW_READS_SECONDS and self._header is not None:
+            self._seen, self.reads_left, self.is_viewing = self._header.raw, limits.VIEW_READS, True
+            self.cursor.execute("BEGIN")
+            self.view_began()
+        return self.cursor
+
+    def end_view(self) -> None:
+        if self.connection.in_transaction:
+            self.cursor.execute("ROLLBACK")
+        self.is_viewing = False
 
     def clean(self) -> None:
         """End a statement or a view that an interrupted read has left."""
         self.cursor.close(True)
         self.cursor = self.connection.cursor()
-        if self.connection.in_transaction:
-            self.cursor.execute("ROLLBACK")
+        self.end_view()
         self.is_in_use = False
 
 

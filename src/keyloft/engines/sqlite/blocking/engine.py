@@ -50,9 +50,10 @@ class BlockingSqliteEngine(ProcessBound):
             file.check_schema()
         self.connection = file.open_reader() if file.read_only else file.open_writer()
         """For tests: the writing connection."""
-        self._shared = SharedConnection(self.connection)
+        self._shared = SharedConnection(self.connection, file)
         self._lock = self._shared.lock
         self._readers = ReaderPool(file)
+        self._has_readers = not file.in_memory
         self._writer = SqliteWriter(file, clock, self.connection, history or KeptHistory())
         # The callers of this engine may wait: for other processes' locks, and for a large transaction's pages.
         self._writer.allow_spill(True)
@@ -60,6 +61,7 @@ class BlockingSqliteEngine(ProcessBound):
         self._queue = CommitQueue(self._writer, self._shared, self._committed)
         self._housekeeping = Housekeeping(file, self._shared, self._queue)
         self._queue.finished = self._housekeeping.committed
+        self._shared.view_began = self._housekeeping.wake
         self._waiting = ThreadWaiting()
         self._feed = ChangeFeed(self, clock, self._waiting)
         self._poller: Job | None = None
@@ -69,31 +71,51 @@ class BlockingSqliteEngine(ProcessBound):
         if self.refusal is not None:
             raise Closed(self.refusal)
         shared = self._shared
-        if not self._file.in_memory and (self._lock.locked() or any([is_long_read(ask) for ask in asks])):
+        if len(asks) == 1 and type(get := asks[0]) is Get:
+            if shared.lock.locked() and self._has_readers:
+                return self._readers.read(asks, self._read_time())
+            # The hot path: one entry, and the time is read only if it expires.
+            with shared.lock:
+                if shared.is_in_use:
+                    self._clean()
+                shared.is_in_use = True
+                try:
+                    record = point(shared.reading(), get.space, get.key)
+                except BaseException as error:
+                    raise self._interrupted(error) from error.__cause__
+                shared.is_in_use = False
+            if record is None or (expiry := record.expires_at) is None:
+                return [record]
+            if self._writer.last_commit_at < expiry and self._nanoseconds() < expiry * 1_000_000:
+                return [record]
+            return [record if get.include_expired else None]
+        if self._has_readers and (shared.lock.locked() or any([type(a) is not Get and is_long_read(a) for a in asks])):
             return self._readers.read(asks, self._read_time())
-        with self._lock:
-            if self.refusal is not None:
-                raise Closed(self.refusal)
-            if self._queue.is_interrupted:
-                self._queue.recover()
+        with shared.lock:
             if shared.is_in_use:
-                shared.clean()
+                self._clean()
             shared.is_in_use = True
             try:
-                if len(asks) == 1 and type(ask := asks[0]) is Get:
-                    record = point(shared.cursor, ask.space, ask.key)
-                    if record is not None and (expiry := record.expires_at) is not None:
-                        is_alive = self._writer.last_commit_at < expiry and self._nanoseconds() < expiry * 1_000_000
-                        record = record if is_alive or ask.include_expired else None
-                    found = [record]
-                else:
-                    found = answers(shared.cursor, asks, self._read_time())
+                found = answers(shared.reading(), asks, self._read_time())
             except BaseException as error:
-                explained = self._file.explain(error, self.connection) if isinstance(error, apsw.Error) else error
-                shared.clean()
-                raise explained from error.__cause__ if explained is error else error
+                raise self._interrupted(error) from error.__cause__
             shared.is_in_use = False
-            return found
+        return found
+
+    def _clean(self) -> None:
+        """Finish what an interrupted thread has left; this thread has the lock."""
+        if self.refusal is not None:
+            raise Closed(self.refusal)
+        self._queue.clean()
+
+    def _interrupted(self, error: BaseException) -> BaseException:
+        """End a read that raised an exception, also one of a signal's handler; returns what its caller gets."""
+        if isinstance(error, apsw.Error):
+            explained = self._file.explain(error, self.connection)
+            explained.__cause__ = error
+            error = explained
+        self._shared.clean()
+        return error
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
         verdict = self._verdict(batch)
@@ -110,7 +132,7 @@ class BlockingSqliteEngine(ProcessBound):
             raise Closed(self.refusal)
         if self._file.read_only:
             return opened_read_only(self._file.path)
-        self._housekeeping.committing()
+        self._housekeeping.wake()
         return self._queue.commit(batch)
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
@@ -143,6 +165,8 @@ class BlockingSqliteEngine(ProcessBound):
         self._readers.close()
         with self._lock:
             if not self._is_closed:
+                self._shared.end_view()
+                self._shared.is_in_use = True  # for ever
                 self._file.close(self.connection)
                 self._is_closed = True
 

@@ -28,9 +28,11 @@ class Housekeeping:
         self._last_commit = 0.0
         self._pages_left = self._commits = 0
         self._not_before = 0.0
+        self._reads_left = 0
+        """What the view had left when it was last looked at."""
 
-    def committing(self) -> None:
-        """A thread is about to commit."""
+    def wake(self) -> None:
+        """A thread is about to commit, or has opened a view."""
         if self._is_asleep and not self._file.in_memory:
             self._is_asleep = False
             if self._thread is None:
@@ -73,23 +75,34 @@ class Housekeeping:
                 logger.exception("housekeeping failed, retrying later")
 
     def _pause(self) -> float:
+        if self._shared.is_viewing:
+            return limits.VIEW_IDLE_SECONDS
         is_long = self._pages_left >= limits.CHECKPOINT_QUIET_PAGES
         return limits.CHECKPOINT_QUIET_SECONDS if is_long else limits.LOST_GROUP_SECONDS
 
     def _tidy(self) -> None:
-        if self._queue.is_interrupted:
+        if self._queue.group:
             with self._shared.lock:
-                if self._queue.is_interrupted:
-                    self._queue.recover()
+                if self._queue.group:
+                    self._queue.clean()
+        if self._shared.is_viewing:
+            self._end_idle_view()
         now = monotonic()
         is_quiet = now - self._last_commit > limits.CHECKPOINT_QUIET_SECONDS
         is_long = self._pages_left >= limits.CHECKPOINT_QUIET_PAGES
         if now >= self._not_before and (self._is_due() or (is_long and is_quiet)):
             self._checkpoint()
-        elif not is_long and now - self._last_commit > limits.LOST_GROUP_SECONDS:
+        elif not is_long and not self._shared.is_viewing and now - self._last_commit > limits.LOST_GROUP_SECONDS:
             self._is_asleep = True
-            if monotonic() - self._last_commit < limits.LOST_GROUP_SECONDS:
-                self._is_asleep = False  # a commit began meanwhile, and did not wake this thread
+            if self._shared.is_viewing or monotonic() - self._last_commit < limits.LOST_GROUP_SECONDS:
+                self._is_asleep = False  # a view or a commit began meanwhile, and did not wake this thread
+
+    def _end_idle_view(self) -> None:
+        if self._reads_left == self._shared.reads_left:
+            with self._shared.lock:
+                if self._shared.is_viewing and self._reads_left == self._shared.reads_left:
+                    self._shared.end_view()
+        self._reads_left = self._shared.reads_left
 
     def _is_due(self) -> bool:
         are_small = self._pages_left <= self._commits * limits.CHECKPOINT_SMALL_COMMIT_PAGES
@@ -100,6 +113,7 @@ class Housekeeping:
         is_oversized = self._pages_left > 2 * limits.CHECKPOINT_PAGES
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_oversized else apsw.SQLITE_CHECKPOINT_PASSIVE
         with self._shared.lock:
+            self._shared.end_view()
             pages, checkpointed = self._shared.connection.wal_checkpoint(mode=mode)
             self._pages_left = pages - checkpointed
             if not self._pages_left:
