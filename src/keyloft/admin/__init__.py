@@ -14,6 +14,7 @@ from keyloft.admin.changes import KeyChange, changes
 from keyloft.admin.check import CheckReport, Finding, check
 from keyloft.admin.compact import CompactReport, DiskUsage, compact
 from keyloft.admin.databases import Progress
+from keyloft.admin.import_from import ForeignStore, ImportFromReport, import_from
 from keyloft.admin.stats import ChangeLogFacts, StatsReport, Tally, stats
 from keyloft.admin.transfer import CopyReport, ExportReport, ImportReport, copy, export, import_
 
@@ -26,6 +27,8 @@ __all__ = [
     "DiskUsage",
     "ExportReport",
     "Finding",
+    "ForeignStore",
+    "ImportFromReport",
     "ImportReport",
     "KeyChange",
     "Progress",
@@ -39,6 +42,7 @@ __all__ = [
     "copy",
     "export",
     "import_",
+    "import_from",
     "restore",
     "stats",
 ]
