@@ -308,3 +308,46 @@ async def test_an_atomic_returns_the_new_numbers_of_its_counters(kv: Store) -> N
     )
     assert done.values == (None, 7, None, 3, None)
     assert (await kv.atomic().check(("a",), None).sum(("a",), 1).commit()).values == ()
+
+
+class TestAppend:
+    async def test_entries_sort_as_they_were_committed(self, kv: Store) -> None:
+        numbers = list(range(30))
+        done = await asyncio.gather(*[kv.atomic().append(("log",), number).commit() for number in numbers])
+        by_stamp = sorted((each.versionstamp or 0, number) for each, number in zip(done, numbers, strict=True))
+        assert [(entry.key, entry.value) for entry in await kv.list(("log",))] == [
+            (("log", stamp), number) for stamp, number in by_stamp
+        ]
+        assert [each.appended for each in done] == [(("log", each.versionstamp),) for each in done]
+
+    async def test_several_in_one_atomic_have_keys_of_their_own(self, kv: Store, clock: ManualClock) -> None:
+        async with kv.watch(prefix=()) as watch:
+            atomic = kv.atomic().append((), "a").append(("log",), 1, expire_in=5).set(("k",), 1).append(("log",), 2)
+            done = await atomic.append((1,), "int").append((True,), "bool").append(("log",), 3).commit()
+            stamp = done.versionstamp
+            several = [("log", stamp), ("log", stamp, 1), (1, stamp), (True, stamp), ("log", stamp, 2)]
+            assert done.appended == ((stamp,), *several)
+            assert done.values == (None,) * 7
+            changed = await asyncio.wait_for(watch.__anext__(), 30)
+            assert {entry.key for entry in changed} == {*done.appended, ("k",)}
+        assert [(entry.key, entry.value) for entry in await kv.list(("log",))] == [
+            (("log", stamp), 1),
+            (("log", stamp, 1), 2),
+            (("log", stamp, 2), 3),
+        ]
+        again = await atomic.commit()
+        assert again.versionstamp != stamp
+        clock.advance(5)
+        assert await kv.count(("log",)) == 4
+        assert not await kv.atomic().check(("k",), None).append(("log",), 9).commit()
+        assert await kv.count(("log",)) == 4
+
+    async def test_below_a_prefix_and_in_a_named_store_too(self, memory: Store) -> None:
+        below = memory.scoped(("app",))
+        done = await below.atomic().append(("log",), 1).commit()
+        assert await below.keys() == [("log", done.versionstamp)] == list(done.appended)
+        assert await memory.keys() == [("app", "log", done.versionstamp)]
+        for kv, longest in ((memory, 2048 - 10), (below, 2048 - 10 - 5)):
+            await kv.atomic().append(("x" * longest,), 1).commit()
+            with pytest.raises(KeyTooLarge):
+                await kv.atomic().append(("x" * (longest + 1),), 1).commit()

@@ -15,6 +15,7 @@ from keyloft.admin.changes import KeyChange, changes
 from keyloft.admin.check import CheckReport, Finding, check
 from keyloft.admin.compact import CompactReport, DiskUsage, compact
 from keyloft.admin.databases import Progress
+from keyloft.admin.import_from import ForeignStore, ImportFromReport, import_from
 from keyloft.admin.stats import ChangeLogFacts, StatsReport, Tally, stats
 from keyloft.admin.transfer import CopyReport, ExportReport, ImportReport, copy, export, import_
 
@@ -27,6 +28,8 @@ __all__ = [
     "DiskUsage",
     "ExportReport",
     "Finding",
+    "ForeignStore",
+    "ImportFromReport",
     "ImportReport",
     "KeyChange",
     "Progress",
@@ -40,6 +43,7 @@ __all__ = [
     "copy",
     "export",
     "import_",
+    "import_from",
     "restore",
     "stats",
 ]

@@ -13,10 +13,11 @@ from keyloft.admin.changes import KeyChange
 from keyloft.admin.check import CheckReport
 from keyloft.admin.compact import CompactReport
 from keyloft.admin.databases import Database, Progress
+from keyloft.admin.import_from import ForeignStore, ImportFromReport
 from keyloft.admin.stats import StatsReport
 from keyloft.admin.transfer import CopyReport, ExportReport, IfExists, ImportReport
 from keyloft.core.drivers import iterate_alone, run_alone
-from keyloft.core.keys import TupleKey
+from keyloft.core.keys import KeyLike, TupleKey
 
 
 def backup(
@@ -269,6 +270,61 @@ def import_(
             plugin=plugin,
             project=project,
             name=name,
+            existing=existing,
+            progress=progress,
+        )
+    )
+
+
+def import_from(
+    kind: ForeignStore,
+    source: Database,
+    database: Database,
+    *,
+    prefix: KeyLike = (),
+    name: str | None = None,
+    table: str | None = None,
+    trust: bool = False,
+    existing: IfExists = "refuse",
+    progress: Progress | None = None,
+) -> ImportFromReport:
+    """Store what another store holds in a tuple store, with expiries, in a database that is made if need be.
+
+    A key becomes the last part of a tuple key, or its last parts if it is a tuple. Texts, numbers, bytes and JSON are
+    imported. A pickle is read only with `trust`; one that names a class or a function is refused even then.
+
+    Example:
+        >>> admin.import_from("diskcache", "/var/cache/app", "app.db", prefix=("cache",))
+
+    Args:
+        kind: "diskcache", "sqlitedict" or "shelve".
+        source: The folder of a diskcache, the file of a sqlitedict, or the name that `shelve.open` takes.
+        database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
+        prefix: Stands before every key.
+        name: The name of the tuple store; None is the unnamed one.
+        table: Of a sqlitedict, if its file has several.
+        trust: Read pickles: you trust all who could write them.
+        existing: What to do where another entry is stored: "refuse", "keep" it or "replace" it.
+        progress: Called with the stage, how many entries are read, and the total or None.
+
+    Returns:
+        What became of the entries.
+
+    Raises:
+        TransferFailed: Some entries can't be stored, or another entry is stored. All others that were read are stored;
+            `result` is a report of that.
+        InvalidArgument: The source is not of that kind.
+        DatabaseError: The database can't be written.
+    """
+    return run_alone(
+        asynchronous.import_from(
+            kind,
+            source,
+            database,
+            prefix=prefix,
+            name=name,
+            table=table,
+            trust=trust,
             existing=existing,
             progress=progress,
         )

@@ -1,5 +1,6 @@
 """Atomic writes: all of them are committed if all checks hold, none of them otherwise."""
 
+from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any, overload
 
@@ -8,8 +9,9 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.core import keys
 from keyloft.core.engine import Engine
-from keyloft.core.keys import KeyLike
+from keyloft.core.keys import KeyLike, TupleKey
 from keyloft.core.records import (
+    Append,
     Batch,
     Check,
     Committed,
@@ -24,7 +26,7 @@ from keyloft.core.records import (
     Sum,
     Touch,
 )
-from keyloft.errors import CounterOutOfRange, InvalidArgument, InvalidValueType, NotACounter
+from keyloft.errors import CounterOutOfRange, InvalidArgument, InvalidValueType, KeyTooLarge, NotACounter
 from keyloft.tuples import typed
 from keyloft.tuples.entries import Entry, entry_of
 from keyloft.tuples.expiries import UNSET, expiry, new_expiry
@@ -39,6 +41,8 @@ class CommitResult(Struct, frozen=True):
     conflicts: tuple[Entry, ...] = ()
     values: tuple[int | None, ...] = ()
     """For each write, in order, the new number of a sum, min or max; None for others. Empty if nothing was written."""
+    appended: tuple[TupleKey, ...] = ()
+    """The keys that `append` has made, in order; each has the versionstamp in it."""
 
     @property
     def ok(self) -> bool:
@@ -63,6 +67,10 @@ class Atomic:
         self._max_value_bytes = max_value_bytes
         self._checks: list[Check] = []
         self._mutations: list[Mutation] = []
+        self._appends = Counter[bytes]()
+        """How many values are appended to each prefix."""
+        self._appended: list[tuple[TupleKey, TupleKey]] = []
+        """What stands before and after the versionstamp in each of their keys."""
 
     @overload
     def check(self, entry: Entry, /) -> "Atomic": ...
@@ -94,6 +102,39 @@ class Atomic:
         """Store a value; without `expire_in` or `expire_at` it never expires."""
         data, encoding = typed.encode(value, type, self._max_value_bytes)
         return self._add(Set(Space.TUPLES, keys.encode(key), data, encoding, *expiry(expire_in, expire_at)))
+
+    def append(
+        self,
+        prefix: KeyLike,
+        value: object,
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> "Atomic":
+        """Store a value under a new key, `(*prefix, versionstamp)`: entries of all writers sort as they were committed.
+
+        Further values that the same atomic appends to a prefix have the keys `(*prefix, versionstamp, 1)`, then 2, and
+        so on. `appended` of the result has the keys.
+
+        Example:
+            done = await kv.atomic().append(("log",), {"event": "login"}).commit()
+            [key] = done.appended                     # ("log", done.versionstamp)
+        """
+        before = keys.encode_prefix(prefix)
+        number = self._appends[before]
+        after = (number,) if number else ()
+        suffix = keys.encode_prefix(after)
+        size = len(before) + keys.VERSION_BYTES + len(suffix)
+        if size > limits.KEY_BYTES:
+            raise KeyTooLarge(
+                f"prefix: {size:,} bytes encoded with a versionstamp, and the limit is {limits.KEY_BYTES:,}; shorten it"
+            )
+        data, encoding = typed.encode(value, type, self._max_value_bytes)
+        relative, moment = expiry(expire_in, expire_at)
+        self._appends[before] += 1
+        self._appended.append((tuple(prefix), after))
+        return self._add(Append(Space.TUPLES, before, data, encoding, relative, suffix, moment))
 
     def delete(self, key: KeyLike) -> "Atomic":
         """Remove an entry, if there is one."""
@@ -156,7 +197,8 @@ class Atomic:
         if isinstance(outcome, Committed):
             numbers = iter(outcome.values)
             new = [next(numbers) if isinstance(each, CounterOperation) else None for each in self._mutations]
-            return CommitResult(outcome.version, (), tuple(new))
+            appended = [(*before, outcome.version, *after) for before, after in self._appended]
+            return CommitResult(outcome.version, (), tuple(new), tuple(appended))
         conflicts = [entry_of(keys.decode(failed.check.key), failed.current) for failed in outcome.failed]
         return CommitResult(None, tuple(conflicts))
 

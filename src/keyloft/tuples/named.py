@@ -15,6 +15,7 @@ from keyloft.core import keys
 from keyloft.core.engine import Engine, LogWatch, Submission, Verdict, Watch
 from keyloft.core.keys import KeyLike
 from keyloft.core.records import (
+    Append,
     Ask,
     Batch,
     Change,
@@ -166,7 +167,8 @@ class ScopedEngine(InnerEngine):
         """Does nothing: the store that it was made of closes the database."""
 
     def _inside(self, operation: Operation) -> Operation:
-        self._check_length(operation.key)
+        longer = keys.VERSION_BYTES + len(operation.suffix) if isinstance(operation, Append) else 0
+        self._check_length(operation.key, longer)
         return super()._inside(operation)
 
     def _in_database(self, ask: Any) -> Any:
@@ -174,8 +176,8 @@ class ScopedEngine(InnerEngine):
             self._check_length(ask.key)
         return super()._in_database(ask)
 
-    def _check_length(self, key: bytes) -> None:
-        size = len(self._before) + len(key)
+    def _check_length(self, key: bytes, longer: int = 0) -> None:
+        size = len(self._before) + len(key) + longer
         if size > limits.KEY_BYTES:
             raise KeyTooLarge(
                 f"key: {size:,} bytes encoded with the prefix of the scoped store, and the limit is "

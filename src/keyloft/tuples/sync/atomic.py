@@ -45,6 +45,27 @@ class SyncAtomic(Driven[Atomic]):
         self._inner.set(key, value, type=type, expire_in=expire_in, expire_at=expire_at)
         return self
 
+    def append(
+        self,
+        prefix: KeyLike,
+        value: object,
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> "SyncAtomic":
+        """Store a value under a new key, `(*prefix, versionstamp)`: entries of all writers sort as they were committed.
+
+        Further values that the same atomic appends to a prefix have the keys `(*prefix, versionstamp, 1)`, then 2, and
+        so on. `appended` of the result has the keys.
+
+        Example:
+            done = kv.atomic().append(("log",), {"event": "login"}).commit()
+            [key] = done.appended                     # ("log", done.versionstamp)
+        """
+        self._inner.append(prefix, value, type=type, expire_in=expire_in, expire_at=expire_at)
+        return self
+
     def delete(self, key: KeyLike) -> "SyncAtomic":
         """Remove an entry, if there is one."""
         self._inner.delete(key)
