@@ -299,6 +299,9 @@ VIEW_READS_SECONDS: Final = 0.001
 VIEW_IDLE_SECONDS: Final = 0.02
 """A view that no read has used for so long is ended."""
 
+COMMITS_PER_LOG_CHECK: Final = 8
+"""A synchronous store reads the length of the write-ahead log after so many commits, or a second after the last one."""
+
 COMMIT_WAIT_SECONDS: Final = 0.05
 """A thread whose batch waits for the thread that commits looks after it itself from then on, in case that one was
 interrupted."""

@@ -368,6 +368,6 @@ TestMemoryModel.settings = examples(20, stateful_step_count=30)
 TestSqliteModel = SqliteMachine.TestCase
 TestSqliteModel.settings = examples(12, stateful_step_count=30)
 TestSyncModel = SyncMachine.TestCase
-TestSyncModel.settings = examples(6, stateful_step_count=30)
+TestSyncModel.settings = examples(4, stateful_step_count=30)
 TestSqliteInMemoryModel = SqliteInMemoryMachine.TestCase
 TestSqliteInMemoryModel.settings = examples(8, stateful_step_count=30)

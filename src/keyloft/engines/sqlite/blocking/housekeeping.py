@@ -1,5 +1,6 @@
 """A thread for what no caller should wait for: checkpoints, and the rest of a commit that a signal interrupted."""
 
+import contextlib
 import logging
 import threading
 from time import monotonic
@@ -27,6 +28,8 @@ class Housekeeping:
         self._is_stopping = False
         self._last_commit = 0.0
         self._pages_left = self._commits = 0
+        self._is_measured = True
+        self._incomplete = 0
         self._not_before = 0.0
         self._reads_left = 0
         """What the view had left when it was last looked at."""
@@ -48,13 +51,17 @@ class Housekeeping:
             return
         self._last_commit = monotonic()
         self._commits += 1
-        try:
+        self._is_measured = self._commits % limits.COMMITS_PER_LOG_CHECK == 0
+        if self._is_measured:
+            self._measure()
+            if self._is_due() and self._last_commit >= self._not_before:
+                self._woken.set()
+
+    def _measure(self) -> None:
+        """Read how many pages of the write-ahead log are not checkpointed; this thread has the connection."""
+        with contextlib.suppress(apsw.Error):
             pages, checkpointed = self._shared.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-        except apsw.Error:
-            return
-        self._pages_left = pages - checkpointed
-        if self._is_due() and self._last_commit >= self._not_before:
-            self._woken.set()
+            self._pages_left = pages - checkpointed
 
     def stop(self) -> None:
         self._is_stopping = True
@@ -87,6 +94,10 @@ class Housekeeping:
                     self._queue.clean()
         if self._shared.is_viewing:
             self._end_idle_view()
+        if not self._is_measured:
+            with self._shared.lock:
+                self._is_measured = True
+                self._measure()
         now = monotonic()
         is_quiet = now - self._last_commit > limits.CHECKPOINT_QUIET_SECONDS
         is_long = self._pages_left >= limits.CHECKPOINT_QUIET_PAGES
@@ -117,7 +128,9 @@ class Housekeeping:
             pages, checkpointed = self._shared.connection.wal_checkpoint(mode=mode)
             self._pages_left = pages - checkpointed
             if not self._pages_left:
-                self._commits = 0
+                self._commits = self._incomplete = 0
                 return
         # A reader needs the log, or another process checkpoints it: nothing is lost.
-        self._not_before = monotonic() + limits.CHECKPOINT_RETRY_PAUSES[0]
+        first, longest = limits.CHECKPOINT_RETRY_PAUSES
+        self._not_before = monotonic() + min(first * 2**self._incomplete, longest)
+        self._incomplete = min(self._incomplete + 1, 10)
