@@ -31,6 +31,8 @@ class ClassToWrap(Struct, frozen=True):
     """Methods that make no sense, or that a base of the synchronous class has."""
     added: str = ""
     """Further members, as source."""
+    first: dict[str, str] = {}
+    """What methods try first, as source: a shorter way."""
 
 
 class GeneratedModule(Struct, frozen=True):
@@ -72,9 +74,16 @@ STORE: Final = GeneratedModule(
             "`with`.",
             bases=("SyncClosing",),
             leave_out=frozenset({"aclose"}),
+            first={
+                "get": "if self.get_record is not None:\n"
+                "    record = self.get_record(Get(Space.TUPLES, encode(key)))\n"
+                "    return entry_of(tuple(key), record, codec_or_none(type), default)"
+            },
             added='''
 loop_side: LoopSide | None = None
 """What `on_a_loop` opens, if the store itself has no event loop."""
+get_record: Callable[[Get], Record | None] | None = None
+"""What `get` reads with, if its engine can do so without a coroutine."""
 
 def close(self) -> None:
     """Finish the writes under way, end the watches and close the database. A second call does nothing."""
@@ -173,6 +182,10 @@ HOMES: Final = {
     "SyncWatching": "keyloft.tuples.sync.lists",
     "AuditRecord": "keyloft.semantic.audit",
     "close_store": "keyloft.tuples.sync.closing",
+    "Callable": "collections.abc",
+    "Get": "keyloft.core.records",
+    "Record": "keyloft.core.records",
+    "Space": "keyloft.core.records",
     "LoopSide": "keyloft.tuples.sync.loop_side",
     "LoopThread": "keyloft.core.drivers",
     "SyncEntryWatch": "keyloft.semantic.sync.helpers",
@@ -247,6 +260,8 @@ def _class(wrapped: ClassToWrap) -> tuple[str, set[str], list[ModuleType]]:
         for method, versions in _public_methods(each).items():
             if method not in wrapped.leave_out:
                 methods[method] = [_Sync(name, len(versions) > 1).visit(version) for version in versions]
+                if method in wrapped.first:
+                    methods[method][-1].body[-1:-1] = ast.parse(wrapped.first[method]).body
     body = "\n".join(ast.unparse(version) for versions in methods.values() for version in versions)
     bases = ", ".join([*wrapped.bases, *([] if "SyncSemanticBase" in wrapped.bases else [f"Driven[{name}]"])])
     doc = inspect.getdoc(kind) or ""

@@ -173,6 +173,8 @@ def open_sync(
     if sweep_every is not None and not database.read_only:
         driver.waiting.start(sweep_regularly(store.sweep, sweep_every, driver.waiting.sleep), "keyloft sweeper")
     sync = SyncStore(store, driver)
+    if store_name is None:
+        sync.get_record = engine.get
     sync.loop_side = LoopSide(lambda: open_store(None), database.shown)
     return sync
 

@@ -10,8 +10,9 @@ from typing import Any, overload
 from keyloft.core.closing import SyncClosing
 from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import Driven, SyncList
-from keyloft.core.keys import KeyLike, TupleKey
-from keyloft.tuples.entries import Entry
+from keyloft.core.keys import KeyLike, TupleKey, encode
+from keyloft.core.records import Get, Record, Space
+from keyloft.tuples.entries import Entry, entry_of
 from keyloft.tuples.expiries import UNSET
 from keyloft.tuples.reads import D, Entries, T
 from keyloft.tuples.store import K, Store
@@ -19,6 +20,7 @@ from keyloft.tuples.sync.atomic import SyncAtomic
 from keyloft.tuples.sync.closing import close_store
 from keyloft.tuples.sync.lists import SyncListing, SyncWatching
 from keyloft.tuples.sync.loop_side import LoopSide
+from keyloft.tuples.typed import codec_or_none
 
 
 class SyncStore(SyncClosing, Driven[Store]):
@@ -30,6 +32,8 @@ class SyncStore(SyncClosing, Driven[Store]):
 
     loop_side: LoopSide | None = None
     """What `on_a_loop` opens, if the store itself has no event loop."""
+    get_record: Callable[[Get], Record | None] | None = None
+    """What `get` reads with, if its engine can do so without a coroutine."""
 
     def close(self) -> None:
         """Finish the writes under way, end the watches and close the database. A second call does nothing."""
@@ -57,6 +61,9 @@ class SyncStore(SyncClosing, Driven[Store]):
             visits = (kv.get(("visits",), default=0)).value
             user = kv.get(("users", "alice"), type=User)
         """
+        if self.get_record is not None:
+            record = self.get_record(Get(Space.TUPLES, encode(key)))
+            return entry_of(tuple(key), record, codec_or_none(type), default)
         return self._run(self._untyped.get(key, default, type=type))
 
     @overload
