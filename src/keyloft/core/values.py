@@ -9,7 +9,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -56,6 +56,7 @@ JSON, BYTES, COUNTER = Encoding.JSON, Encoding.BYTES, Encoding.U64
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
+_MUCH = limits.GC_PAUSE_BYTES
 _long_digits = re.compile(rb"[0-9]{600}").search
 
 
@@ -125,7 +126,7 @@ def encode_json(value: object, limit: int, most_levels: int = limits.VALUE_DEPTH
     """
     try:
         data = _to_json(value)
-        faithful = _from_json(data) == value
+        faithful = (_from_json(data) if len(data) < _MUCH else read_json(_from_json, data)) == value
     except Exception:  # a value's own __eq__ may raise anything
         faithful = False
     if not faithful:
@@ -143,7 +144,7 @@ def decode_json(data: bytes) -> Any:
         Undecodable: It is not JSON.
     """
     try:
-        return _from_json(data)
+        return _from_json(data) if len(data) < _MUCH else read_json(_from_json, data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass
     try:
@@ -155,6 +156,14 @@ def decode_json(data: bytes) -> Any:
     except (msgspec.MsgspecError, ValueError):
         reason = "is not JSON"
     raise Undecodable(f"a stored value of {len(data):,} bytes {reason}")
+
+
+def read_json(read: Callable[[bytes], Any], data: bytes) -> Any:
+    """What a reader makes of JSON; of much of it without the garbage collector, which would take twice the time."""
+    if len(data) < _MUCH:
+        return read(data)
+    with json_text.collecting_no_garbage(data):
+        return read(data)
 
 
 def _from_json_with_long_ints(data: bytes) -> Any:

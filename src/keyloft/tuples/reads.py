@@ -17,7 +17,7 @@ from keyloft.tuples.children import Children
 from keyloft.tuples.entries import Entry, entries_of, entry_of, keys_of
 from keyloft.tuples.listing import Listing
 from keyloft.tuples.selector import Selector
-from keyloft.tuples.typed import codec_or_none
+from keyloft.tuples.typed import codec_of, codec_or_none
 from keyloft.tuples.watching import Watching
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class StoreReads(AsyncClosing):
             user = await kv.get(("users", "alice"), type=User)
         """
         [record] = await self.engine.read(Get(_TUPLES, keys.encode(key)))
-        return entry_of(tuple(key), record, codec_or_none(type), default)
+        return entry_of(tuple(key), record, None if type is None else codec_of(type), default)
 
     @overload
     async def get_many(self, keys: Iterable[KeyLike]) -> Entries[Any]: ...

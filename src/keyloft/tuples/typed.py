@@ -52,7 +52,7 @@ class Codec:
         """
         try:
             data = self._form.write(value)
-            faithful = self._form.read(data) == value
+            faithful = values.read_json(self._form.read, data) == value
         except Exception as error:  # also of the type's own methods
             kind = InvalidValueType if isinstance(error, TypeError) else InvalidValue
             raise kind(f"value: would not be read back as {self._name}{_reason(error)}") from None
@@ -73,7 +73,7 @@ class Codec:
         """
         stored = values.decode(data, encoding) if encoding else None
         try:
-            return self._form.read(data) if not encoding else self._form.convert(stored)
+            return values.read_json(self._form.read, data) if not encoding else self._form.convert(stored)
         except Exception as error:  # also of the type's own methods
             if not encoding:
                 values.decode_json(data)  # raises if it is damaged
