@@ -6,7 +6,8 @@
     report = await admin.check("nightly.db")
     await admin.copy("app.db", "postgresql://localhost/app", progress=lambda stage, done, total: print(stage, done))
 
-Each function opens the databases that it is called with and closes them again, while other processes may use them.
+`from keyloft.admin import sync as admin` has the same functions without `await`. Each function opens the databases that
+it is called with and closes them again, while other processes may use them.
 """
 
 from keyloft.admin.backup import BackupReport, RestoreReport, backup, restore

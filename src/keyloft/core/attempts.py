@@ -1,9 +1,9 @@
 """What happens between two attempts at an update that others were faster with."""
 
-import asyncio
 import random
 
 from keyloft import limits
+from keyloft.core.driving import pause
 
 
 async def pause_after(attempt: int) -> None:
@@ -13,4 +13,4 @@ async def pause_after(attempt: int) -> None:
         attempt: The number of the attempt that failed; the first one is 0.
     """
     shortest, longest = limits.UPDATE_PAUSES
-    await asyncio.sleep(random.random() * min(longest, shortest * 2**attempt))
+    await pause(random.random() * min(longest, shortest * 2**attempt))
