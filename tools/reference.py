@@ -1,9 +1,10 @@
-"""Generates documents from the code: docs/api/REFERENCE.md, docs/api/asyncapi.json, and the table of settings."""
+"""Generates from the code: the reference, docs/api/asyncapi.json, the table of settings, and synchronous modules."""
 
 import importlib
 import inspect
 import json
 import re
+import subprocess
 import sys
 import types
 import typing
@@ -243,7 +244,9 @@ def _errors(kinds: list[type]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the documents that are out of date."""
+    """Write the synchronous modules and the documents that are out of date."""
+    # In a process of its own: it runs also if the synchronous modules can't be imported, because they are out of date.
+    subprocess.run([sys.executable, "-m", "tools.sync_classes"], cwd=ROOT, check=True)
     for path, text in documents().items():
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 import aiosqlite
 import diskcache  # type: ignore[import-untyped]
 from key_value.aio.stores.disk import DiskStore
+from msgspec.structs import replace
 from sqlitedict import SqliteDict  # type: ignore[import-untyped]
 
 from bench.arms.apsw_loop import from_json, pragmas, to_json
@@ -52,6 +53,12 @@ class DiskCache(Contestant):
         self.cache.close()
 
 
+class DiskCacheInThreads(DiskCache):
+    """The same cache, used by several threads; it opens a connection for each."""
+
+    threaded: ClassVar[bool] = True
+
+
 def _disk_cache(setup: StoreSetup) -> Any:
     # Keep everything: by default it evicts entries over 1 GiB.
     settings: dict[str, Any] = {"eviction_policy": "none"}
@@ -75,6 +82,13 @@ def _enter_diskcache(setup: StoreSetup) -> DiskCache:
 DISKCACHE = Entrant(
     "diskcache", _enter_diskcache, frozenset({"get", "set", "get_many", "swap"}), durable=_ON_DISK, relaxed=_MAY_LOSE
 )
+
+
+def _enter_diskcache_threads(setup: StoreSetup) -> DiskCacheInThreads:
+    return DiskCacheInThreads(_enter_diskcache(setup).cache)
+
+
+DISKCACHE_IN_THREADS = replace(DISKCACHE, enter=_enter_diskcache_threads)
 
 
 class Dict(Contestant):

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from bench.arms import apsw_loop, deno_and_bun, keyloft_file, python_libraries, sqlalchemy_orm, valkey_and_jetstream
+from bench.arms import (
+    apsw_loop,
+    deno_and_bun,
+    keyloft_file,
+    keyloft_sync,
+    python_libraries,
+    sqlalchemy_orm,
+    valkey_and_jetstream,
+)
 from bench.arms.nats import services
 from bench.harness.benchmark import Benchmark
 from bench.harness.contest import IN_FLIGHT, Entrant, Task, arm, home_of
@@ -34,6 +42,7 @@ class PeersScale(Struct, frozen=True):
     load_rounds: int
 
 
+THREADS = 16
 FULL = PeersScale(
     100_000, 500, 10_000, 9, 0.2, (1000, 10_000, 100_000, 1_000_000, 5_000_000), 9, (1, 4, 16, 64, 256), 0.5, 5
 )
@@ -51,6 +60,14 @@ EMBEDDED = (
     Task("set-relaxed-64", f"relaxed set, {IN_FLIGHT} concurrent", "set", IN_FLIGHT, durable=False),
     Task("get-large", "get of 64 KiB, one by one", "get", large=True),
     Task("set-large", "durable set of 64 KiB, one by one", "set", large=True),
+)
+SYNCHRONOUS = (
+    Task("sync-get", "synchronous: get, one by one", "get"),
+    Task("sync-get_many", "synchronous: get_many of 10", "get_many"),
+    Task("sync-list", "synchronous: list of 1,000 entries with values", "list"),
+    Task("sync-set", "synchronous: durable set, one by one", "set"),
+    Task("sync-check-and-set", "synchronous: check-and-set, durable, one by one", "swap"),
+    Task("sync-set-16", f"synchronous: durable set, {THREADS} threads", "set", THREADS),
 )
 SERVED = (
     Task("service-get", "service: get, one in flight", "get"),
@@ -71,6 +88,8 @@ LIBRARIES = (
     sqlalchemy_orm.ENTRANT,
     apsw_loop.ENTRANT,
 )
+WITHOUT_A_LOOP = (keyloft_sync.ENTRANT, deno_and_bun.DENO, python_libraries.DISKCACHE, apsw_loop.ENTRANT)
+IN_THREADS = (keyloft_sync.IN_THREADS, python_libraries.DISKCACHE_IN_THREADS)
 SERVICES = (
     services.KEYLOFT,
     services.BY_CLIENT,
@@ -82,13 +101,20 @@ SERVICES = (
     services.ECHO,
 )
 _DENO, _ALWAYS = deno_and_bun.DENO.name, valkey_and_jetstream.VALKEY_ALWAYS.name
+_DISKCACHE = python_libraries.DISKCACHE.name
 BARS: dict[str, dict[str, float]] = {
-    "get": {_DENO: 8, deno_and_bun.BUN_WAL.name: 1.2, python_libraries.DISKCACHE.name: 1.4},
+    "get": {_DENO: 8, deno_and_bun.BUN_WAL.name: 1.2, _DISKCACHE: 1.4},
     "get_many": {_DENO: 8},
     "list": {_DENO: 8},
     "set": {_DENO: 1.15},
     "set-64": {_DENO: 5},
     "check-and-set": {_DENO: 1.4},
+    "sync-get": {_DISKCACHE: 2, _DENO: 3, apsw_loop.NAME: 0.5},
+    "sync-get_many": {_DENO: 6},
+    "sync-list": {_DENO: 4},
+    "sync-set": {_DENO: 1.1, _DISKCACHE: 1.2, apsw_loop.NAME: 0.6},
+    "sync-check-and-set": {_DENO: 1.4, _DISKCACHE: 1.1},
+    "sync-set-16": {_DISKCACHE: 4},
     "service-get-64": {_ALWAYS: 1.1},
     "service-set-64": {_ALWAYS: 1.1},
 }
@@ -104,6 +130,9 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
     for task in EMBEDDED:
         stored = scale.large_stored if task.large else scale.stored
         rows[task.name] = partial(_row, course, task, LIBRARIES, stored, scale.seconds, quick)
+    for task in SYNCHRONOUS:
+        entrants = WITHOUT_A_LOOP if task.workers == 1 else IN_THREADS
+        rows[task.name] = partial(_row, course, task, entrants, scale.stored, scale.seconds, quick)
     for task in SERVED:
         rows[task.name] = partial(_row, course, task, SERVICES, scale.served, scale.seconds, quick)
     sizes = fitting(scale.sizes, folder)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from msgspec import Struct
 
 from bench.harness.data import GROUP, Key, Pair, Value, fresh_pair, group_of, key_of, large_of, shuffled, value_of
-from bench.harness.race import Arm, Maybe, Timed, timed, timed_inline
+from bench.harness.race import Arm, Maybe, Timed, timed, timed_in_threads, timed_inline
 
 Operation: TypeAlias = Literal["get", "set", "get_many", "list", "swap", "sum"]
 IN_FLIGHT = 64
@@ -67,6 +67,8 @@ class Contestant:
 
     inline: ClassVar[bool] = False
     """Whether its calls block. If so, it is called in a plain loop, whatever the number of tasks."""
+    threaded: ClassVar[bool] = False
+    """Of one whose calls block: whether threads call it, as many as the task has workers."""
 
     def shaped(self, key: Key) -> Any:
         """The key as the store takes it; this is not timed."""
@@ -94,6 +96,8 @@ class Contestant:
 
     async def lap(self, operation: Operation, planned: list[Any], workers: int) -> Timed[Any]:
         asks = self.asks(operation, planned)
+        if self.inline and self.threaded and workers > 1:
+            return timed_in_threads(self.call(operation), asks, workers)
         if self.inline:
             return timed_inline(self.call(operation), asks)
         return await timed(self.call(operation), asks, workers)

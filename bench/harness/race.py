@@ -9,6 +9,7 @@ import gc
 import inspect
 import random
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -125,6 +126,35 @@ def timed_inline(call: Callable[[Ask], T], asks: Sequence[Ask]) -> Timed[T]:
         after = now()
         seconds[index] = after - before
         before = after
+    took = now() - began
+    return Timed(answers, seconds, took)
+
+
+def timed_in_threads(call: Callable[[Ask], T], asks: Sequence[Ask], workers: int) -> Timed[T]:
+    """The same in several threads, each one call at a time."""
+    answers: list[Any] = [None] * len(asks)
+    seconds = [0.0] * len(asks)
+    now = time.perf_counter
+    todo = iter(list(enumerate(asks)))  # of a list: threads may share it
+    start = threading.Barrier(workers + 1)
+
+    def work() -> None:
+        start.wait()
+        before = now()
+        for index, ask in todo:
+            answers[index] = call(ask)
+            after = now()
+            seconds[index] = after - before
+            before = after
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    freeze_objects()
+    start.wait()
+    began = now()
+    for thread in threads:
+        thread.join()
     took = now() - began
     return Timed(answers, seconds, took)
 

@@ -4,8 +4,8 @@
         await kv.set(("users", "alice"), {"name": "Alice"})
         entry = await kv.get(("users", "alice"))
 
-`open` gives a `Store`; `Entry` is what it reads; `Store.atomic` writes several keys at once; every error is a
-`KeyloftError` with a `code`.
+`open` gives a `Store`, and `open_sync` the same without `await`, for threads and scripts; `Entry` is what it reads;
+`Store.atomic` writes several keys at once; every error is a `KeyloftError` with a `code`.
 """
 
 import importlib
@@ -16,21 +16,30 @@ from typing import Any, Literal, NoReturn
 
 from keyloft import errors, limits
 from keyloft.clock import Clock, ManualClock
+from keyloft.core.drivers import OnThisThread
+from keyloft.core.driving import SyncList
+from keyloft.core.sweeper import sweep_regularly
 from keyloft.core.urls import DatabaseUrl, shown_url
 from keyloft.core.values import U64
-from keyloft.engines import KeptHistory, open_engine
+from keyloft.engines import KeptHistory, open_blocking_engine, open_engine, opens_on_this_thread
 from keyloft.errors import *  # noqa: F403 (all errors are public)
 from keyloft.tuples.atomic import Atomic, CommitResult
+from keyloft.tuples.children import Children
 from keyloft.tuples.entries import Entry
 from keyloft.tuples.listing import EntryList, Listing
 from keyloft.tuples.named import NamedEngine, check_name
 from keyloft.tuples.store import Store
+from keyloft.tuples.sync.atomic import SyncAtomic
+from keyloft.tuples.sync.lists import SyncListing, SyncWatching
+from keyloft.tuples.sync.loop_side import LoopSide
+from keyloft.tuples.sync.store import SyncStore
 from keyloft.tuples.watching import Watching
 
 __version__ = "0.1.0"
 
-__all__ = ["U64", "Atomic", "Clock", "CommitResult", "Entry", "EntryList", "Listing", "ManualClock"]
-__all__ += ["Opening", "Store", "Watching", "open"]
+__all__ = ["U64", "Atomic", "Children", "Clock", "CommitResult", "Entry", "EntryList", "Listing", "ManualClock"]
+__all__ += ["Opening", "Store", "Watching", "open", "open_sync"]
+__all__ += ["SyncAtomic", "SyncList", "SyncListing", "SyncStore", "SyncWatching"]
 __all__ += errors.__all__
 
 _PACKAGES = ("admin", "plugins", "semantic")
@@ -110,6 +119,77 @@ def open(
         return Store(engine, max_value_bytes=max_value_bytes, sweep_every=None if database.read_only else sweep_every)
 
     return Opening(open_store, shown_url(url))
+
+
+def open_sync(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    durability: Literal["full", "relaxed"] = "full",
+    max_value_bytes: int = limits.VALUE_BYTES,
+    sweep_every: float | None = limits.SWEEP_EVERY,
+    patience: float = limits.SERVER_SECONDS,
+    name: str | None = None,
+    history_seconds: float = limits.HISTORY_SECONDS,
+    history_mib: float = limits.HISTORY_MIB,
+    clock: Clock | None = None,
+) -> SyncStore:
+    """Open a store for threads and scripts: the same methods as those of `open`, without `await`, from any thread.
+
+    On a file and in memory, each call runs on its caller's thread, and there is no event loop. On PostgreSQL and etcd,
+    calls run on an event loop in a thread of the store.
+
+    Args:
+        url: As for `open`.
+        durability: As for `open`.
+        max_value_bytes: The largest value that is accepted, in bytes as stored.
+        sweep_every: Seconds between two removals of expired entries; None leaves them to `sweep()`.
+        patience: Seconds that a call waits for a database server that does not answer before it fails.
+        name: One of several stores in the same database, made by its first write; None is the unnamed one.
+        history_seconds: How long the change log keeps what changed, at least.
+        history_mib: How large the change log may grow, in MiB.
+        clock: Another clock, for tests of expiry.
+
+    Raises:
+        DatabaseError: The database can't be opened; the message says why.
+
+    Example:
+        with keyloft.open_sync("app.db") as kv:
+            kv.set(("users", "alice"), {"name": "Alice"})
+            for entry in kv.list(prefix=("users",)):
+                print(entry.key, entry.value)
+    """
+    _check_options(max_value_bytes, sweep_every, patience, clock)
+    history = KeptHistory.of(history_seconds, history_mib)
+    store_name = None if name is None else check_name(name)
+    database = DatabaseUrl.parse(url)
+
+    async def open_store(sweep_every: float | None) -> Store:
+        return await open(
+            url,
+            durability=durability,
+            max_value_bytes=max_value_bytes,
+            sweep_every=sweep_every,
+            patience=patience,
+            name=name,
+            history_seconds=history_seconds,
+            history_mib=history_mib,
+            clock=clock,
+        )
+
+    if not opens_on_this_thread(database):
+        store, loop = LoopSide(lambda: open_store(sweep_every), database.shown).opened()
+        return SyncStore(store, loop)
+    engine = open_blocking_engine(database, clock, durability=durability, history=history)
+    named = engine if store_name is None else NamedEngine(engine, store_name)
+    store = Store(named, max_value_bytes=max_value_bytes)
+    driver = OnThisThread()
+    if sweep_every is not None and not database.read_only:
+        driver.waiting.start(sweep_regularly(store.sweep, sweep_every, driver.waiting.sleep), "keyloft sweeper")
+    sync = SyncStore(store, driver)
+    if store_name is None:
+        sync.get_record = engine.get
+    sync.loop_side = LoopSide(lambda: open_store(None), database.shown)
+    return sync
 
 
 class Opening:

@@ -23,6 +23,7 @@
     ├── HistoryGone                      HISTORY_GONE       the change log no longer reaches back so far
     ├── WatchExpired                     WATCH_EXPIRED      a watch over NATS was not renewed in time
     ├── Undecodable                      UNDECODABLE        stored bytes are not a key or value of Keyloft
+    ├── WrongType (TypeError)            WRONG_TYPE         a stored value does not fit the type it was read with
     ├── Closed                           CLOSED             used after aclose()
     ├── WrongLoop (RuntimeError)         WRONG_LOOP         used from another event loop or thread
     ├── AlreadyExists                    ALREADY_EXISTS     an import or copy met another entry at the same key
@@ -69,6 +70,7 @@ __all__ += ["CannotOpen", "DatabaseError", "NotADatabase", "ReadOnly", "SchemaTo
 __all__ += ["AlreadyExists", "AnotherStore", "Busy", "CommitUnknown", "DiskFull", "NotEmpty"]
 __all__ += ["Stalled", "TransferFailed", "Unreachable"]
 __all__ += ["ClockSetBack", "CounterOutOfRange", "HistoryGone", "QuotaExceeded", "ReplyTooLarge", "WatchExpired"]
+__all__ += ["WrongType"]
 
 CLOSED: Final = "this store is closed: open it again"
 
@@ -246,6 +248,10 @@ class Undecodable(KeyloftError, code="UNDECODABLE"):
     """Stored bytes are not a key or value that Keyloft wrote."""
 
 
+class WrongType(KeyloftError, TypeError, code="WRONG_TYPE"):
+    """A stored value does not fit the type that it was to be read with; without a type it can be read."""
+
+
 class Closed(KeyloftError, code="CLOSED"):
     """The store was used after `aclose()`."""
 
@@ -258,8 +264,9 @@ class WrongLoop(KeyloftError, RuntimeError, code="WRONG_LOOP"):
 
     def __init__(
         self,
-        message: str = "this store was opened in another event loop: open a store in this one, or hand the coroutine "
-        "to the store's own loop with asyncio.run_coroutine_threadsafe(kv.get(…), loop)",
+        message: str = "this store was opened in another event loop: open a store in this one, use "
+        "keyloft.open_sync(…) for threads, or hand the coroutine to the store's own loop with "
+        "asyncio.run_coroutine_threadsafe(kv.get(…), loop)",
     ) -> None:
         super().__init__(message)
 

@@ -201,7 +201,10 @@ AUDIT_SECONDS: Final = 90 * 86_400
 """How long audit records are kept."""
 
 UPDATE_ATTEMPTS: Final = 100
-"""How often an update over NATS is tried while others change the same entry."""
+"""How often an update is tried while others change the same entry."""
+
+TYPES_REMEMBERED: Final = 256
+"""For how many types the tuple store keeps what reads and writes their values."""
 
 TRANSIENT_ATTEMPTS: Final = 5
 """How often a write is tried against transient errors before it is escalated."""
@@ -285,6 +288,28 @@ SQLITE_GETS_PER_STATEMENT: Final = 16
 
 SQLITE_GETS_WORTH_A_STATEMENT: Final = 5
 """Fewer keys are looked up one by one, which is faster than one statement with mostly empty slots."""
+
+READER_CACHE_MIB: Final = 2
+"""How much of a file each further reader of a synchronous store caches: they read while another thread commits."""
+
+IDLE_READERS: Final = 8
+"""So many of these readers stay open while no thread uses them."""
+
+VIEW_READS: Final = 64
+"""How many reads of a synchronous store share one read transaction, as long as no one commits (ADR 18)."""
+
+VIEW_READS_SECONDS: Final = 0.001
+"""Reads that follow each other within this time share one."""
+
+VIEW_IDLE_SECONDS: Final = 0.02
+"""A view that no read has used for so long is ended."""
+
+COMMITS_PER_LOG_CHECK: Final = 8
+"""A synchronous store reads the length of the write-ahead log after so many commits, or a second after the last one."""
+
+COMMIT_WAIT_SECONDS: Final = 0.05
+"""A thread whose batch waits for the thread that commits looks after it itself from then on, in case that one was
+interrupted."""
 
 SQLITE_LOCK_PAUSES: Final = (*[0.0005] * 20, 0.002)
 """Seconds between the attempts to get a lock that another process holds; the last pause is repeated."""

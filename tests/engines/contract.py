@@ -595,19 +595,22 @@ class EngineContract:
 
     # Appending
 
-    async def test_what_is_appended_sorts_as_it_was_committed(self, engine: Engine, clock: ManualClock) -> None:
+    @pytest.mark.parametrize("space", [A, B])
+    async def test_what_is_appended_sorts_as_it_was_committed(
+        self, engine: Engine, clock: ManualClock, space: Space
+    ) -> None:
         """Alone, with others of its batch and of its group; each key ends with the version of its commit."""
 
         def append(number: int, suffix: bytes = b"") -> Append:
-            return Append(B, b"log/", b"%d" % number, Encoding.JSON, suffix=suffix)
+            return Append(space, b"log/", b"%d" % number, Encoding.JSON, suffix=suffix)
 
         first = await write(engine, append(0))
         assert first.at == clock.now()
-        both = await write(engine, append(1, b"a"), put(b"beside", space=B), append(2, b"b"))
+        both = await write(engine, append(1, b"a"), put(b"beside", space=space), append(2, b"b"))
         many = await asyncio.gather(*[write(engine, append(number)) for number in range(3, 40)])
-        [page] = await engine.read(Scan(B, b"log/", b"log0", 100))
-        keys = [appended_key(b"log/", first.version)]
-        keys += [appended_key(b"log/", both.version, suffix) for suffix in (b"a", b"b")]
+        [page] = await engine.read(Scan(space, b"log/", b"log0", 100))
+        keys = [appended_key(space, b"log/", first.version)]
+        keys += [appended_key(space, b"log/", both.version, suffix) for suffix in (b"a", b"b")]
         assert list(page.keys[:3]) == keys
         assert list(page.versions) == sorted([first.version, *[both.version] * 2, *[done.version for done in many]])
         by_version = {done.version: b"%d" % number for number, done in enumerate(many, 3)}
@@ -619,7 +622,7 @@ class EngineContract:
         watch = engine.watch(Scan(B, b"log/", b"log0", 100))
         done = await write(engine, Append(B, b"log/", b"1", Encoding.JSON, 1000))
         [change] = await anext(aiter(watch))
-        assert change.key == appended_key(b"log/", done.version)
+        assert change.key == appended_key(B, b"log/", done.version)
         clock.advance(1)
         assert await get(engine, change.key, B) is None
 
@@ -960,9 +963,8 @@ class EngineContract:
         [before] = await engine.read(Latest())
         first = await write(engine, put(b"a"), put(b"due", expire_in=1000), Set(P, ("p", "k"), b"1", Encoding.JSON))
         clock.advance(2)
-        second = await write(
-            engine, Touch(A, b"a", 5000), Delete(A, b"absent"), Append(B, b"log/", b"1", Encoding.JSON)
-        )
+        appends = [Append(space, b"log/", b"1", Encoding.JSON) for space in (A, B)]
+        second = await write(engine, Touch(A, b"a", 5000), Delete(A, b"absent"), *appends)
         third = await write(engine, Purge(A, b"due", first.version), Delete(P, ("p", "k")))
         nothing = await write(engine, Delete(A, b"absent"))
         [piece] = await engine.read(Changes(LogPosition(before)))
@@ -973,7 +975,8 @@ class EngineContract:
                 (first.version, A, b"due", ChangeKind.PUT, first.at),
                 (first.version, P, ("p", "k"), ChangeKind.PUT, first.at),
                 (second.version, A, b"a", ChangeKind.TOUCH, late),
-                (second.version, B, appended_key(b"log/", second.version), ChangeKind.PUT, late),
+                (second.version, A, appended_key(A, b"log/", second.version), ChangeKind.PUT, late),
+                (second.version, B, appended_key(B, b"log/", second.version), ChangeKind.PUT, late),
                 (third.version, A, b"due", ChangeKind.EXPIRED, late),
                 (third.version, P, ("p", "k"), ChangeKind.DELETE, late),
             ],

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_public_names_are_these() -> None:
     assert sorted(keyloft.__all__) == sorted(
         """
-        AlreadyExists AnotherStore Atomic Busy CannotOpen Clock ClockSetBack Closed CommitResult CommitUnknown
+        AlreadyExists AnotherStore Atomic Busy CannotOpen Children Clock ClockSetBack Closed CommitResult CommitUnknown
         CounterOutOfRange
         DatabaseError DiskFull Entry EntryList Escalated HistoryGone IncompatibleLibrary
         InvalidArgument InvalidCursor InvalidInput InvalidJson
@@ -34,7 +34,7 @@ def test_the_public_names_are_these() -> None:
         SchemaTooNew SchemaTooOld
         StaleFence Stalled Store TimedOut TransferFailed U64 Unanswered Undecodable Unreachable ValueTooLarge
         VersionConflict
-        WatchExpired Watching WrongLoop open
+        SyncAtomic SyncList SyncListing SyncStore SyncWatching WatchExpired Watching WrongLoop WrongType open open_sync
         """.split()
     )
     assert all(hasattr(keyloft, name) for name in keyloft.__all__)
@@ -59,7 +59,7 @@ def test_the_public_names_of_semantic_are_these() -> None:
         """
         Alert AuditRecord Checkpoint DeadLetter Envelope Escalated Event FailedWrite Flags IndexVersion Intent Lock
         LockHeld LockLost Login NotForward NothingToRestore Retry SemanticClient SemanticService SemanticStore Semantics
-        Signals StaleFence VersionConflict WriteRequest key_of request_id_of shortened
+        Signals StaleFence SyncLock SyncSemanticStore VersionConflict WriteRequest key_of request_id_of shortened
         """.split()
     )
     assert all(hasattr(semantic, name) for name in semantic.__all__)

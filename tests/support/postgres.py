@@ -23,6 +23,7 @@ import pytest
 
 import keyloft
 from keyloft.core.schema import REVISION
+from tests.support.threads import SYNCHRONOUS
 from tools.postgres import (
     TIMEOUT_SECONDS,
     NoFolder,
@@ -180,7 +181,8 @@ def database_url(name: str, request: pytest.FixtureRequest, tmp_path: Path, *, t
         return url
     if name == "etcd":
         return str(request.getfixturevalue("etcd_url"))
-    return {"memory": None, "sqlite file": str(tmp_path / "app.db"), "sqlite in memory": "sqlite://"}[name]
+    kind = name.removesuffix(SYNCHRONOUS)
+    return {"memory": None, "sqlite file": str(tmp_path / "app.db"), "sqlite in memory": "sqlite://"}[kind]
 
 
 IN_MEMORY: Final = pytest.mark.parametrize("url", ["memory"], indirect=True)

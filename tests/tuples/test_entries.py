@@ -22,10 +22,10 @@ from keyloft.core.records import Record
 from keyloft.tuples.entries import entry_of
 
 EXPIRY = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
-ENTRY = Entry(("users", 1), {"name": "Alice"}, 7, EXPIRY)
+ENTRY: Entry = Entry(("users", 1), {"name": "Alice"}, 7, EXPIRY)
 
 
-KINDS = [
+KINDS: list[tuple[Entry, object, object]] = [
     (ENTRY, ["users", 1], {"name": "Alice"}),
     (Entry(("n",), U64(5), 1), ["n"], 5),
     (Entry(("b",), b"\x00\xff", 1), ["b"], {"bytes": "AP8="}),

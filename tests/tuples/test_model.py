@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 from hypothesis import strategies as st
@@ -18,6 +18,7 @@ from keyloft.core.keys import TupleKey, encode
 from tests.support.etcd import EtcdPrefixes
 from tests.support.examples import examples
 from tests.support.postgres import ReusedDatabase
+from tests.support.threads import StoreInThreads
 
 pytestmark = pytest.mark.slow
 
@@ -296,18 +297,8 @@ class SqliteInMemoryMachine(StoreMachine):
         return await keyloft.open("sqlite://", clock=self.clock, sweep_every=None)
 
 
-class ServerMachine(StoreMachine):
-    """In a database that a test emptied; what other machines left there is thrown away."""
-
-    database: ReusedDatabase | EtcdPrefixes
-
-    def url(self) -> str:
-        return self.emptied
-
-    async def opened(self) -> Store:
-        if not hasattr(self, "kv"):
-            self.emptied = self.database.emptied()
-        return await super().opened()
+class PatientMachine(StoreMachine):
+    """Changes arrive later than the commits that made them return."""
 
     def watch_again(self) -> None:
         super().watch_again()
@@ -316,7 +307,7 @@ class ServerMachine(StoreMachine):
         self.run(asyncio.wait_for(self.kv.get(("a",)), LONGEST_SECONDS))
 
     async def listen(self) -> None:
-        # The server takes its time, and nothing but the model tells that there is no more to come.
+        # A server or a thread takes its time, and nothing but the model tells that there is no more to come.
         async with asyncio.timeout(LONGEST_SECONDS):
             while self.seen != self.to_be_seen:
                 await super().listen()
@@ -331,6 +322,31 @@ class ServerMachine(StoreMachine):
             return step.result()
         self.steps[watching] = step
         return []
+
+
+class SyncMachine(PatientMachine):
+    """A synchronous store, each call in a thread."""
+
+    def url(self) -> str:
+        return str(self.folder / "app.db")
+
+    async def opened(self) -> Store:
+        store = keyloft.open_sync(self.url(), clock=self.clock, durability="relaxed", sweep_every=None)
+        return cast(Store, StoreInThreads(store))
+
+
+class ServerMachine(PatientMachine):
+    """In a database that a test emptied; what other machines left there is thrown away."""
+
+    database: ReusedDatabase | EtcdPrefixes
+
+    def url(self) -> str:
+        return self.emptied
+
+    async def opened(self) -> Store:
+        if not hasattr(self, "kv"):
+            self.emptied = self.database.emptied()
+        return await super().opened()
 
 
 def test_postgresql_model(postgres_database: ReusedDatabase) -> None:
@@ -351,5 +367,7 @@ TestMemoryModel = StoreMachine.TestCase
 TestMemoryModel.settings = examples(20, stateful_step_count=30)
 TestSqliteModel = SqliteMachine.TestCase
 TestSqliteModel.settings = examples(12, stateful_step_count=30)
+TestSyncModel = SyncMachine.TestCase
+TestSyncModel.settings = examples(4, stateful_step_count=30)
 TestSqliteInMemoryModel = SqliteInMemoryMachine.TestCase
 TestSqliteInMemoryModel.settings = examples(8, stateful_step_count=30)

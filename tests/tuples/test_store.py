@@ -28,16 +28,17 @@ from keyloft import (
 from keyloft.core.keys import TupleKey, encode
 from keyloft.core.records import Batch, Expired, Set, Space
 from tests.support.postgres import IN_MEMORY, database_url
+from tests.support.threads import SYNCHRONOUS, opened
 
 
-@pytest.fixture(params=["memory", "sqlite file", "sqlite in memory", "postgresql", "etcd"])
+@pytest.fixture(params=["memory", "sqlite file", f"sqlite file{SYNCHRONOUS}", "sqlite in memory", "postgresql", "etcd"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     return database_url(request.param, request, tmp_path)
 
 
 @pytest.fixture
-async def kv(url: str | None, clock: ManualClock) -> AsyncIterator[Store]:
-    async with keyloft.open(url, clock=clock, sweep_every=None) as store:
+async def kv(url: str | None, clock: ManualClock, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    async with opened(request.node.callspec.params["url"], url, clock) as store:
         yield store
 
 
@@ -175,7 +176,7 @@ class TestList:
         assert (nothing, nothing.cursor) == ([], rest.cursor)
 
     async def test_a_list_that_was_not_read_is_neither_true_nor_false(self, kv: Store) -> None:
-        with pytest.raises(TypeError, match="await it"):
+        with pytest.raises(TypeError, match="has not been read yet"):
             bool(kv.list())
 
     async def test_a_cursor_of_keys_resumes_a_reverse_list_within_a_prefix(self, kv: Store) -> None:

@@ -86,6 +86,7 @@ def watching(url: str, operations: int) -> Arm[Watchers, Writes[Key], keyloft.En
             await anext(watch)
 
             async def seen(pair: Pair) -> keyloft.Entry:
+                entry: keyloft.Entry
                 version, [entry] = await asyncio.gather(stores.writer.set(*pair), anext(watch))
                 same(entry.versionstamp, version)
                 return entry

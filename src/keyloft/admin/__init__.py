@@ -6,7 +6,8 @@
     report = await admin.check("nightly.db")
     await admin.copy("app.db", "postgresql://localhost/app", progress=lambda stage, done, total: print(stage, done))
 
-Each function opens the databases that it is called with and closes them again, while other processes may use them.
+`from keyloft.admin import sync as admin` has the same functions without `await`. Each function opens the databases that
+it is called with and closes them again, while other processes may use them.
 """
 
 from keyloft.admin.backup import BackupReport, RestoreReport, backup, restore
@@ -14,6 +15,7 @@ from keyloft.admin.changes import KeyChange, changes
 from keyloft.admin.check import CheckReport, Finding, check
 from keyloft.admin.compact import CompactReport, DiskUsage, compact
 from keyloft.admin.databases import Progress
+from keyloft.admin.import_from import ForeignStore, ImportFromReport, import_from
 from keyloft.admin.stats import ChangeLogFacts, StatsReport, Tally, stats
 from keyloft.admin.transfer import CopyReport, ExportReport, ImportReport, copy, export, import_
 
@@ -26,6 +28,8 @@ __all__ = [
     "DiskUsage",
     "ExportReport",
     "Finding",
+    "ForeignStore",
+    "ImportFromReport",
     "ImportReport",
     "KeyChange",
     "Progress",
@@ -39,6 +43,7 @@ __all__ = [
     "copy",
     "export",
     "import_",
+    "import_from",
     "restore",
     "stats",
 ]

@@ -156,13 +156,13 @@ async def import_(
         InvalidArgument: There is no such file.
         DatabaseError: The database can't be written.
     """
-    selection, conflict = Selection.of(prefix, plugin, project, name), _existing(existing)
+    selection, conflict = Selection.of(prefix, plugin, project, name), check_existing(existing)
     with readable(source) as (stream, size), stage(progress, "importing", size) as advance:
         reader, loaded = ExportReader(stream, selection), Loaded()
         async with opened(database, make=True) as target:
             # In a thread that may be abandoned: a pipe may be silent for ever, and Ctrl-C ends the wait.
             while rows := await in_thread(reader.take):
-                await _load(target, rows, reader.version, conflict, loaded)
+                await load(target, rows, reader.version, conflict, loaded)
                 advance(reader.done_bytes, None)
         advance(reader.done_bytes, None)
         report = ImportReport(**asdict(loaded))
@@ -208,12 +208,12 @@ async def copy(
         Undecodable: A row can't be moved; the message names it.
         DatabaseError: A database can't be read or written.
     """
-    selection, conflict = Selection.of(prefix, plugin, project, name), _existing(existing)
+    selection, conflict = Selection.of(prefix, plugin, project, name), check_existing(existing)
     async with opened(source) as origin, opened(target, make=True) as goal, origin.snapshot() as snapshot:
         loaded, total = Loaded(), await count(snapshot, selection) if progress else None
         with stage(progress, "copying", total) as advance:
             async for rows in _slices(rows_of(snapshot, selection)):
-                await _load(goal, rows, snapshot.version, conflict, loaded, is_copy=True)
+                await load(goal, rows, snapshot.version, conflict, loaded, is_copy=True)
                 advance(loaded.all, None)
         async with goal.snapshot() as arrived:
             with stage(progress, "comparing", total) as advance:
@@ -300,7 +300,7 @@ def _bytes(space: Space, row: Record) -> bytes:
     return head.encode() + key + row.value
 
 
-async def _load(
+async def load(
     target: Maintenance, rows: Slice, version: int, existing: Existing, loaded: Loaded, *, is_copy: bool = False
 ) -> None:
     """Store rows in one commit, and count what they met; `version` is that of the database they come from."""
@@ -316,7 +316,7 @@ async def _load(
         ) from None
 
 
-def _existing(name: str) -> Existing:
+def check_existing(name: str) -> Existing:
     try:
         return Existing(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The commands that move entries between files and databases: `export`, `import`, `copy`."""
+"""The commands that move entries between files and databases: `export`, `import`, `import-from`, `copy`."""
 
 import sys
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 from keyloft import admin
-from keyloft.cli.database import NamedDatabase
+from keyloft.cli.database import NamedDatabase, TupleDatabase
 from keyloft.cli.options import Commands, Options, Output, argument, flag, option
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import counted, is_for_people, remark
@@ -37,9 +37,13 @@ class Incoming(PartOptions, frozen=True, kw_only=True):
 
     def arguments(self) -> dict[str, Any]:
         """As the functions of `keyloft.admin` take them."""
-        if self.keep and self.replace:
-            raise InvalidArgument("--keep and --replace exclude each other")
-        return {**super().arguments(), "existing": "keep" if self.keep else "replace" if self.replace else "refuse"}
+        return {**super().arguments(), "existing": _existing(keep=self.keep, replace=self.replace)}
+
+
+def _existing(*, keep: bool, replace: bool) -> str:
+    if keep and replace:
+        raise InvalidArgument("--keep and --replace exclude each other")
+    return "keep" if keep else "replace" if replace else "refuse"
 
 
 def export(
@@ -94,6 +98,45 @@ def import_(
     out.show_report(report, f"{_stored(report)} in {database.shown}")
 
 
+def import_from(
+    kind: Annotated[admin.ForeignStore, argument("KIND", "diskcache, sqlitedict or shelve.")],
+    source: Annotated[str, argument("PATH", "A folder of diskcache, a file of sqlitedict, or a name for shelve.open.")],
+    *,
+    prefix: Annotated[str, option("PREFIX", "Stands before every key, as in cache.")] = "",
+    table: Annotated[str | None, option("TABLE", "Of a sqlitedict, if its file has several.")] = None,
+    trust: Annotated[bool, flag("--trust", "Read pickles: you trust all who could write them.")] = False,
+    keep: Annotated[bool, flag("--keep", "Leave entries that are stored already as they are.")] = False,
+    replace: Annotated[bool, flag("--replace", "Replace entries that are stored already.")] = False,
+    out: Output,
+    database: TupleDatabase,
+) -> None:
+    """Store what another store keeps in files, with its expiries; exit code 1 if some of it can't be stored.
+
+    Texts, numbers, bytes and JSON are imported. Loading a pickle can run any code that its writer chose
+    (CVE-2025-69872), so pickles are refused without --trust, and such that name a class even then.
+
+    Example: keyloft import-from diskcache /var/cache/app --prefix cache
+    """
+    chosen: dict[str, Any] = {"prefix": key_text.read_prefix(prefix), "name": database.name, "table": table}
+    chosen |= {"trust": trust, "existing": _existing(keep=keep, replace=replace)}
+
+    def show(report: admin.ImportFromReport) -> None:
+        left_out = {"expired": report.expired, "refused": report.refused}
+        others = "".join([f", {number:,} {what}" for what, number in left_out.items() if number])
+        out.show_report(report, f"{_stored(report)}{others} in {database.shown}")
+        if out.is_for_people:
+            for refusal in report.refusals:
+                remark(refusal)
+
+    try:
+        with _explain_stop():
+            show(with_progress(admin.import_from, kind, source, database.url(make=True), **chosen))
+    except TransferFailed as error:
+        if isinstance(error.result, admin.ImportFromReport):
+            show(error.result)
+        raise
+
+
 def copy(
     source: Annotated[str, argument("FROM", "A path, sqlite:///…, postgresql://… or etcd://…")],
     target: Annotated[str, argument("TO", "The same; it is made if need be.")],
@@ -141,4 +184,4 @@ def _explain_stop(what: str = "What is stored stays stored; the same command goe
         raise
 
 
-COMMANDS: Final[Commands] = (export, import_, copy)
+COMMANDS: Final[Commands] = (export, import_, import_from, copy)

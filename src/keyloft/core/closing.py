@@ -1,4 +1,4 @@
-"""What every class that must be closed has in common: `async with` closes it."""
+"""What every class that must be closed has in common: `async with`, or `with`, closes it."""
 
 from typing import Self
 
@@ -13,4 +13,17 @@ class AsyncClosing:
         await self.aclose()
 
     async def aclose(self) -> None:
+        raise NotImplementedError
+
+
+class SyncClosing:
+    """Closed by `close`, or at the end of a `with`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         raise NotImplementedError

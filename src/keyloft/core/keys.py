@@ -186,7 +186,7 @@ def _encode_part(part: object) -> bytes:
     if isinstance(part, str):
         return b"\x02%b\x00" % part.encode().replace(b"\x00", b"\x00\xff")
     if isinstance(part, int):
-        return _encode_int(part)
+        return encode_int(part)
     if isinstance(part, bytes):
         return b"\x01%b\x00" % part.replace(b"\x00", b"\x00\xff")
     if isinstance(part, float):
@@ -196,7 +196,8 @@ def _encode_part(part: object) -> bytes:
     raise InvalidKeyType(f"{kind}; expected a str, an int, a float, a bool or bytes")
 
 
-def _encode_int(number: int) -> bytes:
+def encode_int(number: int) -> bytes:
+    """The bytes of an int as a part of a key."""
     magnitude = abs(number)
     size = (magnitude.bit_length() + 7) // 8
     if size > limits.KEY_INT_BYTES:
@@ -225,3 +226,7 @@ def _decode_float(data: bytes) -> float:
     [bits] = _BITS.unpack(data)
     number: float = _DOUBLE.unpack(_BITS.pack(bits ^ (_SIGN if bits & _SIGN else _ALL_BITS)))[0]
     return number
+
+
+VERSION_BYTES: Final = len(encode_int(limits.LAST_VERSION))
+"""The most bytes that a version takes in a key."""

@@ -10,6 +10,8 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
+from keyloft.core import keys
+
 Key: TypeAlias = Any
 """A key as the engine orders it; all keys of a space are of one type."""
 
@@ -286,7 +288,8 @@ class Set(AtKey, frozen=True, gc=False):
 class Append(AtKey, frozen=True, gc=False):
     """Store a value under a key that contains the commit's version, so that entries sort in the order of their commits.
 
-    The key is `key`, the version as 8 bytes, and `suffix`, by which several Appends of one batch differ.
+    The key is `key`, the version, and `suffix`, by which several Appends of one batch differ. The version is an int as
+    tuple keys have it; in the space SEMANTIC it is 8 bytes.
     """
 
     value: bytes
@@ -297,13 +300,13 @@ class Append(AtKey, frozen=True, gc=False):
 
     def at(self, version: int) -> Set:
         """The Set that stores it if the batch is committed as this version."""
-        key = appended_key(self.key, version, self.suffix)
+        key = appended_key(self.space, self.key, version, self.suffix)
         return Set(self.space, key, self.value, self.encoding, self.expire_in, self.expire_at)
 
 
-def appended_key(key: bytes, version: int, suffix: bytes = b"") -> bytes:
+def appended_key(space: Space, key: bytes, version: int, suffix: bytes = b"") -> bytes:
     """The key under which an Append of a version is stored."""
-    return key + version.to_bytes(8) + suffix
+    return key + (keys.encode_int(version) if space is Space.TUPLES else version.to_bytes(8)) + suffix
 
 
 class Delete(AtKey, frozen=True, gc=False):

@@ -60,10 +60,14 @@ async def sweep(
         last = done.version
 
 
-async def sweep_regularly(sweep_once: Callable[[], Awaitable[int]], seconds: float) -> None:
+async def sweep_regularly(
+    sweep_once: Callable[[], Awaitable[int]],
+    seconds: float,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> None:
     """Sweep at regular intervals until the engine closes; errors are logged."""
     while True:
-        await asyncio.sleep(seconds)
+        await sleep(seconds)
         try:
             removed = await sweep_once()
         except (Closed, ReadOnly):

@@ -9,7 +9,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -56,6 +56,7 @@ JSON, BYTES, COUNTER = Encoding.JSON, Encoding.BYTES, Encoding.U64
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
+_MUCH = limits.GC_PAUSE_BYTES
 _long_digits = re.compile(rb"[0-9]{600}").search
 
 
@@ -73,11 +74,27 @@ def encode(value: object, limit: int) -> tuple[bytes, Encoding]:
             data, encoding = pack_counter(value), COUNTER
         else:
             data, encoding = encode_json(value, limit), JSON
-        if len(data) > limit:
-            raise ValueTooLarge(len(data), limit)
     except ValueTooLarge as error:
-        raise ValueTooLarge(error.size, limit, f"{error}; max_value_bytes in keyloft.open sets the limit") from None
+        raise _too_large(error) from None
+    if len(data) > limit:
+        raise _too_large(ValueTooLarge(len(data), limit))
     return data, encoding
+
+
+def check_json(data: bytes, limit: int) -> None:
+    """Refuse the JSON of a value that is too large, or nests too deep.
+
+    Raises:
+        InvalidValue: It does one of both.
+    """
+    if len(data) > limit:
+        raise _too_large(ValueTooLarge(len(data), limit))
+    if len(data) > 2 * limits.VALUE_DEPTH and json_text.is_deeper(data, limits.VALUE_DEPTH):
+        raise _too_deep(limits.VALUE_DEPTH)
+
+
+def _too_large(error: ValueTooLarge) -> ValueTooLarge:
+    return ValueTooLarge(error.size, error.limit, f"{error}; max_value_bytes in keyloft.open sets the limit")
 
 
 def decode(data: bytes, encoding: int) -> Any:
@@ -109,7 +126,7 @@ def encode_json(value: object, limit: int, most_levels: int = limits.VALUE_DEPTH
     """
     try:
         data = _to_json(value)
-        faithful = _from_json(data) == value
+        faithful = (_from_json(data) if len(data) < _MUCH else read_json(_from_json, data)) == value
     except Exception:  # a value's own __eq__ may raise anything
         faithful = False
     if not faithful:
@@ -127,7 +144,7 @@ def decode_json(data: bytes) -> Any:
         Undecodable: It is not JSON.
     """
     try:
-        return _from_json(data)
+        return _from_json(data) if len(data) < _MUCH else read_json(_from_json, data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass
     try:
@@ -139,6 +156,14 @@ def decode_json(data: bytes) -> Any:
     except (msgspec.MsgspecError, ValueError):
         reason = "is not JSON"
     raise Undecodable(f"a stored value of {len(data):,} bytes {reason}")
+
+
+def read_json(read: Callable[[bytes], Any], data: bytes) -> Any:
+    """What a reader makes of JSON; of much of it without the garbage collector, which would take twice the time."""
+    if len(data) < _MUCH:
+        return read(data)
+    with json_text.collecting_no_garbage(data):
+        return read(data)
 
 
 def _from_json_with_long_ints(data: bytes) -> Any:
@@ -236,8 +261,9 @@ def _plain_scalar(value: object, around: list[_Container], ints: "_LongInts") ->
         return float(value)
     raise InvalidValueType(
         f"{_path(around)}: the type {type(value).__name__} would not be read back equal; JSON has None, bool, int, "
-        "float, str, list, and dict with str keys; store a datetime as .isoformat(), a set as a list, a dataclass as "
-        "dataclasses.asdict(…), and bytes or a U64 only as a whole value of the tuple store"
+        "float, str, list, and dict with str keys; the tuple store takes a dataclass or another typed class, with "
+        "datetimes, sets and bytes in it, by set(key, value, type=…); else store a datetime as .isoformat(), a set as "
+        "a list, and bytes or a U64 only as a whole value of the tuple store"
     )
 
 

@@ -12,6 +12,7 @@ from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.log_checks import LogChecker
 from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import LIBRARY_VERSION as SQLITE_VERSION
 from keyloft.engines.sqlite.file import SqliteFile
@@ -25,8 +26,10 @@ __all__ = [
     "LogChecker",
     "find_primary",
     "inspect_database",
+    "open_blocking_engine",
     "open_engine",
     "open_maintenance",
+    "opens_on_this_thread",
 ]
 
 
@@ -59,8 +62,7 @@ async def open_engine(
         InvalidArgument: `url`, `durability`, `sync`, `reads` or `max_lag` is wrong.
         DatabaseError: The database can't be opened; the message says why.
     """
-    if durability not in ("full", "relaxed"):
-        raise InvalidArgument('durability: expected "full" or "relaxed"')
+    _check_durability(durability)
     if sync not in ("auto", "thread"):
         raise InvalidArgument('sync: expected "auto" or "thread"')
     check_reads(reads, max_lag)
@@ -82,6 +84,31 @@ async def open_engine(
         return MemoryEngine(clock or SystemClock(), history)
     file = SqliteFile(database.path, durability, sync, cache_mib=cache_mib, read_only=database.read_only)
     return await SqliteEngine.open(file, clock or SystemClock(), history)
+
+
+def opens_on_this_thread(database: DatabaseUrl) -> bool:
+    """Whether there is an engine for this database whose coroutines never suspend."""
+    return database.postgres is None and database.etcd is None
+
+
+def open_blocking_engine(
+    database: DatabaseUrl, clock: Clock | None = None, *, durability: str = "full", history: KeptHistory | None = None
+) -> BlockingSqliteEngine:
+    """Open an engine for threads, on a file or in memory: its coroutines never suspend.
+
+    Raises:
+        InvalidArgument: `durability` is wrong.
+        DatabaseError: The file can't be opened; the message says why.
+    """
+    _check_durability(durability)
+    path = ":memory:" if database.is_in_memory else database.path
+    file = SqliteFile(path, durability, read_only=database.read_only)
+    return BlockingSqliteEngine(file, clock or SystemClock(), history)
+
+
+def _check_durability(durability: str) -> None:
+    if durability not in ("full", "relaxed"):
+        raise InvalidArgument('durability: expected "full" or "relaxed"')
 
 
 async def open_maintenance(

@@ -131,7 +131,7 @@ def unpack(base: int, at: int, part: bytes) -> list[LoggedChange]:
 def _change(base: int, at: int, offset: int, space: int, kind: int, key: Any, *suffix: bytes) -> LoggedChange:
     version = base + offset
     if suffix:
-        key = appended_key(key, version, *suffix)
+        key = appended_key(_SPACES[space], key, version, *suffix)
     elif type(key) is list:
         key = tuple(key)
     return LoggedChange(version, _SPACES[space], key, _KINDS[kind], at)

@@ -1,30 +1,23 @@
 """Checks that an engine may be used: that it is open, in its event loop, and in the process that opened it."""
 
 import asyncio
-import os
-import weakref
 from abc import ABC, abstractmethod
 
 from keyloft.core.health import ServerHealth
+from keyloft.core.process import ProcessBound
 from keyloft.errors import CLOSED, Closed, WrongLoop
 
 
-class ClosableEngine(ABC):
+class ClosableEngine(ProcessBound, ABC):
     """The part of an engine that refuses callers who may not use it, and closes it once."""
 
     reads_at_once = False
     """As `Engine` describes it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
         self._closing: asyncio.Task[None] | None = None
-        self.refusal: str | None = None
-        """Why the engine can't be used any more."""
-        _engines.add(self)
-
-    @property
-    def is_closed(self) -> bool:
-        return self.refusal is not None
 
     def check_usable(self) -> None:
         """Refuse a caller that may not use the engine.
@@ -55,16 +48,3 @@ class ClosableEngine(ABC):
 
     @abstractmethod
     async def _close(self) -> None: ...
-
-
-_engines: "weakref.WeakSet[ClosableEngine]" = weakref.WeakSet()
-
-
-def _forget_after_fork() -> None:
-    """Two processes must not share a connection: its locks would not hold, and replies would reach the wrong one."""
-    for engine in _engines:
-        engine.refusal = "this store was opened before a fork: open it again in this process"
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,7 +1,6 @@
 """Keeps everything in memory: for caches, for tests, and as the plainest example of an engine."""
 
 import asyncio
-import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,12 +34,11 @@ from keyloft.engines.commit.batcher import Batcher
 from keyloft.engines.commit.long_batches import GatheredVerdict, divided, is_long
 from keyloft.engines.commit.outcomes import committed
 from keyloft.engines.commit.settle import PutRow, SetExpiry, Write, deciding, settle
+from keyloft.engines.commit.submitted import WRITTEN, report
 from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.sorted_items import SortedItems
 from keyloft.engines.watches.feed import ChangeFeed, Start
 from keyloft.errors import Closed, DatabaseError, KeyloftError
-
-logger = logging.getLogger(__name__)
 
 
 class MemoryEngine:
@@ -97,8 +95,8 @@ class MemoryEngine:
         self._check_open()
         if self._must_wait(batch):
             return self._batcher.submit(batch, done)
-        asyncio.get_running_loop().call_soon(_report, done, self._commit(batch))
-        return _Written()
+        asyncio.get_running_loop().call_soon(report, done, self._commit(batch))
+        return WRITTEN
 
     def watch(self, *asks: records.Get | records.Scan, since: int | None = None) -> Watch:
         self._check_open()
@@ -232,20 +230,6 @@ class MemoryEngine:
             sizes.setdefault(record.key[0], []).extend([len(record.value)] if record.is_alive(now) else [])
         used = [records.Used(plugin, len(some), sum(some)) for plugin, some in sizes.items()]
         return records.UsageSlice(used, found[-1].key if len(found) == ask.limit else None, self._version)
-
-
-def _report(done: Callable[[Verdict], None], verdict: Verdict) -> None:
-    try:
-        done(verdict)
-    except Exception:
-        logger.exception("a callback for the outcome of a write failed")
-
-
-class _Written:
-    """A batch that was written as it was submitted."""
-
-    def withdraw(self) -> bool:
-        return False
 
 
 class _LogRow(Struct, frozen=True, gc=False):

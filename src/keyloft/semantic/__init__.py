@@ -4,6 +4,7 @@
     entry = await store.put(key, value, expected_version=0, writer="agent:directive", semantics=Semantics("cursor"))
     async with store.lock(key, writer="agent:directive") as lock: ...
     async with SemanticService(nats, store): ...  # serves it on db.semantic.<tenant>.<project>.<operation>
+    SyncSemanticStore(kv)                         # the same without await, on what keyloft.open_sync returns
     client = await SemanticClient.connect("nats://…", tenant="acme", project="web")
 
 Reads return an `Envelope`; `VersionConflict` has the stored entry, if it is not the expected one.
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from keyloft.nats.events import Event
     from keyloft.semantic.client import SemanticClient
     from keyloft.semantic.service import SemanticService
+    from keyloft.semantic.sync.helpers import SyncLock
+    from keyloft.semantic.sync.store import SyncSemanticStore
 
 __all__ = [
     "Alert",
@@ -58,6 +61,8 @@ __all__ = [
     "Semantics",
     "Signals",
     "StaleFence",
+    "SyncLock",
+    "SyncSemanticStore",
     "VersionConflict",
     "WriteRequest",
     "key_of",
@@ -71,4 +76,6 @@ __getattr__ = loader(
     Login="keyloft.nats.connection",
     SemanticClient="keyloft.semantic.client",
     SemanticService="keyloft.semantic.service",
+    SyncLock="keyloft.semantic.sync.helpers",
+    SyncSemanticStore="keyloft.semantic.sync.store",
 )

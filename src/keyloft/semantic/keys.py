@@ -76,7 +76,7 @@ class Project(Struct, frozen=True):
 
     def fence(self, token: int) -> bytes:
         """The row that names the lock of a fencing token."""
-        return appended_key(self.fences, token)
+        return appended_key(SPACE, self.fences, token)
 
     def fence_of(self, row: bytes) -> int:
         """The fencing token that a row of `fence` names."""

@@ -1,17 +1,35 @@
 """Atomic writes: all of them are committed if all checks hold, none of them otherwise."""
 
-from datetime import timedelta
+from collections import Counter
+from datetime import datetime, timedelta
 from typing import Any, overload
 
 from msgspec import Struct
 
 from keyloft import limits
-from keyloft.core import keys, values
+from keyloft.core import keys
 from keyloft.core.engine import Engine
-from keyloft.core.keys import KeyLike
-from keyloft.core.records import Batch, Check, Committed, Delete, Max, Min, Mutation, Set, Space, Sum, Touch
-from keyloft.errors import CounterOutOfRange, InvalidArgument, InvalidValueType, NotACounter
-from keyloft.tuples.entries import Entry, entry_of, milliseconds
+from keyloft.core.keys import KeyLike, TupleKey
+from keyloft.core.records import (
+    Append,
+    Batch,
+    Check,
+    Committed,
+    Conflict,
+    CounterOperation,
+    Delete,
+    Max,
+    Min,
+    Mutation,
+    Set,
+    Space,
+    Sum,
+    Touch,
+)
+from keyloft.errors import CounterOutOfRange, InvalidArgument, InvalidValueType, KeyTooLarge, NotACounter
+from keyloft.tuples import typed
+from keyloft.tuples.entries import Entry, entry_of
+from keyloft.tuples.expiries import UNSET, expiry, new_expiry
 
 _MISSING: Any = object()
 
@@ -21,6 +39,10 @@ class CommitResult(Struct, frozen=True):
 
     versionstamp: int | None
     conflicts: tuple[Entry, ...] = ()
+    values: tuple[int | None, ...] = ()
+    """For each write, in order, the new number of a sum, min or max; None for others. Empty if nothing was written."""
+    appended: tuple[TupleKey, ...] = ()
+    """The keys that `append` has made, in order; each has the versionstamp in it."""
 
     @property
     def ok(self) -> bool:
@@ -45,6 +67,10 @@ class Atomic:
         self._max_value_bytes = max_value_bytes
         self._checks: list[Check] = []
         self._mutations: list[Mutation] = []
+        self._appends = Counter[bytes]()
+        """How many values are appended to each prefix."""
+        self._appended: list[tuple[TupleKey, TupleKey]] = []
+        """What stands before and after the versionstamp in each of their keys."""
 
     @overload
     def check(self, entry: Entry, /) -> "Atomic": ...
@@ -64,34 +90,100 @@ class Atomic:
         self._checks.append(Check(Space.TUPLES, keys.encode(key), versionstamp))
         return self
 
-    def set(self, key: KeyLike, value: object, *, expire_in: float | timedelta | None = None) -> "Atomic":
-        """Store a value; without `expire_in` it never expires."""
-        data, encoding = values.encode(value, self._max_value_bytes)
-        return self._add(Set(Space.TUPLES, keys.encode(key), data, encoding, milliseconds(expire_in)))
+    def set(
+        self,
+        key: KeyLike,
+        value: object,
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> "Atomic":
+        """Store a value; without `expire_in` or `expire_at` it never expires."""
+        data, encoding = typed.encode(value, type, self._max_value_bytes)
+        return self._add(Set(Space.TUPLES, keys.encode(key), data, encoding, *expiry(expire_in, expire_at)))
+
+    def append(
+        self,
+        prefix: KeyLike,
+        value: object,
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> "Atomic":
+        """Store a value under a new key, `(*prefix, versionstamp)`: entries of all writers sort as they were committed.
+
+        Further values that the same atomic appends to a prefix have the keys `(*prefix, versionstamp, 1)`, then 2, and
+        so on. `appended` of the result has the keys.
+
+        Example:
+            done = await kv.atomic().append(("log",), {"event": "login"}).commit()
+            [key] = done.appended                     # ("log", done.versionstamp)
+        """
+        before = keys.encode_prefix(prefix)
+        number = self._appends[before]
+        after = (number,) if number else ()
+        suffix = keys.encode_prefix(after)
+        size = len(before) + keys.VERSION_BYTES + len(suffix)
+        if size > limits.KEY_BYTES:
+            raise KeyTooLarge(
+                f"prefix: {size:,} bytes encoded with a versionstamp, and the limit is {limits.KEY_BYTES:,}; shorten it"
+            )
+        data, encoding = typed.encode(value, type, self._max_value_bytes)
+        relative, moment = expiry(expire_in, expire_at)
+        self._appends[before] += 1
+        self._appended.append((tuple(prefix), after))
+        return self._add(Append(Space.TUPLES, before, data, encoding, relative, suffix, moment))
 
     def delete(self, key: KeyLike) -> "Atomic":
         """Remove an entry, if there is one."""
         return self._add(Delete(Space.TUPLES, keys.encode(key)))
 
-    def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> "Atomic":
-        """Give an entry another expiry, or with None no expiry; nothing happens where there is none."""
-        return self._add(Touch(Space.TUPLES, keys.encode(key), milliseconds(expire_in)))
+    def touch(
+        self, key: KeyLike, *, expire_in: float | timedelta | None = UNSET, expire_at: datetime | None = None
+    ) -> "Atomic":
+        """Give an entry another expiry, or with `expire_in=None` no expiry; nothing happens where there is none."""
+        return self._add(Touch(Space.TUPLES, keys.encode(key), *new_expiry(expire_in, expire_at)))
 
-    def sum(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "Atomic":
+    def sum(
+        self,
+        key: KeyLike,
+        operand: int,
+        *,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> "Atomic":
         """Add to a U64 counter, or subtract: the result wraps around at 0 and 2**64.
 
-        An absent counter begins at 0 and expires after `expire_in`; one that exists keeps the expiry it has.
+        An absent counter begins at 0 and expires as asked; one that exists keeps the expiry it has.
         """
-        number = _operand("sum", operand, lowest=-limits.U64_MAX)
-        return self._add(Sum(Space.TUPLES, keys.encode(key), number, milliseconds(expire_in)))
+        number = check_number("operand of sum", operand, -limits.U64_MAX)
+        return self._add(Sum(Space.TUPLES, keys.encode(key), number, *expiry(expire_in, expire_at)))
 
-    def min(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "Atomic":
+    def min(
+        self,
+        key: KeyLike,
+        operand: int,
+        *,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> "Atomic":
         """Lower a U64 counter to the operand; an absent one becomes the operand. Expiry as with `sum`."""
-        return self._add(Min(Space.TUPLES, keys.encode(key), _operand("min", operand), milliseconds(expire_in)))
+        number = check_number("operand of min", operand)
+        return self._add(Min(Space.TUPLES, keys.encode(key), number, *expiry(expire_in, expire_at)))
 
-    def max(self, key: KeyLike, operand: int, *, expire_in: float | timedelta | None = None) -> "Atomic":
+    def max(
+        self,
+        key: KeyLike,
+        operand: int,
+        *,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> "Atomic":
         """Raise a U64 counter to the operand; an absent one becomes the operand. Expiry as with `sum`."""
-        return self._add(Max(Space.TUPLES, keys.encode(key), _operand("max", operand), milliseconds(expire_in)))
+        number = check_number("operand of max", operand)
+        return self._add(Max(Space.TUPLES, keys.encode(key), number, *expiry(expire_in, expire_at)))
 
     async def commit(self) -> CommitResult:
         """Write all of it, or nothing: then `ok` is False, and `conflicts` are the entries at the failed checks.
@@ -101,13 +193,12 @@ class Atomic:
         Raises:
             NotACounter: A sum, min or max met a value that is not a U64; nothing was written.
         """
-        batch = Batch(tuple(self._mutations), tuple(self._checks))
-        try:
-            outcome = await self._engine.commit(batch)
-        except (NotACounter, CounterOutOfRange) as error:
-            raise error.at(keys.decode(error.key)) from None
+        outcome = await commit(self._engine, Batch(tuple(self._mutations), tuple(self._checks)))
         if isinstance(outcome, Committed):
-            return CommitResult(outcome.version)
+            numbers = iter(outcome.values)
+            new = [next(numbers) if isinstance(each, CounterOperation) else None for each in self._mutations]
+            appended = [(*before, outcome.version, *after) for before, after in self._appended]
+            return CommitResult(outcome.version, (), tuple(new), tuple(appended))
         conflicts = [entry_of(keys.decode(failed.check.key), failed.current) for failed in outcome.failed]
         return CommitResult(None, tuple(conflicts))
 
@@ -116,9 +207,23 @@ class Atomic:
         return self
 
 
-def _operand(operation: str, operand: int, lowest: int = 0) -> int:
-    if isinstance(operand, bool) or not isinstance(operand, int):
-        raise InvalidValueType(f"operand of {operation}: expected an int, got {type(operand).__name__}")
-    if not lowest <= operand <= limits.U64_MAX:
-        raise InvalidArgument(f"operand of {operation}: expected an int from {lowest} to {limits.U64_MAX}")
-    return int(operand)
+async def commit(engine: Engine, batch: Batch) -> Committed | Conflict:
+    """Commit a batch; errors name keys as callers write them."""
+    try:
+        return await engine.commit(batch)
+    except (NotACounter, CounterOutOfRange) as error:
+        raise error.at(keys.decode(error.key)) from None
+
+
+def check_number(name: str, number: int, lowest: int = 0) -> int:
+    """The number that a caller counts with.
+
+    Raises:
+        InvalidValueType: It is not an int.
+        InvalidArgument: It is out of range.
+    """
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InvalidValueType(f"{name}: expected an int, got {type(number).__name__}")
+    if not lowest <= number <= limits.U64_MAX:
+        raise InvalidArgument(f"{name}: expected an int from {lowest} to {limits.U64_MAX}")
+    return int(number)

@@ -4,17 +4,24 @@ import functools
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from operator import length_hint
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from msgspec import Struct, to_builtins
 
-from keyloft import limits
 from keyloft.core import keys, values
 from keyloft.core.keys import TupleKey
 from keyloft.core.records import Page, Record
-from keyloft.errors import InvalidArgument, Undecodable
+from keyloft.errors import Undecodable, WrongType
+from keyloft.tuples.typed import Codec
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)  # `Entry` alone is `Entry[Any]`
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EXACT_MILLISECONDS = 2**33 * 1000
@@ -27,14 +34,16 @@ _IN_JSON = {"key": list[Any], "value": Any, "versionstamp": int | None, "expires
 
 
 # A Struct is created in an eighth of the time that a frozen dataclass takes (`scripts/bench embedded`, row «list»).
-class Entry(Struct, frozen=True, gc=False):
+class Entry(Struct, Generic[T], frozen=True, gc=False):
     """What is stored at a key: its value, version and expiry; or, where nothing is stored, the key alone.
+
+    `Entry[User]` is one that was read with `type=User`; where nothing is stored, its value is the default all the same.
 
     FastAPI and pydantic write it as `asdict` returns it; for `json`: `json.dumps(entries, default=Entry.asdict)`.
     """
 
     key: TupleKey
-    value: Any = None
+    value: T = None  # type: ignore[assignment]
     versionstamp: int | None = None
     expires_at: datetime | None = None
 
@@ -82,16 +91,23 @@ def _pydantic_serializer() -> Any:
     return TypeAdapter(Entry).serializer
 
 
-def entry_of(key: TupleKey, record: Record | None) -> Entry:
-    """The entry at a key, decoded."""
+def entry_of(key: TupleKey, record: Record | None, codec: Codec | None = None, default: Any = None) -> Entry:
+    """The entry at a key, decoded; where nothing is stored, one with the default for its value."""
     if record is None:
-        return Entry(key)
+        return Entry(key, default)
     due = record.expires_at
     try:
-        value = values.decode(record.value, record.encoding) if record.encoding else values.decode_json(record.value)
+        if codec is not None:
+            value = codec.decode(record.value, record.encoding)
+        else:
+            value = (
+                values.decode(record.value, record.encoding) if record.encoding else values.decode_json(record.value)
+            )
         if due is None:
             return Entry(key, value, record.version)
         return Entry(key, value, record.version, _expiry_times.get(due) or _expiry_time(due))
+    except WrongType as error:
+        raise WrongType(f"the entry at {key!r} {error}") from None
     except (Undecodable, OverflowError, TypeError) as error:
         raise Undecodable(f"the entry at {key!r} is damaged: {error}") from error
 
@@ -106,16 +122,17 @@ def _expiry_time(due: int) -> datetime:
     return moment
 
 
-def entries_of(page: Page) -> Iterator[Entry]:
+def entries_of(page: Page, codec: Codec | None = None) -> Iterator[Entry]:
     """The entries of a page of records; a damaged one raises in its position, and the iteration can continue."""
+    decode_many = values.decode_json_many if codec is None else codec.decode_json_many
     try:
         found = keys.decode_many(page.keys)
         # Most pages hold only JSON without an expiry: one map call decodes them (`scripts/bench embedded`, row «list»).
         if not any(page.encodings) and not any(page.expiries):
-            return iter(list(map(Entry, found, values.decode_json_many(page.values), page.versions)))
-        return iter(list(map(entry_of, found, page)))
+            return iter(list(map(Entry, found, decode_many(page.values), page.versions)))
+        return iter([entry_of(key, record, codec) for key, record in zip(found, page, strict=True)])
     except (Undecodable, TypeError, RecursionError):
-        return _OneByOne(page, lambda record: entry_of(keys.decode(record.key), record))
+        return _OneByOne(page, lambda record: entry_of(keys.decode(record.key), record, codec))
 
 
 def keys_of(page: Page) -> Iterator[TupleKey]:
@@ -138,23 +155,3 @@ class _OneByOne(Iterator[T]):
 
     def __length_hint__(self) -> int:
         return length_hint(self._left)
-
-
-def milliseconds(expire_in: float | timedelta | None) -> int | None:
-    """The `expire_in` of a caller in whole milliseconds, rounded up.
-
-    Raises:
-        InvalidArgument: It is not positive, or longer than a thousand years.
-    """
-    if expire_in is None:
-        return None
-    if isinstance(expire_in, bool) or not isinstance(expire_in, (int, float, timedelta)):
-        raise InvalidArgument(f"expire_in: expected seconds or a timedelta, got {type(expire_in).__name__}")
-    seconds = expire_in.total_seconds() if isinstance(expire_in, timedelta) else expire_in
-    if not 0 < seconds <= limits.LONGEST_EXPIRY_SECONDS:
-        raise InvalidArgument(
-            f"expire_in: expected more than 0 and at most {limits.LONGEST_EXPIRY_SECONDS:,} seconds; "
-            "None is for an entry that never expires"
-        )
-    # Rounded first: 0.1 s is not 100.00000000000001 ms.
-    return max(1, -int(-round(seconds * 1000, 6) // 1))

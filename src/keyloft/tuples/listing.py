@@ -60,10 +60,15 @@ class Listing(LazyList[T]):
         return EntryList(items, self._selector.cursor_after(page.keys[-1]) if page else self._selector.cursor)
 
     async def __aiter__(self) -> AsyncIterator[T]:
+        async for items in self.pages():
+            for item in items:
+                yield item
+
+    async def pages(self) -> AsyncIterator[Iterator[T]]:
+        """The items page by page, from the beginning. One that can't be read raises in its position."""
         self._decoded(Page())
         async for page in self._begin():
-            for item in self._decoded(page):
-                yield item
+            yield self._decoded(page)
 
     def _decoded(self, page: Page) -> Iterator[T]:
         self._page, self._items = page, self._decode_page(page)

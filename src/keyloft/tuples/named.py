@@ -1,4 +1,4 @@
-"""Named tuple stores: several stores in one database, each below a name that its keys don't show.
+"""Stores within a store: named ones beside each other, and scoped ones below a prefix that their keys don't show.
 
 A named store's keys stand in the space of the tuples behind a byte that no tuple key begins with, so that the unnamed
 store never sees them. Its name costs nothing but those bytes: it is made by its first write.
@@ -14,7 +14,9 @@ from keyloft import limits
 from keyloft.core import keys
 from keyloft.core.engine import Engine, LogWatch, Submission, Verdict, Watch
 from keyloft.core.health import ServerHealth
+from keyloft.core.keys import KeyLike
 from keyloft.core.records import (
+    Append,
     Ask,
     Batch,
     Change,
@@ -31,7 +33,7 @@ from keyloft.core.records import (
     Space,
 )
 from keyloft.core.slices import free_in_slices, in_slices
-from keyloft.errors import CounterOutOfRange, InvalidArgument, NotACounter
+from keyloft.errors import CounterOutOfRange, InvalidArgument, KeyTooLarge, NotACounter
 
 Operation = TypeVar("Operation", bound=Check | Mutation)
 
@@ -51,33 +53,37 @@ def check_name(name: object) -> str:
     )
 
 
-class NamedEngine:
-    """An engine that shows the tuples of one named store, with keys that begin after the name."""
+class InnerEngine:
+    """An engine that shows those tuples of another whose encoded keys begin with some bytes, without these bytes."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
-        self.database = engine
+    def __init__(self, engine: Engine, before: bytes, shown: str) -> None:
+        self._engine = engine
+        self._before = before
+        self._location = shown
+
+    @property
+    def database(self) -> Engine:
         """The whole database; sweeping is done there, for all stores at once."""
-        self.name = name
-        self._before = keys.store_prefix(name)
+        return self._engine.database if isinstance(self._engine, InnerEngine) else self._engine
 
     @property
     def location(self) -> str:
-        return f"{self.database.location}, store {self.name}"
+        return f"{self._engine.location}, {self._location}"
 
     @property
     def is_closed(self) -> bool:
-        return self.database.is_closed
+        return self._engine.is_closed
 
     @property
     def reads_at_once(self) -> bool:
-        return self.database.reads_at_once
+        return self._engine.reads_at_once
 
     def health(self) -> ServerHealth | None:
-        return self.database.health()
+        return self._engine.health()
 
     async def read(self, *asks: Ask) -> list[Any]:
         inside = await in_slices(self._in_database, asks)
-        answers = await self.database.read(*inside)
+        answers = await self._engine.read(*inside)
         await free_in_slices(inside)
         shown = await in_slices(self._shown, answers)
         await free_in_slices(answers)
@@ -87,7 +93,7 @@ class NamedEngine:
         mutations = await in_slices(self._inside, batch.mutations)
         checks = await in_slices(self._inside, batch.checks)
         try:
-            return self._verdict(await self.database.commit(Batch(tuple(mutations), tuple(checks))))
+            return self._verdict(await self._engine.commit(Batch(tuple(mutations), tuple(checks))))
         except (NotACounter, CounterOutOfRange) as error:
             raise error.at(self._key(error.key)) from None
         finally:
@@ -102,16 +108,16 @@ class NamedEngine:
                 done(verdict if isinstance(verdict, Exception) else self._verdict(verdict))
 
         mutations, checks = map(self._inside, batch.mutations), map(self._inside, batch.checks)
-        return self.database.submit(Batch(tuple(mutations), tuple(checks)), report)
+        return self._engine.submit(Batch(tuple(mutations), tuple(checks)), report)
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
-        return _NamedWatch(self.database.watch(*map(self._in_database, asks), since=since), self._change)
+        return _InnerWatch(self._engine.watch(*map(self._in_database, asks), since=since), self._change)
 
     def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
-        raise NotImplementedError("the change log of a named store has the keys of the whole database")
+        raise NotImplementedError("the change log has the keys of the whole database")
 
     async def aclose(self) -> None:
-        await self.database.aclose()
+        await self._engine.aclose()
 
     def _in_database(self, ask: Any) -> Any:
         match ask:
@@ -151,8 +157,44 @@ class NamedEngine:
         return key[len(self._before) :]
 
 
-class _NamedWatch:
-    """A watch whose changes have keys that begin after the name."""
+class NamedEngine(InnerEngine):
+    """An engine that shows the tuples of one named store, with keys that begin after the name."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        super().__init__(engine, keys.store_prefix(name), f"store {name}")
+        self.name = name
+
+
+class ScopedEngine(InnerEngine):
+    """An engine that shows the tuples below a prefix. It does not close the one that it is made of."""
+
+    def __init__(self, engine: Engine, prefix: KeyLike) -> None:
+        super().__init__(engine, keys.encode_prefix(prefix), f"below {tuple(prefix)!r}")
+
+    async def aclose(self) -> None:
+        """Does nothing: the store that it was made of closes the database."""
+
+    def _inside(self, operation: Operation) -> Operation:
+        longer = keys.VERSION_BYTES + len(operation.suffix) if isinstance(operation, Append) else 0
+        self._check_length(operation.key, longer)
+        return super()._inside(operation)
+
+    def _in_database(self, ask: Any) -> Any:
+        if isinstance(ask, Get):
+            self._check_length(ask.key)
+        return super()._in_database(ask)
+
+    def _check_length(self, key: bytes, longer: int = 0) -> None:
+        size = len(self._before) + len(key) + longer
+        if size > limits.KEY_BYTES:
+            raise KeyTooLarge(
+                f"key: {size:,} bytes encoded with the prefix of the scoped store, and the limit is "
+                f"{limits.KEY_BYTES:,}; shorten one of them"
+            )
+
+
+class _InnerWatch:
+    """A watch whose changes have keys as an inner engine shows them."""
 
     def __init__(self, watch: Watch, show: Callable[[Change], Change]) -> None:
         self._watch = watch

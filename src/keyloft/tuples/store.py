@@ -1,45 +1,53 @@
 """The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
-from typing import TypeAlias, TypeVar
+from copy import deepcopy
+from datetime import datetime, timedelta
+from inspect import isawaitable
+from typing import Any, Final, TypeVar, overload
+
+from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core import keys, values
-from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine, shown, write
 from keyloft.core.keys import KeyLike, TupleKey, encode
-from keyloft.core.paging import Pages, PageSize
-from keyloft.core.records import Count, Delete, Get, Set, Space, Touch
+from keyloft.core.paging import Pages
+from keyloft.core.records import Add, Batch, Committed, Delete, Record, Set, Space, Touch
 from keyloft.core.slices import free_in_slices, in_slices
 from keyloft.core.sweeper import sweep, sweep_regularly
-from keyloft.errors import InvalidArgument, InvalidKeyType, InvalidValue
-from keyloft.tuples.atomic import Atomic
-from keyloft.tuples.entries import Entry, entries_of, entry_of, keys_of, milliseconds
-from keyloft.tuples.listing import Listing
-from keyloft.tuples.named import NamedEngine
+from keyloft.errors import InvalidArgument, InvalidValue
+from keyloft.tuples import typed
+from keyloft.tuples.atomic import Atomic, check_number, commit
+from keyloft.tuples.entries import Entry, entry_of
+from keyloft.tuples.expiries import UNSET, expiry, new_expiry
+from keyloft.tuples.named import InnerEngine, ScopedEngine
+from keyloft.tuples.reads import StoreReads, several
 from keyloft.tuples.selector import Selector
-from keyloft.tuples.watching import Watching
+from keyloft.tuples.updates import change
 
+D = TypeVar("D")
 K = TypeVar("K", bound=TupleKey)
+T = TypeVar("T")
 
 _TUPLES = Space.TUPLES
-# Inside Store, `list` is the method.
-Entries: TypeAlias = list[Entry]
+_NEVER: Final = (None, None)
 
 
-class Store(AsyncClosing):
-    """An open store. Get one from `keyloft.open`; close it with `aclose`, or use `async with`."""
+class Store(StoreReads):
+    """An open store. Get one from `keyloft.open`; close it with `aclose`, or use `async with`.
+
+    Wherever a `type` can be named, values are objects of it: a dataclass, a msgspec Struct, an attrs class, a
+    TypedDict, a pydantic model, or a type made of such. Of `expire_in` and `expire_at`, at most one is given.
+    """
 
     def __init__(
         self, engine: Engine, *, max_value_bytes: int = limits.VALUE_BYTES, sweep_every: float | None = None
     ) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self._max_value_bytes = max_value_bytes
-        self._page_size = PageSize()
-        self._key_page_size = PageSize()
         self._sweeper: asyncio.Task[None] | None = None
         if sweep_every is not None:
             self._sweeper = asyncio.create_task(sweep_regularly(self.sweep, sweep_every))
@@ -47,48 +55,57 @@ class Store(AsyncClosing):
     def __repr__(self) -> str:
         return f"<Store on {shown(self.engine)}>"
 
-    async def get(self, key: KeyLike) -> Entry:
-        """The entry at a key; `exists` is False where there is none."""
-        [record] = await self.engine.read(Get(_TUPLES, keys.encode(key)))
-        return entry_of(tuple(key), record)
+    async def set(
+        self,
+        key: KeyLike,
+        value: object,
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> int:
+        """Store a value and return its versionstamp; without `expire_in` or `expire_at` it never expires.
 
-    async def get_many(self, keys: Iterable[KeyLike]) -> Entries:
-        """The entries at several keys, in their order, all as of one moment."""
-        wanted = _several(keys)
-        if len(wanted) <= limits.SLICE_ITEMS:
-            found = await self.engine.read(*[Get(_TUPLES, encode(key)) for key in wanted])
-            return [entry_of(tuple(key), record) for key, record in zip(wanted, found, strict=True)]
-        asks = await in_slices(lambda key: Get(_TUPLES, encode(key)), wanted)
-        records = await self.engine.read(*asks)
-        await free_in_slices(asks)
-        entries = await in_slices(lambda key, record: entry_of(tuple(key), record), wanted, records)
-        await free_in_slices(records)
-        return entries
+        Example:
+            await kv.set(("users", "alice"), User("Alice"), type=User, expire_in=3600)
+        """
+        # Written out: a call more costs a set in memory a hundredth of its time.
+        size = self._max_value_bytes
+        data, encoding = values.encode(value, size) if type is None else typed.encode(value, type, size)
+        due = _NEVER if expire_in is None and expire_at is None else expiry(expire_in, expire_at)
+        return (await write(self.engine, Set(_TUPLES, keys.encode(key), data, encoding, *due))).version
 
-    async def set(self, key: KeyLike, value: object, *, expire_in: float | timedelta | None = None) -> int:
-        """Store a value and return its versionstamp; without `expire_in` it never expires."""
-        data, encoding = values.encode(value, self._max_value_bytes)
-        done = await write(self.engine, Set(_TUPLES, keys.encode(key), data, encoding, milliseconds(expire_in)))
-        return done.version
+    async def add(
+        self,
+        key: KeyLike,
+        value: object,
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> bool:
+        """Store a value only if there is none at the key; returns whether it was stored."""
+        new = self._set(key, value, type, expiry(expire_in, expire_at), if_absent=True)
+        return not (await write(self.engine, new)).found[0]
 
     async def set_many(
         self,
         entries: Mapping[K, object] | Iterable[tuple[KeyLike, object]],
         *,
+        type: Any = None,
         expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
     ) -> int:
         """Store several values, all or none, under one versionstamp, which is returned."""
         wanted, given = _columns(entries)
-        due = milliseconds(expire_in)
+        due = expiry(expire_in, expire_at)
 
         def encoded(key: KeyLike, value: object) -> Set:
-            at = keys.encode(key)
             try:
-                data, encoding = values.encode(value, self._max_value_bytes)
+                return self._set(key, value, type, due)
             except InvalidValue as error:
                 error.add_note(f"this is the value for {key!r}; nothing was written")
                 raise
-            return Set(_TUPLES, at, data, encoding, due)
 
         sets = await in_slices(encoded, wanted, given)
         version = (await write(self.engine, *sets)).version
@@ -101,62 +118,139 @@ class Store(AsyncClosing):
 
     async def delete_many(self, keys: Iterable[KeyLike]) -> int:
         """Remove several entries, all or none; returns how many there were."""
-        deletes = await in_slices(lambda key: Delete(_TUPLES, encode(key)), _several(keys))
+        deletes = await in_slices(lambda key: Delete(_TUPLES, encode(key)), several(keys))
         found = sum((await write(self.engine, *deletes)).found)
         await free_in_slices(deletes)
         return found
 
-    async def touch(self, key: KeyLike, *, expire_in: float | timedelta | None) -> bool:
-        """Give an entry another expiry, or with None no expiry; its value and versionstamp stay.
+    @overload
+    async def pop(self, key: KeyLike, default: Any = None) -> Entry: ...
+    @overload
+    async def pop(self, key: KeyLike, *, type: type[T]) -> Entry[T]: ...
+    @overload
+    async def pop(self, key: KeyLike, default: D, *, type: type[T]) -> Entry[T | D]: ...
+    @overload
+    async def pop(self, key: KeyLike, default: Any = None, *, type: object) -> Entry: ...
+    async def pop(self, key: KeyLike, default: Any = None, *, type: Any = None) -> Entry:
+        """Remove an entry and return it; of several callers, one gets it. Without one, `exists` is False.
+
+        Raises:
+            VersionConflict: Other writers changed the entry a hundred times meanwhile.
+            WrongType: The value does not fit the type; the entry stays.
+        """
+        at, codec = keys.encode(key), typed.codec_or_none(type)
+
+        async def decide(record: Record | None) -> Delete | None:
+            entry_of(tuple(key), record, codec)  # an entry that can't be read stays
+            return None if record is None else Delete(_TUPLES, at)
+
+        record, _ = await change(self.engine, at, decide)
+        return entry_of(tuple(key), record, codec, default)
+
+    async def touch(
+        self, key: KeyLike, *, expire_in: float | timedelta | None = UNSET, expire_at: datetime | None = None
+    ) -> bool:
+        """Give an entry another expiry, or with `expire_in=None` no expiry; its value and versionstamp stay.
 
         Returns whether there was an entry.
         """
-        return (await write(self.engine, Touch(_TUPLES, keys.encode(key), milliseconds(expire_in)))).found[0]
+        touch = Touch(_TUPLES, keys.encode(key), *new_expiry(expire_in, expire_at))
+        return (await write(self.engine, touch)).found[0]
 
-    def list(
+    async def increment(
         self,
-        prefix: KeyLike | None = None,
+        key: KeyLike,
+        by: int = 1,
         *,
-        start: KeyLike | None = None,
-        end: KeyLike | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-        cursor: str | None = None,
-    ) -> "Listing[Entry]":
-        """The entries below a prefix, or from `start` up to but not including `end`, or both, in the order of keys.
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> int:
+        """Add to an integer, or subtract from it, and return the new one, from any number of tasks and processes.
 
-        Await it for a list, or iterate it: a long one is read page by page, each page consistent in itself.
+        An absent one begins at 0, as a JSON integer; it expires as asked. One that exists keeps its expiry, and a U64
+        stays one.
+
+        Raises:
+            NotACounter: Something else than an integer is stored.
+            CounterOutOfRange: A U64 would fall below 0 or rise above 2**64 - 1.
+        """
+        number = check_number("by", by, -limits.U64_MAX)
+        addition = Add(_TUPLES, keys.encode(key), number, *expiry(expire_in, expire_at))
+        done = await commit(self.engine, Batch((addition,)))
+        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
+        return done.values[0]
+
+    @overload
+    async def update(
+        self,
+        key: KeyLike,
+        fn: Callable[[Any], Any],
+        default: Any = None,
+        *,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> Entry: ...
+    @overload
+    async def update(
+        self,
+        key: KeyLike,
+        fn: Callable[[T], T | Awaitable[T]],
+        default: T = ...,
+        *,
+        type: type[T],
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> Entry[T]: ...
+    async def update(
+        self,
+        key: KeyLike,
+        fn: Callable[[Any], Any],
+        default: Any = None,
+        *,
+        type: Any = None,
+        expire_in: float | timedelta | None = None,
+        expire_at: datetime | None = None,
+    ) -> Entry:
+        """Read a value, change it, and store it, again if another writer was faster: no change is lost.
+
+        Args:
+            key: Of the entry.
+            fn: Called with the stored value, or a copy of the default; returns the new one, or awaits it. It may be
+                called several times.
+            default: For a key without an entry.
+            type: What the value is read and stored as.
+            expire_in: After so many seconds the entry is gone; without an expiry it keeps the one that it has.
+            expire_at: The same, as a moment.
+
+        Returns:
+            The entry as it was stored.
+
+        Raises:
+            VersionConflict: Other writers were faster a hundred times.
+            InvalidValue: What `fn` returned can't be stored.
 
         Example:
-            users = await kv.list(prefix=("users",), limit=10)
-            more = await kv.list(prefix=("users",), limit=10, cursor=users.cursor)
-            async for entry in kv.list(prefix=("users",)):
-                print(entry.key, entry.value)
+            await kv.update(("players",), lambda players: [*players, "alice"], default=[])
         """
-        selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, limit, entries_of, self._page_size)
+        at, due, codec = keys.encode(key), expiry(expire_in, expire_at), typed.codec_or_none(type)
+        value: Any = None
 
-    def keys(
-        self,
-        prefix: KeyLike | None = None,
-        *,
-        start: KeyLike | None = None,
-        end: KeyLike | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-        cursor: str | None = None,
-    ) -> "Listing[TupleKey]":
-        """Like `list`, but the keys alone; no value is read."""
-        selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        return Listing(self.engine, selector, limit, keys_of, self._key_page_size, keys_only=True)
+        async def decide(record: Record | None) -> Set:
+            nonlocal value
+            value = fn(deepcopy(default) if record is None else entry_of(tuple(key), record, codec).value)
+            if isawaitable(value):
+                value = await value
+            return self._set(key, value, type, due, keep_expiry=due == (None, None))
 
-    async def count(
-        self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
-    ) -> int:
-        """How many entries there are in a range, as of one moment."""
-        selector = Selector.of(prefix, start, end)
-        [found] = await self.engine.read(Count(_TUPLES, selector.start, selector.end))
-        return found
+        before, done = await change(self.engine, at, decide)
+        assert done is not None, "each attempt writes"
+        relative, moment = due
+        if relative is not None:
+            moment = done.at + relative
+        elif moment is None and before is not None:
+            moment = before.expires_at
+        stored = entry_of(tuple(key), Record(at, b"0", 0, done.version, moment))
+        return replace(stored, value=value)
 
     async def delete_range(
         self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
@@ -178,40 +272,20 @@ class Store(AsyncClosing):
         """Begin a set of writes that are made together, if their checks hold."""
         return Atomic(self.engine, self._max_value_bytes)
 
-    def watch(self, *watched: KeyLike, prefix: KeyLike | None = None, since: int | None = None) -> "Watching":
-        """Changes as they are committed, by this process or by another: writes, deletions and expiries.
+    def scoped(self, prefix: KeyLike) -> "Store":
+        """The same store below a prefix: keys given and returned begin after it, and nothing else is visible.
 
-        On keys: first their current entries, then all of them again, in the order given, whenever one changed. On a
-        prefix: the entries that changed since the watch was made. An entry that was deleted or has expired has `exists`
-        False; one that was touched has its old versionstamp. A slow reader misses intermediate states, never the last
-        one. To know all entries below a prefix at any time: watch, then list, then apply what the watch reports. The
-        iteration ends when the store closes.
-
-        Args:
-            watched: Keys.
-            prefix: Instead of keys, all that is stored below it.
-            since: A versionstamp: report what changed after it, instead of from now on. Keys are then reported only
-                once one of them has changed.
-
-        Raises:
-            HistoryGone: By the iteration: the change log does not reach back to `since`, or the reader of a prefix was
-                so slow that it does not reach back to what it has seen. List, then watch again.
+        It lives as long as this store, and need not be closed.
 
         Example:
-            async for [config, flags] in kv.watch(("config",), ("flags",)):
-                ...
+            tenant = kv.scoped(("tenants", 7))
+            await tenant.set(("plan",), "free")       # stored at ("tenants", 7, "plan")
         """
-        if bool(watched) == (prefix is not None):
-            raise InvalidArgument("watch takes keys or a prefix: watch(key, …) or watch(prefix=…)")
-        if since is not None and (type(since) is not int or since < 0):
-            raise InvalidArgument("since: expected a versionstamp, which is a whole number from 0 on")
-        if prefix is not None:
-            return Watching(self.engine, Selector.of(prefix, None, None).scan(), since=since)
-        return Watching(self.engine, *[Get(_TUPLES, keys.encode(key)) for key in watched], since=since)
+        return Store(ScopedEngine(self.engine, prefix), max_value_bytes=self._max_value_bytes)
 
     async def sweep(self) -> int:
         """Remove what has expired from the database; returns how many entries. Readers never see them either way."""
-        engine = self.engine.database if isinstance(self.engine, NamedEngine) else self.engine
+        engine = self.engine.database if isinstance(self.engine, InnerEngine) else self.engine
         return await sweep(engine, _TUPLES)
 
     async def aclose(self) -> None:
@@ -219,6 +293,19 @@ class Store(AsyncClosing):
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self.engine.aclose()
+
+    def _set(
+        self,
+        key: KeyLike,
+        value: object,
+        wanted: Any,
+        due: tuple[int | None, int | None],
+        *,
+        if_absent: bool = False,
+        keep_expiry: bool = False,
+    ) -> Set:
+        data, encoding = typed.encode(value, wanted, self._max_value_bytes)
+        return Set(_TUPLES, keys.encode(key), data, encoding, *due, if_absent, keep_expiry)
 
 
 def _columns(
@@ -236,10 +323,3 @@ def _columns(
         if not any([isinstance(key, str) for key in wanted]):
             return wanted, given
     raise InvalidArgument("entries: expected a dict, or pairs of a key and a value, as in {key: value, other_key: 1}")
-
-
-def _several(many: Iterable[KeyLike]) -> list[KeyLike]:
-    several = [*many]
-    if several and not isinstance(several[0], (tuple, list)):
-        raise InvalidKeyType("keys: expected a list of keys, each a tuple, as in get_many([key, other_key])")
-    return several

@@ -1,20 +1,32 @@
 """Watches of the tuple store: changes as entries."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic
 
 from keyloft.core import keys
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine, shown
 from keyloft.core.records import Change, Get, Scan
-from keyloft.errors import Undecodable
+from keyloft.errors import Undecodable, WrongType
 from keyloft.tuples.entries import Entry, entry_of
+from keyloft.tuples.typed import Codec
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
-class Watching(AsyncClosing):
+class Watching(AsyncClosing, Generic[T]):
     """An open watch: iterate it with `async for`; closing it, or the store, ends the iteration."""
 
-    def __init__(self, engine: Engine, *asks: Get | Scan, since: int | None = None) -> None:
+    def __init__(self, engine: Engine, *asks: Get | Scan, since: int | None = None, codec: Codec | None = None) -> None:
         self._engine = engine
+        self._codec = codec
         self._watch = engine.watch(*asks, since=since)
         self._whole = isinstance(asks[0], Get)
         self._left: Sequence[Change] = ()
@@ -33,16 +45,16 @@ class Watching(AsyncClosing):
         """
         return self._watch.reported_to
 
-    def __aiter__(self) -> "Watching":
+    def __aiter__(self) -> "Watching[T]":
         return self
 
-    async def __anext__(self) -> list[Entry]:
+    async def __anext__(self) -> list[Entry[T]]:
         changes, self._left = self._left or await self._watch.__anext__(), ()
-        entries: list[Entry] = []
+        entries: list[Entry[T]] = []
         for at, change in enumerate(changes):
             try:
-                entries.append(entry_of(keys.decode(change.key), change.record))
-            except Undecodable:
+                entries.append(entry_of(keys.decode(change.key), change.record, self._codec))
+            except (Undecodable, WrongType):
                 if not self._whole:
                     # A damaged entry raises in its order: entries before it are returned first, those after it next.
                     self._left = changes[at:] if entries else changes[at + 1 :]

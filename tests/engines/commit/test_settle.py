@@ -167,6 +167,6 @@ def test_a_packed_log_is_read_back_whatever_version_it_is_given(
     assert [change.version - base for change in moved] == [change.version - 20 for change in found]
     for one, other in zip(found, moved, strict=True):
         if around := settled.appended.get((one.space, one.key)):
-            assert other.key == appended_key(around[0], other.version, around[1])
+            assert other.key == appended_key(one.space, around[0], other.version, around[1])
         else:
             assert other.key == one.key

@@ -177,6 +177,7 @@ async def test_a_damaged_row_of_the_log_ends_watches_with_an_error(tmp_path: Pat
         with pytest.raises(Undecodable, match=f"the change log is damaged after version {before}: run `keyloft check`"):
             await anext(kv.watch(prefix=(), since=before))
         # The live watch has read the row before it was damaged, or ends with the same error.
+        result: object
         async with asyncio.timeout(60):
             [result] = await asyncio.gather(waiting, return_exceptions=True)
         assert isinstance(result, (Undecodable, list))

@@ -85,7 +85,7 @@ class Draft(Struct, frozen=True):
     def _change(self, change: LoggedChange, shift: int, now: int) -> LoggedChange:
         version, key = change.version + shift, change.key
         if around := self.settled.appended.get((change.space, key)):
-            key = appended_key(around[0], version, around[1])
+            key = appended_key(change.space, around[0], version, around[1])
         return LoggedChange(version, change.space, key, change.kind, now)
 
     def written(self, base: int, now: int) -> Iterator[tuple[Address, Record | None]]:

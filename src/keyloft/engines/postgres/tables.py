@@ -46,6 +46,12 @@ def _same(time: str) -> str:
     return time
 
 
+def _part_of_key(version: str) -> str:
+    """SQL: a version as an int of a tuple key: a byte that gives its length, then its bytes without leading zeros."""
+    size = f"((length(to_hex({version})) + 1) / 2)"
+    return f"set_byte(decode('00', 'hex'), 0, 20 + {size}) || substring(int8send({version}) FROM 9 - {size})"
+
+
 @dataclass(kw_only=True, eq=False)
 class PostgresLayout(Layout):
     """The table of one key space. Statements bind `now`, then what stands below each.
@@ -68,6 +74,8 @@ class PostgresLayout(Layout):
     """SQL: the version in a column."""
     moment: Callable[[str], str] = _same
     """SQL: milliseconds as a column holds them."""
+    in_key: Callable[[str], str] = _same
+    """SQL: a version as the key of an Append contains it."""
     bind_row: Callable[[Record], Row]
     """A whole row: the columns of key and value, the version and the times."""
 
@@ -160,7 +168,7 @@ class PostgresLayout(Layout):
         selected = [f"new.{column}" for column in self.columns]
         if with_suffix:
             selected[0] = (
-                f"CASE WHEN new.suffix IS NULL THEN new.key ELSE new.key || int8send({version}) || new.suffix END"
+                f"CASE WHEN new.suffix IS NULL THEN new.key ELSE new.key || {self.in_key(version)} || new.suffix END"
             )
         replaced = [name for name in (*self.columns, "version", "expires_at", "updated_at") if name not in self.key]
         update = (
@@ -250,7 +258,7 @@ class PostgresLayout(Layout):
         return self.bind_rows(records)[:-2]
 
 
-def _bytes_layout(table: str) -> PostgresLayout:
+def _bytes_layout(table: str, in_key: Callable[[str], str]) -> PostgresLayout:
     """A table with one binary key."""
     columns = "encoding, version, expires_at"
 
@@ -260,6 +268,7 @@ def _bytes_layout(table: str) -> PostgresLayout:
     return PostgresLayout(
         table=table,
         key=("key",),
+        in_key=in_key,
         columns={"key": "bytea", "value": "bytea", "encoding": "int"},
         create=(
             f"CREATE TABLE {table} (key BYTEA NOT NULL PRIMARY KEY, encoding INTEGER NOT NULL, "
@@ -361,8 +370,8 @@ def _plugin_layout() -> PostgresLayout:
 
 
 LAYOUTS: Final[Mapping[Space, PostgresLayout]] = {
-    Space.TUPLES: _bytes_layout(schema.TUPLE_TABLE),
-    Space.SEMANTIC: _bytes_layout(schema.SEMANTIC_TABLE),
+    Space.TUPLES: _bytes_layout(schema.TUPLE_TABLE, _part_of_key),
+    Space.SEMANTIC: _bytes_layout(schema.SEMANTIC_TABLE, "int8send({})".format),
     Space.PLUGINS: _plugin_layout(),
 }
 

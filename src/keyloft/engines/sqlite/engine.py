@@ -5,7 +5,6 @@ the disk, on the thread unless no other task has to wait (ADR 6).
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, cast
@@ -32,9 +31,8 @@ from keyloft.engines.sqlite.wal import WriteAheadLog
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.sqlite.writes import SqliteWriter
 from keyloft.engines.watches.feed import ChangeFeed, Start
-from keyloft.errors import Closed, DatabaseError
-
-logger = logging.getLogger(__name__)
+from keyloft.engines.watches.polling import poll
+from keyloft.errors import Closed
 
 
 class SqliteEngine(ClosableEngine):
@@ -123,7 +121,7 @@ class SqliteEngine(ClosableEngine):
             if len(asks) > limits.SCAN_ROWS and not self._file.in_memory:
                 return await self._read_on_thread(asks)
             others = [ask for ask in asks if type(ask) is not Get]
-            if others and any([_is_long(ask) for ask in others]) and not self._file.in_memory:
+            if others and any([is_long_read(ask) for ask in others]) and not self._file.in_memory:
                 return await self._read_on_thread(asks)
             cursor, now = view.cursor(), self._read_time()
             if not others:
@@ -169,7 +167,7 @@ class SqliteEngine(ClosableEngine):
 
     def _start_polling(self) -> None:
         if not self._file.in_memory and (self._poller is None or self._poller.done()):
-            self._poller = asyncio.create_task(self._poll())
+            self._poller = asyncio.create_task(poll(self._feed, self._version_if_idle))
 
     def _start(self, group: list[Batch]) -> None:
         if self._file.read_only:
@@ -200,18 +198,9 @@ class SqliteEngine(ClosableEngine):
         self.writing.view.end()
         self._reader_view.end()
 
-    async def _poll(self) -> None:
-        """Poll the version counter while there are watches: SQLite does not announce other processes' commits."""
-        while self._feed.has_watches:
-            await asyncio.sleep(limits.WATCH_POLL_SECONDS)
-            if not self._batcher.idle:
-                continue  # a group of this process is under way, and reads the counter itself
-            try:
-                version = self._read_version()
-            except DatabaseError as error:
-                logger.warning("reading the version counter for watches failed, retrying: %s", error)
-            else:
-                self._feed.observe(version)
+    def _version_if_idle(self) -> int | None:
+        # While a group of this process is under way, it reads the counter itself.
+        return self._read_version() if self._batcher.idle else None
 
     def _read_version(self) -> int:
         with self._file.explained(self._reader):
@@ -244,7 +233,8 @@ class SqliteEngine(ClosableEngine):
         self._worker.stop()
 
 
-def _is_long(ask: Ask) -> bool:
+def is_long_read(ask: Ask) -> bool:
+    """Whether to answer takes so long that no one else should wait for the connection."""
     if isinstance(ask, Scan) and ask.space is Space.PLUGINS and ask.limit > limits.PLUGIN_SCAN_ROWS:
         return True
     return isinstance(ask, (Count, Usage)) or (isinstance(ask, (Scan, Expired)) and ask.limit > limits.SCAN_ROWS + 1)

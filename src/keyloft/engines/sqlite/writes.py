@@ -125,17 +125,17 @@ class SqliteWriter:
         self.connection = connection
         self._cursor = connection.cursor()
         self._check_place = file.place_check(connection)
-        self._last_version = self.last_commit_at = 0
+        self.last_version = self.last_commit_at = 0
         """Of the last commit that is known here, by any process: its version, and its time; 0 if none is known."""
         with contextlib.suppress(apsw.Error, DatabaseError):  # the first read or write reports what is wrong
-            self._last_version, self.last_commit_at, _ = last_logged(self._cursor)
+            self.last_version, self.last_commit_at, _ = last_logged(self._cursor)
         self._begun: UncommittedGroup | None = None
         """The group that `try_begin` has written."""
         self.sync_times = sync_times(None if file.in_memory else file.path)
         self._gives_up_at = math.inf
         """Until when it waits for other processes' locks, by the monotonic clock."""
-        self._wait_for_lock = busy_handler(lambda: monotonic() > self._gives_up_at)
-        self._allow_spill(False)
+        self.wait_for_lock = busy_handler(lambda: monotonic() > self._gives_up_at)
+        self.allow_spill(False)
 
     def give_up_soon(self) -> None:
         """Wait for other processes' locks a little longer, for all groups to come together: the engine closes."""
@@ -171,10 +171,16 @@ class SqliteWriter:
 
         If a signal's handler raised there, SQLite has committed, or the transaction is still open.
         """
+        outcome = self.outcome()
+        if outcome is not None:
+            self._begun = None
+        return outcome
+
+    def outcome(self) -> Outcome | None:
+        """The same, without forgetting the group."""
         if self._begun is None or self.connection.in_transaction:
             return None
-        begun, self._begun = self._begun, None
-        return self._outcome(begun)
+        return self._note(self._begun)
 
     def commit(self, group: list[Batch]) -> Outcome:
         """Commit a group on the thread, or what `try_begin` has written of it; waits for other processes' locks.
@@ -188,35 +194,48 @@ class SqliteWriter:
         self.roll_back()  # what an exception of a signal's handler may have left open
         # To add up the sizes of a long batch takes milliseconds, in which the event loop may wait.
         is_large = is_long(group[0]) or sum([batch.size for batch in group]) > limits.INLINE_BYTES
-        self.connection.set_busy_handler(self._wait_for_lock)
+        self.connection.set_busy_handler(self.wait_for_lock)
         if is_large:
-            self._allow_spill(True)
+            self.allow_spill(True)
         try:
             return self._decided(group)
         finally:
             self.connection.set_busy_handler(None)
             if is_large:
-                self._allow_spill(False)
+                self.allow_spill(False)
 
     def _decided(self, group: list[Batch], begun: UncommittedGroup | None = None) -> Outcome:
         try:
             begun = begun or self._begin(group)
             self._end(begun)
-            return self._outcome(begun)
-        except apsw.Error as error:
-            failure = self._file.explain(error, self.connection)
-            failure.__cause__ = error
-            fails_whole_group = isinstance(error, FAILS_WHOLE_GROUP)
-        except DatabaseError as error:
-            failure, fails_whole_group = error, True
+            return self._note(begun)
         except BaseException as error:  # on this thread no one else would catch it, and all callers would wait for ever
-            failure = DatabaseError(f"{self._file.path}: a write failed unexpectedly: {type(error).__name__}")
-            failure.__cause__ = error
-            fails_whole_group = False
+            failure, fails_whole_group = self.failure(error)
         self.roll_back()
         if fails_whole_group or len(group) == 1:
-            return failed(group, failure, self._last_version)
+            return failed(group, failure, self.last_version)
         return joined([self.commit([batch]) for batch in group])
+
+    def attempt(self, group: list[Batch]) -> Outcome:
+        """Commit a group, and raise what goes wrong, for a caller on its own thread.
+
+        After an exception, also one of a signal's handler, `outcome` tells whether the group was committed. Then,
+        and also if nothing was raised, `roll_back` forgets the group.
+        """
+        self._begun = self._begin(group)
+        self._end(self._begun)
+        return self._note(self._begun)
+
+    def failure(self, error: BaseException) -> tuple[DatabaseError, bool]:
+        """The error for the callers of a group, and whether each of its batches would fail in the same way alone."""
+        if isinstance(error, DatabaseError):
+            return error, True
+        if isinstance(error, apsw.Error):
+            failure = self._file.explain(error, self.connection)
+        else:
+            failure = DatabaseError(f"{self._file.path}: a write failed unexpectedly: {type(error).__name__}")
+        failure.__cause__ = error
+        return failure, isinstance(error, FAILS_WHOLE_GROUP)
 
     def _begin(self, group: list[Batch], deadline: float = math.inf) -> UncommittedGroup:
         restarts = restarts_log(self.connection)
@@ -334,17 +353,21 @@ class SqliteWriter:
             self._cursor.execute("ROLLBACK")
             return
         began = monotonic()
-        self._cursor.execute("COMMIT")
+        try:
+            self._cursor.execute("COMMIT")
+        except apsw.Error:
+            self._begun = None  # SQLite may have rolled it back: `outcome` must not take that for a commit
+            raise
         now = monotonic()
         if begun.is_small:  # a large commit writes for longer than it syncs
             self.sync_times.add(now - began, now, restarted_log=begun.restarts_log)
 
-    def _outcome(self, begun: UncommittedGroup) -> Outcome:
-        self._last_version = begun.outcome.version_after
+    def _note(self, begun: UncommittedGroup) -> Outcome:
+        self.last_version = begun.outcome.version_after
         self.last_commit_at = begun.at
         return begun.outcome
 
-    def _allow_spill(self, allowed: bool) -> None:
+    def allow_spill(self, allowed: bool) -> None:
         """Whether SQLite may write pages to the WAL before COMMIT: only in a large transaction, on the thread."""
         with contextlib.suppress(apsw.Error):  # then the next statement fails, too, and reports it
             self._cursor.execute(f"PRAGMA cache_spill = {int(allowed)}").fetchall()

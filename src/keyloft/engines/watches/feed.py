@@ -26,6 +26,7 @@ from keyloft.core.records import (
     Scan,
     Space,
 )
+from keyloft.core.waiting import Job, LoopWaiting, Waiting
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.watches.followed import FollowedLog
 from keyloft.engines.watches.interest import Interest, Registration
@@ -48,9 +49,11 @@ class Start(Struct, frozen=True):
 class ChangeFeed:
     """The one reader of the change log in an engine; it follows the log while there are watches."""
 
-    def __init__(self, reader: Reader, clock: Clock) -> None:
+    def __init__(self, reader: Reader, clock: Clock, waiting: Waiting | None = None) -> None:
         """`reader` never waits for a watch to start; `clock` is for timers only."""
         self.reader = reader
+        self.waiting = waiting or LoopWaiting()
+        self.lock = self.waiting.lock
         self._clock = clock
         self._interest: Interest[EngineWatch[Any]] = Interest()
         self.position: LogPosition | None = None
@@ -59,8 +62,8 @@ class ChangeFeed:
         """For each watched space, up to which moment expiries were dispatched."""
         # Strong while a task waits in a watch: nothing else may refer to that task, and it must not be collected.
         self.awaited: set[object] = set()
-        self._task: asyncio.Task[None] | None = None
-        self._woken = asyncio.Event()
+        self._task: Job | None = None
+        self._woken = self.waiting.event()
         self._must_read = False
         self._check_expiries = False
         self._timer: Timer | None = None
@@ -108,11 +111,12 @@ class ChangeFeed:
         return watch
 
     def _register(self, watch: EngineWatch[Any], asks: tuple[Get | Scan, ...], start: Start | None) -> None:
-        if not self._interest:
-            self.position, self.expired_to = None, {}
-        watch.registration = self._interest.add(watch, asks)
-        if start is not None:
-            self.started(watch, start)
+        with self.lock:
+            if not self._interest:
+                self.position, self.expired_to = None, {}
+            watch.registration = self._interest.add(watch, asks)
+            if start is not None:
+                self.started(watch, start)
 
     def started(self, watch: EngineWatch[Any], start: Start) -> None:
         """The engine knows from where on this watch reports."""
@@ -124,15 +128,16 @@ class ChangeFeed:
                 self._check_expiries = True
         watch.start(start.version, start.at)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._follow(), name="keyloft watches")
+            self._task = self.waiting.start(self._follow(), "keyloft watches")
         self._woken.set()
 
     def forget(self, registration: Registration[EngineWatch[Any]]) -> None:
         """The watch of this registration has ended."""
-        self._interest.remove(registration)
-        if not self._interest:
-            self._set_timer(None)
-            self._woken.set()
+        with self.lock:
+            self._interest.remove(registration)
+            if not self._interest:
+                self._set_timer(None)
+                self._woken.set()
 
     async def wait_until_reported(self, seconds: float) -> None:
         """Wait until the watches have reported what they were woken for, but no longer than this."""
@@ -143,9 +148,10 @@ class ChangeFeed:
 
     def close(self) -> None:
         """End all watches."""
-        for watch in self._interest.watches():
-            watch.end()
-        self._set_timer(None)
+        with self.lock:
+            for watch in self._interest.watches():
+                watch.end()
+            self._set_timer(None)
         if self._task is not None:
             self._task.cancel()
 
@@ -154,6 +160,12 @@ class ChangeFeed:
     def committed(self, outcome: Outcome) -> None:
         """This process committed a group."""
         if self.position is None or outcome.version_after == outcome.version_before:
+            return
+        with self.lock:
+            self._dispatch(outcome)
+
+    def _dispatch(self, outcome: Outcome) -> None:
+        if self.position is None:
             return
         is_next = outcome.version_before == self.position.version and not self._is_reading and not self._must_read
         if is_next and len(outcome.changes) <= limits.WATCH_INLINE_CHANGES:
@@ -198,7 +210,8 @@ class ChangeFeed:
                     await self._read_log()
                 if self._check_expiries:
                     self._check_expiries = False
-                    await self._read_expiries()
+                    with self.lock:
+                        await self._read_expiries()
             except Closed:
                 return
             except HistoryGone as gone:
@@ -209,28 +222,29 @@ class ChangeFeed:
                 logger.warning("reading the change log for watches failed, retrying: %s", error)
                 self._must_read = self._check_expiries = True
                 self._woken.set()
-                await asyncio.sleep(limits.WATCH_POLL_SECONDS)
+                await self.waiting.sleep(limits.WATCH_POLL_SECONDS)
 
     async def _read_log(self) -> None:
         self._is_reading = True
         try:
             while self.position is not None:
-                [piece] = await self.reader.read(Changes(self.position))
-                woken = calls = 0
-                for change in piece.changes:
-                    watches = self._interest.of(change.space, change.key)
-                    woken += sum([not watch.is_woken for watch in watches])
-                    calls += len(watches)
-                    for watch in watches:
-                        watch.changed(change)
-                    if woken >= limits.WATCHES_WOKEN_AT_ONCE or calls >= limits.WATCH_INLINE_CALLS:
-                        woken = calls = 0
-                        await asyncio.sleep(0)
-                self.position = piece.end
-                if any([change.kind in _MOVES_EXPIRY for change in piece.changes]):
-                    self._check_expiries = True
-                if piece.is_last:
-                    return
+                with self.lock:
+                    [piece] = await self.reader.read(Changes(self.position))
+                    woken = calls = 0
+                    for change in piece.changes:
+                        watches = self._interest.of(change.space, change.key)
+                        woken += sum([not watch.is_woken for watch in watches])
+                        calls += len(watches)
+                        for watch in watches:
+                            watch.changed(change)
+                        if woken >= limits.WATCHES_WOKEN_AT_ONCE or calls >= limits.WATCH_INLINE_CALLS:
+                            woken = calls = 0
+                            await asyncio.sleep(0)
+                    self.position = piece.end
+                    if any([change.kind in _MOVES_EXPIRY for change in piece.changes]):
+                        self._check_expiries = True
+                    if piece.is_last:
+                        return
                 await asyncio.sleep(0)
         finally:
             self._is_reading = False
@@ -290,9 +304,10 @@ class ChangeFeed:
         self._timer = None
         self._timer_moment = moment
         if moment is not None:
-            self._timer = self._clock.call_at(moment, self._on_timer)
+            self._timer = self.waiting.call_at(self._clock, moment, self._on_timer)
 
     def _on_timer(self) -> None:
-        self._timer = self._timer_moment = None
-        self._check_expiries = True
-        self._woken.set()
+        with self.lock:
+            self._timer = self._timer_moment = None
+            self._check_expiries = True
+            self._woken.set()

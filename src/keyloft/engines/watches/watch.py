@@ -60,9 +60,9 @@ class EngineWatch(ABC, Generic[T]):
     registration: "Registration[EngineWatch[Any]]"
     """Set by the feed."""
 
-    def __init__(self, feed: "ChangeFeed", woken: asyncio.Event | WakeCall | None = None) -> None:
+    def __init__(self, feed: "ChangeFeed", woken: WakeCall | None = None) -> None:
         self._feed = feed
-        self._woken = woken or asyncio.Event()
+        self._woken = woken or feed.waiting.event()
         self._started_at: int | None = None
         """The version from which on the feed's changes count; None until it is known."""
         self.reported_to: int | None = None
@@ -74,7 +74,7 @@ class EngineWatch(ABC, Generic[T]):
         return self
 
     async def __anext__(self) -> list[T]:
-        assert isinstance(self._woken, asyncio.Event), "one with a WakeCall is not iterated"
+        assert not isinstance(self._woken, WakeCall), "one with a WakeCall is not iterated"
         while True:
             self._feed.awaited.add(self)
             try:
@@ -88,6 +88,10 @@ class EngineWatch(ABC, Generic[T]):
 
     async def take(self) -> list[T]:
         """What there is to report now, without waiting for more: perhaps nothing, and nothing once it has ended."""
+        with self._feed.lock:
+            return await self._take()
+
+    async def _take(self) -> list[T]:
         if self._failure is not None and not self._ended:
             self.end()
             raise self._failure
@@ -128,9 +132,10 @@ class EngineWatch(ABC, Generic[T]):
         self.end()
 
     def end(self) -> None:
-        self._ended = True
-        self._woken.set()
-        self._feed.forget(self.registration)
+        with self._feed.lock:
+            self._ended = True
+            self._woken.set()
+            self._feed.forget(self.registration)
 
     def start(self, version: int, at: int) -> None:
         """The feed reports changes after this version, and expiries after this moment."""
@@ -237,9 +242,7 @@ class LogFollowingWatch(EngineWatch[T]):
     _earlier_expiries = 0
     """Of a backlog, for how many milliseconds before its beginning expiries are reported, too."""
 
-    def __init__(
-        self, feed: "ChangeFeed", space: Space, since: int | None, woken: asyncio.Event | WakeCall | None = None
-    ) -> None:
+    def __init__(self, feed: "ChangeFeed", space: Space, since: int | None, woken: WakeCall | None = None) -> None:
         super().__init__(feed, woken)
         self._space = space
         self._pending: dict[Hashable, LoggedChange] = {}

@@ -1,0 +1,102 @@
+"""Reads a folder of diskcache, of a Cache, an Index or a FanoutCache, with its default Disk or with JSONDisk."""
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from keyloft import limits
+from keyloft.admin.other_stores.entries import ForeignEntry, NotReadable, RefusedEntry, Unpickle, shown_key
+from keyloft.admin.other_stores.sqlite_files import open_foreign
+from keyloft.errors import InvalidArgument
+
+_FILE: Final = "cache.db"
+_RAW, _BINARY, _TEXT, _PICKLE = 1, 2, 3, 4
+"""How a value is stored, in the column `mode`."""
+
+
+def read(folder: Path, unpickle: Unpickle, table: str | None) -> Iterator[ForeignEntry | RefusedEntry]:
+    """The entries of a folder.
+
+    Raises:
+        InvalidArgument: It is not one of diskcache.
+    """
+    if table is not None:
+        raise InvalidArgument("table: only for sqlitedict; a folder of diskcache has one table")
+    shards = [folder] if (folder / _FILE).is_file() else sorted(file.parent for file in folder.glob(f"[0-9]*/{_FILE}"))
+    if not shards:
+        raise InvalidArgument(f"{folder} is not a folder of diskcache: it has no {_FILE}")
+    for shard in shards:
+        yield from _read_shard(shard, unpickle)
+
+
+def _read_shard(folder: Path, unpickle: Unpickle) -> Iterator[ForeignEntry | RefusedEntry]:
+    with closing(open_foreign(folder / _FILE)) as connection:
+        try:
+            is_json = _is_of_json_disk(
+                connection.execute("SELECT key, raw FROM Cache ORDER BY rowid LIMIT 1").fetchone()
+            )
+            rows = connection.execute("SELECT key, raw, expire_time, mode, filename, value FROM Cache ORDER BY rowid")
+        except sqlite3.Error as error:
+            raise InvalidArgument(f"{folder / _FILE} is not a file of diskcache: {error}") from None
+        for key, raw, expire_time, mode, filename, value in rows:
+            shown = shown_key(key)
+            try:
+                found_key = _key(key, raw, is_json, unpickle)
+                shown = shown_key(found_key)
+                found = _value(folder, mode, filename, value, is_json, unpickle)
+                due = None if expire_time is None else max(0, int(expire_time * 1000))
+            except (NotReadable, OSError, UnicodeDecodeError, ValueError, OverflowError, TypeError) as error:
+                reason = str(error) if isinstance(error, NotReadable) else f"can't be read ({type(error).__name__})"
+                yield RefusedEntry(shown, reason)
+            else:
+                yield ForeignEntry(found_key, found, due)
+
+
+def _is_of_json_disk(first: tuple[Any, int] | None) -> bool:
+    """Whether JSONDisk wrote the first key of a folder; which Disk a folder has is not stored."""
+    if first is None or not isinstance(first[0], bytes) or not first[1]:
+        return False
+    try:
+        _inflated(first[0])
+    except (NotReadable, ValueError):
+        return False
+    return True
+
+
+def _key(key: Any, raw: int, is_json: bool, unpickle: Unpickle) -> Any:
+    if is_json:
+        return _inflated(key)
+    return key if raw else unpickle(key)
+
+
+def _value(folder: Path, mode: int, filename: str | None, value: Any, is_json: bool, unpickle: Unpickle) -> Any:
+    if filename is not None:
+        file = (folder / filename).resolve()
+        if not file.is_relative_to(folder.resolve()):
+            raise NotReadable("names a file outside of the folder")
+        value = file.read_bytes()
+        if mode == _TEXT:
+            value = value.decode()
+    if is_json:
+        return _inflated(value)
+    if mode == _PICKLE:
+        return unpickle(value)
+    if mode in (_RAW, _BINARY, _TEXT):
+        return value
+    raise NotReadable(f"is stored in a mode that is not known, {mode}")
+
+
+def _inflated(data: bytes) -> Any:
+    """The value of JSON as JSONDisk stores it."""
+    inflating = zlib.decompressobj()
+    try:
+        text = inflating.decompress(data, limits.LARGEST_VALUE_BYTES)
+    except zlib.error:
+        raise NotReadable("is not what JSONDisk writes") from None
+    if not inflating.eof:
+        raise NotReadable(f"is cut, or larger than {limits.LARGEST_VALUE_BYTES:,} bytes")
+    return json.loads(text)

@@ -1,0 +1,150 @@
+"""Runs coroutines for callers without an event loop: on the caller's thread, or on a loop in a thread of its own.
+
+What is driven is written once, as coroutines. On SQLite and in memory none of them ever suspends, so that the caller's
+thread runs them to their end (ADR 18).
+"""
+
+import asyncio
+import time
+import types
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
+
+from keyloft import limits
+from keyloft.core.lazy import LazyList
+
+T = TypeVar("T")
+I = TypeVar("I")  # noqa: E741
+P = ParamSpec("P")
+
+
+_BLOCKING: Final = object()
+"""What `run_to_end` answers a coroutine that gives way; an event loop answers None."""
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on this thread. It may give way to other tasks (`asyncio.sleep(0)`), but not wait for one.
+
+    Raises:
+        RuntimeError: It waits for something that only an event loop can bring.
+    """
+    try:
+        asked = work.send(None)
+        while asked is None:
+            asked = work.send(_BLOCKING)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise RuntimeError("a coroutine can't wait for an event loop in a synchronous store: pass a plain function instead")
+
+
+@types.coroutine
+def _give_way() -> Generator[None, object, object]:
+    return (yield)
+
+
+async def pause(seconds: float) -> None:
+    """Sleep: the task on an event loop, or the thread that runs this coroutine to its end."""
+    if await _give_way() is _BLOCKING:
+        time.sleep(seconds)  # noqa: ASYNC251 (no event loop waits for this)
+    else:
+        await asyncio.sleep(seconds)
+
+
+class Driver(Protocol):
+    """Runs what a synchronous object wraps."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns or raises."""
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for a function that needs the event loop, if there is one."""
+
+    def close(self) -> None:
+        """End what runs in the background. A second call does nothing."""
+
+
+class Driven(Generic[I]):
+    """The base of a synchronous object: it has an asynchronous one, and runs its methods."""
+
+    def __init__(self, inner: I, driver: Driver) -> None:
+        self._inner = inner
+        self._untyped: Any = inner
+        self._driver = driver
+        self._run = driver.run
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._inner!r}>"
+
+
+class SyncList(Driven[LazyList[T]]):
+    """A list to read, from its beginning each time: iterate it, or call `all`."""
+
+    def __repr__(self) -> str:
+        shown = repr(self._inner).removesuffix(": await it, or iterate it with async for>")
+        return f"<Sync{shown.removeprefix('<')}: iterate it, or call all()>"
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"this list of {self._inner.what} has not been read yet: iterate it, or call all()")
+
+    def all(self) -> list[T]:
+        """All items, read now."""
+        return self._run(_awaited(self._inner))
+
+    def __iter__(self) -> Iterator[T]:
+        items, count, is_last = self._inner.__aiter__(), 1, False
+        while not is_last:
+            some, error, is_last = self._run(_several(items, count))
+            yield from some
+            if error is not None:
+                raise error
+            # More at once, since each call to an event loop in another thread costs a hand-over.
+            count = min(2 * count, limits.SLICE_ITEMS)
+
+
+def iterate(items: AsyncIterator[T], driver: Driver) -> Iterator[T]:
+    """Iterate what an asynchronous generator yields; it is closed with the iterator."""
+    try:
+        while True:
+            try:
+                item = driver.run(next_of(items))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        if isinstance(items, AsyncGenerator) and not driver.is_closed:
+            driver.run(_closed(items))
+
+
+async def _closed(items: AsyncGenerator[T, None]) -> None:
+    await items.aclose()
+
+
+async def _awaited(lazy: LazyList[T]) -> list[T]:
+    return await lazy
+
+
+async def next_of(items: AsyncIterator[T]) -> T:
+    """The next item, as a coroutine.
+
+    Raises:
+        StopAsyncIteration: There is none.
+    """
+    return await anext(items)
+
+
+async def _several(items: AsyncIterator[T], count: int) -> tuple[list[T], Exception | None, bool]:
+    """Up to so many items, the error that came after them, and whether they are the last ones."""
+    some: list[T] = []
+    try:
+        while len(some) < count:
+            some.append(await anext(items))
+    except StopAsyncIteration:
+        return some, None, True
+    except Exception as error:
+        return some, error, True
+    return some, None, False

@@ -1,0 +1,182 @@
+"""Group commit among threads: the thread that has the writing connection commits for all that wait.
+
+A signal's handler may raise anywhere in the main thread, KeyboardInterrupt above all. So `with lock` is the only way
+in which a lock is taken, each step leaves enough behind to tell what became of a group, and the next thread finishes
+what an interrupted one has left.
+"""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import sleep
+
+from keyloft import limits
+from keyloft.core.engine import Verdict
+from keyloft.core.records import Batch
+from keyloft.engines.commit.long_batches import is_long
+from keyloft.engines.commit.outcomes import Outcome, failed
+from keyloft.engines.sqlite.blocking.connections import SharedConnection
+from keyloft.engines.sqlite.writes import SqliteWriter
+from keyloft.errors import Closed
+
+
+class WaitingBatch:
+    """A batch whose caller waits for its verdict."""
+
+    __slots__ = ("_wake_up", "batch", "is_withdrawn", "verdict")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.verdict: Verdict | None = None
+        self.is_withdrawn = False
+        self._wake_up = threading.Lock()
+        self._wake_up.acquire()
+
+    def wait(self) -> bool:
+        """Wait for `wake`, but not for long: the thread that should call it may have been interrupted."""
+        return self._wake_up.acquire(timeout=limits.COMMIT_WAIT_SECONDS)
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it was woken already
+            self._wake_up.release()
+
+
+class CommitQueue:
+    """Batches of all threads, and the group that is being committed."""
+
+    def __init__(self, writer: SqliteWriter, shared: SharedConnection, committed: Callable[[Outcome], None]) -> None:
+        """`committed` is called with the outcome of each group, by a thread that no longer has the connection."""
+        self._writer = writer
+        self._shared = shared
+        self._lock = shared.lock
+        self._committed = committed
+        self.finished: Callable[[], None] = lambda: None
+        """Called after each group, by the thread that still has the connection."""
+        self._waiting: deque[WaitingBatch] = deque()
+        self.group: list[WaitingBatch] = []
+        """It has batches while a thread commits; if no thread has the lock, one was interrupted."""
+        self._is_committing = False
+        self._alone = 0
+        """So many batches are committed one by one, since one of them failed a whole group."""
+        self._was_crowded = self._is_closed = False
+
+    def commit(self, batch: Batch) -> Verdict:
+        """The verdict on a batch, committed by this thread or by another one.
+
+        A caller that is interrupted while its batch waits withdraws it.
+        """
+        mine = WaitingBatch(batch)
+        try:
+            self._waiting.append(mine)
+            while mine.verdict is None:
+                if self._is_committing and mine.wait():
+                    continue
+                outcome = None
+                with self._lock:
+                    if mine.verdict is None:
+                        outcome = self._commit_next()
+                self._hand_on()
+                if outcome is not None:
+                    self._committed(outcome)
+        except BaseException:
+            mine.is_withdrawn = True
+            self._hand_on()
+            raise
+        return mine.verdict
+
+    def close(self) -> None:
+        """Commit what waits, and refuse what comes later; its caller has the lock."""
+        while self._waiting:
+            self._commit_next()
+        self._is_closed = True
+
+    def clean(self) -> None:
+        """Finish what an interrupted thread has left, a read or a commit; its caller has the lock."""
+        if self.group:
+            self.recover()
+        self._shared.clean()
+
+    def recover(self) -> None:
+        """Decide a group that an interrupted thread has left: it was committed, or waits again."""
+        if (outcome := self._writer.outcome()) is not None:
+            self._decide(outcome.verdicts)
+            return
+        self._writer.roll_back()
+        for left in reversed(self.group):
+            if left in self._waiting:
+                self._waiting.remove(left)
+            if left.verdict is None:
+                self._waiting.appendleft(left)
+        self.group.clear()
+
+    def _hand_on(self) -> None:
+        """Let the thread whose batch waits longest commit the next group."""
+        for waiting in self._waiting.copy():
+            waiting.wake()
+            if not waiting.is_withdrawn:
+                return
+
+    def _commit_next(self) -> Outcome | None:
+        shared = self._shared
+        if shared.is_in_use:
+            self.clean()
+        elif shared.is_viewing:
+            shared.end_view()
+        shared.is_in_use = self._is_committing = True
+        try:
+            if self._was_crowded:
+                sleep(0)  # lets threads that have just been woken add their next batches
+            self._gather()
+            group = [waiting.batch for waiting in self.group]
+            if not group:
+                return None
+            if self._is_closed:
+                self._decide([Closed() for _ in group])
+                return None
+            self._was_crowded = len(group) > 1
+            try:
+                outcome = self._writer.attempt(group)
+            except Exception as error:
+                failure, fails_whole_group = self._writer.failure(error)
+                self._writer.roll_back()
+                if not fails_whole_group and len(group) > 1:
+                    self._alone = len(group)
+                    self.recover()
+                    return None
+                outcome = failed(group, failure, self._writer.last_version)
+            self._decide(outcome.verdicts)
+            self.finished()
+            return outcome
+        except BaseException:
+            self.recover()
+            raise
+        finally:
+            self._is_committing = False
+            if not self.group:
+                shared.is_in_use = False
+
+    def _gather(self) -> None:
+        """Move waiting batches into the group. Each is in one of the two at any time, if only for a moment in both."""
+        operations = size = 0
+        waiting, group = self._waiting, self.group
+        while waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
+            first = waiting[0]
+            if first.verdict is None and not first.is_withdrawn:
+                if group and (self._alone or is_long(first.batch)):
+                    break
+                group.append(first)
+                batch = first.batch
+                operations += len(batch.checks) + len(batch.mutations)
+                if operations < limits.GROUP_OPERATIONS:
+                    size += batch.size
+            waiting.popleft()
+        self._alone = max(0, self._alone - 1)
+
+    def _decide(self, verdicts: Sequence[Verdict | None]) -> None:
+        for decided, verdict in zip(self.group, verdicts, strict=True):
+            decided.verdict = verdict
+        for decided in self.group:
+            decided.wake()
+        self._writer.roll_back()  # nothing is open: it forgets the group
+        self.group.clear()

@@ -1,0 +1,130 @@
+"""Connections that threads share: the writing one, lent to one thread at a time, and readers for all others."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, cast
+
+import apsw
+
+from keyloft import limits
+from keyloft.core.records import Ask, Get
+from keyloft.engines.sqlite.blocking.wal_header import wal_header
+from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.reads import answer, points
+
+
+def answers(cursor: apsw.Cursor, asks: Sequence[Ask], now: int) -> list[Any]:
+    """Answer all asks from one view: the one that is open, or one of their own."""
+    if len(asks) == 1:
+        return [answer(cursor, asks[0], now)]
+    own_transaction = not cursor.connection.in_transaction
+    try:
+        if own_transaction:
+            cursor.execute("BEGIN")
+        if all([type(ask) is Get for ask in asks]):
+            return points(cursor, cast("Sequence[Get]", asks), now)
+        return [answer(cursor, ask, now) for ask in asks]
+    finally:
+        if own_transaction and cursor.connection.in_transaction:
+            cursor.execute("ROLLBACK")
+
+
+class SharedConnection:
+    """The connection that writes; a thread uses it while it holds the lock.
+
+    An exception of a signal's handler may end a use at any point. The next one begins with `clean`.
+    """
+
+    def __init__(self, connection: apsw.Connection, file: SqliteFile) -> None:
+        self.connection = connection
+        self.lock = threading.Lock()
+        """Taken by `with` alone: only so is it released after an exception at any point."""
+        self.cursor = connection.cursor()
+        """For reads."""
+        self.is_in_use = False
+        """Set until a read or a commit has ended. A thread that has the lock and finds it set has to clean first."""
+        # With a VFS of its own, the file may be something else than it seems.
+        self._header = wal_header(connection) if file.vfs is None and not file.in_memory else None
+        self._seen = b""
+        self.is_viewing = False
+        """Whether a view is open, which reads share."""
+        self.reads_left = 0
+        """How many reads the view still serves; it changes with each."""
+        self._last_read = 0.0
+        self.view_began: Callable[[], None] = lambda: None
+        """Called with each view: another thread ends it if no read or commit does."""
+
+    def reading(self) -> apsw.Cursor:
+        """A cursor that shows every commit, also of other processes, that was made before this call.
+
+        To begin and to end a read transaction takes longer than to read an entry. So reads that follow each other
+        closely share one, a view, as long as the header of the WAL index shows that no one has committed since. A view
+        serves a limited number of reads: while it is open, the write-ahead log can't be overwritten.
+        """
+        if self.is_viewing:
+            self.reads_left -= 1
+            if self.reads_left and self._header.raw == self._seen:  # type: ignore[union-attr]
+                return self.cursor
+            self.end_view()
+        elif self._header is None:
+            return self.cursor
+        now = monotonic()
+        before, self._last_read = self._last_read, now
+        if now - before < limits.VIEW_READS_SECONDS and self._header is not None:
+            self._seen, self.reads_left, self.is_viewing = self._header.raw, limits.VIEW_READS, True
+            self.cursor.execute("BEGIN")
+            self.view_began()
+        return self.cursor
+
+    def end_view(self) -> None:
+        if self.connection.in_transaction:
+            self.cursor.execute("ROLLBACK")
+        self.is_viewing = False
+
+    def clean(self) -> None:
+        """End a statement or a view that an interrupted read has left."""
+        self.cursor.close(True)
+        self.cursor = self.connection.cursor()
+        self.end_view()
+        self.is_in_use = False
+
+
+class ReaderPool:
+    """Connections that only read, each lent to one thread at a time; there are as many as threads read at once."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+        self._idle: deque[apsw.Connection] = deque()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def read(self, asks: Sequence[Ask], now: int) -> list[Any]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._file.open_reader(cache_mib=limits.READER_CACHE_MIB)
+        try:
+            found = answers(connection.cursor(), asks, now)
+        except apsw.Error as error:
+            explained = self._file.explain(error, connection)
+            self._file.close(connection)
+            raise explained from error
+        # After any other exception, a signal's for example, it is not lent again: a statement may be left half-way.
+        self._give_back(connection)
+        return found
+
+    def _give_back(self, connection: apsw.Connection) -> None:
+        with self._lock:
+            if not self._is_closed and len(self._idle) < limits.IDLE_READERS:
+                self._idle.append(connection)
+                return
+        self._file.close(connection)
+
+    def close(self) -> None:
+        """Close those that no thread uses; each of the others is closed after its read."""
+        with self._lock:
+            self._is_closed = True
+        while self._idle:
+            self._file.close(self._idle.pop())

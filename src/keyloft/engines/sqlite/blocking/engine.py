@@ -1,0 +1,198 @@
+"""Stores records in an SQLite file for threads: its coroutines never suspend, so that a caller runs them to their end.
+
+A read uses the writing connection, whose cache is warm, unless another thread has it. A commit is made by the first of
+the threads that wait, for all of them.
+"""
+
+from collections.abc import Callable
+from time import time_ns
+from typing import Any, cast
+
+import apsw
+
+from keyloft.clock import Clock, SystemClock
+from keyloft.core.driving import run_to_end
+from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
+from keyloft.core.process import ProcessBound
+from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Latest, Record, Scan
+from keyloft.core.waiting import Job, ThreadWaiting
+from keyloft.engines.change_log import KeptHistory
+from keyloft.engines.commit.outcomes import Outcome
+from keyloft.engines.commit.submitted import WRITTEN, report
+from keyloft.engines.sqlite.blocking.commits import CommitQueue
+from keyloft.engines.sqlite.blocking.connections import ReaderPool, SharedConnection, answers
+from keyloft.engines.sqlite.blocking.housekeeping import Housekeeping
+from keyloft.engines.sqlite.engine import is_long_read
+from keyloft.engines.sqlite.errors import opened_read_only
+from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.reads import point
+from keyloft.engines.sqlite.writes import SqliteWriter
+from keyloft.engines.watches.feed import ChangeFeed, Start
+from keyloft.engines.watches.polling import poll
+from keyloft.errors import CLOSED, Closed, KeyloftError
+
+
+class BlockingSqliteEngine(ProcessBound):
+    """An engine on one SQLite file, or on a private database in memory, that any thread may call."""
+
+    def __init__(self, file: SqliteFile, clock: Clock, history: KeptHistory | None = None) -> None:
+        """Open a file, making it if it is not there; the clock decides what has expired.
+
+        Raises:
+            DatabaseError: The file can't be used; the message says why.
+        """
+        super().__init__()
+        self._file = file
+        self.location = "memory" if file.in_memory else file.path
+        self._now = clock.now
+        self._nanoseconds = time_ns if type(clock) is SystemClock else lambda: clock.now() * 1_000_000
+        if file.read_only:
+            file.check_schema()
+        self.connection = file.open_reader() if file.read_only else file.open_writer()
+        """For tests: the writing connection."""
+        self._shared = SharedConnection(self.connection, file)
+        self._lock = self._shared.lock
+        self._readers = ReaderPool(file)
+        self._has_readers = not file.in_memory
+        self._writer = SqliteWriter(file, clock, self.connection, history or KeptHistory())
+        # The callers of this engine may wait: for other processes' locks, and for a large transaction's pages.
+        self._writer.allow_spill(True)
+        self.connection.set_busy_handler(self._writer.wait_for_lock)
+        self._queue = CommitQueue(self._writer, self._shared, self._committed)
+        self._housekeeping = Housekeeping(file, self._shared, self._queue)
+        self._queue.finished = self._housekeeping.committed
+        self._shared.view_began = self._housekeeping.wake
+        self._waiting = ThreadWaiting()
+        self._feed = ChangeFeed(self, clock, self._waiting)
+        self._poller: Job | None = None
+        self._is_closed = False
+
+    async def read(self, *asks: Ask) -> list[Any]:
+        if self.refusal is not None:
+            raise Closed(self.refusal)
+        if len(asks) == 1 and type(get := asks[0]) is Get:
+            return [self.get(get)]
+        shared = self._shared
+        if self._has_readers and (shared.lock.locked() or any([type(a) is not Get and is_long_read(a) for a in asks])):
+            return self._readers.read(asks, self._read_time())
+        with shared.lock:
+            if shared.is_in_use:
+                self._clean()
+            shared.is_in_use = True
+            try:
+                found = answers(shared.reading(), asks, self._read_time())
+            except BaseException as error:
+                raise self._interrupted(error) from error.__cause__
+            shared.is_in_use = False
+        return found
+
+    def get(self, ask: Get) -> Record | None:
+        """The entry at a key: what `read` answers, without a coroutine, which takes as long as a third of a get."""
+        if self.refusal is not None:
+            raise Closed(self.refusal)
+        shared = self._shared
+        if shared.lock.locked() and self._has_readers:
+            [record] = self._readers.read((ask,), self._read_time())
+            return cast("Record | None", record)
+        with shared.lock:
+            if shared.is_in_use:
+                self._clean()
+            shared.is_in_use = True
+            try:
+                record = point(shared.reading(), ask.space, ask.key)
+            except BaseException as error:
+                raise self._interrupted(error) from error.__cause__
+            shared.is_in_use = False
+        # The time is read only if the entry expires.
+        if record is None or (expiry := record.expires_at) is None:
+            return record
+        if self._writer.last_commit_at < expiry and self._nanoseconds() < expiry * 1_000_000:
+            return record
+        return record if ask.include_expired else None
+
+    def _clean(self) -> None:
+        """Finish what an interrupted thread has left; this thread has the lock."""
+        if self.refusal is not None:
+            raise Closed(self.refusal)
+        self._queue.clean()
+
+    def _interrupted(self, error: BaseException) -> BaseException:
+        """End a read that raised an exception, also one of a signal's handler; returns what its caller gets."""
+        if isinstance(error, apsw.Error):
+            explained = self._file.explain(error, self.connection)
+            explained.__cause__ = error
+            error = explained
+        self._shared.clean()
+        return error
+
+    async def commit(self, batch: Batch) -> Committed | Conflict:
+        verdict = self._verdict(batch)
+        if isinstance(verdict, KeyloftError):
+            raise verdict
+        return verdict
+
+    def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> Submission:
+        report(done, self._verdict(batch))
+        return WRITTEN
+
+    def _verdict(self, batch: Batch) -> Verdict:
+        if self.refusal is not None:
+            raise Closed(self.refusal)
+        if self._file.read_only:
+            return opened_read_only(self._file.path)
+        self._housekeeping.wake()
+        return self._queue.commit(batch)
+
+    def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
+        # The lock: no commit is dispatched between the start of the watch and its registration.
+        with self._feed.lock:
+            watch = self._feed.watch(asks, since, self._start())
+        self._start_polling()
+        return watch
+
+    def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
+        with self._feed.lock:
+            watch = self._feed.follow(asks, since, woken, self._start())
+        self._start_polling()
+        return watch
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish the writes under way, end the watches, close the file. A call that was interrupted can be repeated."""
+        if self._is_closed or self.refusal not in (None, CLOSED):
+            return  # after a fork: only the parent may close it
+        self.refusal = CLOSED
+        self._writer.give_up_soon()
+        with self._lock:
+            self._queue.close()
+        self._waiting.end()
+        self._feed.close()
+        self._housekeeping.stop()
+        self._readers.close()
+        with self._lock:
+            if not self._is_closed:
+                self._shared.end_view()
+                self._shared.is_in_use = True  # for ever
+                self._file.close(self.connection)
+                self._is_closed = True
+
+    def _start(self) -> Start:
+        return Start(self._read_version(), self._read_time())
+
+    def _start_polling(self) -> None:
+        with self._feed.lock:
+            if self._poller is None or self._poller.done():
+                self._poller = self._waiting.start(poll(self._feed, self._read_version), "keyloft polls for watches")
+
+    def _committed(self, outcome: Outcome) -> None:
+        self._feed.committed(outcome)
+
+    def _read_version(self) -> int:
+        [version] = run_to_end(self.read(Latest()))
+        return int(version)
+
+    def _read_time(self) -> int:
+        """The time of a read: never before a commit that this engine knows of, even if the clock was set back."""
+        return max(self._now(), self._writer.last_commit_at)

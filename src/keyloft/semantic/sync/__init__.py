@@ -1,0 +1,1 @@
+"""The semantic store without `await`: entries, locks, checkpoints, flags and audit for threads and scripts."""

@@ -1,0 +1,1 @@
+"""The tuple store without `await`: what `keyloft.open_sync` returns."""

@@ -1,0 +1,17 @@
+"""Opens and closes synchronous stores: which driver runs them, and what is closed with them."""
+
+from keyloft.core.driving import Driver
+from keyloft.errors import Closed
+from keyloft.tuples.store import Store
+from keyloft.tuples.sync.loop_side import LoopSide
+
+
+def close_store(store: Store, driver: Driver, loop_side: LoopSide | None) -> None:
+    """Close all of it; a second call does nothing."""
+    if loop_side is not None:
+        loop_side.close()
+    try:
+        driver.run(store.aclose())
+    except Closed:
+        return  # the event loop has ended, or belongs to the parent process
+    driver.close()

@@ -1,0 +1,40 @@
+"""Changes of one entry that depend on what is stored: read, decide, write if it is unchanged, else again."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from keyloft import limits
+from keyloft.core import keys
+from keyloft.core.attempts import pause_after
+from keyloft.core.engine import Engine
+from keyloft.core.records import Batch, Check, Committed, Delete, Get, Record, Set, Space
+from keyloft.errors import VersionConflict
+
+Decide: TypeAlias = Callable[[Record | None], Awaitable[Set | Delete | None]]
+"""Returns what to write instead of the stored entry; None to leave it."""
+
+
+async def change(engine: Engine, key: bytes, decide: Decide) -> tuple[Record | None, Committed | None]:
+    """Write what `decide` makes of the entry at a key, if that is unchanged meanwhile; otherwise read and decide again.
+
+    Returns:
+        What was stored before, and the commit; None for the commit if `decide` left the entry as it was.
+
+    Raises:
+        VersionConflict: Other writers were faster a hundred times.
+    """
+    for attempt in range(limits.UPDATE_ATTEMPTS):
+        if attempt:
+            await pause_after(attempt - 1)
+        [record] = await engine.read(Get(Space.TUPLES, key))
+        mutation = await decide(record)
+        if mutation is None:
+            return record, None
+        check = Check(Space.TUPLES, key, None if record is None else record.version)
+        done = await engine.commit(Batch((mutation,), (check,)))
+        if isinstance(done, Committed):
+            return record, done
+    raise VersionConflict(
+        f"other writers changed the entry at {keys.decode(key)!r} {limits.UPDATE_ATTEMPTS} times before this update "
+        "could be written; nothing was written: try again later"
+    )

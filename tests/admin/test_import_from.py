@@ -1,0 +1,203 @@
+"""Files of diskcache, sqlitedict and shelve: plain data arrives, and no pickle runs code."""
+
+import collections
+import json
+import pickle
+import shelve
+import time
+from pathlib import Path
+from typing import Any
+
+import diskcache  # type: ignore[import-untyped]
+import pytest
+import sqlitedict  # type: ignore[import-untyped]
+
+import keyloft
+from keyloft import InvalidArgument, TransferFailed, admin
+from tests.support.everything import run_sql
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+async def stored(url: Path, name: str | None = None) -> dict[Any, Any]:
+    async with keyloft.open(url, name=name) as kv:
+        return {entry.key: entry.value async for entry in kv.list()}
+
+
+async def refused(*given: Any, **options: Any) -> admin.ImportFromReport:
+    with pytest.raises(TransferFailed, match="not imported, beginning with") as failed:
+        await admin.import_from(*given, **options)
+    assert isinstance(failed.value.result, admin.ImportFromReport)
+    return failed.value.result
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    return tmp_path / "app.db"
+
+
+PLAIN: dict[Any, Any] = {"a": "text", "n": 5, 7: 1.5, 2.5: b"\x00\xff", b"raw": "ü" * 40_000, "long": b"x" * 40_000}
+
+
+class TestDiskcache:
+    async def test_texts_numbers_and_bytes_arrive_with_their_expiry(self, tmp_path: Path, app: Path) -> None:
+        with diskcache.Cache(str(tmp_path / "cache")) as cache:
+            for key, value in PLAIN.items():
+                cache[key] = value
+            cache.set("soon", 1, expire=1000)
+            cache.set("gone", 1, expire=1000)
+        run_sql(str(tmp_path / "cache" / "cache.db"), "UPDATE Cache SET expire_time = 1 WHERE key = 'gone'")
+        report = await admin.import_from("diskcache", tmp_path / "cache", app, prefix=("cache",))
+        assert report == admin.ImportFromReport(new=len(PLAIN) + 1, expired=1)
+        assert await stored(app) == {("cache", key): value for key, value in {**PLAIN, "soon": 1}.items()}
+        async with keyloft.open(app) as kv:
+            entry = await kv.get(("cache", "soon"))
+            assert entry.expires_at is not None
+            assert 900 < entry.expires_at.timestamp() - time.time() <= 1000
+        again = await admin.import_from("diskcache", tmp_path / "cache", app, prefix=("cache",))
+        assert (again.new, again.same) == (0, len(PLAIN) + 1)
+        async with keyloft.open(app) as kv:
+            await kv.set(("cache", "a"), "other")
+        with pytest.raises(TransferFailed, match="is stored already"):
+            await admin.import_from("diskcache", tmp_path / "cache", app, prefix=("cache",))
+
+    async def test_a_pickle_is_read_only_with_trust_and_never_runs_code(self, tmp_path: Path, app: Path) -> None:
+        ran = tmp_path / "ran"
+        with diskcache.Cache(str(tmp_path / "cache")) as cache:
+            cache["plain"] = {"deep": [1, None, True, ("tuple",)]}
+            cache["large"] = list(range(20_000))
+            cache["user", 1] = 2
+            cache["evil"] = Evil(ran)
+            cache["class"] = collections.deque([1])
+            cache["set"] = {1, 2}
+            cache["fine"] = "text"
+        report = await refused("diskcache", tmp_path / "cache", app)
+        assert (report.new, report.refused) == (1, 6)
+        assert all("CVE-2025-69872" in refusal and "--trust" in refusal for refusal in report.refusals)
+        report = await refused("diskcache", tmp_path / "cache", app, trust=True)
+        assert (report.new, report.same, report.refused) == (3, 1, 3)
+        [evil, kind, of_set] = report.refusals
+        assert "'evil': is a pickle with an object of " in evil
+        assert "'class': is a pickle with an object of collections.deque; only None, bool" in kind
+        assert "'set': value: the type set would not be read back equal" in of_set
+        assert await stored(app) == {
+            ("plain",): {"deep": [1, None, True, ["tuple"]]},
+            ("large",): list(range(20_000)),
+            ("user", 1): 2,
+            ("fine",): "text",
+        }
+        assert not ran.exists()
+
+    async def test_folders_of_json_disk_and_of_several_shards_too(self, tmp_path: Path, app: Path) -> None:
+        with diskcache.Cache(str(tmp_path / "json"), disk=diskcache.JSONDisk) as cache:
+            cache["a"] = {"b": [1, 2, None]}
+            cache["users", 1] = "x" * 50_000
+        with diskcache.FanoutCache(str(tmp_path / "shards"), shards=3) as shards:
+            for number in range(20):
+                shards[number] = str(number)
+        assert (await admin.import_from("diskcache", tmp_path / "json", app, name="shop")).new == 2
+        assert await stored(app, "shop") == {("a",): {"b": [1, 2, None]}, ("users", 1): "x" * 50_000}
+        assert (await admin.import_from("diskcache", tmp_path / "shards", app)).new == 20
+        assert await stored(app) == {(number,): str(number) for number in range(20)}
+
+    async def test_a_file_outside_of_the_folder_is_not_read(self, tmp_path: Path, app: Path) -> None:
+        (tmp_path / "secret").write_text("secret")
+        with diskcache.Cache(str(tmp_path / "cache")) as cache:
+            cache["k"] = "x" * 40_000
+            cache["missing"] = "x" * 40_000
+        run_sql(str(tmp_path / "cache" / "cache.db"), "UPDATE Cache SET filename = '../secret' WHERE key = 'k'")
+        run_sql(str(tmp_path / "cache" / "cache.db"), "UPDATE Cache SET filename = 'gone' WHERE key = 'missing'")
+        report = await refused("diskcache", tmp_path / "cache", app)
+        assert report.refusals == (
+            "'k': names a file outside of the folder",
+            "'missing': can't be read (FileNotFoundError)",
+        )
+
+
+class TestSqlitedict:
+    async def test_json_arrives_and_pickles_with_trust(self, tmp_path: Path, app: Path) -> None:
+        file = tmp_path / "dict.sqlite"
+        with sqlitedict.SqliteDict(str(file), tablename="as_json", encode=json.dumps, decode=json.loads) as of_json:
+            of_json["a"] = {"b": [1, None]}
+            of_json["t"] = "text"
+            of_json.commit()
+        with sqlitedict.SqliteDict(str(file), tablename="pickled") as pickled:
+            pickled["a"] = [1]
+            pickled["evil"] = Evil(tmp_path / "ran")
+            pickled.commit()
+        with pytest.raises(InvalidArgument, match="table: expected one of as_json, pickled, because"):
+            await admin.import_from("sqlitedict", file, app)
+        with pytest.raises(InvalidArgument, match=r"table: .* has no such table, but as_json, pickled"):
+            await admin.import_from("sqlitedict", file, app, table="x")
+        assert not app.exists()
+        assert (await admin.import_from("sqlitedict", file, app, table="as_json")).new == 2
+        report = await refused("sqlitedict", file, app, table="pickled")
+        assert (report.new, report.refused) == (0, 2)
+        report = await refused("sqlitedict", file, app, table="pickled", prefix=("p",), trust=True)
+        assert (report.new, report.refused) == (1, 1)
+        assert await stored(app) == {("a",): {"b": [1, None]}, ("t",): "text", ("p", "a"): [1]}
+        assert not (tmp_path / "ran").exists()
+
+    async def test_a_value_that_is_neither_is_refused(self, tmp_path: Path, app: Path) -> None:
+        file = tmp_path / "dict.sqlite"
+        with sqlitedict.SqliteDict(str(file), encode=lambda value: value, decode=lambda value: value) as other:
+            other["text"] = "not json"
+            other["bytes"] = b"\x00not a pickle"
+            other.commit()
+        report = await refused("sqlitedict", file, app, trust=True)
+        assert report.refused == 2
+
+
+class TestShelve:
+    async def test_every_value_needs_trust(self, tmp_path: Path, app: Path) -> None:
+        name = str(tmp_path / "shelf")
+        with shelve.open(name) as shelf:
+            shelf["ü"] = {"a": 1}
+            shelf["evil"] = Evil(tmp_path / "ran")
+        assert (await refused("shelve", name, app)).refused == 2
+        report = await refused("shelve", name, app, trust=True)
+        assert (report.new, report.refused) == (1, 1)
+        assert await stored(app) == {("ü",): {"a": 1}}
+        assert not (tmp_path / "ran").exists()
+
+
+async def test_what_is_of_another_kind_is_refused_before_a_database_is_made(tmp_path: Path, app: Path) -> None:
+    (tmp_path / "text").write_text("text " * 1000)
+    kind: Any
+    for kind in ("diskcache", "sqlitedict", "shelve"):
+        for source in ("text", "absent"):
+            with pytest.raises(InvalidArgument):
+                await admin.import_from(kind, tmp_path / source, app)
+    kind = "redis"
+    with pytest.raises(InvalidArgument, match="kind: expected one of diskcache, sqlitedict, shelve"):
+        await admin.import_from(kind, tmp_path / "text", app)
+    assert not app.exists()
+    async with keyloft.open(app):
+        pass
+    with pytest.raises(InvalidArgument, match="database: expected another file"):
+        await admin.import_from("sqlitedict", app, app)
+
+
+async def test_damaged_pickles_and_keys_that_meet_are_refused(tmp_path: Path, app: Path) -> None:
+    with diskcache.Cache(str(tmp_path / "cache")) as cache:
+        for number in range(5):
+            cache[number] = {"n": number}
+        cache["a"] = 1
+        cache[("a",)] = 2
+        cache[None] = 3
+    for number, data in enumerate([b"", b"\x80\x05", b"cos\nsystem\n(S'true'\ntR.", pickle.dumps({})[:-1]]):
+        run_sql(
+            str(tmp_path / "cache" / "cache.db"),
+            f"UPDATE Cache SET value = x'{data.hex()}' WHERE key = {number} AND raw = 1",
+        )
+    report = await refused("diskcache", tmp_path / "cache", app, trust=True)
+    assert (report.new, report.refused) == (2, 6)
+    assert await stored(app) == {(4,): {"n": 4}, ("a",): 1}

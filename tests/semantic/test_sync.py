@@ -1,0 +1,86 @@
+"""The semantic store and the operators' functions without an event loop of the caller's."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import keyloft
+from keyloft.admin import sync as admin
+from keyloft.errors import Closed, InvalidArgument, LockHeld, LockLost, VersionConflict
+from keyloft.semantic import Semantics, SyncSemanticStore
+from tests.support.postgres import database_url
+
+PROJECT = "tenant/acme/project/web"
+KEY = f"{PROJECT}/docs/cursor"
+CURSOR = Semantics("cursor")
+LONGEST_SECONDS = 60
+
+
+@pytest.fixture(params=["memory", "sqlite file", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    return database_url(request.param, request, tmp_path)
+
+
+def test_entries_locks_checkpoints_and_flags(url: str | None) -> None:
+    with keyloft.open_sync(url) as kv, SyncSemanticStore(kv) as store:
+        first = store.put(KEY, {"token": "a"}, expected_version=0, writer="harvester:sync", semantics=CURSOR)
+        with pytest.raises(VersionConflict):
+            store.put(KEY, 2, expected_version=0, writer="harvester:sync", semantics=CURSOR)
+        assert [entry.key for entry in store.list(f"{PROJECT}/docs/")] == [KEY]
+        assert store.audit(KEY).all()[0].action == "put"
+        with store.lock(f"{PROJECT}/locks/sync", writer="harvester:sync") as lock:
+            assert lock.is_held
+            with pytest.raises(LockHeld):
+                store.lock(f"{PROJECT}/locks/sync", writer="other:sync", wait=0).acquire()
+            store.put(KEY, 1, expected_version=first.version, writer="h:s", semantics=CURSOR, fence=lock.fence)
+        assert store.locks(PROJECT).all() == []
+        with store.watch(KEY) as watching:
+            assert next(watching).value == 1  # type: ignore[union-attr]
+            # A plain function, which may use the store, too.
+            changed = store.retrying().run(lambda: store.update(KEY, lambda value: value + 1, writer="h:s"))
+            assert changed.value == 2
+            assert next(watching).value == 2  # type: ignore[union-attr]
+        with pytest.raises(InvalidArgument, match="would wait"):
+            store.update(KEY, lambda value: store.get(KEY), writer="h:s")
+        checkpoint = store.checkpoint(f"{PROJECT}/position", writer="h:s")
+        assert checkpoint.resume(0) == 0
+        checkpoint.advance(5)
+        assert store.checkpoint(f"{PROJECT}/position", writer="h:s").resume() == 5
+        flags = store.flags("acme", "web", defaults={"new-ui": False})
+        with flags.live() as now:
+            assert now["new-ui"] is False
+            flags.set("new-ui", True, writer="console:rollout")
+            while not now["new-ui"]:
+                now.changed()
+        assert next(flags.watch()) == {"new-ui": True}
+        assert store.dead_letters.list(PROJECT).all() == []
+    with pytest.raises(Closed):
+        store.get(KEY)
+    store.close()
+
+
+def test_a_lost_lock_is_raised_at_the_end_of_its_block(tmp_path: Path) -> None:
+    with keyloft.open_sync(tmp_path / "app.db") as kv, SyncSemanticStore(kv) as store:
+
+        def lose() -> None:
+            with store.lock(f"{PROJECT}/locks/l", writer="a:b") as lock:
+                store.delete(f"{PROJECT}/locks/l", expected_version="*", writer="operator:cut")
+                waiting = threading.Event()
+                for _ in range(100 * LONGEST_SECONDS):
+                    if not lock.is_held:
+                        break
+                    waiting.wait(0.01)
+
+        with pytest.raises(LockLost):
+            lose()
+        with pytest.raises(ZeroDivisionError), store.lock(f"{PROJECT}/locks/l", writer="a:b"):
+            raise ZeroDivisionError
+
+
+def test_operators_call_the_same_functions_without_await(tmp_path: Path) -> None:
+    with keyloft.open_sync(tmp_path / "app.db") as kv:
+        kv.set(("k",), 1)
+        assert admin.backup(tmp_path / "app.db", tmp_path / "nightly.db").rows == 1
+    assert not admin.check(tmp_path / "nightly.db").findings
+    assert [change.key for change in admin.changes(tmp_path / "app.db")] == ["k"]

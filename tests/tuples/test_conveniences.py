@@ -1,0 +1,353 @@
+"""Everyday calls: a default, add, pop, increment, update, children, scoped stores, and expiry at a moment."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import keyloft
+from keyloft import (
+    U64,
+    CounterOutOfRange,
+    Entry,
+    InvalidArgument,
+    InvalidKey,
+    InvalidValue,
+    KeyTooLarge,
+    ManualClock,
+    NotACounter,
+    Store,
+    VersionConflict,
+)
+from keyloft.core.keys import TupleKey
+from keyloft.core.records import Scan
+from tests.support.postgres import database_url
+
+
+@pytest.fixture(params=["memory", "sqlite file", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    return database_url(request.param, request, tmp_path)
+
+
+@pytest.fixture
+async def kv(url: str | None, clock: ManualClock) -> AsyncIterator[Store]:
+    async with keyloft.open(url, clock=clock, sweep_every=None) as store:
+        yield store
+
+
+@pytest.fixture
+async def memory(clock: ManualClock) -> AsyncIterator[Store]:
+    """For what does not depend on the engine."""
+    async with keyloft.open(clock=clock, sweep_every=None) as store:
+        yield store
+
+
+def now(clock: ManualClock) -> datetime:
+    return datetime.fromtimestamp(clock.now() / 1000, UTC)
+
+
+async def test_a_default_stands_for_an_absent_value_and_for_no_other(memory: Store) -> None:
+    await memory.set(("none",), None)
+    assert (await memory.get(("none",), default=5)).value is None
+    absent = await memory.get(("absent",), 5)
+    assert (absent.value, absent.exists) == (5, False)
+    assert await memory.atomic().check(absent).set(absent.key, 6).commit()
+
+
+async def test_add_stores_only_where_nothing_is(kv: Store, clock: ManualClock) -> None:
+    assert await kv.add(("k",), 1, expire_in=5)
+    assert not await kv.add(("k",), 2)
+    assert (await kv.get(("k",))).value == 1
+    clock.advance(5)
+    assert await kv.add(("k",), 3)
+    assert (await kv.get(("k",))).value == 3
+    tried = await asyncio.gather(*[kv.add(("once",), number) for number in range(10)])
+    assert sum(tried) == 1
+
+
+async def test_pop_gives_an_entry_to_one_caller(kv: Store) -> None:
+    stamp = await kv.set(("job",), {"n": 1})
+    taken = await asyncio.gather(*[kv.pop(("job",), "none") for _ in range(8)])
+    assert sorted([entry.exists for entry in taken]) == [False] * 7 + [True]
+    assert [entry for entry in taken if entry.exists] == [Entry(("job",), {"n": 1}, stamp)]
+    assert {entry.value for entry in taken if not entry.exists} == {"none"}
+    assert not (await kv.get(("job",))).exists
+
+
+async def test_increment_returns_the_new_number_and_keeps_expiry_and_kind(kv: Store, clock: ManualClock) -> None:
+    assert await kv.increment(("visits",), expire_in=30) == 1
+    clock.advance(10)
+    assert await kv.increment(("visits",), -5, expire_in=999) == -4
+    entry = await kv.get(("visits",))
+    assert (entry.value, type(entry.value), entry.expires_at) == (-4, int, now(clock) + timedelta(seconds=20))
+    await kv.set(("sold",), U64(3))
+    assert await kv.increment(("sold",), 4) == 7
+    assert repr((await kv.get(("sold",))).value) == "U64(7)"
+    with pytest.raises(CounterOutOfRange, match=r"\('sold',\)"):
+        await kv.increment(("sold",), -8)
+    await kv.set(("name",), "x")
+    with pytest.raises(NotACounter, match=r"\('name',\) is not an integer"):
+        await kv.increment(("name",))
+    for wrong in ("1", 1.5, True):
+        with pytest.raises(InvalidValue, match="by: expected an int, got"):
+            await kv.increment(("visits",), wrong)  # type: ignore[arg-type]
+    numbers = await asyncio.gather(*[kv.increment(("n",)) for _ in range(20)])
+    assert sorted(numbers) == list(range(1, 21))
+
+
+class TestUpdateOfTuples:
+    async def test_no_change_of_many_tasks_is_lost(self, kv: Store) -> None:
+        async def slowly(players: list[int]) -> list[int]:
+            await asyncio.sleep(0)
+            return [*players, len(players)]
+
+        for _ in range(2):
+            await asyncio.gather(*[kv.update(("players",), slowly, default=[]) for _ in range(25)])
+        assert (await kv.get(("players",))).value == list(range(50))
+
+    async def test_the_entry_that_was_stored_is_returned(self, kv: Store, clock: ManualClock) -> None:
+        await kv.set(("k",), 1, expire_in=30)
+        entry = await kv.update(("k",), lambda value: value + 1)
+        assert entry == await kv.get(("k",))
+        assert (entry.value, entry.expires_at) == (2, now(clock) + timedelta(seconds=30))
+        entry = await kv.update(("k",), lambda value: value + 1, expire_in=5)
+        assert entry == await kv.get(("k",))
+        assert entry.expires_at == now(clock) + timedelta(seconds=5)
+        entry = await kv.update(("k",), lambda value: value + 1, expire_at=now(clock) + timedelta(seconds=7))
+        assert entry == await kv.get(("k",))
+        clock.advance(7)
+        assert await kv.update(("k",), lambda value: value + 1, 0) == await kv.get(("k",))
+        assert (await kv.get(("k",))).value == 1
+
+    async def test_the_default_stays_as_it_is(self, memory: Store) -> None:
+        default: dict[str, int] = {}
+
+        def change(value: dict[str, int]) -> dict[str, int]:
+            value["n"] = value.get("n", 0) + 1
+            return value
+
+        await memory.update(("a",), change, default)
+        await memory.update(("b",), change, default)
+        assert default == {}
+        assert (await memory.get(("b",))).value == {"n": 1}
+
+    async def test_what_the_function_raises_is_raised_and_nothing_is_written(self, memory: Store) -> None:
+        await memory.set(("k",), 1)
+        with pytest.raises(ZeroDivisionError):
+            await memory.update(("k",), lambda value: value / 0)
+        with pytest.raises(InvalidValue):
+            await memory.update(("k",), lambda value: {value})
+        assert (await memory.get(("k",))).value == 1
+
+    async def test_it_gives_up_when_others_are_always_faster(
+        self, memory: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("keyloft.limits.UPDATE_PAUSES", (0, 0))
+
+        async def overtaken(value: int) -> int:
+            await memory.increment(("k",))
+            return value + 1
+
+        with pytest.raises(VersionConflict, match=r"\('k',\) 100 times before this update"):
+            await memory.update(("k",), overtaken, 0)
+        assert (await memory.get(("k",))).value == 100
+
+
+class TestChildren:
+    async def test_each_part_below_a_prefix_is_there_once(self, kv: Store) -> None:
+        stored: list[TupleKey] = [("a",), ("a", 1), ("a", 1, 2), ("a", 2, "x"), ("a", 2, "y"), ("a", "s"), ("b", 1)]
+        await kv.set_many(dict.fromkeys(stored, 0))
+        assert await kv.children(("a",)) == [("a", "s"), ("a", 1), ("a", 2)]
+        assert await kv.children(("a",), reverse=True) == [("a", 2), ("a", 1), ("a", "s")]
+        assert [key async for key in kv.children()] == [("a",), ("b",)]
+        assert await kv.children(("a",), limit=2) == [("a", "s"), ("a", 1)]
+        assert await kv.children(("nothing",)) == []
+        with pytest.raises(InvalidArgument, match="limit: expected"):
+            kv.children(("a",), limit=0)
+
+    async def test_they_are_those_of_a_list_whatever_is_stored(self, memory: Store) -> None:
+        chance = random.Random(7)
+        parts: list[Any] = [b"", b"\x00", "", "a\x00", "z", -300, -1, 0, 1, 255, 256, 2**70, -0.5, 1.5, True, False]
+        for reverse in (False, True):
+            for _ in range(60):
+                keys = {tuple(chance.choices(parts, k=chance.randint(1, 4))): 0 for _ in range(chance.choice((3, 200)))}
+                await memory.delete_range(prefix=())
+                await memory.set_many(keys)
+                prefix = tuple(chance.choices(parts, k=chance.randint(0, 1)))
+                below = await memory.keys(prefix=prefix, reverse=reverse)
+                wanted = list(dict.fromkeys([repr(key[: len(prefix) + 1]) for key in below]))
+                found = await memory.children(prefix, reverse=reverse)
+                assert [repr(key) for key in found] == wanted
+
+    async def test_what_lies_below_a_child_is_passed_over(self, memory: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        await memory.set_many({("deep", child, number): 0 for child in range(5) for number in range(2000)})
+        await memory.set_many({("flat", number): 0 for number in range(2000)})
+        read, engine_read = list[int](), memory.engine.read
+
+        async def counting(*asks: Any) -> list[Any]:
+            answers: list[Any] = await engine_read(*asks)
+            read.extend([len(answer) for ask, answer in zip(asks, answers, strict=True) if isinstance(ask, Scan)])
+            return answers
+
+        monkeypatch.setattr(memory.engine, "read", counting)
+        assert len(await memory.children(("deep",))) == 5
+        assert sum(read) < 40
+        read.clear()
+        assert len(await memory.children(("flat",))) == 2000
+        assert len(read) < 20
+
+
+class TestScoped:
+    async def test_keys_are_relative_both_ways(self, kv: Store) -> None:
+        below = kv.scoped(("app", 7))
+        await kv.set_many({("app", 7): "itself", ("app", 7, "a"): 1, ("app", 70, "a"): 2, ("app", 8): 3, ("a",): 4})
+        assert (await below.get(("a",))).key == ("a",)
+        await below.set_many({("b",): 2, ("c", 1): 3, ("c", 2): 4})
+        assert [(entry.key, entry.value) for entry in await below.list()] == [
+            (("a",), 1),
+            (("b",), 2),
+            (("c", 1), 3),
+            (("c", 2), 4),
+        ]
+        assert await below.keys(prefix=("c",), reverse=True, limit=1) == [("c", 2)]
+        assert await below.children() == [("a",), ("b",), ("c",)]
+        assert await below.count() == 4
+        page = await below.list(limit=1)
+        assert len(await below.list(cursor=page.cursor)) == 3
+        assert [entry.key for entry in await below.get_many([("b",), ("x",)])] == [("b",), ("x",)]
+        assert await below.increment(("a",)) == 2
+        assert (await below.update(("a",), lambda n: n + 1)).key == ("a",)
+        assert (await below.pop(("b",))).value == 2
+        inner = below.scoped(("c",))
+        assert [entry.key for entry in await inner.list()] == [(1,), (2,)]
+        assert await inner.delete_range(prefix=()) == 2
+        assert await kv.keys() == [("a",), ("app", 7), ("app", 7, "a"), ("app", 8), ("app", 70, "a")]
+
+    async def test_atomic_watch_and_errors_too(self, kv: Store) -> None:
+        below = kv.scoped(("app",))
+        async with below.watch(prefix=()) as watch, below.watch(("k",)) as keys:
+            assert await below.atomic().check(("k",), None).set(("k",), 1).sum(("n",), 1).commit()
+            await kv.set(("other",), 1)
+            changed = await asyncio.wait_for(watch.__anext__(), 30)
+            assert {entry.key for entry in changed} == {("k",), ("n",)}
+            while True:
+                [entry] = await asyncio.wait_for(keys.__anext__(), 30)
+                assert entry.key == ("k",)
+                if entry.exists:
+                    break
+        lost = await below.atomic().check(("k",), None).delete(("k",)).commit()
+        assert [conflict.key for conflict in lost.conflicts] == [("k",)]
+        with pytest.raises(NotACounter, match=r"at \('k',\)"):
+            await below.atomic().sum(("k",), 1).commit()
+        assert (await kv.get(("app", "n"))).value == U64(1)
+
+    async def test_it_is_the_same_store(self, clock: ManualClock) -> None:
+        async with keyloft.open(name="shop", clock=clock, sweep_every=None, max_value_bytes=10) as kv:
+            async with kv.scoped(("app",)) as below:
+                assert repr(below) == "<Store on memory, store shop, below ('app',), open>"
+                await below.set(("k",), 1, expire_in=1)
+                with pytest.raises(InvalidValue):
+                    await below.set(("k",), "x" * 10)
+                with pytest.raises(KeyTooLarge, match="2,049 bytes encoded with the prefix of the scoped store"):
+                    await below.set(("x" * 2042,), 1)
+                await below.set(("x" * 2041,), 1)
+                with pytest.raises(KeyTooLarge):
+                    await below.get(("x" * 2042,))
+                with pytest.raises(InvalidKey):
+                    await below.get(())
+            clock.advance(1)
+            assert await below.sweep() == 1
+            assert await kv.count() == 1
+        with pytest.raises(keyloft.Closed):
+            await below.get(("k",))
+
+
+class TestExpireAt:
+    async def test_an_entry_expires_at_that_moment(self, kv: Store, clock: ManualClock) -> None:
+        due = now(clock) + timedelta(seconds=10)
+        elsewhere = due.astimezone(timezone(timedelta(hours=-5)))
+        await kv.set(("a",), 1, expire_at=due)
+        await kv.set_many({("b",): 1}, expire_at=elsewhere)
+        await kv.add(("c",), 1, expire_at=due)
+        await kv.increment(("d",), expire_at=due)
+        await kv.atomic().set(("e",), 1, expire_at=due).sum(("f",), 1, expire_at=due).commit()
+        await kv.set(("g",), 1)
+        assert await kv.touch(("g",), expire_at=due)
+        assert {entry.expires_at for entry in await kv.list()} == {due}
+        clock.advance(9.999)
+        assert await kv.count() == 7
+        clock.advance(0.001)
+        assert await kv.count() == 0
+
+    @pytest.mark.parametrize("days", [1, 40 * 366, 400 * 366])
+    async def test_the_past_is_accepted_and_the_entry_absent(self, kv: Store, clock: ManualClock, days: int) -> None:
+        await kv.set(("k",), 1)
+        await kv.set(("k",), 2, expire_at=now(clock) - timedelta(days=days))
+        assert not (await kv.get(("k",))).exists
+
+    async def test_what_is_no_moment_is_refused(self, memory: Store) -> None:
+        soon: Any
+        for soon in (datetime(2030, 1, 1), 5, "2030-01-01T00:00:00Z"):
+            with pytest.raises(InvalidArgument, match="expire_at: expected a datetime"):
+                await memory.set(("k",), 1, expire_at=soon)
+        with pytest.raises(InvalidArgument, match="expire_in, expire_at: expected one of them, got both"):
+            await memory.set(("k",), 1, expire_in=1, expire_at=datetime(2030, 1, 1, tzinfo=UTC))
+        with pytest.raises(InvalidArgument, match="expire_in: expected seconds, a timedelta or None"):
+            await memory.touch(("k",))
+        assert await memory.set(("k",), 1, expire_at=datetime.max.replace(tzinfo=UTC))
+
+
+async def test_an_atomic_returns_the_new_numbers_of_its_counters(kv: Store) -> None:
+    await kv.set_many({("a",): U64(5), ("b",): U64(5), ("x",): 1})
+    done = await (
+        kv.atomic().set(("c",), 1).sum(("a",), 2).delete(("x",)).min(("b",), 3).touch(("c",), expire_in=None).commit()
+    )
+    assert done.values == (None, 7, None, 3, None)
+    assert (await kv.atomic().check(("a",), None).sum(("a",), 1).commit()).values == ()
+
+
+class TestAppend:
+    async def test_entries_sort_as_they_were_committed(self, kv: Store) -> None:
+        numbers = list(range(30))
+        done = await asyncio.gather(*[kv.atomic().append(("log",), number).commit() for number in numbers])
+        by_stamp = sorted((each.versionstamp or 0, number) for each, number in zip(done, numbers, strict=True))
+        assert [(entry.key, entry.value) for entry in await kv.list(("log",))] == [
+            (("log", stamp), number) for stamp, number in by_stamp
+        ]
+        assert [each.appended for each in done] == [(("log", each.versionstamp),) for each in done]
+
+    async def test_several_in_one_atomic_have_keys_of_their_own(self, kv: Store, clock: ManualClock) -> None:
+        async with kv.watch(prefix=()) as watch:
+            atomic = kv.atomic().append((), "a").append(("log",), 1, expire_in=5).set(("k",), 1).append(("log",), 2)
+            done = await atomic.append((1,), "int").append((True,), "bool").append(("log",), 3).commit()
+            stamp = done.versionstamp
+            several = [("log", stamp), ("log", stamp, 1), (1, stamp), (True, stamp), ("log", stamp, 2)]
+            assert done.appended == ((stamp,), *several)
+            assert done.values == (None,) * 7
+            changed = await asyncio.wait_for(watch.__anext__(), 30)
+            assert {entry.key for entry in changed} == {*done.appended, ("k",)}
+        assert [(entry.key, entry.value) for entry in await kv.list(("log",))] == [
+            (("log", stamp), 1),
+            (("log", stamp, 1), 2),
+            (("log", stamp, 2), 3),
+        ]
+        again = await atomic.commit()
+        assert again.versionstamp != stamp
+        clock.advance(5)
+        assert await kv.count(("log",)) == 4
+        assert not await kv.atomic().check(("k",), None).append(("log",), 9).commit()
+        assert await kv.count(("log",)) == 4
+
+    async def test_below_a_prefix_and_in_a_named_store_too(self, memory: Store) -> None:
+        below = memory.scoped(("app",))
+        done = await below.atomic().append(("log",), 1).commit()
+        assert await below.keys() == [("log", done.versionstamp)] == list(done.appended)
+        assert await memory.keys() == [("app", "log", done.versionstamp)]
+        for kv, longest in ((memory, 2048 - 10), (below, 2048 - 10 - 5)):
+            await kv.atomic().append(("x" * longest,), 1).commit()
+            with pytest.raises(KeyTooLarge):
+                await kv.atomic().append(("x" * (longest + 1),), 1).commit()
