@@ -10,7 +10,7 @@ import keyloft
 
 from .children import child
 
-_TASKS, _PROCESSES, _THREADS, _TIMES = 50, 4, 4, 2
+_TASKS, _PROCESSES, _THREADS, _TIMES = 50, 4, 4, 1
 
 
 @pytest.mark.slow
