@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
+
+from tools.machines import Machine, MachineGroup, loopback
 
 NOT_INSTALLED: Final = "etcd is not installed: apt-get install etcd-server (Debian), or put etcd 3.4 or later in PATH"
 _READY_SECONDS: Final = 60.0
@@ -26,10 +27,11 @@ def is_installed() -> bool:
 class Node:
     """A member of a cluster, in a folder of its own."""
 
-    def __init__(self, name: str, folder: Path, options: tuple[str, ...] = ()) -> None:
-        """With the option --cert-file, clients use TLS."""
+    def __init__(self, name: str, folder: Path, options: tuple[str, ...] = (), machine: Machine | None = None) -> None:
+        """With the option --cert-file, clients use TLS; without a machine, it runs on loopback."""
         self.name = name
-        self.client, self.peer = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.machine = machine or Machine("127.0.0.1")
+        self.client, self.peer = (f"{self.machine.host}:{port}" for port in self.machine.free_ports(2))
         self._scheme = "https" if any(option.startswith("--cert-file") for option in options) else "http"
         self._folder = folder
         self._options = options
@@ -50,7 +52,7 @@ class Node:
         }
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["etcd", *[f"--{option}={value}" for option, value in arguments.items()], *self._options],
+                [*self.machine.command, "etcd", *[f"--{option}={value}" for option, value in arguments.items()], *self._options],
                 stdout=log,
                 stderr=log,
                 # The terminal's Ctrl-C is for the tests: they end the node themselves.
@@ -108,9 +110,12 @@ class Node:
 
 
 @contextmanager
-def own_cluster(folder: Path, size: int = 1, *options: str) -> Iterator[list[Node]]:
-    """A cluster that ends with the block."""
-    nodes = [Node(f"n{number}", folder, options) for number in range(1, size + 1)]
+def own_cluster(
+    folder: Path, size: int = 1, *options: str, machines: MachineGroup | None = None
+) -> Iterator[list[Node]]:
+    """A cluster that ends with the block: a node on each machine, or so many on loopback."""
+    group = machines or loopback(size)
+    nodes = [Node(f"n{number}", folder, options, machine) for number, machine in enumerate(group.machines, 1)]
     with ExitStack() as stack:
         for node in nodes:
             stack.callback(node.stop)
@@ -122,11 +127,3 @@ def own_cluster(folder: Path, size: int = 1, *options: str) -> Iterator[list[Nod
 
 def url_of(nodes: list[Node], prefix: str) -> str:
     return f"etcd://{','.join(node.client for node in nodes)}/{prefix}"
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
