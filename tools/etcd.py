@@ -9,7 +9,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -127,3 +127,16 @@ def own_cluster(
 
 def url_of(nodes: list[Node], prefix: str) -> str:
     return f"etcd://{','.join(node.client for node in nodes)}/{prefix}"
+
+
+def leader_of(nodes: list[Node]) -> Node:
+    """The node that leads the cluster, as soon as there is one that answers."""
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline:
+        for node in nodes:
+            with suppress(OSError):
+                status = json.loads(node.request("/v3/maintenance/status", {}))
+                if status.get("leader") == status["header"]["member_id"]:
+                    return node
+        time.sleep(0.02)
+    raise RuntimeError("etcd has no leader")
