@@ -52,7 +52,12 @@ class Node:
         }
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self.machine.command, "etcd", *[f"--{option}={value}" for option, value in arguments.items()], *self._options],
+                [
+                    *self.machine.command,
+                    "etcd",
+                    *[f"--{option}={value}" for option, value in arguments.items()],
+                    *self._options,
+                ],
                 stdout=log,
                 stderr=log,
                 # The terminal's Ctrl-C is for the tests: they end the node themselves.

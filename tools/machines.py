@@ -25,7 +25,6 @@ class Machine:
     def __init__(self, host: str, namespace: int | None = None) -> None:
         self.host = host
         self._namespace = namespace
-        self._last_port = 5000
 
     @property
     def command(self) -> list[str]:
@@ -33,14 +32,11 @@ class Machine:
         return [] if self._namespace is None else ["nsenter", "--net", f"--target={self._namespace}"]
 
     def free_ports(self, count: int) -> list[int]:
-        """Ports on which no program of this machine listens."""
-        if self._namespace is not None:
-            self._last_port += count
-            return [self._last_port - number for number in range(count)]
+        """Ports on which no program listens, here or on another machine: the names of Unix sockets hold them, too."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
             for one in sockets:
-                one.bind((self.host, 0))
+                one.bind(("127.0.0.1", 0))
             return [one.getsockname()[1] for one in sockets]
 
     def ip(self, *lines: str) -> None:

@@ -47,9 +47,8 @@ class PatroniNode:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped: list[int] = []
 
-    def start(self, etcd_hosts: str, socket: Path) -> None:
+    def start(self, etcd_hosts: str) -> None:
         """Start it, with its data if it had any; returns at once."""
-        socket.mkdir(exist_ok=True)
         environment = {
             **self._options["env"],
             "PATRONI_NAME": self.name,
@@ -116,6 +115,8 @@ class PatroniNode:
             self._process = None
         with suppress(FileNotFoundError, ProcessLookupError, ValueError, IndexError):
             kill_family(self._postmaster())
+        for left in Path("/tmp").glob(f".s.PGSQL.{self.address.rpartition(':')[2]}*"):
+            left.unlink(missing_ok=True)
 
     def hang_patroni(self) -> None:
         """Patroni stops, as a process that gets no processor; PostgreSQL goes on, and takes writes."""
@@ -143,9 +144,8 @@ class PatroniNode:
 class PatroniCluster:
     """Three nodes, or more, and the etcd in which they elect their leader."""
 
-    def __init__(self, nodes: list[PatroniNode], electors: list[etcd.Node], folder: Path, group: MachineGroup) -> None:
+    def __init__(self, nodes: list[PatroniNode], electors: list[etcd.Node], group: MachineGroup) -> None:
         self.nodes, self.electors, self.group = nodes, electors, group
-        self._folder = folder
 
     @property
     def url(self) -> str:
@@ -158,7 +158,7 @@ class PatroniCluster:
 
     def start(self, node: PatroniNode) -> None:
         """Start a node, for the first time or after it was killed."""
-        node.start(",".join(elector.client for elector in self.electors), self._folder / "socket")
+        node.start(",".join(elector.client for elector in self.electors))
 
     def leader(self, *, other_than: PatroniNode | None = None) -> PatroniNode:
         """The leader, as soon as there is one."""
@@ -166,7 +166,8 @@ class PatroniCluster:
         def find() -> PatroniNode | None:
             return next((node for node in self.nodes if node is not other_than and node.is_leader), None)
 
-        return self._until(find, "no leader")
+        leader: PatroniNode = self._until(find, "no leader")
+        return leader
 
     def followers(self) -> list[PatroniNode]:
         leader = self.leader()
@@ -198,7 +199,9 @@ class PatroniCluster:
         deadline = time.monotonic() + SECONDS
         while not (found := look()):
             if time.monotonic() > deadline:
-                logs = "\n".join(f"{node.name}: {node.log.read_text()[-1500:]}" for node in self.nodes if node.log.exists())
+                logs = "\n".join(
+                    f"{node.name}: {node.log.read_text()[-1500:]}" for node in self.nodes if node.log.exists()
+                )
                 raise RuntimeError(f"{otherwise} after {SECONDS:g} s\n{logs}")
             time.sleep(0.1)
         return found
@@ -224,7 +227,7 @@ def patroni_cluster(
             PatroniNode(f"node{number}", machine, folder, programs, options)
             for number, machine in enumerate(group.machines, 1)
         ]
-        cluster = PatroniCluster(nodes, voting, folder, group)
+        cluster = PatroniCluster(nodes, voting, group)
         first, *others = nodes
         for node in nodes:
             stack.callback(node.kill)

@@ -23,6 +23,7 @@ class Arena(Struct, frozen=True):
 
     url: str
     faults: dict[str, Callable[[], Ending]]
+    """By name: makes the fault, and returns what ends it."""
     wait_until_whole: Callable[[], None]
 
 
@@ -51,6 +52,13 @@ def _patroni_faults(cluster: PatroniCluster) -> dict[str, Callable[[], Ending]]:
         node.hang_patroni()
         return node.go_on
 
+    def hang_and_replace(node: PatroniNode) -> Ending:
+        """Two servers can be written, until the old leader's Patroni goes on."""
+        node.hang_patroni()
+        cluster.end_leadership()
+        cluster.leader(other_than=node)
+        return node.go_on
+
     def freeze(node: PatroniNode) -> Ending:
         node.freeze()
         return node.go_on
@@ -59,6 +67,7 @@ def _patroni_faults(cluster: PatroniCluster) -> dict[str, Callable[[], Ending]]:
         "the leader's PostgreSQL dies": lambda: kill_postgres(cluster.leader()),
         "the leader's machine dies": lambda: kill(cluster.leader()),
         "the leader's Patroni hangs": lambda: hang(cluster.leader()),
+        "the leader's Patroni hangs, and another node leads": lambda: hang_and_replace(cluster.leader()),
         "the leader's machine freezes": lambda: freeze(cluster.leader()),
         "a standby's machine dies": lambda: kill(follower()),
         "a standby's machine freezes": lambda: freeze(follower()),

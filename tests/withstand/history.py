@@ -41,6 +41,12 @@ class Recorder:
         self._file = file.open("ab", buffering=0)
         self.worker = worker
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
     def call(self, kind: str, key: str, does: str, given: Any = None) -> "CallInProgress":
         return CallInProgress(self, kind, key, does, given)
 
@@ -87,8 +93,4 @@ class CallInProgress:
 def read_history(folder: Path) -> list[Entered]:
     """What all workers entered. A line that was cut off by the end of its worker is left out."""
     decode = msgspec.json.Decoder(Entered).decode
-    return [
-        decode(line)
-        for file in sorted(folder.glob("*.jsonl"))
-        for line in file.read_bytes().split(b"\n")[:-1]
-    ]
+    return [decode(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_bytes().split(b"\n")[:-1]]

@@ -138,25 +138,28 @@ def _register_step(state: Hashable, call: Call) -> Hashable | None:
         case "get":
             return state if call.seen == state else None
         case "swap":
-            assert isinstance(call.given, tuple)
-            expected, value = call.given
+            expected, value = _swapped(call)
             return value if state == expected else None
         case "refused":  # a swap that failed: what it names as stored was there
             return state if call.seen == state and call.given != state else None
     raise AssertionError(call.does)
 
 
+def _swapped(call: Call) -> tuple[Hashable, Hashable]:
+    assert isinstance(call.given, tuple)
+    expected, value = call.given
+    return expected, value
+
+
 def _register_writes(call: Call) -> Hashable | None:
     if call.does == "swap":
-        assert isinstance(call.given, tuple)
-        return call.given[1]
+        return _swapped(call)[1]
     return call.given if call.does == "set" else None
 
 
 def _register_shows(call: Call) -> Hashable | None:
     if call.does == "swap":
-        assert isinstance(call.given, tuple)
-        return call.given[0]
+        return _swapped(call)[0]
     return call.seen
 
 

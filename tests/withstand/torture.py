@@ -1,4 +1,4 @@
-"""Tortures a cluster for minutes, and reports what clients saw: `scripts/torture [MINUTES] [--engine postgres|etcd]`."""
+"""Tortures a cluster for minutes, and reports what clients saw: `scripts/torture [MINUTES] [--engine NAME]`."""
 
 import argparse
 import random
@@ -27,7 +27,13 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="a file for the report, beside standard output")
     parser.add_argument("--keep", type=Path, help="an empty folder in which the histories stay")
     given = parser.parse_args()
-    if reason := patroni.missing() if given.engine == "postgres" else None if etcd.is_installed() else etcd.NOT_INSTALLED:
+    if (
+        reason := patroni.missing()
+        if given.engine == "postgres"
+        else None
+        if etcd.is_installed()
+        else etcd.NOT_INSTALLED
+    ):
         sys.exit(reason)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     cuts = can_cut()
@@ -83,8 +89,8 @@ def report(engine: str, seed: str, trial: Trial) -> str:
         lines.append(f"| {name} | {len(made)} | {_longest(made, 'writes_out')} | {_longest(made, 'reads_out')} |")
     lines += [
         "",
-        f"- {findings.acknowledged:,} writes acknowledged, {findings.reads:,} reads, {findings.unknown} outcomes unknown, "
-        f"{findings.failed} calls failed",
+        f"- {findings.acknowledged:,} writes acknowledged, {findings.reads:,} reads, {findings.unknown} outcomes "
+        f"unknown, {findings.failed} calls failed",
         f"- {len(findings.lost)} lost, {len(findings.doubled)} doubled, {len(findings.stale)} keys with stale reads",
         f"- {len(findings.versions)} versions given twice or out of order",
         f"- {len(findings.locks)} writes under a lock that another holder had",

@@ -3,14 +3,15 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from msgspec import Struct
 
 from tests.withstand.history import Entered
-from tests.withstand.linearizability import COUNTER, NEVER, REGISTER, Call, first_misfit
+from tests.withstand.linearizability import COUNTER, NEVER, REGISTER, Call, Model, first_misfit
 
 _WRITES = ("set", "swap", "sum", "put")
-_MODELS = {"register": REGISTER, "counter": COUNTER}
+_MODELS: dict[str, Model[Any]] = {"register": REGISTER, "counter": COUNTER}
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -76,7 +77,11 @@ def longest_gap(moments: Iterable[float], start: float, end: float) -> float:
 
 def successes(history: Sequence[Entered], *, reads: bool) -> list[float]:
     """When calls succeeded that read, or that wrote."""
-    return [one.ended for one in history if one.outcome == "done" and ((one.does == "get") if reads else one.does in _WRITES)]
+    return [
+        one.ended
+        for one in history
+        if one.outcome == "done" and ((one.does == "get") if reads else one.does in _WRITES)
+    ]
 
 
 def _own(history: Sequence[Entered]) -> tuple[list[str], list[str]]:
@@ -148,7 +153,8 @@ def _versions(done: Sequence[Entered]) -> list[str]:
 def _locks(done: Sequence[Entered]) -> list[str]:
     in_order = sorted(done, key=lambda one: one.version or 0)
     return [
-        f"{later.worker} wrote version {later.version} under fence {later.fence}, after {earlier.worker} under {earlier.fence}"
+        f"{later.worker} wrote version {later.version} under fence {later.fence}, "
+        f"after {earlier.worker} under fence {earlier.fence}"
         for earlier, later in pairwise(in_order)
         if (later.fence or 0) < (earlier.fence or 0)
     ]

@@ -165,7 +165,11 @@ async def main(url: str, name: str, folder: str, seed: str, options: str) -> Non
 
 async def finish(url: str, folder: Path, options: dict[str, Any]) -> None:
     """Ends the histories: writes the last value of each register, and enters all that is stored."""
-    recorder = Recorder(folder / "end.jsonl", "end")
+    with Recorder(folder / "end.jsonl", "end") as recorder:
+        await _read_all(url, recorder, options)
+
+
+async def _read_all(url: str, recorder: Recorder, options: dict[str, Any]) -> None:
     async with keyloft.open(url, **options) as kv:
         for number in range(REGISTERS):
             with recorder.call("register", str(number), "get") as call:
