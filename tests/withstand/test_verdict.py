@@ -9,10 +9,8 @@ from tests.withstand.verdict import Findings, judge, longest_gap
 
 
 def entered(kind: str, does: str, at: float, **what: Any) -> Entered:
-    return Entered(
-        **{"worker": "w0", "kind": kind, "key": "k", "does": does, "began": at, "ended": at + 0.5, "version": None}
-        | what
-    )
+    fields: dict[str, Any] = {"worker": "w0", "key": "k"} | what
+    return Entered(kind=kind, does=does, began=at, ended=at + 0.5, **fields)
 
 
 SOUND = [
