@@ -203,7 +203,7 @@ class PatroniCluster:
                     f"{node.name}: {node.log.read_text()[-1500:]}" for node in self.nodes if node.log.exists()
                 )
                 raise RuntimeError(f"{otherwise} after {SECONDS:g} s\n{logs}")
-            time.sleep(0.1)
+            time.sleep(0.2)
         return found
 
 

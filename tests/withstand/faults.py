@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -46,7 +45,12 @@ def _patroni_faults(cluster: PatroniCluster) -> dict[str, Callable[[], Ending]]:
 
     def kill_postgres(node: PatroniNode) -> Ending:
         node.kill_postgres()
-        return lambda: None
+
+        def wait_for_another() -> None:
+            """Until Patroni has noticed, the cluster looks whole."""
+            cluster.leader(other_than=node)
+
+        return wait_for_another
 
     def hang(node: PatroniNode) -> Ending:
         node.hang_patroni()
@@ -139,12 +143,6 @@ def _etcd_faults(nodes: list[etcd.Node], group: MachineGroup | None) -> dict[str
             "a follower is cut off": lambda: cut(lambda node: group.cut_off(node.machine), follower()),
         }
     return faults
-
-
-def freeze_client(process: "subprocess.Popen[str]") -> Ending:
-    """A client stops in the middle of what it does, as a machine that sleeps."""
-    process.send_signal(signal.SIGSTOP)
-    return lambda: process.send_signal(signal.SIGCONT)
 
 
 def hold(seconds: float) -> None:

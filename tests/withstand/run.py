@@ -2,22 +2,24 @@
 
 import asyncio
 import json
-import subprocess
-import sys
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from tests.withstand.faults import Arena, Ending, freeze_client, hold
+from tests.support.fork_server import ForkedProcess
+from tests.withstand.faults import Arena, Ending, hold
 from tests.withstand.history import Entered, read_history
 from tests.withstand.verdict import Findings, judge, longest_gap, successes
 from tests.withstand.worker import finish
 
 _ROOT = Path(__file__).parents[2]
+_CALLS_SECONDS = 120.0
 
 
 class MadeFault(Struct, frozen=True):
@@ -45,10 +47,20 @@ class Trial(Struct, frozen=True):
 class Load:
     """Workers at work."""
 
-    def __init__(self, workers: "list[subprocess.Popen[str]]") -> None:
+    def __init__(self, workers: "list[WorkerProcess]", folder: Path) -> None:
         self.workers = workers
+        self._folder = folder
         self._made: list[tuple[str, float, float]] = []
-        self.began = time.monotonic()
+
+    def wait_for_calls(self, count: int) -> None:
+        """Return once all workers together have made so many more calls."""
+        wanted, deadline = self._calls() + count, time.monotonic() + _CALLS_SECONDS
+        while self._calls() < wanted:
+            assert time.monotonic() < deadline, "the workers do nothing"
+            time.sleep(0.02)
+
+    def _calls(self) -> int:
+        return sum(file.read_bytes().count(b"\n") for file in self._folder.glob("*.jsonl"))
 
     def suffer(self, name: str, begin: Callable[[], Ending], seconds: float, whole: Callable[[], None]) -> None:
         """Make a fault that lasts for so long, and wait until the cluster is whole again."""
@@ -62,7 +74,7 @@ class Load:
         self._made.append((name, began, time.monotonic()))
 
     def suffer_frozen_client(self, number: int, seconds: float) -> None:
-        self.suffer("a client freezes", lambda: freeze_client(self.workers[number]), seconds, lambda: None)
+        self.suffer("a client freezes", self.workers[number].freeze, seconds, lambda: None)
 
     def faults(self, history: Sequence[Entered]) -> list[MadeFault]:
         writes, reads = successes(history, reads=False), successes(history, reads=True)
@@ -72,40 +84,53 @@ class Load:
         ]
 
 
+class WorkerProcess:
+    """A worker, and the lines that are exchanged with it."""
+
+    def __init__(self, *arguments: str) -> None:
+        (stdin, its_input), (printed, stdout) = os.pipe(), os.pipe()
+        self._process = ForkedProcess(
+            ["-m", "tests.withstand.worker", *arguments], cwd=_ROOT, stdin=stdin, stdout=stdout, stderr=2
+        )
+        os.close(stdin)
+        os.close(stdout)
+        self._input, self._printed = os.fdopen(its_input, "w"), os.fdopen(printed)
+
+    def hear(self, expected: str) -> None:
+        """Wait for a line."""
+        line = self._printed.readline().strip()
+        assert line == expected, f"a worker said {line!r} instead of {expected}; exit code {self._process.poll()}"
+
+    def go_on(self) -> None:
+        """Say that it may enter its next phase."""
+        self._input.write("\n")
+        self._input.flush()
+
+    def freeze(self) -> Ending:
+        """It stops in the middle of what it does, as on a machine that sleeps."""
+        self._process.send_signal(signal.SIGSTOP)
+        return lambda: self._process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._printed.close()
+        with suppress(BrokenPipeError):
+            self._input.close()
+
+
 @contextmanager
-def _workers(arena: Arena, folder: Path, count: int, seed: str, options: dict[str, Any]) -> Iterator[Load]:
-    started: list[subprocess.Popen[str]] = []
-    try:
+def _workers(
+    arena: Arena, folder: Path, count: int, seed: str, pause: float, options: dict[str, Any]
+) -> Iterator[Load]:
+    with ExitStack() as stack:
+        workers = []
         for number in range(count):
-            arguments = [arena.url, f"w{number}", str(folder), f"{seed}-{number}", json.dumps(options)]
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.withstand.worker", *arguments],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    cwd=_ROOT,
-                    start_new_session=True,
-                )
-            )
-            _hear(started[-1], "ready")  # one after the other: the first one makes the tables
-        yield Load(started)
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
-
-
-def _hear(process: "subprocess.Popen[str]", expected: str) -> None:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    assert line == expected, f"a worker said {line!r} instead of {expected}; exit code {process.poll()}"
-
-
-def _tell(process: "subprocess.Popen[str]") -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+            arguments = (arena.url, f"w{number}", str(folder), f"{seed}-{number}", str(pause), json.dumps(options))
+            workers.append(WorkerProcess(*arguments))
+            stack.callback(workers[-1].end)
+            workers[-1].hear("ready")  # one after the other: the first one makes the tables
+        yield Load(workers, folder)
 
 
 def tried(
@@ -115,22 +140,33 @@ def tried(
     *,
     workers: int = 2,
     seed: str = "1",
+    pause: float = 0.01,
     options: dict[str, Any] | None = None,
 ) -> Trial:
-    """Run workers while faults are made, then judge their history, which stays in the folder."""
+    """Run workers while faults are made, then judge their history.
+
+    Args:
+        arena: The cluster.
+        folder: An empty one, in which the history stays.
+        make_faults: Returns when there were enough.
+        workers: How many processes use the store.
+        seed: Chooses what they do.
+        pause: The longest that each of their tasks pauses after a call, in seconds.
+        options: With which they open the store.
+    """
     began = time.monotonic()
     options = {"patience": 60.0} if options is None else options
-    with _workers(arena, folder, workers, seed, options) as load:
+    with _workers(arena, folder, workers, seed, pause, options) as load:
         make_faults(load)
-        for process in load.workers:
-            _tell(process)
-        for process in load.workers:
-            _hear(process, "idle")
+        for worker in load.workers:
+            worker.go_on()
+        for worker in load.workers:
+            worker.hear("idle")
         asyncio.run(finish(arena.url, folder, {"patience": 60.0}))
-        for process in load.workers:
-            _tell(process)
-        for process in load.workers:
-            _hear(process, "ended")
+        for worker in load.workers:
+            worker.go_on()
+        for worker in load.workers:
+            worker.hear("ended")
     history = read_history(folder)
     findings = judge(history, reads_from_standbys=options.get("reads") == "standby")
     errors: dict[str, int] = {}

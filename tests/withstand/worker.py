@@ -1,9 +1,10 @@
 """Uses a store in every way until it is asked to end, and records what it saw.
 
-    python -m tests.withstand.worker URL NAME FOLDER SEED OPTIONS
+    python -m tests.withstand.worker URL NAME FOLDER SEED PAUSE OPTIONS
 
-OPTIONS are those of `keyloft.open`, as JSON. It says «ready» once it has written, ends its load at a line on standard
-input, says «idle», and waits with its watch until it has seen the last value of each register: then it says «ended».
+Each of its tasks pauses for up to PAUSE seconds after a call. OPTIONS are those of `keyloft.open`, as JSON. It says
+«ready» once the store is open, ends its load at a line on standard input, says «idle», and at the next line waits until
+its watch has seen the last value of each register: then it says «ended».
 """
 
 import asyncio
@@ -30,15 +31,14 @@ PROJECT: Final = "tenant/acme/project/web"
 _LOCK: Final = f"{PROJECT}/locks/only-one"
 _STEPS: Final = f"{PROJECT}/steps"
 _LOCK_TTL_SECONDS: Final = 2
-_PAUSE_SECONDS: Final = 0.01
 _WATCH_SECONDS: Final = 60.0
 
 
 class Worker:
     """The load of one process."""
 
-    def __init__(self, kv: keyloft.Store, recorder: Recorder, seed: str) -> None:
-        self._kv, self._recorder = kv, recorder
+    def __init__(self, kv: keyloft.Store, recorder: Recorder, seed: str, pause: float) -> None:
+        self._kv, self._recorder, self._pause = kv, recorder, pause
         self._chance = random.Random(seed)
         self._values = 0
         self._known: dict[str, Entry] = {}
@@ -130,18 +130,18 @@ class Worker:
     async def again_and_again(self, use: Callable[[], Awaitable[None]], until: asyncio.Event) -> None:
         while not until.is_set():
             await use()
-            await asyncio.sleep(self._chance.random() * _PAUSE_SECONDS)
+            await asyncio.sleep(self._chance.random() * self._pause)
 
 
 def _stored(entry: Entry) -> Any:
     return entry.value if entry.exists else ABSENT
 
 
-async def main(url: str, name: str, folder: str, seed: str, options: str) -> None:
+async def main(url: str, name: str, folder: str, seed: str, pause: str, options: str) -> None:
     recorder = Recorder(Path(folder) / f"{name}.jsonl", name)
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     async with keyloft.open(url, **json.loads(options)) as kv, SemanticStore(kv, audit_key="k") as store:
-        worker = Worker(kv, recorder, seed)
+        worker = Worker(kv, recorder, seed, float(pause))
         watching = asyncio.create_task(worker.watch())
         say("ready")
         uses = [worker.use_register, worker.use_register, worker.use_register, worker.use_counter, worker.use_own]
