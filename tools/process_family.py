@@ -17,29 +17,30 @@ def kill_family(parent: int) -> None:
     for pid in family:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    _until(lambda: all(state.startswith("Z") for pid, (_, state) in _processes().items() if pid in family))
+    until(lambda: all(state.startswith("Z") for pid, (_, state) in processes().items() if pid in family))
 
 
 def stop_family(parent: int) -> list[int]:
     """SIGSTOP, for a process and each of its children; returns their ids."""
     # The parent first: a child that starts after its children were listed would be missed.
     os.kill(parent, signal.SIGSTOP)
-    _until(lambda: _processes().get(parent, (0, "Z"))[1][0] in "TZ")
-    family = [parent, *(pid for pid, (of, _) in _processes().items() if of == parent)]
+    until(lambda: processes().get(parent, (0, "Z"))[1][0] in "TZ")
+    family = [parent, *(pid for pid, (of, _) in processes().items() if of == parent)]
     for pid in family:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
     return family
 
 
-def _processes() -> dict[int, tuple[int, str]]:
+def processes() -> dict[int, tuple[int, str]]:
     """The parent and the state of each process there is."""
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
     return {int(pid): (int(parent), state) for pid, parent, state in map(str.split, table.splitlines())}
 
 
-def _until(is_so: Callable[[], bool]) -> None:
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
     deadline = time.monotonic() + _SECONDS
     while not is_so():
-        assert time.monotonic() < deadline, "a signal has no effect"
+        assert time.monotonic() < deadline, "this never comes true"
         time.sleep(0.005)

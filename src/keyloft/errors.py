@@ -225,6 +225,9 @@ class HistoryGone(KeyloftError, code="HISTORY_GONE"):
         if message is None and version > latest:
             why = f"version {version} is above the last one, {latest}: it is of another database, or was never given"
             message = f"{why}; {cure}"
+        elif message is None and version >= oldest:
+            why = f"version {version} was given by a primary that a failover has replaced, and is lost"
+            message = f"{why}; {cure}"
         elif message is None:
             why = (
                 f"the change log begins with version {oldest}, what changed after version {version} is no longer known"

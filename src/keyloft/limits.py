@@ -75,7 +75,8 @@ HISTORY_MIB: Final = 16.0
 """How large the change log grows before older changes go, unless `keyloft.open(history_mib=…)` says otherwise."""
 
 VERSION_JUMP: Final = 2**40
-"""A restored or copied database continues at the next multiple of this, which no process that used it before gave."""
+"""A restored or copied database, and one on a new timeline of PostgreSQL, continues at the next multiple of this, which
+no process that used it before gave."""
 
 LAST_VERSION: Final = 2**53 - 1
 """Versions stay below 2**53: the numbers of JavaScript, and so of most JSON, are exact up to there."""
@@ -350,6 +351,12 @@ POSTGRES_PING_SECONDS: Final = 2.0
 
 POSTGRES_CONNECT_SECONDS: Final = 5.0
 """How long one attempt to connect to one host may take."""
+
+POSTGRES_HOSTS_SECONDS: Final = 2.0
+"""How often all hosts of a URL are asked whether they are primary or standby, and on which timeline."""
+
+POSTGRES_SURVEY_SECONDS: Final = 1.0
+"""How long the other hosts have to answer once one has that can be written."""
 
 POSTGRES_CLOSE_SECONDS: Final = 1.0
 """How long closing a connection may take before it is cut."""

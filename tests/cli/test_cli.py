@@ -410,10 +410,10 @@ class TestMigrate:
         down = run("migrate", "--to", "-1", "--yes", "--database", str(database))
         assert (down[0], down[2]) == (0, f"{database} went back (-1)\n")
         run("migrate", "--database", str(database))
-        named = run("migrate", "--to", "0008", "--database", str(database))
+        named = run("migrate", "--to", "0010", "--database", str(database))
         assert (named[0], "--yes" in named[2]) == (2, True), "an earlier one, by its name, is a way back, too"
-        shown = json.loads(run("migrate", "--to", "0008", "--dry-run", "--database", str(database))[1])
-        assert (shown["from"], shown["to"]) == ("0009", "0008")
+        shown = json.loads(run("migrate", "--to", "0010", "--dry-run", "--database", str(database))[1])
+        assert (shown["from"], shown["to"]) == ("0011", "0010")
 
     def test_going_back_keeps_entries_of_plugins_unless_they_may_be_dropped(self, run: Keyloft, tmp_path: Path) -> None:
         database = str(tmp_path / "app.db")
@@ -434,12 +434,12 @@ class TestMigrate:
             shown = run("migrate", "--dry-run", "--database", database)
             assert (shown[0], shown[2]) == (0, "")
             plan = json.loads(shown[1])
-            assert (plan["from"], plan["to"]) == (None, "0009")
-            assert [step["revision"] for step in plan["steps"]] == ["0008", "0009"]
+            assert (plan["from"], plan["to"]) == (None, "0011")
+            assert [step["revision"] for step in plan["steps"]] == ["0010", "0011"]
             assert "CREATE TABLE keyloft_changes" in plan["sql"]
             assert run("migrate", "--database", database)[0] == 0
             back = json.loads(run("migrate", "--dry-run", "--to", "-1", "--database", database)[1])
-            assert (back["from"], back["to"]) == ("0009", "0008")
+            assert (back["from"], back["to"]) == ("0011", "0010")
             assert json.loads(run("migrate", "--dry-run", "--database", database)[1])["steps"] == []
         assert run("migrate", "--dry-run", "--database", str(tmp_path / "no" / "app.db"))[0] == 0
         assert not (tmp_path / "no").exists()

@@ -153,6 +153,28 @@ def test_the_counter_of_an_empty_store_moves_to_1(earlier: str) -> None:
     assert asyncio.run(next_version()) == 2
 
 
+@pytest.mark.parametrize(("kind", "stamp"), [("sqlite", "0008"), ("sqlite", "0009"), ("postgresql", "0009")])
+def test_a_database_without_timelines_is_migrated(
+    kind: str, stamp: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue("postgres_url") if kind == "postgresql" else f"sqlite:///{tmp_path}/earlier.db"
+    migrations.upgrade(url, "0010" if stamp == "0008" else "head")
+    if kind == "postgresql":
+        rows_at(url, "ALTER TABLE keyloft_version_counter DROP COLUMN timeline")
+    rows_at(url, f"UPDATE keyloft_version SET version_num = '{stamp}'")
+
+    async def write() -> int:
+        async with keyloft.open(url) as kv:
+            return await kv.set(("k",), 1)
+
+    with pytest.raises(SchemaTooOld, match=f"schema {stamp}"):
+        asyncio.run(write())
+    migrations.upgrade(url)
+    if kind == "postgresql":
+        assert rows_at(url, "SELECT timeline > 0 FROM keyloft_version_counter") == [(True,)]
+    assert asyncio.run(write()) == 2
+
+
 def test_its_rows_get_checksums_where_rows_have_them(earlier: str) -> None:
     migrations.upgrade(earlier)
     assert "damage" not in [finding.code for finding in asyncio.run(admin.check(earlier)).findings]
@@ -175,7 +197,7 @@ def test_its_plan_is_shown_and_can_be_carried_out(earlier: str, todays_schema: A
     stamp = migrations.current_revision(earlier)
     plan = migrations.plan(earlier)
     assert (plan.current, plan.target) == (stamp, REVISION)
-    assert [step.revision for step in plan.steps] == ([REVISION] if plugins else ["0008", REVISION])
+    assert [step.revision for step in plan.steps] == ([REVISION] if plugins else ["0010", REVISION])
     assert f"earlier revision {stamp}" in plan.steps[0].name
     assert whole_earlier(earlier) == before
     carry_out(earlier, plan.sql)
@@ -192,7 +214,7 @@ def test_a_step_down_drops_its_plugin_table(earlier: str) -> None:
         assert migrations.current_revision(earlier) == before
         migrations.downgrade(earlier, "-1", drop=True)
         assert not has_plugins(earlier)
-        assert migrations.current_revision(earlier) == "0008"
+        assert migrations.current_revision(earlier) == "0010"
 
 
 @pytest.mark.parametrize("earlier", ["sqlite, 0003", "postgresql, 0003"], indirect=True)

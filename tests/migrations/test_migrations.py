@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -278,7 +279,7 @@ async def test_a_step_down_drops_the_plugin_table_and_keeps_the_rest(file: Path)
     await asyncio.to_thread(partial(migrations.downgrade, str(file), "-1", drop=True))
     assert tables(f"sqlite:///{file}") == TABLES[:-1]
     assert rows(file, held) == before[1]
-    with pytest.raises(SchemaTooOld, match=r"schema 0008.*keyloft migrate --database .*app\.db"):
+    with pytest.raises(SchemaTooOld, match=r"schema 0010.*keyloft migrate --database .*app\.db"):
         await keyloft.open(file)
     await asyncio.to_thread(migrations.upgrade, str(file))
     assert (schema(file), rows(file, held)) == before
@@ -304,7 +305,7 @@ async def test_a_step_down_on_a_server_drops_the_plugin_table_and_keeps_the_rest
     assert tables(postgres_url) == TABLES[:-1]
     kept = [row for row in before[0] if "plugin_kv" not in f"{row[0]} {row[1]}"]
     assert (postgres_schema(postgres_url), stored()) == (kept, before[1])
-    with pytest.raises(SchemaTooOld, match=r"schema 0008.*keyloft migrate --database 'postgresql://"):
+    with pytest.raises(SchemaTooOld, match=r"schema 0010.*keyloft migrate --database 'postgresql://"):
         await keyloft.open(postgres_url)
     await asyncio.to_thread(migrations.upgrade, postgres_url)
     assert (postgres_schema(postgres_url), stored()) == before
@@ -338,27 +339,27 @@ def test_up_down_and_up_again(url: str) -> None:
     rows_at(url, "UPDATE keyloft_changes SET version = 5")
     migrations.downgrade(url, "-1", drop=True)
     assert tables(url) == TABLES[:-1]
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0008",)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0010",)]
     migrations.upgrade(url)
     assert tables(url) == TABLES
     assert rows_at(url, "SELECT * FROM plugin_kv_storage") == []
     assert rows_at(url, LOG) == [(5, *FIRST_CHANGE[1:])]
     migrations.downgrade(url, "base")
     assert tables(url) == []
-    migrations.upgrade(url, "0008")
+    migrations.upgrade(url, "0010")
     assert tables(url) == TABLES[:-1]
     migrations.upgrade(url, "+1")
     assert tables(url) == TABLES
 
 
 def test_a_plugin_table_that_is_not_keylofts_is_not_taken_over(url: str) -> None:
-    migrations.upgrade(url, "0008")
+    migrations.upgrade(url, "0010")
     rows_at(url, "CREATE TABLE plugin_kv_storage (plugin_name TEXT, key TEXT)")
     with pytest.raises(
         DatabaseError, match=r"plugin_kv_storage.*column value_json: expected a text, found no such column"
     ):
         migrations.upgrade(url)
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0008",)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0010",)]
 
 
 def whole(url: str) -> Any:
@@ -367,7 +368,8 @@ def whole(url: str) -> Any:
 
 def carry_out(url: str, sql: str) -> None:
     """Run the statements of a plan, each by itself."""
-    run_each(url, [statement for statement in sql.split(";") if statement.strip() not in ("BEGIN", "COMMIT", "")])
+    statements = re.split(r";(?=\n|$)", sql)
+    run_each(url, [statement for statement in statements if statement.strip() not in ("BEGIN", "COMMIT", "")])
 
 
 def run_each(url: str, statements: Iterable[str]) -> None:
@@ -386,7 +388,7 @@ def run_each(url: str, statements: Iterable[str]) -> None:
 def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Path) -> None:
     plan = migrations.plan(url)
     assert (plan.current, plan.target, plan.is_down) == (None, REVISION, False)
-    assert [step.revision for step in plan.steps] == ["0008", "0009"]
+    assert [step.revision for step in plan.steps] == ["0010", "0011"]
     assert plan.steps[1].name.startswith("The plugins' table")
     assert "CREATE TABLE plugin_kv_storage" in plan.sql
     assert not file.exists()
@@ -398,10 +400,10 @@ def test_a_plan_shows_what_would_be_done_and_changes_nothing(url: str, file: Pat
     before = whole(url)
     assert migrations.plan(url) == migrations.MigrationPlan(REVISION, REVISION, (), "", False)
     back = migrations.plan(url, "-1", down=True)
-    assert (back.current, back.target, [step.revision for step in back.steps]) == ("0009", "0008", ["0009"])
+    assert (back.current, back.target, [step.revision for step in back.steps]) == ("0011", "0010", ["0011"])
     assert "DROP TABLE plugin_kv_storage" in back.sql
     away = migrations.plan(url, "base", down=True)
-    assert (away.target, [step.revision for step in away.steps]) == (None, ["0009", "0008"])
+    assert (away.target, [step.revision for step in away.steps]) == (None, ["0011", "0010"])
     assert whole(url) == before
     assert len(rows_at(url, "SELECT * FROM plugin_kv_storage")) == 1
     with pytest.raises(InvalidArgument, match="nowhere"):
@@ -493,7 +495,7 @@ def test_processes_that_migrate_at_the_same_moment_all_succeed(url: str) -> None
         give(url)
     assert tables(url) == TABLES
     assert rows_at(url, LOG) == [FIRST_CHANGE]
-    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0009",)]
+    assert rows_at(url, "SELECT version_num FROM keyloft_version") == [("0011",)]
 
 
 def test_processes_that_open_an_empty_server_at_the_same_moment_can_all_write(postgres_server: str) -> None:
@@ -544,14 +546,14 @@ def test_the_command_line_migrates_up_and_down(url: str) -> None:
         done = alembic(url, *arguments.split())
         assert done.code == 0, done.text
         shown += done.text.splitlines()
-    assert shown == ["0008", "0009 (head)"]
+    assert shown == ["0010", "0011 (head)"]
     assert tables(url) == TABLES
 
 
 @pytest.mark.slow
 def test_alembic_finds_its_ini_file_in_a_clone(file: Path) -> None:
     for arguments, code, shown in (
-        (("upgrade", "head"), 0, "Running upgrade 0008 -> 0009"),
+        (("upgrade", "head"), 0, "Running upgrade 0010 -> 0011"),
         (("downgrade", "nowhere"), 255, "nowhere"),
     ):
         done = subprocess.run(
@@ -722,6 +724,7 @@ def test_the_schema_on_postgresql(postgres_url: str) -> None:
         "id": ("bigint", True, None, None),
         "version": ("bigint", True, None, None),
         "at": ("bigint", True, None, None),
+        "timeline": ("bigint", True, "0", None),
     }
     definitions = {row[0]: row[1] for row in known if len(row) == 2}
     assert definitions["pk_plugin_kv_storage"] == "PRIMARY KEY (plugin_name, key)"
@@ -734,8 +737,8 @@ def test_the_schema_on_postgresql(postgres_url: str) -> None:
             f"CREATE INDEX {index} ON public.{table} USING btree (expires_at) WHERE (expires_at IS NOT NULL)"
         )
     assert definitions["idx_plugin_kv_prefix"].endswith("(plugin_name, key)")
-    assert query(postgres_url, "SELECT * FROM keyloft_version_counter") == [(1, 1, 0)]
-    assert query(postgres_url, "SELECT * FROM keyloft_version") == [("0009",)]
+    assert query(postgres_url, "SELECT * FROM keyloft_version_counter") == [(1, 1, 0, 1)]
+    assert query(postgres_url, "SELECT * FROM keyloft_version") == [("0011",)]
 
 
 def test_a_row_inserted_by_hand_into_postgresql_is_whole(postgres_url: str) -> None:

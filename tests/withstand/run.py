@@ -47,10 +47,15 @@ class Trial(Struct, frozen=True):
 class Load:
     """Workers at work."""
 
-    def __init__(self, workers: "list[WorkerProcess]", folder: Path) -> None:
-        self.workers = workers
+    def __init__(self, folder: Path, start: "Callable[[str], WorkerProcess]") -> None:
         self._folder = folder
+        self._start = start
+        self.workers: list[WorkerProcess] = []
         self._made: list[tuple[str, float, float]] = []
+
+    def join(self) -> None:
+        """One more worker: a client that does not know what the others know of the cluster."""
+        self.workers.append(self._start(f"w{len(self.workers)}"))
 
     def wait_for_calls(self, count: int) -> None:
         """Return once all workers together have made so many more calls."""
@@ -62,11 +67,20 @@ class Load:
     def _calls(self) -> int:
         return sum(file.read_bytes().count(b"\n") for file in self._folder.glob("*.jsonl"))
 
-    def suffer(self, name: str, begin: Callable[[], Ending], seconds: float, whole: Callable[[], None]) -> None:
+    def suffer(
+        self,
+        name: str,
+        begin: Callable[[], Ending],
+        seconds: float,
+        whole: Callable[[], None] = lambda: None,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Make a fault that lasts for so long, and wait until the cluster is whole again."""
         began = time.monotonic()
         end = begin()
         try:
+            meanwhile()
             hold(seconds)
         finally:
             end()
@@ -74,7 +88,7 @@ class Load:
         self._made.append((name, began, time.monotonic()))
 
     def suffer_frozen_client(self, number: int, seconds: float) -> None:
-        self.suffer("a client freezes", self.workers[number].freeze, seconds, lambda: None)
+        self.suffer("a client freezes", self.workers[number].freeze, seconds)
 
     def faults(self, history: Sequence[Entered]) -> list[MadeFault]:
         writes, reads = successes(history, reads=False), successes(history, reads=True)
@@ -124,13 +138,17 @@ def _workers(
     arena: Arena, folder: Path, count: int, seed: str, pause: float, options: dict[str, Any]
 ) -> Iterator[Load]:
     with ExitStack() as stack:
-        workers = []
-        for number in range(count):
-            arguments = (arena.url, f"w{number}", str(folder), f"{seed}-{number}", str(pause), json.dumps(options))
-            workers.append(WorkerProcess(*arguments))
-            stack.callback(workers[-1].end)
-            workers[-1].hear("ready")  # one after the other: the first one makes the tables
-        yield Load(workers, folder)
+
+        def start(name: str) -> WorkerProcess:
+            worker = WorkerProcess(arena.url, name, str(folder), f"{seed}-{name}", str(pause), json.dumps(options))
+            stack.callback(worker.end)
+            worker.hear("ready")
+            return worker
+
+        load = Load(folder, start)
+        for _ in range(count):
+            load.join()  # one after the other: the first one makes the tables
+        yield load
 
 
 def tried(

@@ -28,7 +28,7 @@ def test_postgresql_with_patroni_loses_its_leader_and_then_has_two(tmp_path: Pat
             for name in ("the leader's PostgreSQL dies", "the leader's Patroni hangs, and another node leads"):
                 load.wait_for_calls(_CALLS)
                 arena.wait_until_whole()
-                load.suffer(name, arena.faults[name], 0, lambda: None)
+                load.suffer(name, arena.faults[name], 0)
             load.wait_for_calls(_CALLS)
 
         trial = tried(arena, tmp_path, make_faults, pause=_PAUSE_SECONDS)

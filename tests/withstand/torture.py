@@ -15,6 +15,9 @@ from tests.withstand.run import Load, MadeFault, Trial, tried
 from tools import etcd, patroni
 from tools.machines import NO_NAMESPACES, can_cut
 
+_MOST_WORKERS = 6
+"""Clients join while a fault lasts, up to so many."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/torture", description="Kills, freezes and cuts nodes under load.")
@@ -69,7 +72,8 @@ def _torment(arena: Arena, seconds: float, chance: random.Random, only: list[str
             if name == "a client freezes":
                 load.suffer_frozen_client(chance.randrange(len(load.workers)), min(lasting, 8))
             else:
-                load.suffer(name, arena.faults[name], lasting, arena.wait_until_whole)
+                joins = load.join if len(load.workers) < _MOST_WORKERS else lambda: None
+                load.suffer(name, arena.faults[name], lasting, arena.wait_until_whole, meanwhile=joins)
             time.sleep(chance.uniform(0.5, 3))
 
     return make_faults

@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -138,9 +139,11 @@ def _stored(entry: Entry) -> Any:
 
 
 async def main(url: str, name: str, folder: str, seed: str, pause: str, options: str) -> None:
-    recorder = Recorder(Path(folder) / f"{name}.jsonl", name)
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
-    async with keyloft.open(url, **json.loads(options)) as kv, SemanticStore(kv, audit_key="k") as store:
+    async with AsyncExitStack() as stack:
+        recorder = stack.enter_context(Recorder(Path(folder) / f"{name}.jsonl", name))
+        kv = await stack.enter_async_context(keyloft.open(url, **json.loads(options)))
+        store = await stack.enter_async_context(SemanticStore(kv, audit_key="k"))
         worker = Worker(kv, recorder, seed, float(pause))
         watching = asyncio.create_task(worker.watch())
         say("ready")

@@ -7,7 +7,7 @@ from keyloft.errors import DatabaseError, SchemaTooNew, SchemaTooOld
 Row: TypeAlias = tuple[Any, ...]
 """A row of a table, or the values that a statement binds."""
 
-REVISION: Final = "0009"
+REVISION: Final = "0011"
 """The schema that this version reads and writes. A later revision is a larger string."""
 
 REVISION_TABLE: Final = "keyloft_version"
@@ -22,6 +22,9 @@ VERSION_COUNTER_TABLE: Final = "keyloft_version_counter"
 """PostgreSQL's version counter; every commit locks its row."""
 STORE_TABLE: Final = "keyloft_store"
 """One row with the id of the store."""
+
+TIMELINE: Final = "('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
+"""SQL: the timeline of a PostgreSQL primary. Its control file has it only after the next checkpoint."""
 
 VERSION_BY_HAND: Final = 1
 """As which version a row counts that a person inserted with SQL, and that has 0 in its column. No commit gets it: the

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from keyloft import limits
 from keyloft.core.maintenance import LogRow
 from keyloft.engines import change_log
 from keyloft.errors import Undecodable
@@ -28,7 +29,7 @@ class LogChecker:
         elif row.part:
             if (row.version, row.part, row.base) != (before.version, before.part + 1, before.base):
                 yield f"{name}: it does not continue the row before it, part {before.part} of version {before.version}"
-        elif row.base != before.version:
+        elif row.base != before.version and not _is_jump(before.version, row.base):
             yield f"{name}: it begins after version {row.base}, but the row before it ends with {before.version}"
         if before is not None and row.at < before.at:
             yield f"{name}: it is older than the row before it"
@@ -48,3 +49,8 @@ class LogChecker:
             yield "it has no row"
         elif self._before.version != counter:
             yield f"it ends with version {self._before.version}, and the version counter stands at {counter}"
+
+
+def _is_jump(before: int, base: int) -> bool:
+    """Whether versions have jumped: PostgreSQL's do so on a new timeline."""
+    return base == (before // limits.VERSION_JUMP + 1) * limits.VERSION_JUMP

@@ -18,7 +18,9 @@ from keyloft.core.schema import (
 )
 from keyloft.migrations import tables
 
-STAMPS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+STAMPS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
+_LOGS_CHANGES: Final = "0008"
+"""From this stamp on, only the timeline of PostgreSQL's version counter is missing."""
 _INDEXES_AUDIT: Final = "0006"
 """From this stamp on, every audit record has its index row."""
 _EARLIER_COUNTER: Final = "keyloft_clock"
@@ -39,9 +41,19 @@ def succession(connection: sa.Connection, stamp: str) -> Succession:
     """What to do with a database that has an earlier stamp. Nothing is changed."""
     dialect = connection.dialect.name
     inspector = sa.inspect(connection)
-    # Another program's table of this name lacks the indexes: the step to 0009 adopts it, or says why not.
+    # Another program's table of this name lacks the indexes: the step to 0011 adopts it, or says why not.
     indexes = inspector.get_indexes(PLUGIN_TABLE) if inspector.has_table(PLUGIN_TABLE) else []
-    successor = "0009" if {index["name"] for index in indexes}.issuperset(_PLUGIN_INDEXES) else "0008"
+    successor = "0011" if {index["name"] for index in indexes}.issuperset(_PLUGIN_INDEXES) else "0010"
+    statements = _up_to_change_log(connection, inspector, stamp) if stamp < _LOGS_CHANGES else []
+    if dialect != "sqlite":
+        statements.append(f"ALTER TABLE {VERSION_COUNTER_TABLE} ADD COLUMN {tables.COUNTER_TIMELINE}")
+        statements.append(tables.NOTE_TIMELINE)
+    return Succession(successor, (*statements, f"UPDATE {REVISION_TABLE} SET version_num = '{successor}'"))
+
+
+def _up_to_change_log(connection: sa.Connection, inspector: sa.Inspector, stamp: str) -> list[str]:
+    """What a database lacks that has no change log."""
+    dialect = connection.dialect.name
     counter = _EARLIER_COUNTER if inspector.has_table(_EARLIER_COUNTER) else VERSION_COUNTER_TABLE
     # The counter of an empty store began with 0.
     begin = f"UPDATE {counter} SET version = {VERSION_BY_HAND} WHERE version < {VERSION_BY_HAND}"
@@ -62,7 +74,7 @@ def succession(connection: sa.Connection, stamp: str) -> Succession:
         statements.append(f"ALTER TABLE {VERSION_COUNTER_TABLE} ALTER COLUMN at DROP DEFAULT")
     if stamp < _INDEXES_AUDIT:
         statements.append(_INDEX_AUDIT_SQLITE if dialect == "sqlite" else _INDEX_AUDIT_POSTGRES)
-    return Succession(successor, (*statements, f"UPDATE {REVISION_TABLE} SET version_num = '{successor}'"))
+    return statements
 
 
 def add_checksums(connection: sa.Connection) -> None:

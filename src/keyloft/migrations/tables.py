@@ -10,6 +10,7 @@ from keyloft.core.schema import (
     PLUGIN_TABLE,
     SEMANTIC_TABLE,
     STORE_TABLE,
+    TIMELINE,
     TUPLE_TABLE,
     VERSION_BY_HAND,
     VERSION_COUNTER_TABLE,
@@ -18,6 +19,13 @@ from keyloft.core.schema import (
 ROWS: Final = (TUPLE_TABLE, SEMANTIC_TABLE)
 COUNTER_TIME: Final = "at BIGINT NOT NULL"
 """The column of PostgreSQL's version counter that earlier revisions lack."""
+COUNTER_TIMELINE: Final = "timeline BIGINT NOT NULL DEFAULT 0"
+"""Another one: the timeline of the last commit."""
+NOTE_TIMELINE: Final = (
+    f"DO $keyloft$ BEGIN UPDATE {VERSION_COUNTER_TABLE} SET timeline = {TIMELINE}; "
+    "EXCEPTION WHEN OTHERS THEN NULL; END $keyloft$"
+)
+"""Sets it, on a server that tells its timeline."""
 CHECKSUM: Final = "checksum INTEGER"
 """The column of SQLite's rows that earlier revisions lack."""
 
@@ -28,8 +36,9 @@ def version_counter(dialect: str) -> tuple[str, ...]:
         return ()
     return (
         f"CREATE TABLE {VERSION_COUNTER_TABLE} (id BIGINT NOT NULL PRIMARY KEY CHECK (id = 1), "
-        f"version BIGINT NOT NULL, {COUNTER_TIME})",
+        f"version BIGINT NOT NULL, {COUNTER_TIME}, {COUNTER_TIMELINE})",
         f"INSERT INTO {VERSION_COUNTER_TABLE} (id, version, at) VALUES (1, {VERSION_BY_HAND}, 0)",
+        NOTE_TIMELINE,
     )
 
 

@@ -28,7 +28,7 @@ from keyloft.engines.postgres.log import LogEnd
 from keyloft.engines.postgres.server import PostgresServer, timeout
 from keyloft.engines.postgres.tables import LAYOUTS
 
-_OF_COUNTER: Final = (log.READ_COUNTER, log.LOG, log.TRIM, log.FIND_COMMIT)
+_OF_COUNTER: Final = (log.LOG, log.TRIM, log.FIND_COMMIT)
 _OF_SPACE: Final = {
     space: (layout.lock, layout.load_heads, layout.load_values, layout.remove, layout.put, layout.set_expiries)
     for space, layout in LAYOUTS.items()
@@ -46,7 +46,7 @@ class ByLocking:
     async def commit(self, slot: Slot, attempt: CommitAttempt) -> Attempted:
         group = attempt.group
         spaces = {each.space for batch in group for each in (*batch.mutations, *batch.checks)}
-        await slot.prepare([*_OF_COUNTER, *[statement for space in spaces for statement in _OF_SPACE[space]]])
+        await slot.prepare([*self.of_counter, *[statement for space in spaces for statement in _OF_SPACE[space]]])
         async with slot.transaction(self._server.begin_commit_of(attempt.operations)) as transaction:
             end = await self.lock_counter(transaction)
             # Don't wait for a row: every other commit waits for the counter that this one holds.
@@ -68,6 +68,11 @@ class ByLocking:
                 await self.write_version_and_commit(transaction, settled.version, end.now)
         return committed(settled, end.version)
 
+    @property
+    def of_counter(self) -> list[str]:
+        """The statements of the version counter and the log, which are prepared before it is locked."""
+        return [log.read_counter(self._server.timeline), *_OF_COUNTER]
+
     async def lock_counter(self, transaction: Transaction) -> LogEnd:
         """Lock the version counter; returns the end of the log.
 
@@ -78,7 +83,7 @@ class ByLocking:
         first = f"SET LOCAL lock_timeout = {timeout(self._server.lock_seconds)}"
         then = f"SET LOCAL lock_timeout = {timeout(limits.POSTGRES_INSERT_SECONDS)}"
         await transaction.execute(f"{first}; {log.LOCK_VERSION}; {then}")
-        rows = await transaction.fetch(log.READ_COUNTER, self._server.now())
+        rows = await transaction.fetch(log.read_counter(self._server.timeline), self._server.now())
         version, last_at, clock, size = self._server.counter_row(rows)
         if last_at - clock > 1000 * limits.CLOCK_AHEAD_SECONDS:
             raise clock_set_back(self._server.name, last_at - clock)
@@ -99,7 +104,7 @@ class ByLocking:
 
     async def write_version_and_commit(self, transaction: Transaction, version: int, now: int) -> None:
         """In one round trip."""
-        statements = [log.WRITE_VERSION.format(version=version, at=now)]
+        statements = [log.write_version(self._server.timeline, version, now)]
         if self._server.announcer is not None:
             statements.append(log.NOTIFY.format(name=self._server.announcer, version=version))
         await transaction.execute("; ".join((*statements, "COMMIT")))
@@ -135,7 +140,7 @@ async def outcome_of(slot: Slot, server: PostgresServer, locking: ByLocking, att
     It writes to find out: asking alone could be answered before the commit reaches the counter. So the id is logged as
     abandoned unless it is there, and the commit, should it still arrive, finds it.
     """
-    await slot.prepare(_OF_COUNTER)
+    await slot.prepare(locking.of_counter)
     async with slot.transaction(server.begin_commit) as transaction:
         end = await locking.lock_counter(transaction)
         for base, at, is_made in await transaction.fetch(log.FIND_COMMIT, attempt.commit_id):

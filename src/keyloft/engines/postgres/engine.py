@@ -13,6 +13,7 @@ from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.batcher import Batcher
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.lifetime import ClosableEngine
+from keyloft.engines.postgres import setup
 from keyloft.engines.postgres.connections import Slot
 from keyloft.engines.postgres.log import READ_VERSION
 from keyloft.engines.postgres.notifications import CommitListener
@@ -39,9 +40,10 @@ class PostgresEngine(ClosableEngine):
         slot = Slot(server, server.table_seconds)
 
         async def set_up() -> int:
-            await server.set_up_schema(await slot.connected())
-            await server.set_up_commits(await slot.connected())
+            await setup.set_up_schema(server, await slot.connected())
+            await setup.set_up_commits(server, await slot.connected())
             _, now = server.counter_row(await slot.fetch(READ_VERSION, None))
+            await setup.learn_store(server, await slot.connected())
             return int(now)
 
         try:
@@ -50,6 +52,7 @@ class PostgresEngine(ClosableEngine):
             slot.abandon()
             await server.aclose()
             raise
+        server.hosts.watch()
         return cls(server, server_clock, slot, history or KeptHistory())
 
     def __init__(self, server: PostgresServer, server_clock: ServerClock, slot: Slot, history: KeptHistory) -> None:

@@ -51,6 +51,11 @@ def is_denied(error: Exception) -> bool:
     return _state(error) == _DENIED
 
 
+def is_of_timelines(error: Exception) -> bool:
+    """Whether a server does not have, or does not let this user call, the functions that tell of timelines."""
+    return _state(error) in (_NO_FUNCTION, _DENIED, _CHANGED)
+
+
 def is_lost(error: Exception) -> bool:
     """Whether the connection is lost, so that it is unknown what became of the statement."""
     if isinstance(error, asyncpg.PostgresError):

@@ -10,6 +10,8 @@ locked is another client's, and its `xmax` is not 0. So rows are first updated o
 were read, and that `xmax` is 0. If one is not (`xmax` may also be left over from before), this is undone, and the rows
 are compared, locked without waiting, and updated.
 
+The first commit on a new timeline lets the versions jump: the former primary may have given some that are lost.
+
 All other commits wait meanwhile, so it gives up if it takes too long; it looks at the clock after each statement.
 
 There is one such function for groups of each space, and one for groups of several. PostgreSQL takes half a microsecond
@@ -28,7 +30,7 @@ from keyloft import limits
 from keyloft.core import schema
 from keyloft.core.records import Space
 from keyloft.engines.postgres.errors import TOO_SLOW
-from keyloft.engines.postgres.log import CHANGES, CHANNEL, COUNTER, milliseconds, trim
+from keyloft.engines.postgres.log import CHANGES, CHANNEL, COUNTER, JUMPED, milliseconds, trim
 from keyloft.engines.postgres.tables import LAYOUTS, PostgresLayout
 
 # Answers in place of a version. Nothing was written.
@@ -231,20 +233,25 @@ def _write(space: Space) -> str:
     END IF;"""
 
 
-def _body(spaces: Iterable[Space]) -> str:
-    """The text of the function for groups of these spaces."""
+def _body(spaces: Iterable[Space], timeline: str) -> str:
+    """The text of the function for groups of these spaces; `timeline` is SQL for that of the server."""
 
     def for_each_space(step: Callable[..., str], *arguments: str) -> str:
         return "".join([step(space, *arguments) for space in spaces])
 
     declared = "".join([f"\n    {name} bigint := numbers[{at}];" for at, name in enumerate(NUMBERS, 1)])
-    lock = f"SELECT counter.version, counter.at INTO base, last_at FROM {COUNTER} AS counter WHERE id = 1 FOR UPDATE"
+    lock = (
+        "SELECT counter.version, counter.at, counter.timeline INTO base, last_at, last_timeline "
+        f"FROM {COUNTER} AS counter WHERE id = 1 FOR UPDATE"
+    )
     return f"""
 #variable_conflict use_column
 DECLARE{declared}
     base bigint;
     now_at bigint;
     last_at bigint;
+    last_timeline bigint;
+    this_timeline bigint;
     clock bigint;
     until timestamptz;
     log_size bigint;
@@ -274,6 +281,10 @@ BEGIN
         END IF;
         setting := set_config('lock_timeout', '{round(1000 * limits.POSTGRES_INSERT_SECONDS)}', true);
     END IF;
+    this_timeline := coalesce({timeline}, last_timeline);
+    IF last_timeline NOT IN (0, this_timeline) THEN
+        base := {JUMPED.replace("version", "base")};
+    END IF;
     until := clock_timestamp() + most_milliseconds * interval '1 millisecond';
     clock := {milliseconds("clock_timestamp()")};
     SELECT EXISTS (SELECT FROM {CHANGES} AS logged WHERE logged.commit_id = $1),
@@ -302,7 +313,7 @@ BEGIN
 {for_each_space(_update)}
     END IF;
 {for_each_space(_write)}
-    UPDATE {COUNTER} SET version = base + versions, at = now_at WHERE id = 1;
+    UPDATE {COUNTER} SET version = base + versions, at = now_at, timeline = this_timeline WHERE id = 1;
     log_size := coalesce(log_size, 0);
     IF cardinality(parts) = 1 THEN
         INSERT INTO {CHANGES} (version, part, base, at, size, commit_id, changes)
@@ -377,13 +388,16 @@ def _bound(name: str, at: int) -> str:
 
 
 @cache
-def functions_in(*homes: tuple[str, str]) -> CommitFunctions:
-    """The functions for tables that are in schemas: their names, and the names of the schemas."""
+def functions_in(*homes: tuple[str, str], timeline: str = schema.TIMELINE) -> CommitFunctions:
+    """The functions for tables that are in schemas: their names, and the names of the schemas.
+
+    `timeline` is SQL for the timeline of the server.
+    """
     schemas = dict(homes)
     tables = {name: f"{schemas[name]}.{name}" if name in schemas else name for name in _TABLES}
     made = {}
     for ending, spaces in {"": SPACES, **{ending: tuple(one) for one, ending in _SINGLE.items()}}.items():
-        body = re.sub(rf"\b({'|'.join(tables)})\b", lambda found: tables[found[1]], _body(spaces))
+        body = re.sub(rf"\b({'|'.join(tables)})\b", lambda found: tables[found[1]], _body(spaces, timeline))
         arguments = ", ".join([f"{name} {kind} DEFAULT NULL" for name, kind in _types(spaces).items()])
         made[ending] = f"({arguments}) RETURNS bigint[] LANGUAGE plpgsql AS $keyloft${body}$keyloft$"
     digest = hashlib.sha256("".join(made.values()).encode()).hexdigest()[:8]

@@ -6,6 +6,7 @@ from typing import Final
 from keyloft.core import schema
 from keyloft.core.urls import PostgresAddress
 from keyloft.engines.inspection import Inspection
+from keyloft.engines.postgres import setup
 from keyloft.engines.postgres.adoption import find_adoption
 from keyloft.engines.postgres.errors import Failure
 from keyloft.engines.postgres.log import milliseconds
@@ -53,7 +54,7 @@ async def _inspect(server: PostgresServer, connection: Connection) -> Inspection
     after = time.time()
     async with connection.transaction(readonly=True):
         version, is_read_only, namespace, may_create, checksums = await connection.fetchrow(_STATE)
-    revision = await server.revision(connection)
+    revision = await setup.read_revision(connection)
     obstacles: list[tuple[str, str]] = []
     store = None
     if is_read_only:

@@ -1,10 +1,12 @@
 """The version counter and the change log in PostgreSQL: their tables and statements.
 
-The counter is one row, which every commit locks. The log has rows for each group of commits: `base` is the version
-before the group, and `size` the bytes of the log up to and including the row. The first part of a group carries the
-random id of its commit. A row whose `changes` are NULL stands for a commit that was abandoned.
+The counter is one row, which every commit locks. It remembers the timeline of the last commit. The log has rows for
+each group of commits: `base` is the version before the group, and `size` the bytes of the log up to and including the
+row. The first part of a group carries the random id of its commit. A row whose `changes` are NULL stands for a commit
+that was abandoned.
 """
 
+from functools import cache
 from typing import Any, Final
 
 from msgspec import Struct
@@ -39,7 +41,7 @@ def milliseconds(moment: str) -> str:
 
 CREATE: Final = (
     f"CREATE TABLE {COUNTER} (id BIGINT NOT NULL PRIMARY KEY CHECK (id = 1), version BIGINT NOT NULL, "
-    "at BIGINT NOT NULL)",
+    "at BIGINT NOT NULL, timeline BIGINT NOT NULL DEFAULT 0)",
     f"INSERT INTO {COUNTER} (id, version, at) VALUES (1, {schema.VERSION_BY_HAND}, 0)",
     f"CREATE TABLE {CHANGES} (version BIGINT NOT NULL, part INTEGER NOT NULL, base BIGINT NOT NULL, "
     "at BIGINT NOT NULL, size BIGINT NOT NULL, commit_id BYTEA, changes BYTEA, PRIMARY KEY (version, part))",
@@ -62,12 +64,31 @@ READ_SNAPSHOT_VERSION: Final = READ_VERSION.replace("clock_timestamp()", "now()"
 """The same, with the time by which all reads of a transaction decide what has expired."""
 
 LOCK_VERSION: Final = f"SELECT version FROM {COUNTER} WHERE id = 1 FOR UPDATE"
-READ_COUNTER: Final = (
-    f"SELECT version, at, coalesce($1::bigint, {milliseconds('clock_timestamp()')}) AS clock, "
-    f"(SELECT size FROM {CHANGES} ORDER BY version DESC, part DESC LIMIT 1) AS size FROM {COUNTER} WHERE id = 1"
-)
-"""now; selects the version counter, the time of the last commit, the time by the clock, and the size of the log"""
-WRITE_VERSION: Final = f"UPDATE {COUNTER} SET version = {{version}}, at = {{at}} WHERE id = 1"
+JUMPED: Final = f"(version / {limits.VERSION_JUMP} + 1) * {limits.VERSION_JUMP}"
+"""SQL: where the version counter goes on when a commit is the first one on a new timeline."""
+
+
+@cache
+def read_counter(timeline: str) -> str:
+    """The statement that the holder of the version counter reads it with; `timeline` is SQL for the current one.
+
+    It binds the time, and selects the version, the time of the last commit, the time by the clock, and the size of the
+    log. On a new timeline the version has jumped: the former primary may have given versions that no one here knows of.
+    """
+    return (
+        f"SELECT CASE WHEN timeline NOT IN (0, {timeline}) THEN {JUMPED} ELSE version END AS version, at, "
+        f"coalesce($1::bigint, {milliseconds('clock_timestamp()')}) AS clock, "
+        f"(SELECT size FROM {CHANGES} ORDER BY version DESC, part DESC LIMIT 1) AS size FROM {COUNTER} WHERE id = 1"
+    )
+
+
+def write_version(timeline: str, version: int, at: int) -> str:
+    """The statement that sets the version counter, its time, and the timeline, which is SQL."""
+    return (
+        f"UPDATE {COUNTER} SET version = {version}, at = {at}, timeline = coalesce({timeline}, timeline) WHERE id = 1"
+    )
+
+
 NOTIFY: Final = f"SELECT pg_notify('{CHANNEL}', '{{name}} {{version}}')"
 
 # Also those that only wait for their lock: a commit would wait behind them. NOWAIT would be an error, which is logged.

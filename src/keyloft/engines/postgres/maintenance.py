@@ -14,7 +14,7 @@ from keyloft.core.records import Key, Record, Space
 from keyloft.core.schema import CHANGES_TABLE, REVISION, STORE_TABLE, Row
 from keyloft.engines import loading
 from keyloft.engines.loading import TIMES, TableSnapshot
-from keyloft.engines.postgres import log, tables
+from keyloft.engines.postgres import log, setup, tables
 from keyloft.engines.postgres.attempts import clock_set_back
 from keyloft.engines.postgres.connections import Slot, Transaction
 from keyloft.engines.postgres.errors import Failure, is_lost
@@ -80,7 +80,7 @@ class PostgresMaintenance:
         try:
             async with asyncio.timeout(server.patience), maintenance.explained():
                 connection = await maintenance.slot.connected()
-                await (server.set_up_schema if make else server.check_schema)(connection)
+                await (setup.set_up_schema if make else setup.check_schema)(server, connection)
         except BaseException as error:
             await maintenance.aclose()
             if isinstance(error, TimeoutError):
@@ -204,7 +204,7 @@ class PostgresMaintenance:
                     load = await self._locked(transaction, rows)
                     result, after = await work(load)
                     if after is not None:
-                        await transaction.execute(f"{log.WRITE_VERSION.format(version=after, at=load.now)}; COMMIT")
+                        await transaction.execute(f"{log.write_version(self.server.timeline, after, load.now)}; COMMIT")
                 if after is not None:
                     # Where the server has no notifications, watches poll the version counter.
                     with suppress(*Failure):
@@ -227,7 +227,7 @@ class PostgresMaintenance:
             if some := sorted({row.key for at, row in rows or () if at is space}):
                 await transaction.fetch(_lock_rows(layout), *layout.bind_keys(some))
         await transaction.execute(log.LOCK_VERSION)
-        found = await transaction.fetch(log.READ_COUNTER, None)
+        found = await transaction.fetch(log.read_counter(self.server.timeline), None)
         version, last_commit, clock, size = self.server.counter_row(found)
         if rows is not None:
             if last_commit - clock > 1000 * limits.CLOCK_AHEAD_SECONDS:

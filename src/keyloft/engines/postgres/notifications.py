@@ -103,4 +103,6 @@ class CommitListener:
                 self._missed += 1
                 # One notification may still be on its way; two in a row are lost.
                 self._notifications_arrive = self._notifications_arrive and self._missed < 2
+            if latest < seen:
+                self._feed.read_again()  # after a failover that has lost commits: the log does not know the position
             self._feed.observe(latest)

@@ -4,24 +4,21 @@ import asyncio
 import logging
 import os
 import secrets
-import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import asyncpg  # type: ignore[import-untyped,unused-ignore]
+from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.core import schema
-from keyloft.core.adoption import CHAPTER
-from keyloft.core.records import Space
 from keyloft.core.urls import PostgresAddress
-from keyloft.engines.postgres import errors, function, log, tables
-from keyloft.engines.postgres.adoption import find_adoption
+from keyloft.engines.postgres import errors, function, hosts
 from keyloft.engines.postgres.errors import Failure
-from keyloft.engines.tables import create_beside
-from keyloft.errors import CannotOpen, DatabaseError, NotADatabase, ReadOnly, Unreachable
+from keyloft.engines.postgres.hosts import Host, HostChoice, HostState, name_of
+from keyloft.errors import CannotOpen, DatabaseError, ReadOnly, Unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +34,8 @@ _PLANNER_SETTINGS: Final = {
     ),
     "plan_cache_mode": "force_generic_plan",
 }
+
+_OF_SESSION: Final = "current_setting('server_encoding'), current_setting('synchronous_commit'), pg_backend_pid()"
 
 # The function that commits must see what others have committed since its transaction began.
 _READ_COMMITTED: Final = "SET SESSION default_transaction_isolation = 'read committed'"
@@ -85,14 +84,15 @@ class PostgresServer:
             durability: "relaxed" lets the server answer before a commit is on disk.
             patience: How many seconds a call waits for a server that is away or silent.
         """
-        self._address = address
+        self.address = address
         self.clock = clock
         self.name = address.name
-        self._hosts = list(address.hosts)
+        self.hosts = HostChoice(address.name, address.hosts, self._ask)
+        """The hosts of the URL, and which of them is used."""
+        self._has_timelines = True
         self._settings = {} if "application_name" in address.options else {"application_name": "keyloft"}
         chosen = address.options.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
-        # Of several hosts, the one that can be written; a single one that is read-only can at least be read.
-        self._session_attributes = "read-write" if len(self._hosts) > 1 and not chosen else None
+        self._takes_any = chosen not in (None, "", "read-write", "primary")
         self._durability = durability
         self.patience = patience
         self.lock_seconds = min(patience / 8, limits.POSTGRES_LOCK_SECONDS)
@@ -114,6 +114,11 @@ class PostgresServer:
         """Whether the server has the functions that commit."""
         self._last_failure: str | None = None
         self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def timeline(self) -> str:
+        """SQL for the timeline of the server; NULL where it does not tell."""
+        return schema.TIMELINE if self._has_timelines else "NULL::bigint"
 
     def now(self) -> int | None:
         """The time of an injected clock; None for the server's."""
@@ -149,52 +154,73 @@ class PostgresServer:
         return Unreachable(f"{failure}; Keyloft waited up to {self.patience:g} s, and nothing was done: try again")
 
     async def connect_once(self) -> Connection:
-        """Connect to the first host that answers, without a second attempt.
+        """Connect to the primary among the hosts, without a second attempt.
 
         Raises:
             DatabaseError: It can't be connected to.
         """
+        chooses = self.hosts.several and not self._takes_any
+        candidates = [await self.hosts.find()] if chooses else list(self.address.hosts)
         # Host by host, not all in one call of the driver: a silent host must not use up the time of all.
         error: DatabaseError | None = None
-        for host in list(self._hosts):
+        for host in candidates:
             try:
-                connection = await self._connect_to(host)
-                # The next connection begins with this host.
-                self._hosts.remove(host)
-                self._hosts.insert(0, host)
-                return connection
+                return await self._connect_to(host)
             except (Unreachable, ReadOnly) as reason:
                 error = reason
         assert error is not None
         raise error
 
-    async def _connect_to(self, host: Mapping[str, Any]) -> Connection:
+    async def _connect_to(self, host: Host) -> Connection:
         connection: Connection = None
         try:
-            seconds = min(limits.POSTGRES_CONNECT_SECONDS, self.patience / (len(self._hosts) + 1))
-            async with asyncio.timeout(seconds):
-                connection = await asyncpg.connect(
-                    self._address.dsn,
-                    **host,
-                    target_session_attrs=self._session_attributes,
-                    server_settings=self._settings,
-                    statement_cache_size=0,
-                )
-                await self._set_up(connection)
+            async with asyncio.timeout(self._connect_seconds):
+                connection = await self._connect(host)
+                state = await self._set_up(connection, host)
+            self.hosts.accept(connection, state)
+        except BaseException as error:
+            self.hosts.failed()
+            if connection is not None:
+                connection.terminate()
+            if isinstance(error, (*Failure, TimeoutError, ValueError)):
+                raise errors.explain_connecting(error, self._address_of(host)) from error
+            raise
+        return connection
+
+    async def _ask(self, host: Host, connection: Connection) -> tuple[Connection, HostState]:
+        """What a host is, on a connection or on a new one."""
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                if connection is None or connection.is_closed():
+                    connection = await self._connect(host)
+                _, state = await self._read_state(connection, host)
+                return connection, state
         except BaseException as error:
             if connection is not None:
                 connection.terminate()
             if isinstance(error, (*Failure, TimeoutError, ValueError)):
-                raise errors.explain_connecting(error, self._address) from error
+                raise errors.explain_connecting(error, self._address_of(host)) from error
             raise
-        return connection
 
-    async def _set_up(self, connection: Connection) -> None:
-        # In a transaction, because a pooler may give each statement outside of one another session.
-        async with connection.transaction():
-            encoding, commit, process = await connection.fetchrow(
-                "SELECT current_setting('server_encoding'), current_setting('synchronous_commit'), pg_backend_pid()"
-            )
+    async def _connect(self, host: Host) -> Connection:
+        return await asyncpg.connect(
+            self.address.dsn,
+            **host,
+            target_session_attrs=None if self._takes_any else "any",
+            server_settings=self._settings,
+            statement_cache_size=0,
+        )
+
+    @property
+    def _connect_seconds(self) -> float:
+        return min(limits.POSTGRES_CONNECT_SECONDS, self.patience / (len(self.address.hosts) + 1))
+
+    def _address_of(self, host: Host) -> PostgresAddress:
+        """The address of one of several hosts, for messages."""
+        return replace(self.address, name=f"PostgreSQL at {name_of(host)}") if self.hosts.several else self.address
+
+    async def _set_up(self, connection: Connection, host: Host) -> HostState:
+        [encoding, commit, process], state = await self._read_state(connection, host)
         if encoding != "UTF8":
             raise CannotOpen(f"{self.name} is encoded as {encoding}: make a database with ENCODING 'UTF8'")
         if (commit == "off") != (self._durability == "relaxed"):
@@ -204,6 +230,44 @@ class PostgresServer:
         if not self.is_pooled:
             settings = (*self._settings_of("SESSION"), _READ_COMMITTED, _NO_IDLE_TIMEOUT)
             await connection.execute("; ".join(settings))
+        return state
+
+    async def _read_state(self, connection: Connection, host: Host) -> tuple[list[Any], HostState]:
+        """What a session must know, and what the host is."""
+        asked_at = asyncio.get_running_loop().time()
+        try:
+            row = await self._fetch_state(connection)
+        except asyncpg.PostgresError as error:
+            if not self._has_timelines or not errors.is_of_timelines(error):
+                raise
+            logger.info("%s does not tell its timeline: %s", self.name, errors.message_of(error, self.address))
+            self._has_timelines = False
+            row = await self._fetch_state(connection)
+        is_standby, is_read_only, timeline, cluster, store, counter = row[3:]
+        version, last_timeline = counter or (None, 0)
+        state = HostState(
+            name=name_of(host) or self.name,
+            is_standby=is_standby,
+            is_writable=not is_standby and not is_read_only,
+            # A standby that shows a commit of a timeline has reached it, whatever else it tells.
+            timeline=max(timeline or 0, last_timeline) if is_standby else timeline or 0,
+            cluster=cluster,
+            store=store,
+            version=version,
+            asked_at=asked_at,
+        )
+        return list(row[:3]), state
+
+    async def _fetch_state(self, connection: Connection) -> Any:
+        state = hosts.STATE if self._has_timelines else hosts.STATE_WITHOUT_TIMELINE
+        # In a transaction, because a pooler may give each statement outside of one another session.
+        async with connection.transaction():
+            of_store = "NULL, NULL" if await self._lacks_store(connection) else hosts.OF_STORE
+            return await connection.fetchrow(f"SELECT {_OF_SESSION}, {state}, {of_store}")
+
+    async def _lacks_store(self, connection: Connection) -> bool:
+        """Whether the tables with the store's id and the version counter are yet to be made, migrated, or granted."""
+        return self.hosts.store is None and not await connection.fetchval(hosts.HAS_STORE)
 
     def _session_settings(self) -> dict[str, str]:
         """What a session is to have, or a transaction behind a pooler."""
@@ -262,109 +326,9 @@ class PostgresServer:
 
     async def aclose(self) -> None:
         """Wait until all connections are closed."""
+        await self.hosts.aclose()
         if self._closing:
             await asyncio.wait(self._closing)
-
-    # The schema
-
-    async def set_up_schema(self, connection: Connection) -> None:
-        """Make Keyloft's tables in a database without them; two processes may do so at once.
-
-        Raises:
-            SchemaTooOld: It is to be migrated.
-            SchemaTooNew: A later version of Keyloft wrote it.
-            DatabaseError: It can't be read, or tables can't be made.
-        """
-        attempts = 0
-        while (revision := await self.revision(connection)) is None:
-            attempts += 1
-            adoption = await find_adoption(connection)
-            if adoption is not None:
-                adoption.check(self.name)
-                logger.info("%s: adopting its table %s", self.name, schema.PLUGIN_TABLE)
-            create = create_beside(tables.CREATE, tables.LAYOUTS[Space.PLUGINS].create, adoption)
-            try:
-                await connection.execute("; ".join(("BEGIN", *create, "COMMIT")))
-            except asyncpg.PostgresError as error:
-                await connection.execute("ROLLBACK")
-                if error.sqlstate not in errors.CREATED_BY_ANOTHER:
-                    if adoption is not None and not errors.may_pass(error):
-                        raise CannotOpen(
-                            f"{self.name} has a table {schema.PLUGIN_TABLE} that this user can't adopt: "
-                            f"{errors.message_of(error, self._address)}; nothing was changed. Let its owner run "
-                            f"`keyloft migrate`, or see {CHAPTER}"
-                        ) from error
-                    raise
-                if attempts == limits.POSTGRES_SETUP_ATTEMPTS:
-                    raise CannotOpen(
-                        f"{self.name}: {errors.message_of(error, self._address)}, but {schema.REVISION_TABLE} names no "
-                        "revision of Keyloft: rename that table, or give Keyloft a database or a schema of its own"
-                    ) from error
-                await asyncio.sleep(limits.POSTGRES_CONNECT_PAUSES[0])
-        await self._check_revision(connection, revision)
-
-    async def check_schema(self, connection: Connection) -> None:
-        """Check that the database has Keyloft's tables, without writing anything.
-
-        Raises:
-            DatabaseError: It has none, or those of another version.
-        """
-        revision = await self.revision(connection)
-        if revision is None:
-            raise NotADatabase(f"{self.name} has no tables of Keyloft; it was left as it is")
-        await self._check_revision(connection, revision)
-
-    async def _check_revision(self, connection: Connection, revision: str) -> None:
-        remark = " (with the password, which is left out here)" if self._address.secrets else ""
-        schema.check_revision(revision, self.name, shlex.quote(self._address.shown), remark)
-        async with connection.transaction():
-            found = {name: (home, number) for name, home, number in await connection.fetch(function.FIND_TABLES)}
-        self.functions = function.functions_in(*[(name, home) for name, (home, _) in sorted(found.items())])
-        # Stores in several schemas of one database share the channel of notifications: this number tells them apart.
-        _, store = found.get(schema.VERSION_COUNTER_TABLE, ("", 0))
-        self.process = f"{store}.{self.token}"
-
-    async def set_up_commits(self, connection: Connection) -> None:
-        """Find out what the server has: notifications, and functions; make those that commit."""
-        self.announcer = self.process
-        try:
-            async with connection.transaction():
-                await connection.execute(log.NOTIFY.format(name=self.process, version=0))
-        except asyncpg.PostgresError as error:
-            if errors.is_lost(error):
-                raise
-            self.announcer = None
-            logger.info("%s sends no notifications: %s", self.name, errors.message_of(error, self._address))
-        await self.make_functions(connection)
-
-    async def make_functions(self, connection: Connection) -> None:
-        """Make the functions that commit, unless they are there; without them, commits take their locks first."""
-        self.has_function = await self._has_function(connection)
-        if not self.has_function:
-            try:
-                async with connection.transaction():
-                    await connection.execute(self.functions.create)
-                self.has_function = True
-            except asyncpg.PostgresError as error:
-                if errors.is_lost(error):
-                    raise
-                self.has_function = await self._has_function(connection)  # another process may have made them
-                if not self.has_function:
-                    message = errors.message_of(error, self._address)
-                    logger.info("%s: functions can't be made, so commits hold locks for longer: %s", self.name, message)
-            else:
-                await self._drop_other_functions(connection)
-
-    async def _drop_other_functions(self, connection: Connection) -> None:
-        """Drop the functions of earlier revisions of the schema. Those of this one may be in use, by other versions."""
-        try:
-            async with connection.transaction():
-                for [other] in await connection.fetch(self.functions.find_others):
-                    await connection.execute(f"DROP FUNCTION IF EXISTS {other}")
-        except asyncpg.PostgresError as error:
-            if errors.is_lost(error):
-                raise
-            logger.info("%s: %s", self.name, errors.message_of(error, self._address))
 
     def note_wrong_isolation(self) -> None:
         """The function refuses to commit: behind a pooler, transactions have the isolation that the database sets."""
@@ -373,18 +337,6 @@ class PostgresServer:
                 "%s: default_transaction_isolation is not 'read committed', so commits hold locks for longer", self.name
             )
             self.has_function = False
-
-    async def _has_function(self, connection: Connection) -> bool:
-        async with connection.transaction():
-            return bool(await connection.fetchval(self.functions.may_call))
-
-    async def revision(self, connection: Connection) -> str | None:
-        """The revision of the schema; None in a database without Keyloft's tables."""
-        async with connection.transaction():
-            if await connection.fetchval(f"SELECT to_regclass('{schema.REVISION_TABLE}')") is None:
-                return None
-            revision: str | None = await connection.fetchval(f"SELECT version_num FROM {schema.REVISION_TABLE}")
-            return revision
 
     def counter_row(self, rows: Sequence[Any]) -> Any:
         """The first row that a statement on the version counter selects.
@@ -399,7 +351,7 @@ class PostgresServer:
     # Errors
 
     def explain(self, error: BaseException) -> DatabaseError:
-        return errors.explain(error, self._address)
+        return errors.explain(error, self.address)
 
     def may_succeed_after(self, error: Exception) -> bool:
         """Whether a statement that failed may succeed later; takes note of a pooler that the error reveals."""

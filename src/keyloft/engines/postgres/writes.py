@@ -16,7 +16,7 @@ from keyloft.core.engine import Verdict
 from keyloft.core.records import Address, Batch, Space
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome, failed, joined
-from keyloft.engines.postgres import by_locking, log
+from keyloft.engines.postgres import by_locking, log, setup
 from keyloft.engines.postgres.attempts import CommitAttempt, CommitWay, LostRace, written_keys
 from keyloft.engines.postgres.by_function import ByFunction
 from keyloft.engines.postgres.by_locking import ByLocking
@@ -277,7 +277,7 @@ class PostgresWriter:
 
     async def _make_functions(self) -> None:
         """Make the functions again, which a restore may have left out, or find out that this user may not call them."""
-        await self._server.make_functions(await self.slot.connected())
+        await setup.make_functions(self._server, await self.slot.connected())
 
     async def _learn(self, attempt: CommitAttempt, deadline: float) -> Outcome | None:
         """What became of an attempt whose reply was lost; None if it was not made, and never will be.

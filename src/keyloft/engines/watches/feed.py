@@ -181,6 +181,11 @@ class ChangeFeed:
             self._must_read = True
             self._woken.set()
 
+    def read_again(self) -> None:
+        """The version counter stands before what was dispatched: the log tells what that means."""
+        self._must_read = True
+        self._woken.set()
+
     # Following
 
     async def _follow(self) -> None:

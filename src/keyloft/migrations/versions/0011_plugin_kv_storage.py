@@ -1,7 +1,7 @@
 """The plugins' table, and nothing else
 
-Revision ID: 0009
-Revises: 0008
+Revision ID: 0011
+Revises: 0010
 """
 
 import sqlalchemy as sa
@@ -11,8 +11,8 @@ from alembic.util import CommandError
 from keyloft.core.schema import PLUGIN_TABLE
 from keyloft.migrations import tables
 
-revision: str = "0009"
-down_revision: str | None = "0008"
+revision: str = "0011"
+down_revision: str | None = "0010"
 branch_labels: str | None = None
 depends_on: str | None = None
 

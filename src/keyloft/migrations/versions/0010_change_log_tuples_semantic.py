@@ -1,6 +1,6 @@
 """The change log, the store's id, and the tables of the tuple store and the semantic store
 
-Revision ID: 0008
+Revision ID: 0010
 Revises: nothing
 """
 
@@ -11,7 +11,7 @@ from alembic import context, op
 from keyloft.core.schema import CHANGES_TABLE, STORE_TABLE, VERSION_COUNTER_TABLE
 from keyloft.migrations import tables
 
-revision: str = "0008"
+revision: str = "0010"
 down_revision: str | None = None
 branch_labels: str | None = None
 depends_on: str | None = None

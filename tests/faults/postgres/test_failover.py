@@ -1,0 +1,90 @@
+"""After a failover of PostgreSQL, the new primary is used, whatever the old one still answers."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import keyloft
+from keyloft import admin
+from keyloft.limits import VERSION_JUMP
+from keyloft.tuples.store import Store
+from tests.support.postgres_cluster import cluster
+from tests.support.postgres_commits import opened
+from tools.postgres import TIMEOUT_SECONDS
+from tools.process_family import until
+
+pytestmark = pytest.mark.slow
+
+
+async def becomes_true(is_so: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while not await is_so():
+            await asyncio.sleep(0.02)
+
+
+async def test_of_two_primaries_the_one_with_the_highest_timeline_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with cluster(2) as servers:
+        old, new, third = servers.nodes
+        async with keyloft.open(servers.url()) as kv:
+            await kv.set(("k",), "both have this")
+            until(lambda: new.caught_up_with(old) and third.caught_up_with(old))
+            new.promote()
+            third.follow(new)
+            # The old primary still runs, and is the first host of the URL.
+            async with keyloft.open(servers.url()) as fresh, keyloft.open(servers.url(old)) as lost:
+                await lost.set(("k",), "will be lost")
+                await fresh.set(("k",), "the new primary has this")
+                assert (await fresh.get(("k",))).value == "the new primary has this"
+
+                async def is_followed() -> bool:
+                    return bool((await kv.get(("k",))).value == "the new primary has this")
+
+                await becomes_true(is_followed)
+                await kv.set(("other",), 1)
+                assert (await fresh.get(("other",))).value == 1
+            assert "two hosts can be written" in caplog.text
+            assert "its connections are dropped" in caplog.text
+            until(lambda: third.caught_up_with(new))
+            new.kill()
+            # A standby that has followed the new primary is enough to know that the old one is none.
+            with pytest.raises(
+                keyloft.Unreachable, match=r"no host of .* is its primary.*on timeline 1;.*on timeline 2"
+            ):
+                await keyloft.open(servers.url(), patience=2)
+            new.start()
+            await kv.set(("other",), 2)
+
+
+@pytest.mark.parametrize("by", ["function", "locking"])
+async def test_versions_jump_once_on_a_new_timeline_and_lost_ones_are_known_as_lost(by: str) -> None:
+    with cluster() as servers:
+        old, new = servers.nodes
+        async with opened(servers.url(), by=by) as one, opened(servers.url(), by=by) as two:
+            kv, rival = Store(one), Store(two)
+            kept = await kv.set(("kept",), 1)
+            until(lambda: new.caught_up_with(old))
+            new.follow(None)
+            lost = await kv.set(("kept",), "lost")
+            await kv.set(("lost",), 1)
+            everything, keys = kv.watch(prefix=()), kv.watch(("kept",), ("lost",))
+            assert [entry.value for entry in await anext(keys)] == ["lost", 1]
+            old.kill()
+            new.promote()
+            # A watch that has reported what is lost says so, also before the first commit on the new timeline.
+            assert [entry.value for entry in await anext(keys)] == [1, None]
+            with pytest.raises(keyloft.HistoryGone):
+                await anext(everything)
+            assert (await kv.get(("kept",))).versionstamp == kept
+            stamps = await asyncio.gather(kv.set(("one",), 1), rival.set(("two",), 1), rival.set(("three",), 1))
+            assert kept < lost < VERSION_JUMP < min(stamps) <= max(stamps) < VERSION_JUMP + 10
+            assert not (await kv.atomic().check(("kept",), lost).set(("kept",), 2).commit()).ok
+            assert (await kv.atomic().check(("kept",), kept).set(("kept",), 2).commit()).ok
+            for since in (lost, VERSION_JUMP):
+                with pytest.raises(keyloft.HistoryGone, match=r"replaced.*list the entries, then watch again"):
+                    await anext(kv.watch(prefix=(), since=since))
+            changed = await anext(kv.watch(prefix=(), since=kept))
+            assert {entry.key[0] for entry in changed} == {"one", "two", "three", "kept"}
+        assert (await admin.check(servers.url())).findings == ()
