@@ -7,7 +7,6 @@ PYTEST_DONT_REWRITE: modules may import from here, too.
 """
 
 import asyncio
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
