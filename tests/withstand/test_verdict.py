@@ -60,6 +60,7 @@ def test_an_old_value_from_a_standby_is_stale_only_for_a_client_that_has_seen_a_
         entered("register", "get", 21, seen="a", version=10, worker="w1"),
     ]
     assert judge([*SOUND, *older]).stale
+    assert judge([*SOUND, *older]).staleness == 0.5
     assert judge([*SOUND, *older], reads_from_standbys=True).faults == []
     own = entered("register", "get", 21, seen="a", version=10)
     assert judge([*SOUND, *older, own], reads_from_standbys=True).sessions

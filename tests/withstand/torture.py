@@ -96,6 +96,7 @@ def report(engine: str, seed: str, trial: Trial) -> str:
         f"- {findings.acknowledged:,} writes acknowledged, {findings.reads:,} reads, {findings.unknown} outcomes "
         f"unknown, {findings.failed} calls failed",
         f"- {len(findings.lost)} lost, {len(findings.doubled)} doubled, {len(findings.stale)} keys with stale reads",
+        f"- a read was at most {findings.staleness:.1f} s older than a write acknowledged before",
         f"- {len(findings.versions)} versions given twice or out of order",
         f"- {len(findings.locks)} writes under a lock that another holder had",
         f"- {len(findings.watches)} changes that watches missed or reported backwards",

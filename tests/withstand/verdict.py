@@ -1,8 +1,9 @@
 """What a history proves: what was lost, made twice, read too late, or held twice, and for how long nothing went."""
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from msgspec import Struct
@@ -27,6 +28,8 @@ class Findings(Struct, frozen=True, kw_only=True):
     """Made more often than asked for."""
     stale: list[str]
     """No order of the calls of a key explains what was seen."""
+    staleness: float
+    """The longest time for which a newer value of a register had been acknowledged when an older one was read."""
     versions: list[str]
     """Given twice, or not growing with time."""
     locks: list[str]
@@ -62,6 +65,7 @@ def judge(history: Sequence[Entered], *, reads_from_standbys: bool = False) -> F
         lost=lost,
         doubled=doubled,
         stale=_stale(linear),
+        staleness=_staleness(history),
         versions=_versions([one for one in done if one.kind != "lock"]),
         locks=_locks([one for one in done if one.kind == "lock"]),
         watches=_watches([one for one in history if one.kind == "watch"]),
@@ -116,6 +120,21 @@ def _stale(history: Sequence[Entered]) -> list[str]:
             if misfit is not None:
                 found.append(f"{kind} {key}: no order of calls explains {misfit}")
     return found
+
+
+def _staleness(history: Sequence[Entered]) -> float:
+    longest = 0.0
+    for calls in _by_key(history, "register").values():
+        seen = [one for one in calls if one.outcome == "done" and one.version is not None]
+        written = sorted([one for one in seen if one.does in _WRITES], key=lambda one: one.version or 0)
+        # From each version on: when the first of the newer ones was acknowledged.
+        acknowledged = list(accumulate([one.ended for one in reversed(written)], min))[::-1]
+        versions = [one.version or 0 for one in written]
+        for one in seen:
+            newer = bisect_right(versions, one.version or 0)
+            if one.does == "get" and newer < len(versions):
+                longest = max(longest, one.began - acknowledged[newer])
+    return longest
 
 
 def _call(one: Entered) -> Call:
