@@ -18,7 +18,7 @@ NEVER: Final = math.inf
 """When a call ended whose outcome is unknown."""
 
 
-class Call(Struct, frozen=True):
+class KeyCall(Struct, frozen=True):
     """What a client asked of one key, and what it was answered."""
 
     began: float
@@ -34,19 +34,19 @@ class Call(Struct, frozen=True):
         return self.ended == NEVER
 
 
-class Model(Struct, Generic[S], frozen=True):
+class KeyModel(Struct, Generic[S], frozen=True):
     """How a key behaves while only one client uses it."""
 
     initial: S
-    step: "Callable[[S, Call], S | None]"
+    step: "Callable[[S, KeyCall], S | None]"
     """The state after a call; None if the call could not have had this outcome."""
-    writes: "Callable[[Call], Hashable | None]"
+    writes: "Callable[[KeyCall], Hashable | None]"
     """The value that a call writes, if every write has a value of its own; else None."""
-    shows: "Callable[[Call], Hashable | None]"
+    shows: "Callable[[KeyCall], Hashable | None]"
     """The value that was stored before a call that took effect, as far as the call tells."""
 
 
-def first_misfit(model: Model[S], calls: Sequence[Call]) -> Call | None:
+def first_misfit(model: KeyModel[S], calls: Sequence[KeyCall]) -> KeyCall | None:
     """The call at which no order explains what was seen; None if there is an order for all of them."""
     pending = sorted(_without_open_ends(model, calls), key=lambda call: call.began)
     count = len(pending)
@@ -90,7 +90,7 @@ def _first_open(done: int, count: int) -> int:
     return min((~done & (done + 1)).bit_length() - 1 if ~done else count, count)
 
 
-def _is_like_an_earlier(pending: Sequence[Call], done: int, first: int, index: int) -> bool:
+def _is_like_an_earlier(pending: Sequence[KeyCall], done: int, first: int, index: int) -> bool:
     """Whether an unknown call that does the same is still open: whichever comes first, the rest is the same."""
     call = pending[index]
     if not call.is_unknown:
@@ -104,7 +104,7 @@ def _is_like_an_earlier(pending: Sequence[Call], done: int, first: int, index: i
     )
 
 
-def _without_open_ends(model: Model[S], calls: Sequence[Call]) -> list[Call]:
+def _without_open_ends(model: KeyModel[S], calls: Sequence[KeyCall]) -> list[KeyCall]:
     """Unknown writes that were seen have taken effect before that; of those that were not seen, nothing is known.
 
     Only where every write has a value of its own. Without this, each unknown write would double what must be tried.
@@ -118,7 +118,7 @@ def _without_open_ends(model: Model[S], calls: Sequence[Call]) -> list[Call]:
             if (value := model.shows(call)) is not None:
                 ends[value] = min(ends.get(value, NEVER), call.ended)
         fresh = [
-            Call(call.began, max(ends[written], call.began), call.does, call.given, call.seen)
+            KeyCall(call.began, max(ends[written], call.began), call.does, call.given, call.seen)
             for call in unknown
             if (written := model.writes(call)) in ends
         ]
@@ -130,7 +130,7 @@ def _without_open_ends(model: Model[S], calls: Sequence[Call]) -> list[Call]:
 # The models of the keys that workers use
 
 
-def _register_step(state: Hashable, call: Call) -> Hashable | None:
+def _register_step(state: Hashable, call: KeyCall) -> Hashable | None:
     """A key with unique values: set, get, and swap, which sets if the value is the one that it was given."""
     match call.does:
         case "set":
@@ -145,19 +145,19 @@ def _register_step(state: Hashable, call: Call) -> Hashable | None:
     raise AssertionError(call.does)
 
 
-def _swapped(call: Call) -> tuple[Hashable, Hashable]:
+def _swapped(call: KeyCall) -> tuple[Hashable, Hashable]:
     assert isinstance(call.given, tuple)
     expected, value = call.given
     return expected, value
 
 
-def _register_writes(call: Call) -> Hashable | None:
+def _register_writes(call: KeyCall) -> Hashable | None:
     if call.does == "swap":
         return _swapped(call)[1]
     return call.given if call.does == "set" else None
 
 
-def _register_shows(call: Call) -> Hashable | None:
+def _register_shows(call: KeyCall) -> Hashable | None:
     if call.does == "swap":
         return _swapped(call)[0]
     return call.seen
@@ -165,10 +165,10 @@ def _register_shows(call: Call) -> Hashable | None:
 
 ABSENT: Final = 0
 """The value of a register that was never set."""
-REGISTER: Final = Model[Hashable](ABSENT, _register_step, _register_writes, _register_shows)
+REGISTER: Final = KeyModel[Hashable](ABSENT, _register_step, _register_writes, _register_shows)
 
 
-def _counter_step(state: int, call: Call) -> int | None:
+def _counter_step(state: int, call: KeyCall) -> int | None:
     if call.does == "get":
         return state if call.seen == state else None
     assert isinstance(call.given, int)
@@ -176,5 +176,5 @@ def _counter_step(state: int, call: Call) -> int | None:
     return total if call.seen is None or call.seen == total else None
 
 
-COUNTER: Final = Model[int](0, _counter_step, lambda call: None, lambda call: None)
+COUNTER: Final = KeyModel[int](0, _counter_step, lambda call: None, lambda call: None)
 """A key that is summed; a sum may see the new total."""

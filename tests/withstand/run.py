@@ -34,7 +34,7 @@ class MadeFault(Struct, frozen=True):
     reads_out: float
 
 
-class Trial(Struct, frozen=True):
+class ClusterTrial(Struct, frozen=True):
     """What a run found."""
 
     seconds: float
@@ -44,7 +44,7 @@ class Trial(Struct, frozen=True):
     """How often callers got which error."""
 
 
-class Load:
+class Workload:
     """Workers at work."""
 
     def __init__(self, folder: Path, start: "Callable[[str], WorkerProcess]") -> None:
@@ -136,7 +136,7 @@ class WorkerProcess:
 @contextmanager
 def _workers(
     arena: Arena, folder: Path, count: int, seed: str, pause: float, options: dict[str, Any]
-) -> Iterator[Load]:
+) -> Iterator[Workload]:
     with ExitStack() as stack:
 
         def start(name: str) -> WorkerProcess:
@@ -145,7 +145,7 @@ def _workers(
             worker.hear("ready")
             return worker
 
-        load = Load(folder, start)
+        load = Workload(folder, start)
         for _ in range(count):
             load.join()  # one after the other: the first one makes the tables
         yield load
@@ -154,13 +154,13 @@ def _workers(
 def tried(
     arena: Arena,
     folder: Path,
-    make_faults: Callable[[Load], None],
+    make_faults: Callable[[Workload], None],
     *,
     workers: int = 2,
     seed: str = "1",
     pause: float = 0.01,
     options: dict[str, Any] | None = None,
-) -> Trial:
+) -> ClusterTrial:
     """Run workers while faults are made, then judge their history.
 
     Args:
@@ -192,4 +192,4 @@ def tried(
         if one.error is not None:
             name = one.error.partition(":")[0]
             errors[name] = errors.get(name, 0) + 1
-    return Trial(time.monotonic() - began, load.faults(history), findings, errors)
+    return ClusterTrial(time.monotonic() - began, load.faults(history), findings, errors)

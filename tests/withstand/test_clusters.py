@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.withstand.faults import etcd_arena, postgres_arena
-from tests.withstand.run import Load, tried
+from tests.withstand.run import Workload, tried
 from tools import etcd, patroni
 from tools.machines import can_cut
 
@@ -24,7 +24,7 @@ def test_postgresql_with_patroni_loses_its_leader_and_then_has_two(tmp_path: Pat
         pytest.skip(reason)
     with postgres_arena(tmp_path, cuts=False) as arena:
 
-        def make_faults(load: Load) -> None:
+        def make_faults(load: Workload) -> None:
             for name in ("the leader's PostgreSQL dies", "the leader's Patroni hangs, and another node leads"):
                 load.wait_for_calls(_CALLS)
                 arena.wait_until_whole()
@@ -45,7 +45,7 @@ def test_etcd_loses_its_leader(tmp_path: Path) -> None:
     cuts = can_cut()
     with etcd_arena(tmp_path, cuts=cuts) as arena:
 
-        def make_faults(load: Load) -> None:
+        def make_faults(load: Workload) -> None:
             for name in ("the leader dies", "the leader freezes", *["the leader is cut off"] * cuts):
                 load.wait_for_calls(_CALLS)
                 load.suffer(name, arena.faults[name], 1.2, arena.wait_until_whole)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.withstand.linearizability import ABSENT, COUNTER, NEVER, REGISTER, Call, Model, first_misfit
+from tests.withstand.linearizability import ABSENT, COUNTER, NEVER, REGISTER, KeyCall, KeyModel, first_misfit
 
 SEEDS = st.integers(0, 1 << 32)
 
@@ -21,9 +21,9 @@ class OneCopy:
     now: float = 0.0
     stored: int = ABSENT
     written: int = 0
-    calls: list[Call] = field(default_factory=list)
+    calls: list[KeyCall] = field(default_factory=list)
 
-    def made(self, model: Model[int], clients: int, each: int) -> list[Call]:
+    def made(self, model: KeyModel[int], clients: int, each: int) -> list[KeyCall]:
         """Clients that call one after the other, all at once, as their moments come."""
         waiting = [(self.chance.random(), client) for client in range(clients) for _ in range(each)]
         moments = sorted(waiting)
@@ -38,37 +38,37 @@ class OneCopy:
         self.chance.shuffle(self.calls)
         return self.calls
 
-    def _register(self, began: float, ended: float) -> Call:
+    def _register(self, began: float, ended: float) -> KeyCall:
         if self.chance.random() < 0.5:
-            return Call(began, ended, "get", None, self.stored)
+            return KeyCall(began, ended, "get", None, self.stored)
         self.written += 1
         is_lost = self.chance.random() < 0.2
         if self.chance.random() < 0.5:
             if not (is_lost and self.chance.random() < 0.5):
                 self.stored = self.written
-            return Call(began, NEVER if is_lost else ended, "set", self.written)
+            return KeyCall(began, NEVER if is_lost else ended, "set", self.written)
         expected = self.chance.choice([self.stored, self.chance.randrange(self.written)])
         if expected != self.stored:
-            return Call(began, ended, "refused", expected, self.stored)
+            return KeyCall(began, ended, "refused", expected, self.stored)
         if not (is_lost and self.chance.random() < 0.5):
             self.stored = self.written
-        return Call(began, NEVER if is_lost else ended, "swap", (expected, self.written))
+        return KeyCall(began, NEVER if is_lost else ended, "swap", (expected, self.written))
 
-    def _counter(self, began: float, ended: float) -> Call:
+    def _counter(self, began: float, ended: float) -> KeyCall:
         if self.chance.random() < 0.3:
-            return Call(began, ended, "get", None, self.stored)
+            return KeyCall(began, ended, "get", None, self.stored)
         amount = self.chance.randrange(1, 3)
         if self.chance.random() < 0.2:
             self.stored += self.chance.choice([0, amount])
-            return Call(began, NEVER, "sum", amount)
+            return KeyCall(began, NEVER, "sum", amount)
         self.stored += amount
-        return Call(began, ended, "sum", amount, self.stored)
+        return KeyCall(began, ended, "sum", amount, self.stored)
 
 
 @pytest.mark.parametrize("model", [REGISTER, COUNTER], ids=["register", "counter"])
 @examples(60, deadline=None)
 @given(seed=SEEDS)
-def test_what_one_copy_showed_is_accepted(model: Model[int], seed: int) -> None:
+def test_what_one_copy_showed_is_accepted(model: KeyModel[int], seed: int) -> None:
     chance = random.Random(seed)
     assert first_misfit(model, OneCopy(chance).made(model, chance.randrange(1, 6), chance.randrange(1, 12))) is None
 
@@ -76,27 +76,27 @@ def test_what_one_copy_showed_is_accepted(model: Model[int], seed: int) -> None:
 @pytest.mark.parametrize("model", [REGISTER, COUNTER], ids=["register", "counter"])
 @examples(60, deadline=None)
 @given(seed=SEEDS)
-def test_a_value_that_no_one_had_written_is_found(model: Model[int], seed: int) -> None:
+def test_a_value_that_no_one_had_written_is_found(model: KeyModel[int], seed: int) -> None:
     chance = random.Random(seed)
     calls = OneCopy(chance).made(model, chance.randrange(1, 6), chance.randrange(2, 12))
-    calls.append(Call(0.5, 0.6, "get", None, 1_000_000))
+    calls.append(KeyCall(0.5, 0.6, "get", None, 1_000_000))
     assert first_misfit(model, calls) is not None
 
 
 @pytest.mark.parametrize("model", [REGISTER, COUNTER], ids=["register", "counter"])
 @examples(60, deadline=None)
 @given(seed=SEEDS)
-def test_a_lost_or_stale_value_is_found(model: Model[int], seed: int) -> None:
+def test_a_lost_or_stale_value_is_found(model: KeyModel[int], seed: int) -> None:
     """At the end, alone, a client reads, writes, and then reads what it read before."""
     chance = random.Random(seed)
     copy = OneCopy(chance)
     calls = copy.made(model, chance.randrange(1, 6), chance.randrange(1, 12))
     before = copy.stored
-    calls.append(Call(1.5, 1.6, "get", None, before))  # what is stored was written: no lost write may bring it back
+    calls.append(KeyCall(1.5, 1.6, "get", None, before))  # what is stored was written: no lost write may bring it back
     calls.append(
-        Call(2, 3, "set", 1_000_000) if model is REGISTER else Call(2, 3, "sum", 1_000_000, before + 1_000_000)
+        KeyCall(2, 3, "set", 1_000_000) if model is REGISTER else KeyCall(2, 3, "sum", 1_000_000, before + 1_000_000)
     )
-    calls.append(Call(4, 5, "get", None, before))
+    calls.append(KeyCall(4, 5, "get", None, before))
     assert first_misfit(model, calls) is not None
 
 
@@ -107,30 +107,30 @@ def test_a_sum_that_was_made_twice_is_found(seed: int) -> None:
     copy = OneCopy(chance)
     calls = copy.made(COUNTER, chance.randrange(1, 6), chance.randrange(1, 12))
     unknown = sum(call.given for call in calls if call.is_unknown and isinstance(call.given, int))
-    calls.append(Call(2, 3, "get", None, copy.stored))
-    calls.append(Call(4, 5, "sum", 100, copy.stored + 200 + unknown))
+    calls.append(KeyCall(2, 3, "get", None, copy.stored))
+    calls.append(KeyCall(4, 5, "sum", 100, copy.stored + 200 + unknown))
     assert first_misfit(COUNTER, calls) is not None
 
 
 @pytest.mark.parametrize(
     "calls",
     [
-        [Call(0, 1, "set", 1), Call(2, 3, "set", 2), Call(4, 5, "get", None, 1)],
-        [Call(0, NEVER, "set", 1), Call(2, 3, "get", None, 1), Call(4, 5, "get", None, ABSENT)],
-        [Call(0, 1, "get", None, 1), Call(2, NEVER, "set", 1)],
-        [Call(0, 9, "set", 1), Call(1, 2, "get", None, 1), Call(3, 4, "get", None, ABSENT)],
-        [Call(0, 1, "set", 1), Call(2, 3, "swap", (1, 2)), Call(2, 3, "swap", (1, 3))],
-        [Call(0, 1, "set", 1), Call(2, 3, "refused", 1, 1)],
+        [KeyCall(0, 1, "set", 1), KeyCall(2, 3, "set", 2), KeyCall(4, 5, "get", None, 1)],
+        [KeyCall(0, NEVER, "set", 1), KeyCall(2, 3, "get", None, 1), KeyCall(4, 5, "get", None, ABSENT)],
+        [KeyCall(0, 1, "get", None, 1), KeyCall(2, NEVER, "set", 1)],
+        [KeyCall(0, 9, "set", 1), KeyCall(1, 2, "get", None, 1), KeyCall(3, 4, "get", None, ABSENT)],
+        [KeyCall(0, 1, "set", 1), KeyCall(2, 3, "swap", (1, 2)), KeyCall(2, 3, "swap", (1, 3))],
+        [KeyCall(0, 1, "set", 1), KeyCall(2, 3, "refused", 1, 1)],
     ],
     ids=["an older value", "seen, then gone", "seen before it was written", "back in time", "two winners", "no reason"],
 )
-def test_each_kind_of_fault_is_found(calls: list[Call]) -> None:
+def test_each_kind_of_fault_is_found(calls: list[KeyCall]) -> None:
     assert first_misfit(REGISTER, calls) is not None
 
 
 def test_a_lost_reply_may_take_effect_late_or_never() -> None:
-    late = [Call(0, NEVER, "set", 1), Call(1, 2, "get", None, ABSENT), Call(3, 4, "get", None, 1)]
-    never = [Call(0, NEVER, "set", 1), Call(1, 2, "get", None, ABSENT), Call(3, 4, "get", None, ABSENT)]
+    late = [KeyCall(0, NEVER, "set", 1), KeyCall(1, 2, "get", None, ABSENT), KeyCall(3, 4, "get", None, 1)]
+    never = [KeyCall(0, NEVER, "set", 1), KeyCall(1, 2, "get", None, ABSENT), KeyCall(3, 4, "get", None, ABSENT)]
     assert first_misfit(REGISTER, late) is None
     assert first_misfit(REGISTER, never) is None
 
@@ -139,8 +139,8 @@ def test_a_long_history_with_many_unknown_sums_is_checked_in_time() -> None:
     calls, total = [], 0
     for number in range(2000):
         if number % 50 == 0:
-            calls.append(Call(number, NEVER, "sum", 1))
+            calls.append(KeyCall(number, NEVER, "sum", 1))
             total += number % 100 == 0
         total += 1
-        calls.append(Call(number + 0.1, number + 0.9, "sum", 1, total))
+        calls.append(KeyCall(number + 0.1, number + 0.9, "sum", 1, total))
     assert first_misfit(COUNTER, calls) is None

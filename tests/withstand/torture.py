@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.withstand.faults import Arena, etcd_arena, postgres_arena
-from tests.withstand.run import Load, MadeFault, Trial, tried
+from tests.withstand.run import ClusterTrial, MadeFault, Workload, tried
 from tools import etcd, patroni
 from tools.machines import NO_NAMESPACES, can_cut
 
@@ -59,8 +59,8 @@ def main() -> int:
     return 1 if trial.findings.faults else 0
 
 
-def _torment(arena: Arena, seconds: float, chance: random.Random, only: list[str] | None) -> Callable[[Load], None]:
-    def make_faults(load: Load) -> None:
+def _torment(arena: Arena, seconds: float, chance: random.Random, only: list[str] | None) -> Callable[[Workload], None]:
+    def make_faults(load: Workload) -> None:
         end = time.monotonic() + seconds
         names = only or [*arena.faults, "a client freezes"]
         waiting: list[str] = []
@@ -79,7 +79,7 @@ def _torment(arena: Arena, seconds: float, chance: random.Random, only: list[str
     return make_faults
 
 
-def report(engine: str, seed: str, trial: Trial) -> str:
+def report(engine: str, seed: str, trial: ClusterTrial) -> str:
     """The report, as a page of Markdown."""
     findings = trial.findings
     lines = [

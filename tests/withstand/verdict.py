@@ -9,10 +9,10 @@ from typing import Any
 from msgspec import Struct
 
 from tests.withstand.history import Entered
-from tests.withstand.linearizability import COUNTER, NEVER, REGISTER, Call, Model, first_misfit
+from tests.withstand.linearizability import COUNTER, NEVER, REGISTER, KeyCall, KeyModel, first_misfit
 
 _WRITES = ("set", "swap", "sum", "put")
-_MODELS: dict[str, Model[Any]] = {"register": REGISTER, "counter": COUNTER}
+_MODELS: dict[str, KeyModel[Any]] = {"register": REGISTER, "counter": COUNTER}
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -137,9 +137,9 @@ def _staleness(history: Sequence[Entered]) -> float:
     return longest
 
 
-def _call(one: Entered) -> Call:
+def _call(one: Entered) -> KeyCall:
     given = tuple(one.given) if isinstance(one.given, list) else one.given
-    return Call(one.began, NEVER if one.outcome == "unknown" else one.ended, one.does, given, one.seen)
+    return KeyCall(one.began, NEVER if one.outcome == "unknown" else one.ended, one.does, given, one.seen)
 
 
 def _by_key(history: Sequence[Entered], kind: str) -> dict[str, list[Entered]]:

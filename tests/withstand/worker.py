@@ -35,7 +35,7 @@ _LOCK_TTL_SECONDS: Final = 2
 _WATCH_SECONDS: Final = 60.0
 
 
-class Worker:
+class ClusterUser:
     """The load of one process."""
 
     def __init__(self, kv: keyloft.Store, recorder: Recorder, seed: str, pause: float) -> None:
@@ -144,7 +144,7 @@ async def main(url: str, name: str, folder: str, seed: str, pause: str, options:
         recorder = stack.enter_context(Recorder(Path(folder) / f"{name}.jsonl", name))
         kv = await stack.enter_async_context(keyloft.open(url, **json.loads(options)))
         store = await stack.enter_async_context(SemanticStore(kv, audit_key="k"))
-        worker = Worker(kv, recorder, seed, float(pause))
+        worker = ClusterUser(kv, recorder, seed, float(pause))
         watching = asyncio.create_task(worker.watch())
         say("ready")
         uses = [worker.use_register, worker.use_register, worker.use_register, worker.use_counter, worker.use_own]
