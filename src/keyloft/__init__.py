@@ -58,6 +58,8 @@ def open(
     name: str | None = None,
     history_seconds: float = limits.HISTORY_SECONDS,
     history_mib: float = limits.HISTORY_MIB,
+    reads: Literal["primary", "standby"] | None = None,
+    max_lag: float | None = None,
     clock: Clock | None = None,
 ) -> "Opening":
     """Open a store: `async with keyloft.open("app.db") as kv:`, or `kv = await keyloft.open("app.db")`.
@@ -78,6 +80,10 @@ def open(
         history_seconds: How long the change log keeps what changed, at least, for `watch(…, since=…)` and slow watches;
             older changes go with later commits.
         history_mib: How large the change log may grow, in MiB; the oldest changes go first.
+        reads: "standby" lets standbys of PostgreSQL, whose hosts the URL names, too, answer gets and lists. They show
+            this store's own writes, and never an older state than one that was read before. None: as the URL says,
+            which may have `reads=standby`; otherwise the primary.
+        max_lag: How many seconds a standby may be behind; None: as the URL says, or 5.
         clock: Another clock, for tests of expiry.
 
     Raises:
@@ -90,7 +96,14 @@ def open(
         store_name = None if name is None else check_name(name)
         database = DatabaseUrl.parse(url)
         engine = await open_engine(
-            database, clock, durability=durability, sync=sync, patience=patience, history=history
+            database,
+            clock,
+            durability=durability,
+            sync=sync,
+            patience=patience,
+            history=history,
+            reads=reads,
+            max_lag=max_lag,
         )
         if store_name is not None:
             engine = NamedEngine(engine, store_name)

@@ -59,14 +59,18 @@ SWEEP_EVERY: Final = 60.0
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for other processes that hold the database before it fails with BUSY."""
 
-SERVER_SECONDS: Final = 45.0
+SERVER_SECONDS: Final = 60.0
 """How long a call waits for a database server that is away or silent; `keyloft.open(patience=…)` changes it.
 
 PgBouncer refuses logins for 15 s after one that failed (`server_login_retry`). Patroni needs up to 40 s to find out
-that a primary is gone and to promote a standby (`ttl` 30 s, `loop_wait` 10 s)."""
+that a primary is gone and to promote a standby (`ttl` 30 s, `loop_wait` 10 s). A write leaves a quarter of the time for
+learning what became of it."""
 
 OPERATOR_SERVER_SECONDS: Final = 10.0
 """The same for an operator's command."""
+
+MAX_LAG_SECONDS: Final = 5.0
+"""How far a standby may be behind to answer reads; `keyloft.open(max_lag=…)` changes it."""
 
 HISTORY_SECONDS: Final = 3600.0
 """How long the change log keeps a change, unless `keyloft.open(history_seconds=…)` says otherwise."""
@@ -357,6 +361,12 @@ POSTGRES_HOSTS_SECONDS: Final = 2.0
 
 POSTGRES_SURVEY_SECONDS: Final = 1.0
 """How long the other hosts have to answer once one has that can be written."""
+
+POSTGRES_STANDBY_SECONDS: Final = 1.0
+"""How long a host may take to answer a read that another host could answer."""
+
+POSTGRES_LAG_MARKS: Final = 1024
+"""How many versions of the primary are remembered, to tell how far a standby is behind: those of half an hour."""
 
 POSTGRES_CLOSE_SECONDS: Final = 1.0
 """How long closing a connection may take before it is cut."""

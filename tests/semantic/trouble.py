@@ -6,6 +6,7 @@ from typing import Any
 
 from keyloft import Store
 from keyloft.core.engine import Engine, LogWatch, Submission, Verdict, Watch
+from keyloft.core.health import ServerHealth
 from keyloft.core.records import Batch, Committed, Conflict, Get, Scan
 from keyloft.errors import CommitUnknown, Unreachable
 
@@ -40,6 +41,9 @@ class Network:
             self.is_down = self.breaks_after_loss
             raise CommitUnknown("the answer got lost")
         return done
+
+    def health(self) -> ServerHealth | None:
+        return self._engine.health()
 
     def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> Submission:
         self._pass()

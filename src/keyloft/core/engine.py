@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, TypeAlias, overload
 
 from keyloft.core import records
+from keyloft.core.health import ServerHealth
 from keyloft.errors import KeyloftError
 
 
@@ -151,6 +152,9 @@ class Engine(Reader, Protocol):
             woken: Called, in the event loop, when there is something to take; then again once that was taken.
             since: Report what changed after this version; None for what changes from now on.
         """
+
+    def health(self) -> ServerHealth | None:
+        """What it knows of the servers that the database is on; None where there are none, or it keeps no account."""
 
     async def aclose(self) -> None:
         """Finish or refuse the calls under way, end the watches, close the database."""

@@ -8,6 +8,8 @@
     postgresql://user:password@host:port/database  PostgreSQL, with hosts and options as libpq has them
     etcd://user:password@host:port,host,host/name  etcd: some of its members, and the prefix of all keys; options below
 
+Options of PostgreSQL that are Keyloft's own: `reads=standby` and `max_lag=SECONDS`.
+
 Options of etcd: `tls=true`, or any of `ca=FILE`, `cert=FILE`, `key=FILE` and `server_name=NAME`, which turn TLS on.
 
 Schemes may be written in capitals, and name a driver as in `postgresql+asyncpg://`, which is ignored.
@@ -15,6 +17,7 @@ Schemes may be written in capitals, and name a driver as in `postgresql+asyncpg:
 A text that can't be parsed may hold a password anywhere: no message quotes more of it than its scheme.
 """
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -41,6 +44,7 @@ _ESCAPE: Final = (
     "in a PostgreSQL URL, every character of a user, password or database that is neither a letter nor a digit is "
     "percent-encoded: @ is %40, / is %2F, : is %3A, # is %23, ? is %3F"
 )
+_OWN_OPTIONS: Final = re.compile(r"(?<=[?&])(?:reads|max_lag)=[^&]*&?")
 _ETCD_USE: Final = "an etcd URL is written etcd://user:password@host,host,host/prefix"
 _ETCD_OPTIONS: Final = ("tls", "ca", "cert", "key", "server_name")
 _ETCD_PORT: Final = 2379
@@ -126,6 +130,10 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     hosts: tuple[Mapping[str, Any], ...]
     """Host and port of each of several hosts, as asyncpg takes them; for one host, an empty mapping: the DSN has it."""
     options: Mapping[str, str]
+    reads: str | None = None
+    """The option of this name: "primary" or "standby"."""
+    max_lag: float | None = None
+    """The option of this name, in seconds."""
     secrets: tuple[str, ...]
     """The passwords, which a driver's message might quote."""
 
@@ -251,8 +259,11 @@ def _parse_postgres(rest: str) -> DatabaseUrl:
     hosts = _hosts_of_options(options) if "host" in options else [_host(host) for host in place.split(",") if host]
     masked = _SECRET_OPTION.sub(r"\g<1>…", parts.query)
     where = place + parts.path + (f"?{masked}" if masked else "")
+    reads, max_lag = _reading_options(options)
     address = PostgresAddress(
-        dsn=dsn,
+        dsn=_OWN_OPTIONS.sub("", dsn).rstrip("?&") if parts.query else dsn,
+        reads=reads,
+        max_lag=max_lag,
         shown=f"postgresql://{user}@{where}" if user else f"postgresql://{where}",
         name=f"PostgreSQL at {options.get('host') or place or 'the local socket'}{parts.path}",
         hosts=tuple(hosts) if len(hosts) > 1 else ({},),
@@ -260,6 +271,29 @@ def _parse_postgres(rest: str) -> DatabaseUrl:
         secrets=tuple(filter(None, (password, options.get("password")))),
     )
     return DatabaseUrl(engine="postgres", shown=f"postgresql://{where}", postgres=address)
+
+
+def _reading_options(options: dict[str, str]) -> tuple[str | None, float | None]:
+    """The options of a PostgreSQL URL that are Keyloft's own; all others are the driver's or the server's."""
+    reads, lag = options.pop("reads", None), options.pop("max_lag", None)
+    try:
+        max_lag = None if lag is None else float(lag)
+    except ValueError:
+        max_lag = -1.0
+    check_reads(reads, max_lag)
+    return reads, max_lag
+
+
+def check_reads(reads: str | None, max_lag: float | None) -> None:
+    """Refuse what does not say from where to read.
+
+    Raises:
+        InvalidArgument: `reads` or `max_lag` is wrong.
+    """
+    if reads not in (None, "primary", "standby"):
+        raise InvalidArgument('reads: expected "primary" or "standby"')
+    if max_lag is not None and not (type(max_lag) in (int, float) and 0 < max_lag < math.inf):
+        raise InvalidArgument("max_lag: expected a number of seconds above 0")
 
 
 def _parse_etcd(rest: str) -> DatabaseUrl:

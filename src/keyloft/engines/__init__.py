@@ -4,7 +4,7 @@ from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.core.engine import Engine
 from keyloft.core.maintenance import Maintenance
-from keyloft.core.urls import AnyUrl, DatabaseUrl
+from keyloft.core.urls import AnyUrl, DatabaseUrl, check_reads
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.log_checks import LogChecker
@@ -35,6 +35,8 @@ async def open_engine(
     cache_mib: int = limits.SQLITE_CACHE_MIB,
     patience: float = limits.SERVER_SECONDS,
     history: KeptHistory | None = None,
+    reads: str | None = None,
+    max_lag: float | None = None,
 ) -> Engine:
     """Open the engine that a URL or path names; nothing and `:memory:` mean memory.
 
@@ -46,22 +48,27 @@ async def open_engine(
         cache_mib: How much of an SQLite file is cached in memory.
         patience: How many seconds a call waits for a database server that does not answer.
         history: How far back the change log reaches.
+        reads: "primary", or "standby" to let standbys of PostgreSQL answer gets and lists; None for what the URL says.
+        max_lag: How many seconds such a standby may be behind; None for what the URL says.
 
     Raises:
-        InvalidArgument: `url`, `durability` or `sync` is wrong.
+        InvalidArgument: `url`, `durability`, `sync`, `reads` or `max_lag` is wrong.
         DatabaseError: The database can't be opened; the message says why.
     """
     if durability not in ("full", "relaxed"):
         raise InvalidArgument('durability: expected "full" or "relaxed"')
     if sync not in ("auto", "thread"):
         raise InvalidArgument('sync: expected "auto" or "thread"')
+    check_reads(reads, max_lag)
     database = DatabaseUrl.parse(url)
     if database.postgres is not None:
         from keyloft.engines.postgres.engine import PostgresEngine  # its driver is not installed everywhere
         from keyloft.engines.postgres.server import PostgresServer
 
         server = PostgresServer(database.postgres, clock, durability=durability, patience=patience)
-        return await PostgresEngine.open(server, history)
+        lag = max_lag or database.postgres.max_lag or limits.MAX_LAG_SECONDS
+        from_standbys = (reads or database.postgres.reads) == "standby"
+        return await PostgresEngine.open(server, history, max_lag=lag if from_standbys else None)
     if database.etcd is not None:
         from keyloft.engines.etcd.cluster import EtcdCluster
         from keyloft.engines.etcd.engine import EtcdEngine

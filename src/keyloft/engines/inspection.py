@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from keyloft.core.adoption import Adoption
+from keyloft.core.health import ServerHealth
 
 
 class Inspection(Struct, frozen=True, kw_only=True):
@@ -20,6 +21,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     """By how many seconds its clock is ahead of this machine's; None where it is this machine's."""
     has_checksums: bool | None = None
     """Whether a server has checksums of its pages; None where Keyloft has its own, or a server does not say."""
+    servers: ServerHealth | None = None
+    """The hosts of the database, where there are several or they could be."""
     obstacles: tuple[tuple[str, str], ...] = ()
     """What prevents this user from using it, each with its remedy."""
     adoption: Adoption | None = None

@@ -5,6 +5,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 
+from keyloft.core.health import ServerHealth
 from keyloft.errors import CLOSED, Closed, WrongLoop
 
 
@@ -33,6 +34,10 @@ class ClosableEngine(ABC):
             raise Closed(self.refusal)
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoop
+
+    def health(self) -> ServerHealth | None:
+        """Nothing is known of servers."""
+        return None
 
     async def aclose(self) -> None:
         """Close, once. Cancelling the caller does not stop it, so that the engine is never left half closed."""

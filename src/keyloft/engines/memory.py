@@ -108,6 +108,9 @@ class MemoryEngine:
         self._check_open()
         return self._feed.follow(asks, since, woken, Start(self._version, self._now()))
 
+    def health(self) -> None:
+        """There are no servers."""
+
     async def aclose(self) -> None:
         self.is_closed = True
         await self._batcher.close()

@@ -12,6 +12,8 @@ from typing import Any, Final, NoReturn
 from nats.aio.client import Client as Nats
 
 from keyloft import errors, limits
+from keyloft.core.engine import Engine
+from keyloft.core.health import ServerHealth
 from keyloft.core.records import Batch, Check, Get, Space, StoreId
 from keyloft.core.urls import DatabaseUrl, without_login
 from keyloft.errors import (
@@ -117,7 +119,15 @@ class App:
         self._signals = Signals()
         self._tenants = ServiceMeters()
         self._usage = PluginUsage(self._db, config.plugin_quotas())
-        self._metrics = Metrics(self._meters, self._usage, self._signals, self._tenants, prefix=config.metrics_prefix)
+        self._engine: Engine | None = None
+        self._metrics = Metrics(
+            self._meters,
+            self._usage,
+            self._signals,
+            self._tenants,
+            prefix=config.metrics_prefix,
+            health=self._servers,
+        )
         self._nats_server: NatsServer | None = None
         self._nats: Nats | None = None
         self._pages: str | None = None
@@ -143,7 +153,7 @@ class App:
             stack.push_async_callback(self._db.aclose)
             await stack.enter_async_context(self._usage)
             config = self._config
-            engine = await self._db.engine()
+            self._engine = engine = await self._db.engine()
             [store_id] = await engine.read(StoreId())
             self._group = QueueGroup(config, store_id)
             store = SemanticStore(
@@ -206,7 +216,13 @@ class App:
             # The message may name files and hosts: it belongs in the log.
             logger.warning("the database can't be used: %s", error)
             return unavailable(f"the database can't be used ({error.code})")
-        return Response(f"ok\nstore {self._group.store}\n".encode())
+        servers = self._servers()
+        lines = ["ok", f"store {self._group.store}", *(servers.lines if servers else ())]
+        return Response("".join([f"{line}\n" for line in lines]).encode())
+
+    def _servers(self) -> ServerHealth | None:
+        """What is known of the servers of the database."""
+        return None if self._engine is None else self._engine.health()
 
     async def _try_to_write(self) -> None:
         """Commit a check that fails: it takes the path of every write, and writes nothing."""

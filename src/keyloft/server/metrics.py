@@ -1,11 +1,12 @@
 """The metrics of a service, as Prometheus reads them."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from keyloft import limits
+from keyloft.core.health import ServerHealth
 from keyloft.core.records import Used
 from keyloft.errors import KeyloftError
 from keyloft.nats.meters import OTHER, ServiceMeters
@@ -43,6 +44,7 @@ class Metrics:
         tenants: ServiceMeters | None = None,
         *,
         prefix: str,
+        health: Callable[[], ServerHealth | None] = lambda: None,
     ) -> None:
         """Args:
         meters: The counters of the plugin service.
@@ -50,7 +52,9 @@ class Metrics:
         signals: The counters and alerts of the semantic store.
         tenants: The counters of the semantic service.
         prefix: What the names of the metrics begin with.
+        health: What is known of the servers of the database.
         """
+        self._health = health
         self._meters = meters
         self._usage = usage
         self._signals = signals or Signals()
@@ -91,6 +95,7 @@ class Metrics:
         taken = _durations(self._tenants, SEMANTIC_OPERATIONS)
         yield _Family("histogram", "semantic_duration_seconds", "Duration of a request", ["operation"], taken)
         yield from _failures("semantic", "tenant", self._tenants)
+        yield from _servers(self._health())
 
 
 _Samples: TypeAlias = list[tuple[Sequence[str], Any]]
@@ -119,6 +124,27 @@ def _failures(interface: str, owner: str, meters: ServiceMeters) -> Iterator[_Fa
     dropped: _Samples = [([name], meter.dropped) for name, meter in owners if meter.dropped]
     about = "Messages without a reply subject that were dropped, because too much was waiting"
     yield _Family("counter", f"{interface}_dropped", about, [owner], dropped or [([OTHER], 0)])
+
+
+def _servers(health: ServerHealth | None) -> Iterator[_Family]:
+    """The servers of a database, where there are any."""
+    if health is None:
+        return
+    hosts = health.hosts
+    roles: _Samples = [([host.name, host.role], 1) for host in hosts]
+    yield _Family("gauge", "database_host", "1 for each host of the database and its role", ["host", "role"], roles)
+    used: _Samples = [([health.host], 1)] if health.host else []
+    yield _Family("gauge", "database_primary", "1 for the host that is written to", ["host"], used)
+    yield _Family("gauge", "database_timeline", "The highest timeline seen", (), [((), health.timeline or 0)])
+    waits: _Samples = [((), float(bool(health.synchronous)))]
+    yield _Family("gauge", "database_synchronous", "1 if commits wait for a standby", (), waits)
+    lags: _Samples = [([host.name], host.lag) for host in hosts if host.lag is not None]
+    yield _Family("gauge", "database_lag_seconds", "How far a standby is behind, at most", ["host"], lags)
+    reads: _Samples = [([host.name], host.reads) for host in hosts]
+    yield _Family("counter", "database_reads", 'Gets and lists answered, with reads="standby"', ["host"], reads)
+    yield _Family("counter", "database_failovers", "New timelines met", (), [((), health.failovers)])
+    about = "Writes whose outcome is unknown, because the connection was lost"
+    yield _Family("counter", "database_unknown_commits", about, (), [((), health.unknown_commits)])
 
 
 def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:

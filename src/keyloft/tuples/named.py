@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.core import keys
 from keyloft.core.engine import Engine, LogWatch, Submission, Verdict, Watch
+from keyloft.core.health import ServerHealth
 from keyloft.core.records import (
     Ask,
     Batch,
@@ -66,6 +67,9 @@ class NamedEngine:
     @property
     def is_closed(self) -> bool:
         return self.database.is_closed
+
+    def health(self) -> ServerHealth | None:
+        return self.database.health()
 
     async def read(self, *asks: Ask) -> list[Any]:
         inside = await in_slices(self._in_database, asks)

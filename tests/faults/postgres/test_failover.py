@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -51,7 +52,8 @@ async def test_of_two_primaries_the_one_with_the_highest_timeline_is_used(caplog
             new.kill()
             # A standby that has followed the new primary is enough to know that the old one is none.
             with pytest.raises(
-                keyloft.Unreachable, match=r"no host of .* is its primary.*on timeline 1;.*on timeline 2"
+                keyloft.Unreachable,
+                match=r"no host of .* is its primary: .*/a is .* 1; .*/b .*; .*/c is .* 2; .*waited for",
             ):
                 await keyloft.open(servers.url(), patience=2)
             new.start()
@@ -88,3 +90,46 @@ async def test_versions_jump_once_on_a_new_timeline_and_lost_ones_are_known_as_l
             changed = await anext(kv.watch(prefix=(), since=kept))
             assert {entry.key[0] for entry in changed} == {"one", "two", "three", "kept"}
         assert (await admin.check(servers.url())).findings == ()
+
+
+async def test_standbys_show_a_callers_own_writes_and_answer_while_there_is_no_primary() -> None:
+    with cluster(2) as servers:
+        primary, one, two = servers.nodes
+        async with keyloft.open(servers.url(), reads="standby", max_lag=60) as kv, keyloft.open(servers.url()) as other:
+            for number in range(50):
+                await kv.set(("k",), number)
+                assert (await kv.get(("k",))).value == number
+                await kv.set(("many", number), number)
+                assert len(await kv.list(prefix=("many",))) == number + 1
+            until(lambda: one.caught_up_with(primary) and two.caught_up_with(primary))
+            before = reads_by_host(kv)
+            for _ in range(20):
+                assert (await kv.get(("k",))).value == 49
+            answered = reads_by_host(kv) - before
+            assert answered == {one.host: 10, two.host: 10}
+            # What a standby has shown, the other one shows, too, or does not answer.
+            two.follow(None)
+            await other.set(("k",), "new")
+            until(lambda: one.caught_up_with(primary))
+            seen = [(await kv.get(("k",))).value for _ in range(10)]
+            assert seen == sorted(seen, key=str), "a read went back in time"
+            assert seen[-1] == "new"
+            # A watch begins at the primary; what is read after it is not older.
+            watch = kv.watch(prefix=("w",))
+            assert not (await kv.get(("w", 1))).exists
+            await other.set(("w", 1), 1)
+            assert [entry.value for entry in await anext(watch)] == [1]
+            assert (await kv.get(("w", 1))).value == 1
+            until(lambda: one.caught_up_with(primary))
+            with primary.stopped(), two.stopped():
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    assert (await kv.get(("k",))).value == "new"
+                    assert [entry.value for entry in await kv.list(prefix=("w",))] == [1]
+            await kv.set(("k",), "after")
+            assert (await kv.get(("k",))).value == "after"
+
+
+def reads_by_host(kv: keyloft.Store) -> Counter[str]:
+    health = kv.engine.health()
+    assert health is not None
+    return Counter({host.name: host.reads for host in health.hosts})

@@ -53,6 +53,7 @@ async def examine(url: str) -> list[Finding]:
         *([ok("store", f"its id is {inspection.store}")] if inspection.store else []),
         *existing_table(inspection),
         *obstacles,
+        *servers(inspection),
         *checksums(inspection),
         clock(inspection),
     ]
@@ -178,6 +179,22 @@ def existing_table(inspection: Inspection) -> list[Finding]:
             "adoption", f"{what}: opening adopts it, changes its columns or indexes, and keeps its rows", cure=advice
         )
     ]
+
+
+def servers(inspection: Inspection) -> list[Finding]:
+    """Which host is the primary, and whether the failover of a server would lose something."""
+    found = inspection.servers
+    if found is None:
+        return []
+    what = "; ".join([line for line in found.lines if not line.startswith(("failovers", "unknown"))])
+    if len([host for host in found.hosts if host.role == "primary"]) > 1:
+        return [problem("servers", f"{what}: two hosts can be written", cure="stop the former primary")]
+    if silent := [host.name for host in found.hosts if host.role == "unreachable"]:
+        return [warning("servers", what, cure=f"start {', '.join(silent)}, or leave it out of the URL")]
+    if len(found.hosts) > 1 and found.synchronous == "":
+        cure = "set synchronous_standby_names; with Patroni, synchronous_mode: quorum"
+        return [warning("servers", f"{what}: a failover may lose acknowledged writes", cure=cure)]
+    return [ok("servers", what)]
 
 
 def checksums(inspection: Inspection) -> list[Finding]:

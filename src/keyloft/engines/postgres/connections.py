@@ -140,7 +140,8 @@ class Slot:
             DatabaseError: It failed for a reason that waiting does not cure, or the time is up.
         """
         server = self._server
-        deadline = server.patience + (self._loop.time() if arrived is None else arrived)
+        arrived = self._loop.time() if arrived is None else arrived
+        deadline = server.patience + arrived
         failure: DatabaseError | None = None
         was_stale = False
         try:
@@ -157,7 +158,7 @@ class Slot:
                         await asyncio.sleep(limits.POSTGRES_RETRY_SECONDS)
         except TimeoutError:
             self.drop()
-            raise failure or server.unreachable() from None
+            raise server.unreachable(self._loop.time() - arrived, failure) from None
 
     def drop(self) -> None:
         """Close the connection at once; the server rolls back, or has committed, what was under way."""

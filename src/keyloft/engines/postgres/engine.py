@@ -8,6 +8,7 @@ from typing import Any
 
 from keyloft import limits
 from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
+from keyloft.core.health import ServerHealth
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Scan
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.batcher import Batcher
@@ -19,6 +20,7 @@ from keyloft.engines.postgres.log import READ_VERSION
 from keyloft.engines.postgres.notifications import CommitListener
 from keyloft.engines.postgres.reads import PostgresReads
 from keyloft.engines.postgres.server import PostgresServer, ServerClock
+from keyloft.engines.postgres.standbys import StandbyReads
 from keyloft.engines.postgres.writes import PostgresWriter
 from keyloft.engines.watches.feed import ChangeFeed, Start
 from keyloft.engines.watches.watch import EngineWatch
@@ -31,8 +33,15 @@ class PostgresEngine(ClosableEngine):
     """An engine on a PostgreSQL database, which other processes may use at the same time."""
 
     @classmethod
-    async def open(cls, server: PostgresServer, history: KeptHistory | None = None) -> "PostgresEngine":
+    async def open(
+        cls, server: PostgresServer, history: KeptHistory | None = None, *, max_lag: float | None = None
+    ) -> "PostgresEngine":
         """Connect to a database, and make its tables if there are none.
+
+        Args:
+            server: Where it is.
+            history: How far back the change log reaches.
+            max_lag: How many seconds a standby may be behind to answer reads; None to read from the primary alone.
 
         Raises:
             DatabaseError: The database can't be used; the message says why.
@@ -52,16 +61,26 @@ class PostgresEngine(ClosableEngine):
             slot.abandon()
             await server.aclose()
             raise
+        if max_lag is not None:
+            await server.hosts.ask_all()
         server.hosts.watch()
-        return cls(server, server_clock, slot, history or KeptHistory())
+        return cls(server, server_clock, slot, history or KeptHistory(), max_lag)
 
-    def __init__(self, server: PostgresServer, server_clock: ServerClock, slot: Slot, history: KeptHistory) -> None:
+    def __init__(
+        self,
+        server: PostgresServer,
+        server_clock: ServerClock,
+        slot: Slot,
+        history: KeptHistory,
+        max_lag: float | None,
+    ) -> None:
         super().__init__()
         self.server = server
         """Tests read from it whether there is a pooler."""
         self.location = server.name
         self._batcher = Batcher(self._start)
-        self._reads = PostgresReads(server)
+        self._reads = PostgresReads(server, shows_version=max_lag is not None)
+        self._standbys = None if max_lag is None else StandbyReads(server, self._reads, max_lag)
         # Not this engine, whose reads wait for new watches to start: the watches read, too.
         self._feed = ChangeFeed(self._reads, server.clock or server_clock)
         self._listener = CommitListener(server, self._feed, self._batcher, server_clock.set)
@@ -75,6 +94,8 @@ class PostgresEngine(ClosableEngine):
         if self._starting:
             await self._wait_for_watches()
             self.check_usable()
+        if self._standbys is not None:
+            return await self._standbys.read(*asks)
         if len(asks) == 1 and type(asks[0]) is Get and not asks[0].include_expired:
             return await self._reads.points.read(asks[0].space, (asks[0],))  # the hot path: one call less
         return await self._reads.read(*asks)
@@ -86,6 +107,10 @@ class PostgresEngine(ClosableEngine):
     def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> Submission:
         self.check_usable()
         return self._batcher.submit(batch, done)
+
+    def health(self) -> ServerHealth:
+        answered = {} if self._standbys is None else self._standbys.answered
+        return self.server.hosts.health(answered, self._writer.unknown)
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         self.check_usable()
@@ -109,7 +134,7 @@ class PostgresEngine(ClosableEngine):
         """Let a watch report from the version counter on as it is now, as soon as the server tells."""
         while True:
             try:
-                version, now = await self._reads.counter()
+                version, now = await (self._standbys or self._reads).counter()
             except Closed:
                 return
             except (Unreachable, Busy) as error:
@@ -141,6 +166,8 @@ class PostgresEngine(ClosableEngine):
     def _finished(self, group: list[Batch], writing: asyncio.Task[Outcome]) -> None:
         # asyncio.run cancels all tasks at its end, this one included; callers and `aclose` still wait for a verdict.
         outcome = self._writer.cancelled(group) if writing.cancelled() else writing.result()
+        if self._standbys is not None:
+            self._standbys.saw(outcome.version_after)
         self._feed.committed(outcome)
         self._batcher.finished(outcome.verdicts)
 
@@ -152,5 +179,7 @@ class PostgresEngine(ClosableEngine):
             starting.cancel()
         await self._listener.aclose()
         await self._reads.aclose()
+        if self._standbys is not None:
+            await self._standbys.aclose()
         self._writer.slot.abandon()
         await self.server.aclose()

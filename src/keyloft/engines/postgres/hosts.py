@@ -7,78 +7,17 @@ has a higher timeline, or had one before.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
-
-from msgspec import Struct
+from typing import Any
 
 from keyloft import limits
-from keyloft.core import schema
+from keyloft.core.health import HostHealth, ServerHealth
+from keyloft.engines.postgres.host_state import Host, HostState, name_of
+from keyloft.engines.postgres.lag import LagMeter
 from keyloft.errors import CannotOpen, DatabaseError, ReadOnly, Unreachable
 
 logger = logging.getLogger(__name__)
-
-Host: TypeAlias = Mapping[str, Any]
-"""Host and port, as asyncpg takes them; empty where the DSN has them."""
-
-# The control file of a standby lags by minutes. Only members of pg_read_all_stats see what its walreceiver receives.
-_STANDBY_TIMELINE: Final = (
-    "greatest((SELECT timeline_id FROM pg_control_checkpoint()), "
-    "(SELECT min_recovery_end_timeline FROM pg_control_recovery()), "
-    "(SELECT max(received_tli) FROM pg_stat_wal_receiver))::bigint"
-)
-_ROLE: Final = "pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool"
-STATE: Final = (
-    f"{_ROLE}, CASE WHEN pg_is_in_recovery() THEN {_STANDBY_TIMELINE} ELSE {schema.TIMELINE} END, "
-    "(SELECT system_identifier FROM pg_control_system())"
-)
-"""SQL: whether the server is a standby, whether it is set to read-only, its timeline, and the id of its cluster."""
-STATE_WITHOUT_TIMELINE: Final = f"{_ROLE}, NULL::bigint, NULL::bigint"
-"""The same for a server that does not tell, such as some hosted ones."""
-OF_STORE: Final = (
-    f"(SELECT store_id FROM {schema.STORE_TABLE}), "
-    f"(SELECT ARRAY[version, timeline] FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1)"
-)
-"""SQL: the id of the store, the version counter, and the timeline of the last commit."""
-HAS_STORE: Final = (
-    "SELECT count(*) = 2 FROM pg_attribute WHERE attrelid IN "
-    f"(to_regclass('{schema.STORE_TABLE}'), to_regclass('{schema.VERSION_COUNTER_TABLE}')) "
-    "AND attname IN ('store_id', 'timeline') AND has_table_privilege(attrelid, 'SELECT')"
-)
-"""Selects whether these can be read: the tables may be yet to be made, migrated or granted."""
-
-
-class HostState(Struct, frozen=True, kw_only=True):
-    """What a host has answered."""
-
-    name: str
-    error: DatabaseError | None = None
-    """Why it could not be asked; then nothing else is known of it."""
-    is_standby: bool = False
-    is_writable: bool = False
-    timeline: int = 0
-    """0 if it is not known."""
-    cluster: int | None = None
-    """The same for a primary and its standbys, and for no other server."""
-    store: str | None = None
-    """The id of the store that it holds; None as long as that is not known."""
-    version: int | None = None
-    """What its version counter showed."""
-    asked_at: float = 0.0
-    """When it was asked, by the event loop's time."""
-
-    @property
-    def described(self) -> str:
-        """For messages."""
-        if self.error is not None:
-            return str(self.error)
-        role = "a standby" if self.is_standby else "a primary" if self.is_writable else "set to read-only"
-        return f"{self.name} is {role}{f' on timeline {self.timeline}' if self.timeline else ''}"
-
-
-def name_of(host: Host) -> str:
-    """A host for messages."""
-    return f"{host['host']}:{host['port']}" if "port" in host else str(host.get("host", ""))
 
 
 class HostChoice:
@@ -91,11 +30,19 @@ class HostChoice:
         self._ask = ask
         self.states: tuple[HostState, ...] = ()
         """What the hosts have answered last, in the order of the URL."""
+        self.primary: HostState | None = None
+        """The one to be written to, when they were last asked; None if there was none."""
+        self.standbys: list[HostState] = []
+        """Those that have answered."""
+        self.lags: dict[str, float] = {}
+        """By standby that answers, how many seconds it is behind, at most."""
+        self._lag_meter = LagMeter()
         self.current: HostState | None = None
         """The host that was connected to last."""
         self.failovers = 0
         """How often a new timeline was met."""
-        self._timeline = 0
+        self.timeline = 0
+        """The highest one that was seen."""
         self._cluster: int | None = None
         self.store: str | None = None
         """The id of the store, once it is known; a host with another one is refused."""
@@ -110,6 +57,14 @@ class HostChoice:
     @property
     def several(self) -> bool:
         return len(self._hosts) > 1
+
+    def named(self, name: str) -> Host:
+        return self._hosts[name]
+
+    async def ask_all(self) -> None:
+        """Ask all hosts for their state."""
+        async with self._surveying:
+            await self._survey()
 
     async def find(self) -> Host:
         """The host to connect to.
@@ -144,14 +99,14 @@ class HostChoice:
         if self.several and not state.is_writable:
             raise Unreachable(f"no host of {self._name} can be written: {state.described}")
         if not state.is_standby:
-            if self._is_known_cluster(state) and state.timeline < self._timeline:
+            if self._is_known_cluster(state) and state.timeline < self.timeline:
                 raise Unreachable(
-                    f"{state.described}, but timeline {self._timeline} was seen: a former primary is not used"
+                    f"{state.described}, but timeline {self.timeline} was seen: a former primary is not used"
                 )
-            if self._timeline and self._is_known_cluster(state) and state.timeline > self._timeline:
+            if self.timeline and self._is_known_cluster(state) and state.timeline > self.timeline:
                 self.failovers += 1
-                logger.warning("%s: a new primary, on timeline %s after %s", state.name, state.timeline, self._timeline)
-            self._timeline, self._cluster = state.timeline, state.cluster
+                logger.warning("%s: a new primary, on timeline %s after %s", state.name, state.timeline, self.timeline)
+            self.timeline, self._cluster = state.timeline, state.cluster
         self.current = state
         self._connections[connection] = state
 
@@ -164,6 +119,31 @@ class HostChoice:
 
     def _is_known_cluster(self, state: HostState) -> bool:
         return self._cluster == state.cluster
+
+    def health(self, answered: Mapping[str, int], unknown: int) -> ServerHealth:
+        """What is known of the hosts: `answered` are the reads by host, `unknown` the commits of unknown outcome."""
+        states = self.states or (() if self.current is None else (self.current,))
+        lags = {name: lag for name, lag in self.lags.items() if lag < math.inf}
+        primary = self.primary if self.states else self.current
+        return ServerHealth(
+            host=None if primary is None else primary.name,
+            timeline=self.timeline or None,
+            synchronous=None if primary is None else primary.synchronous,
+            hosts=tuple(
+                [
+                    HostHealth(
+                        name=state.name,
+                        role=state.role,
+                        timeline=state.timeline or None,
+                        lag=lags.get(state.name),
+                        reads=answered.get(state.name, 0),
+                    )
+                    for state in states
+                ]
+            ),
+            failovers=self.failovers,
+            unknown_commits=unknown,
+        )
 
     # Asking
 
@@ -183,8 +163,7 @@ class HostChoice:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(limits.POSTGRES_HOSTS_SECONDS)
-            async with self._surveying:
-                await self._survey()
+            await self.ask_all()
 
     async def _survey(self) -> None:
         """Ask all hosts at once. Once one has answered that can be written, the others have a moment left."""
@@ -205,6 +184,12 @@ class HostChoice:
             await asyncio.gather(*pending, return_exceptions=True)
         self._surveyed_at, self._has_failed = loop.time(), False
         self.states = tuple([_silent(name) if task.cancelled() else task.result() for name, task in asking.items()])
+        self.standbys = [state for state in self.states if state.is_standby]
+        try:
+            self.primary = self._choose()
+        except DatabaseError:
+            self.primary = None
+        self.lags = self._lag_meter.measure(self.primary, self.states)
         self._warn()
         self._drop_superseded()
 
@@ -230,7 +215,7 @@ class HostChoice:
             answered = [state for state in answered if self._is_known_cluster(state)]
         for state in answered:
             self._check_store(state)
-        highest = max([self._timeline, *[state.timeline for state in answered]])
+        highest = max([self.timeline, *[state.timeline for state in answered]])
         best = [state for state in answered if state.is_writable and state.timeline >= highest]
         if not best:
             raise self._no_primary()
@@ -240,9 +225,9 @@ class HostChoice:
         errors = [state.error for state in self.states if state.error is not None]
         if len(errors) == len(self.states) and not any(isinstance(error, (Unreachable, ReadOnly)) for error in errors):
             return errors[0]
-        former = ", and timeline {} was seen" if self._timeline else ""
+        former = ", and timeline {} was seen" if self.timeline else ""
         answers = "; ".join([state.described for state in self.states])
-        return Unreachable(f"no host of {self._name} is its primary{former.format(self._timeline)}: {answers}")
+        return Unreachable(f"no host of {self._name} is its primary{former.format(self.timeline)}: {answers}")
 
     def _warn(self) -> None:
         """Say so if two hosts can be written: what one of them acknowledges may be lost."""

@@ -3,6 +3,8 @@
 import time
 from typing import Final
 
+from msgspec.structs import replace
+
 from keyloft.core import schema
 from keyloft.core.urls import PostgresAddress
 from keyloft.engines.inspection import Inspection
@@ -40,12 +42,21 @@ async def inspect(address: PostgresAddress, patience: float) -> Inspection:
     server = PostgresServer(address, patience=patience)
     connection = await server.connect_once()
     try:
-        return await _inspect(server, connection)
+        inspection = await _inspect(server, connection)
+        if inspection.store and server.hosts.several:
+            await _measure_lag(server)
+        return replace(inspection, servers=server.hosts.health({}, 0))
     except Failure as error:
         raise server.explain(error) from error
     finally:
         server.close_later(connection)
         await server.aclose()
+
+
+async def _measure_lag(server: PostgresServer) -> None:
+    """Ask all hosts twice: a standby is not behind if it shows now what the primary showed before."""
+    for _ in range(2):
+        await server.hosts.ask_all()
 
 
 async def _inspect(server: PostgresServer, connection: Connection) -> Inspection:

@@ -60,6 +60,14 @@ READ_VERSION: Final = (
 )
 """now; selects the version counter and the time"""
 
+
+@cache
+def beside_counter(statement: str) -> str:
+    """A statement that selects the version counter, too, in the first column; it selects NULLs where no row fits."""
+    counter = f"(SELECT version FROM {COUNTER} WHERE id = 1)"
+    return f"SELECT {counter}, found.* FROM (SELECT) AS one LEFT JOIN LATERAL ({statement}) AS found ON true"
+
+
 READ_SNAPSHOT_VERSION: Final = READ_VERSION.replace("clock_timestamp()", "now()")
 """The same, with the time by which all reads of a transaction decide what has expired."""
 

@@ -84,7 +84,7 @@ class PostgresMaintenance:
         except BaseException as error:
             await maintenance.aclose()
             if isinstance(error, TimeoutError):
-                raise server.unreachable() from None
+                raise server.unreachable(server.patience) from None
             raise
         return maintenance
 

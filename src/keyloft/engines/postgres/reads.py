@@ -43,11 +43,32 @@ _Lookup: TypeAlias = tuple[Sequence[Get], asyncio.Future[list[Record | None]], f
 """The gets of a caller, all of one space, its future, and when it arrived by the event loop's time."""
 
 
+class SnapshotAnswers(list[Any]):
+    """Answers, with the version counter of the snapshot that they show."""
+
+    version = 0
+
+
+class _BesideCounter:
+    """Statements on a connection or in a transaction, each of which also selects the version counter."""
+
+    def __init__(self, at: Slot | Transaction) -> None:
+        self._at = at
+        self.version = 0
+
+    async def fetch(self, statement: str, *bindings: Any) -> list[Any]:
+        rows = await self._at.fetch(log.beside_counter(statement), *bindings)
+        self.version = rows[0][0]
+        # Without a match there is one row of NULLs.
+        return [row[1:] for row in rows] if len(rows) > 1 or rows[0][1] is not None else []
+
+
 class PointReads:
     """Answers gets. While a statement is under way, the keys for the next one gather."""
 
-    def __init__(self, server: PostgresServer) -> None:
+    def __init__(self, server: PostgresServer, *, shows_version: bool) -> None:
         self._server = server
+        self._shows_version = shows_version
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Space, list[_Lookup]] = {}
         self._idle: list[asyncio.Future[None]] = []
@@ -144,7 +165,7 @@ class PointReads:
         keys = list({get.key for gets, _, _ in lookups for get in gets})
         space = lookups[0][0][0].space
         try:
-            found = await slot.retry(lambda: self._fetch(slot, space, keys), lookups[0][2])
+            version, found = await slot.retry(lambda: self._fetch(slot, space, keys), lookups[0][2])
         except (Unreachable, Busy) as error:
             # The first has waited long enough; those that arrived later have time left.
             late = self._loop.time() - self._server.patience
@@ -161,13 +182,23 @@ class PointReads:
             return
         for gets, future, _ in lookups:
             if not future.done():
-                future.set_result([found.get(get.key) for get in gets])
+                answers = [found.get(get.key) for get in gets]
+                future.set_result(answers if version is None else _shown(version, answers))
 
-    async def _fetch(self, slot: Slot, space: Space, keys: list[Any]) -> Mapping[Any, Record]:
+    async def _fetch(self, slot: Slot, space: Space, keys: list[Any]) -> tuple[int | None, Mapping[Any, Record]]:
         layout = LAYOUTS[space]
+        at = _BesideCounter(slot) if self._shows_version else slot
         if len(keys) == 1:
-            return layout.found(await slot.fetch(layout.get, self._server.now(), *layout.bind_key(keys[0])))
-        return layout.found(await slot.fetch(layout.gets, self._server.now(), *layout.bind_keys(keys)))
+            rows = await at.fetch(layout.get, self._server.now(), *layout.bind_key(keys[0]))
+        else:
+            rows = await at.fetch(layout.gets, self._server.now(), *layout.bind_keys(keys))
+        return at.version if isinstance(at, _BesideCounter) else None, layout.found(rows)
+
+
+def _shown(version: int, answers: Sequence[Any]) -> SnapshotAnswers:
+    shown = SnapshotAnswers(answers)
+    shown.version = version
+    return shown
 
 
 def _fail(lookups: list[_Lookup], error: KeyloftError) -> None:
@@ -177,12 +208,17 @@ def _fail(lookups: list[_Lookup], error: KeyloftError) -> None:
             future.exception()  # its caller may be gone, and asyncio would log it
 
 
+_Fetching: TypeAlias = Slot | Transaction | _BesideCounter
+
+
 class PostgresReads:
     """Answers all requests: gets of one space by `points`, any others on a connection of its own for each call."""
 
-    def __init__(self, server: PostgresServer) -> None:
-        self.points = PointReads(server)
+    def __init__(self, server: PostgresServer, *, shows_version: bool = False) -> None:
+        """With `shows_version`, answers to gets and lists are `SnapshotAnswers`."""
+        self.points = PointReads(server, shows_version=shows_version)
         self._server = server
+        self._shows_version = shows_version
         self._loop = asyncio.get_running_loop()
         self._free = asyncio.Semaphore(limits.POSTGRES_READ_CONNECTIONS)
         self._slots = [Slot(server) for _ in range(limits.POSTGRES_READ_CONNECTIONS)]
@@ -199,9 +235,14 @@ class PostgresReads:
 
     async def counter(self) -> tuple[int, int]:
         """The version counter and the time."""
+        version, now = await self.counter_and_time()
+        return version, now
+
+    async def counter_and_time(self) -> SnapshotAnswers:
+        """The same as answers."""
         rows = await self._on_connection(lambda slot: slot.fetch(READ_VERSION, self._server.now()))
         version, now = self._server.counter_row(rows)
-        return version, now
+        return _shown(version, (version, now))
 
     async def _on_connection(self, read: Callable[[Slot], Awaitable[list[Any]]]) -> list[Any]:
         """Read on a connection that no one else uses meanwhile."""
@@ -210,7 +251,7 @@ class PostgresReads:
             async with asyncio.timeout_at(arrived + self._server.patience):
                 await self._free.acquire()
         except TimeoutError:
-            raise self._server.unreachable() from None
+            raise self._server.unreachable(self._server.patience) from None
         slot = self._slots.pop()
         try:
             if self._closed:
@@ -227,9 +268,16 @@ class PostgresReads:
         now = self._server.now()
         # What has expired, and what expires next, must be of one moment.
         if len(asks) == 1 and not counts and not isinstance(asks[0], Due):
-            return [await _answer_one(self._server, slot, asks[0], now)]
+            return await self._answer_at(slot, asks, now)
         async with slot.transaction(_COUNTING if counts else SNAPSHOT) as transaction:
-            return [await _answer_one(self._server, transaction, ask, now) for ask in asks]
+            return await self._answer_at(transaction, asks, now)
+
+    async def _answer_at(self, at: Slot | Transaction, asks: Sequence[Ask], now: int | None) -> list[Any]:
+        if not self._shows_version or not all([type(ask) in (Get, Scan) for ask in asks]):
+            return [await _answer_one(self._server, at, ask, now) for ask in asks]
+        beside = _BesideCounter(at)
+        answers = [await _answer_one(self._server, beside, ask, now) for ask in asks]
+        return _shown(beside.version, answers)
 
     async def aclose(self) -> None:
         await self.points.aclose()
@@ -238,7 +286,7 @@ class PostgresReads:
             slot.abandon()
 
 
-async def _answer_one(server: PostgresServer, at: Slot | Transaction, ask: Ask, now: int | None) -> Any:
+async def _answer_one(server: PostgresServer, at: _Fetching, ask: Ask, now: int | None) -> Any:
     if isinstance(ask, (Latest, Now)):
         version, time = server.counter_row(await at.fetch(READ_VERSION, now))
         return version if isinstance(ask, Latest) else time
@@ -271,7 +319,7 @@ async def _answer_one(server: PostgresServer, at: Slot | Transaction, ask: Ask, 
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
 
 
-async def _read_log(at: Slot | Transaction, ask: Changes) -> LogSlice:
+async def _read_log(at: _Fetching, ask: Changes) -> LogSlice:
     rows = await at.fetch(log.READ_LOG, *log.read_log_bindings(ask.after))
     if not log.holds(ask.after, rows):
         [[oldest_base, latest]] = await at.fetch(log.LOG_ENDS)
@@ -279,7 +327,7 @@ async def _read_log(at: Slot | Transaction, ask: Changes) -> LogSlice:
     return log.log_slice(ask.after, rows)
 
 
-async def _read_due(server: PostgresServer, at: Slot | Transaction, ask: Due, now: int | None) -> DuePage:
+async def _read_due(server: PostgresServer, at: _Fetching, ask: Due, now: int | None) -> DuePage:
     layout = LAYOUTS[ask.space]
     _, moment = server.counter_row(await at.fetch(log.READ_SNAPSHOT_VERSION, now))
     rows = [tuple(row) for row in await at.fetch(layout.due, now, ask.after, ask.limit)]

@@ -15,9 +15,10 @@ from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.core import schema
 from keyloft.core.urls import PostgresAddress
-from keyloft.engines.postgres import errors, function, hosts
+from keyloft.engines.postgres import errors, function, host_state
 from keyloft.engines.postgres.errors import Failure
-from keyloft.engines.postgres.hosts import Host, HostChoice, HostState, name_of
+from keyloft.engines.postgres.host_state import Host, HostState, name_of
+from keyloft.engines.postgres.hosts import HostChoice
 from keyloft.errors import CannotOpen, DatabaseError, ReadOnly, Unreachable
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,13 @@ class PostgresServer:
         """SQL for the timeline of the server; NULL where it does not tell."""
         return schema.TIMELINE if self._has_timelines else "NULL::bigint"
 
+    def of_standby(self, host: str) -> "PostgresServer":
+        """One of the hosts as a server of its own, which is waited for only briefly: others can answer, too."""
+        address = replace(self.address, hosts=(self.hosts.named(host),), name=f"PostgreSQL at {host}")
+        server = PostgresServer(address, self.clock, patience=limits.POSTGRES_STANDBY_SECONDS)
+        server.hosts.store = self.hosts.store
+        return server
+
     def now(self) -> int | None:
         """The time of an injected clock; None for the server's."""
         return None if self.clock is None else self.clock.now()
@@ -148,10 +156,24 @@ class PostgresServer:
                 self._last_failure = None
                 return connection
 
-    def unreachable(self) -> Unreachable:
-        """The error for a caller that has waited long enough."""
-        failure = self._last_failure or f"{self.name} has not answered"
-        return Unreachable(f"{failure}; Keyloft waited up to {self.patience:g} s, and nothing was done: try again")
+    def unreachable(self, waited: float, failure: DatabaseError | None = None) -> DatabaseError:
+        """The error for a caller that has waited long enough.
+
+        Args:
+            waited: For how many seconds.
+            failure: What went wrong last, if it is more than that no connection could be made.
+        """
+        if failure is not None and type(failure) is not Unreachable:
+            return failure
+        reason = self._last_failure or failure or f"{self.name} has not answered"
+        return Unreachable(
+            f"{reason}; Keyloft waited for {waited:.1f} s, and nothing was done: try again, or set patience higher"
+        )
+
+    @property
+    def last_answers(self) -> str:
+        """Why there is no connection, in brackets for messages; empty if there is one."""
+        return f" ({self._last_failure})" if self._last_failure else ""
 
     async def connect_once(self) -> Connection:
         """Connect to the primary among the hosts, without a second attempt.
@@ -243,7 +265,7 @@ class PostgresServer:
             logger.info("%s does not tell its timeline: %s", self.name, errors.message_of(error, self.address))
             self._has_timelines = False
             row = await self._fetch_state(connection)
-        is_standby, is_read_only, timeline, cluster, store, counter = row[3:]
+        is_standby, is_read_only, timeline, cluster, synchronous, store, counter = row[3:]
         version, last_timeline = counter or (None, 0)
         state = HostState(
             name=name_of(host) or self.name,
@@ -252,6 +274,7 @@ class PostgresServer:
             # A standby that shows a commit of a timeline has reached it, whatever else it tells.
             timeline=max(timeline or 0, last_timeline) if is_standby else timeline or 0,
             cluster=cluster,
+            synchronous=synchronous,
             store=store,
             version=version,
             asked_at=asked_at,
@@ -259,15 +282,15 @@ class PostgresServer:
         return list(row[:3]), state
 
     async def _fetch_state(self, connection: Connection) -> Any:
-        state = hosts.STATE if self._has_timelines else hosts.STATE_WITHOUT_TIMELINE
+        state = host_state.STATE if self._has_timelines else host_state.STATE_WITHOUT_TIMELINE
         # In a transaction, because a pooler may give each statement outside of one another session.
         async with connection.transaction():
-            of_store = "NULL, NULL" if await self._lacks_store(connection) else hosts.OF_STORE
+            of_store = "NULL, NULL" if await self._lacks_store(connection) else host_state.OF_STORE
             return await connection.fetchrow(f"SELECT {_OF_SESSION}, {state}, {of_store}")
 
     async def _lacks_store(self, connection: Connection) -> bool:
         """Whether the tables with the store's id and the version counter are yet to be made, migrated, or granted."""
-        return self.hosts.store is None and not await connection.fetchval(hosts.HAS_STORE)
+        return self.hosts.store is None and not await connection.fetchval(host_state.HAS_STORE)
 
     def _session_settings(self) -> dict[str, str]:
         """What a session is to have, or a transaction behind a pooler."""

@@ -67,6 +67,8 @@ class PostgresWriter:
         self._attempt: CommitAttempt | None = None
         self._last_version = 0
         self._last_failure: DatabaseError | None = None
+        self.unknown = 0
+        """How many callers got CommitUnknown."""
 
     async def commit(self, group: list[Batch], arrived: Sequence[float]) -> Outcome:
         """Decide a group, whose batches arrived at these times of the event loop, in their order; never raises."""
@@ -101,7 +103,7 @@ class PostgresWriter:
     def cancelled(self, group: list[Batch]) -> Outcome:
         """The outcome of a group whose commit was cancelled."""
         is_unknown = self._attempt is not None and self._attempt.completed is not None
-        failure = self._unknown() if is_unknown else self._server.unreachable()
+        failure = self._unknown() if is_unknown else self._server.unreachable(0)
         return failed(group, failure, self._last_version)
 
     async def _decide(self, group: list[Batch], arrived: Sequence[float], *, waits: bool = False) -> Outcome:
@@ -131,6 +133,7 @@ class PostgresWriter:
             overdue = max(1, sum(not self._has_time(moment) for moment in arrived))
             verdicts = [*failed(group[:overdue], failure, 0).verdicts, *[None] * (len(group) - overdue)]
             return Outcome(verdicts, self._last_version, self._last_version)
+        self.unknown += len(group) if isinstance(failure, CommitUnknown) else 0
         if isinstance(failure, _FAILS_WHOLE_GROUP) or len(group) == 1:
             return failed(group, failure, self._last_version)
         return await self._decide_each(group, arrived)
@@ -195,7 +198,8 @@ class PostgresWriter:
         lost, was_stale, was_slow = 0, False, False
         while True:
             if loop.time() >= deadline - reserve - self._server.lock_seconds:
-                raise failure or self._last_failure or self._server.unreachable()
+                waited = loop.time() - deadline + self._server.patience
+                raise self._server.unreachable(waited, failure or self._last_failure)
             attempt = self._attempt = CommitAttempt(group)
             way = self._way(lost)
             try:
@@ -210,7 +214,8 @@ class PostgresWriter:
                 continue
             except TimeoutError as error:
                 self.slot.drop()
-                failure = self._last_failure or self._server.unreachable()
+                waited = loop.time() - deadline + self._server.patience
+                failure = self._server.unreachable(waited, self._last_failure)
                 cause, is_unknown = error, attempt.completed is not None
             except Failure as error:
                 failure, cause = self._server.explain(error), error
@@ -305,8 +310,9 @@ class PostgresWriter:
 
     def _unknown(self) -> CommitUnknown:
         return CommitUnknown(
-            f"the connection to {self._server.name} was lost during a commit: all of it is written, or nothing, or the "
-            "server may still write it; once it answers again, read the entries to find out"
+            f"the connection to {self._server.name} was lost during a commit, and no server could be asked in time "
+            f"what became of it{self._server.last_answers}: all of it is written, or nothing, or the server may still "
+            "write it; once it answers again, read the entries to find out"
         )
 
     def _done(self, outcome: Outcome) -> Outcome:

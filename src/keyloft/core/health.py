@@ -1,0 +1,50 @@
+"""What an engine knows of the servers that its database is on, for health pages, metrics and `keyloft doctor`."""
+
+from msgspec import Struct
+
+
+class HostHealth(Struct, frozen=True, kw_only=True):
+    """One of the hosts of a database."""
+
+    name: str
+    role: str
+    """primary, standby, read-only, or unreachable."""
+    timeline: int | None = None
+    lag: float | None = None
+    """How many seconds a standby is behind, at most; None if that is not known."""
+    reads: int = 0
+    """How many gets and lists this engine has got from it; counted with `reads="standby"` alone."""
+
+
+class ServerHealth(Struct, frozen=True, kw_only=True):
+    """The servers of a database, as one engine sees them."""
+
+    host: str | None
+    """The one that is written to; None while there is none."""
+    timeline: int | None
+    """The highest one that was seen; None where servers don't tell."""
+    synchronous: str | None
+    """Which standbys a commit waits for (`synchronous_standby_names`): none if empty; None while that is not known."""
+    hosts: tuple[HostHealth, ...]
+    failovers: int
+    """How many new timelines this engine has met."""
+    unknown_commits: int
+    """How many calls of this engine got CommitUnknown."""
+
+    @property
+    def lines(self) -> list[str]:
+        """For a person to read."""
+        timeline = f", timeline {self.timeline}" if self.timeline else ""
+        waits = {None: "not known", "": "none"}.get(self.synchronous, self.synchronous)
+        shown = [
+            f"primary {self.host or 'none'}{timeline}",
+            f"synchronous standbys {waits}",
+            *[_line(host) for host in self.hosts if host.name != self.host],
+        ]
+        return [*shown, f"failovers {self.failovers}", f"unknown commits {self.unknown_commits}"]
+
+
+def _line(host: HostHealth) -> str:
+    timeline = f", timeline {host.timeline}" if host.timeline else ""
+    lag = "" if host.role != "standby" else ", lag unknown" if host.lag is None else f", lag {host.lag:.1f} s"
+    return f"{host.role} {host.name}{timeline}{lag}"

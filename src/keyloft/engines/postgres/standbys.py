@@ -1,0 +1,124 @@
+"""Answers gets and lists from standbys, as long as they show what this client has seen, and from the primary otherwise.
+
+Each answer comes with the version counter of its snapshot. An answer counts if it is not older than what this engine
+has read or written before, from whichever host: so its callers read their own writes, and never go back in time.
+"""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from keyloft import limits
+from keyloft.core.records import Ask, Get, Scan
+from keyloft.engines.postgres.host_state import HostState
+from keyloft.engines.postgres.reads import PostgresReads, SnapshotAnswers
+from keyloft.engines.postgres.server import PostgresServer
+from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
+
+_ANSWERED: Final = (Get, Scan)
+"""What standbys are asked for."""
+_PASSING: Final = (Unreachable, Busy, TimeoutError)
+
+
+class StandbyReads:
+    """Reads from several hosts."""
+
+    def __init__(self, server: PostgresServer, primary: PostgresReads, max_lag: float) -> None:
+        self._server = server
+        self._primary = primary
+        self._max_lag = max_lag
+        self._standbys: dict[str, tuple[PostgresServer, PostgresReads]] = {}
+        self._failed: dict[str, HostState] = {}
+        """Standbys that did not answer, with the state by which they were chosen: a later one lets them try again."""
+        self.answered: Counter[str] = Counter()
+        """By host, how many reads it has answered."""
+        self._next = 0
+        self._seen = 0
+        self._timeline = 0
+        self._closed = False
+
+    def saw(self, version: int) -> None:
+        """A caller has seen this version, so no later answer may be older."""
+        self._seen = max(self._seen, version)
+
+    async def read(self, *asks: Ask) -> list[Any]:
+        """The answers to all requests, from one snapshot of one host.
+
+        Raises:
+            DatabaseError: No host has answered in time.
+        """
+        if not all([type(ask) in _ANSWERED for ask in asks]):
+            return await self._primary.read(*asks)
+        return await self._first_of(lambda reads: reads.read(*asks), standbys_first=True)
+
+    async def counter(self) -> tuple[int, int]:
+        """The version counter and the time, of the primary if there is one."""
+        version, now = await self._first_of(PostgresReads.counter_and_time, standbys_first=False)
+        return version, now
+
+    async def _first_of(
+        self, read: Callable[[PostgresReads], Awaitable[list[Any]]], *, standbys_first: bool
+    ) -> list[Any]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._server.patience
+        failure: DatabaseError | None = None
+        while True:
+            self._forget_lost_history()
+            wanted = self._seen
+            for host in (*self._usable(), None) if standbys_first else (None, *self._usable()):
+                if host is None and self._server.hosts.primary is None and self._server.hosts.standbys:
+                    continue
+                try:
+                    async with asyncio.timeout(min(limits.POSTGRES_STANDBY_SECONDS, deadline - loop.time())):
+                        answers = await read(self._primary if host is None else self._reads_of(host))
+                except _PASSING as error:
+                    failure = error if isinstance(error, DatabaseError) else failure
+                    if host is not None:
+                        self._failed[host.name] = host
+                    continue
+                version = answers.version if isinstance(answers, SnapshotAnswers) else 0
+                if host is None or version >= wanted:
+                    self.saw(version)
+                    self._count(host)
+                    return answers
+            if loop.time() >= deadline:
+                raise self._server.unreachable(self._server.patience, failure)
+            await asyncio.sleep(limits.POSTGRES_CONNECT_PAUSES[0])
+
+    def _count(self, host: HostState | None) -> None:
+        host = host or self._server.hosts.current
+        if host is not None:
+            self.answered[host.name] += 1
+
+    def _forget_lost_history(self) -> None:
+        """A version that the former primary gave, and that was lost with it, is never reached."""
+        if self._server.hosts.timeline != self._timeline:
+            self._timeline, self._seen = self._server.hosts.timeline, 0
+
+    def _usable(self) -> list[HostState]:
+        """The standbys that are not too far behind, another one first each time."""
+        hosts = self._server.hosts
+        found = [
+            state
+            for state in hosts.standbys
+            if hosts.lags.get(state.name, math.inf) <= self._max_lag and self._failed.get(state.name) is not state
+        ]
+        self._next += 1
+        turn = self._next % len(found) if found else 0
+        return found[turn:] + found[:turn]
+
+    def _reads_of(self, host: HostState) -> PostgresReads:
+        if self._closed:
+            raise Closed
+        if host.name not in self._standbys:
+            server = self._server.of_standby(host.name)
+            self._standbys[host.name] = server, PostgresReads(server, shows_version=True)
+        return self._standbys[host.name][1]
+
+    async def aclose(self) -> None:
+        self._closed = True
+        for server, reads in self._standbys.values():
+            await reads.aclose()
+            await server.aclose()
