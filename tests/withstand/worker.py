@@ -66,9 +66,16 @@ class ClusterUser:
                         [self._known[key]] = done.conflicts
                         call.does, call.given, call.seen = "refused", expected, _stored(self._known[key])
             case _:
-                with self._recorder.call("register", key, "get") as call:
-                    entry = self._known[key] = await self._kv.get(at)
-                    call.seen, call.version = _stored(entry), entry.versionstamp
+                await self._read(key)
+
+    async def read_register(self) -> None:
+        """In a task of its own: it goes on while writes wait."""
+        await self._read(str(self._chance.randrange(REGISTERS)))
+
+    async def _read(self, key: str) -> None:
+        with self._recorder.call("register", key, "get") as call:
+            entry = self._known[key] = await self._kv.get(("register", key))
+            call.seen, call.version = _stored(entry), entry.versionstamp
 
     async def use_counter(self) -> None:
         key = str(self._chance.randrange(COUNTERS))
@@ -147,7 +154,8 @@ async def main(url: str, name: str, folder: str, seed: str, pause: str, options:
         worker = ClusterUser(kv, recorder, seed, float(pause))
         watching = asyncio.create_task(worker.watch())
         say("ready")
-        uses = [worker.use_register, worker.use_register, worker.use_register, worker.use_counter, worker.use_own]
+        uses = [worker.use_register, worker.use_register, worker.use_register, worker.read_register]
+        uses += [worker.use_counter, worker.use_own]
         load = [asyncio.create_task(worker.again_and_again(use, ending)) for use in uses]
         load.append(asyncio.create_task(worker.again_and_again(lambda: worker.use_lock(store), ending)))
         await loop.run_in_executor(None, sys.stdin.readline)
