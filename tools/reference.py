@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 import sys
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,6 +164,13 @@ class _Shown(str):
 
 
 def _annotation(annotation: Any) -> str:
+    if typing.get_origin(annotation) in (
+        typing.Union,
+        types.UnionType,
+    ):  # which Python shows as X | Y depends on its version
+        return " | ".join(map(_annotation, typing.get_args(annotation)))
+    if annotation is types.NoneType:
+        return "None"
     shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     shown = re.sub(r"ForwardRef\('([^']+)'\)", r"\1", shown)
     # A reader does not need module names, nor the mark of a type variable.

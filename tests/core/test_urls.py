@@ -84,6 +84,11 @@ SPELLINGS: dict[Any, Any] = {
     f"postgresql:///app?host=127.0.0.1,127.0.0.1&port=1,2&user=me&password={SECRET}": UnansweredServer(
         "postgresql:///app?host=127.0.0.1,127.0.0.1&port=1,2&user=me&password=…"
     ),
+    "postgresql://127.0.0.1:1/app?reads=standby&max_lag=2.5": UnansweredServer(
+        "postgresql://127.0.0.1:1/app?reads=standby&max_lag=2.5"
+    ),
+    "postgresql://127.0.0.1:1/app?reads=anywhere": Refused(InvalidArgument, 'reads: expected "primary" or "standby"'),
+    "postgresql://127.0.0.1:1/app?max_lag=soon": Refused(InvalidArgument, "max_lag: expected a number of seconds"),
     "": Refused(InvalidArgument, "path or a URL; leave it out"),
     b"x.db": Refused(InvalidArgument, "path or a URL"),
     5: Refused(InvalidArgument, "path or a URL"),

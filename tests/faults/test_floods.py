@@ -143,11 +143,12 @@ async def test_the_last_of_3000_sets_of_one_key_wins_and_deletes_after_sets_leav
 
 @ON_SQLITE
 async def test_a_write_that_is_done_is_freed(nats_url: str, client: Nats, db: BotDatabase) -> None:
+    before = _count(QueuedBatch)  # of other tests' engines: each remembers one group
     async with plugin_service(nats_url, db):
         for number in range(3000):
             await client.publish("db.kv.trivia.set", b'{"key":"%d","value":1}' % number)
         assert (await ask(client, "trivia.list", limit=10_000))["count"] == 3000
-        await until(lambda: _count(QueuedBatch) <= limits.OWNER_REQUESTS_UNDER_WAY)  # the engine remembers one group
+        await until(lambda: _count(QueuedBatch) <= before + limits.OWNER_REQUESTS_UNDER_WAY)
 
 
 def _count(kind: type) -> int:

@@ -206,9 +206,22 @@ async def test_the_readme_runs(block: str, tmp_path: Path, nats_url: str) -> Non
     await asyncio.to_thread(run_twice, block, tmp_path)
 
 
+# From Python 3.13 on, `python -m asyncio` takes indented lines from a terminal only: the block is compiled in its way.
+PASTE = """
+import ast, asyncio, inspect, sys, types
+async def main():
+    block = compile(sys.stdin.read(), "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    done = types.FunctionType(block, {"asyncio": asyncio, "__name__": "__main__"})()
+    if inspect.isawaitable(done):
+        await done
+asyncio.run(main())
+"""
+PROMPT = ["-m", "asyncio"] if sys.version_info < (3, 13) else ["-c", PASTE]
+
+
 def run_twice(block: str, tmp_path: Path) -> None:
     is_pasted = "asyncio.run" not in block
-    program = ["-m", "asyncio"] if is_pasted else ["-c", block]
+    program = PROMPT if is_pasted else ["-c", block]
     for _ in range(2):  # a reader will run it again, with the file of the first time
         done = subprocess.run(
             [sys.executable, "-W", "error", *program],

@@ -47,7 +47,12 @@ async def test_it_serves_without_showing_the_password(url: str, tmp_path: Path) 
                 assert await client.kv.get("score") == "confidential"
                 info = await client.nats.request("$SRV.INFO.keyloft-plugins", b"")
             assert await served.is_healthy()
+            _, health = await served.page("/healthz")
+            assert re.search(
+                r"^primary .*, timeline 1\nsynchronous standbys none\nfailovers 0\nunknown commits 0\n", health, re.M
+            )
             metrics = await served.metrics()
+            assert "rosey_database_timeline 1\n" in metrics
             assert 'rosey_kv_set_total{plugin="trivia"} 1\n' in metrics
             assert 'rosey_kv_keys_total{plugin="trivia"} 1\n' in metrics
             served.process.send_signal(signal.SIGTERM)

@@ -101,10 +101,12 @@ def check_syntax(data: bytes) -> None:
 
 
 def is_json(data: bytes) -> bool:
-    """Whether bytes are JSON in UTF-8."""
+    """Whether bytes are JSON in UTF-8, nested no deeper than a value may be: a caller could not read it."""
+    if is_deeper(data, limits.PLUGIN_VALUE_DEPTH):
+        return False
     try:
         check_syntax(data)
-    except (InvalidJson, InvalidArgument, RecursionError):
+    except (InvalidJson, InvalidArgument):
         return False
     return True
 

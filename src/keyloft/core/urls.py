@@ -23,7 +23,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
 
@@ -241,7 +241,7 @@ def _check_path(path: str) -> None:
 def _parse_postgres(rest: str) -> DatabaseUrl:
     dsn = f"postgresql://{rest}"
     try:
-        parts = urlsplit(dsn)
+        parts = _split(dsn)
         options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
     except ValueError:
         raise InvalidArgument(
@@ -296,9 +296,22 @@ def check_reads(reads: str | None, max_lag: float | None) -> None:
         raise InvalidArgument("max_lag: expected a number of seconds above 0")
 
 
+def _split(url: str) -> SplitResult:
+    """The parts of a URL, which may have several hosts: on Python 3.14 `urlsplit` refuses [::1] beside another one.
+
+    Raises:
+        ValueError: It is not a URL.
+    """
+    scheme, _, rest = url.partition("://")
+    hosts = re.split("[/?#]", rest, maxsplit=1)[0]
+    if hosts.count("[") != hosts.count("]"):
+        raise ValueError("an IPv6 address is written between brackets")
+    return urlsplit(f"{scheme}://{rest.removeprefix(hosts)}")._replace(netloc=hosts)
+
+
 def _parse_etcd(rest: str) -> DatabaseUrl:
     try:
-        parts = urlsplit(f"etcd://{rest}")
+        parts = _split(f"etcd://{rest}")
         options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
     except ValueError:
         raise InvalidArgument(f"{_ETCD_USE}, and options follow it as ?name=value&name=value") from None

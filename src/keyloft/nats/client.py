@@ -59,7 +59,7 @@ class ServiceClient(AsyncClosing):
         return f"<{type(self).__name__} of {self._owner} at {servers(self.nats)}, {state}>"
 
     async def _connect(
-        self, url: str | list[str], *, name: str, login: Login | None, inbox: str, options: dict[str, Any]
+        self, url: str | Sequence[str], *, name: str, login: Login | None, inbox: str, options: dict[str, Any]
     ) -> Self:
         """Make a connection for this client alone; on such a connection, NATS's refusals are received.
 
@@ -70,7 +70,7 @@ class ServiceClient(AsyncClosing):
         # Replies arrive at subjects that no other user may subscribe to: `keyloft nats-config` grants just these.
         options.setdefault("inbox_prefix", inbox)
         self._inbox = inbox_prefix(options)
-        urls = [url] if isinstance(url, str) else url
+        urls = [url] if isinstance(url, str) else list(url)
         for one in urls:
             check_nats_address(one, "url")
         try:
@@ -78,7 +78,7 @@ class ServiceClient(AsyncClosing):
                 self._user = f"user {user}"
             async with asyncio.timeout(min(self._timeout, limits.CONNECT_SECONDS)):
                 self.nats = await connect(
-                    url,
+                    urls,
                     name=name,
                     login=login,
                     on_error=self._on_error,

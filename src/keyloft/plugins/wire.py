@@ -264,10 +264,12 @@ def got(content: Get, record: Record | None) -> bytes:
         if not value.isascii():
             value.decode()
         json_text.skim(value)
+        is_broken = json_text.is_deeper(value, limits.PLUGIN_VALUE_DEPTH)
     except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError):
-        if not json_text.is_json(value):
-            report_broken(record)
-            return ABSENT
+        is_broken = not json_text.is_json(value)
+    if is_broken:
+        report_broken(record)
+        return ABSENT
     return b'{"success":true,"exists":true,"value":%b}' % value
 
 

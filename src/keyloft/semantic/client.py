@@ -1,6 +1,6 @@
 """A workflow's view of its state over NATS: the calls of `SemanticStore`, for one tenant and project."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nats.aio.client import Client as Nats
@@ -69,7 +69,7 @@ class SemanticClient(ServiceClient, Workflows):
     @classmethod
     async def connect(
         cls,
-        url: str | list[str] = "nats://127.0.0.1:4222",
+        url: str | Sequence[str] = "nats://127.0.0.1:4222",
         *,
         tenant: str,
         project: str,

@@ -123,6 +123,33 @@ async def test_role_that_may_read_but_not_write(postgres_url: str) -> None:
             assert (await kv.get(("k",))).value == 1
 
 
+async def test_role_that_may_not_ask_for_timelines_uses_the_server_as_it_is(postgres_url: str) -> None:
+    async with keyloft.open(postgres_url) as kv:
+        await kv.set(("k",), 1)
+    query(postgres_url, "REVOKE EXECUTE ON FUNCTION pg_walfile_name FROM public")
+    with role_without_rights(postgres_url) as url:
+        query(postgres_url, f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {_ROLE}")
+        query(postgres_url, f"GRANT CREATE ON SCHEMA public TO {_ROLE}")
+        async with keyloft.open(url) as kv, asyncio.timeout(60):
+            assert await kv.set(("k",), 2) == 3
+            health = kv.engine.health()
+            assert health is not None
+            assert health.timeline is None
+    assert query(postgres_url, "SELECT version, timeline FROM keyloft_version_counter") == [(3, 1)]
+
+
+async def test_another_store_than_the_one_that_was_opened_is_refused(postgres_url: str) -> None:
+    async with keyloft.open(postgres_url, patience=5) as kv:
+        await kv.set(("k",), 1)
+        query(postgres_url, "UPDATE keyloft_store SET store_id = 'another'")
+        query(postgres_url, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'keyloft'")
+        for call in (kv.get(("k",)), kv.set(("k",), 2)):
+            with pytest.raises(keyloft.CannotOpen, match="holds the store another, and the one that was opened is"):
+                await call
+    async with keyloft.open(postgres_url) as kv:
+        assert (await kv.get(("k",))).value == 1
+
+
 async def test_old_and_new_schemas(postgres_url: str) -> None:
     async with keyloft.open(postgres_url) as kv:
         await kv.set(("k",), 1)
@@ -225,7 +252,10 @@ async def test_all_of_several_hosts_are_dead() -> None:
         pass
     error = await refusal(f"postgresql://me:{_WRONG}@127.0.0.1:{one},127.0.0.1:{other}/app", patience=0.5)
     assert type(error) is keyloft.Unreachable
-    assert f"127.0.0.1:{one},127.0.0.1:{other}/app" in str(error)
+    assert f"no host of PostgreSQL at 127.0.0.1:{one},127.0.0.1:{other}/app is its primary" in str(error)
+    for host in (one, other):
+        assert f"PostgreSQL at 127.0.0.1:{host} can't be reached: " in str(error)
+    assert "Keyloft waited for 0." in str(error)
 
 
 # What can be tried again

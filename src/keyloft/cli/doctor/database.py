@@ -4,6 +4,7 @@ import getpass
 import os
 import shlex
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -85,6 +86,9 @@ def _quoted(path: Path) -> str:
 def file_finding(file: Path) -> Finding:
     """Whether a file, and what SQLite keeps beside it, can be written."""
     try:
+        # Of `exists()` and the like, Python 3.14 tells no more why they are False.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            file.stat()
         return _refusal(file) or _doubt(file) or ok("database", str(file))
     except OSError as error:
         what = f"{file} can't be looked at: {error.strerror}"

@@ -47,19 +47,21 @@ class SqliteEngine(ClosableEngine):
             DatabaseError: The file can't be used; the message says why.
         """
         worker = Worker(f"keyloft writer of {file.path}")
-        writer: apsw.Connection | None = None
+        opened: list[apsw.Connection] = []
         try:
             if file.read_only:
                 await worker.call(file.check_schema)
                 reader = writer = file.open_reader()
             else:
-                writer = await worker.call(file.open_writer)
+                await worker.call(lambda: opened.append(file.open_writer()))
+                [writer] = opened
                 # Half as much: it is used during commits only, and each commit empties its cache.
                 reader = writer if file.in_memory else file.open_reader(cache_mib=(file.cache_mib + 1) // 2)
         except BaseException:
-            if writer is not None:
-                await worker.call(writer.close)
-            worker.stop()
+            if opened:
+                await worker.call(opened[0].close)
+            # For a caller that was cancelled, the thread may still be opening it.
+            worker.stop(lambda: _close(opened))
             raise
         return cls(file, clock, worker, writer, reader, history or KeptHistory())
 
@@ -236,3 +238,8 @@ def _is_long(ask: Ask) -> bool:
     if isinstance(ask, Scan) and ask.space is Space.PLUGINS and ask.limit > limits.PLUGIN_SCAN_ROWS:
         return True
     return isinstance(ask, (Count, Usage)) or (isinstance(ask, (Scan, Expired)) and ask.limit > limits.SCAN_ROWS + 1)
+
+
+def _close(connections: list[apsw.Connection]) -> None:
+    for connection in connections:
+        connection.close()

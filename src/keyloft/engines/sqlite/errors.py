@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -73,14 +74,16 @@ def _system_error(connection: apsw.Connection | None) -> int:
 
 def _why_it_can_not_be_opened(path: Path, read_only: bool) -> str:
     try:
-        if path.is_dir():
+        # Of `path.is_dir()` and the like, Python 3.14 tells no more why they are False.
+        if stat.S_ISDIR(path.stat().st_mode):
             return "it is a folder"
-        if path.parent.is_file():
-            return f"{path.parent} is no folder"
+    except FileNotFoundError:
         if not path.parent.is_dir():
             return f"the folder {path.parent} does not exist"
-        if read_only and not path.exists():
+        if read_only:
             return "there is no such file, and ?mode=ro makes none"
+    except NotADirectoryError:
+        return f"{path.parent} is no folder"
     except PermissionError:
         return f"this user may not enter the folder {path.parent}"
     except OSError as error:

@@ -15,7 +15,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, job: Callable[[], T], done: Callable[[T], None]) -> None:
@@ -37,8 +37,10 @@ class Worker:
         self._jobs.put(run)
         return await asyncio.wrap_future(future)
 
-    def stop(self) -> None:
-        """End the thread after the jobs that are already queued."""
+    def stop(self, last: Callable[[], object] | None = None) -> None:
+        """End the thread after the jobs that are already queued, and after this one."""
+        if last is not None:
+            self._jobs.put(last)
         self._jobs.put(None)
 
     def _run(self) -> None:
