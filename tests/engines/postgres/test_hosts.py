@@ -114,8 +114,11 @@ def test_the_lag_is_the_time_since_the_primary_showed_what_the_standby_shows() -
     assert measured(16.0, 9, 9, 9) == [0.0, 0.0]
     # Nothing is committed while there is no primary.
     assert measured(90.0, None, 9, 8) == [0.0, 6.0]
+    # What was committed just before it was lost, and after it was last asked, keeps no standby from answering.
+    assert measured(90.5, None, 11, 8) == [0.0, 6.0]
+    assert measured(91.0, None, 11, 8) == [0.0, 6.0]
     # A new primary lacks what a standby of the former one shows.
-    assert measured(92.0, 8, 9, 8) == [math.inf, 0.0]
+    assert measured(92.0, 8, 11, 8) == [math.inf, 0.0]
 
 
 async def test_options_that_say_where_to_read_are_kept_from_the_driver() -> None:
