@@ -54,7 +54,7 @@ class Workload:
         self._made: list[tuple[str, float, float]] = []
 
     def join(self) -> None:
-        """One more worker: a client that does not know what the others know of the cluster."""
+        """One more worker, which does not know what the others know of the cluster; returns at once."""
         self.workers.append(self._start(f"w{len(self.workers)}"))
 
     def wait_for_calls(self, count: int) -> None:
@@ -109,14 +109,22 @@ class WorkerProcess:
         os.close(stdin)
         os.close(stdout)
         self._input, self._printed = os.fdopen(its_input, "w"), os.fdopen(printed)
+        self._is_ready = False
 
     def hear(self, expected: str) -> None:
         """Wait for a line."""
         line = self._printed.readline().strip()
         assert line == expected, f"a worker said {line!r} instead of {expected}; exit code {self._process.poll()}"
 
+    def wait_until_ready(self) -> None:
+        """Return once it has opened the store."""
+        if not self._is_ready:
+            self.hear("ready")
+            self._is_ready = True
+
     def go_on(self) -> None:
         """Say that it may enter its next phase."""
+        self.wait_until_ready()
         self._input.write("\n")
         self._input.flush()
 
@@ -142,12 +150,12 @@ def _workers(
         def start(name: str) -> WorkerProcess:
             worker = WorkerProcess(arena.url, name, str(folder), f"{seed}-{name}", str(pause), json.dumps(options))
             stack.callback(worker.end)
-            worker.hear("ready")
             return worker
 
         load = Workload(folder, start)
         for _ in range(count):
-            load.join()  # one after the other: the first one makes the tables
+            load.join()
+            load.workers[-1].wait_until_ready()  # one after the other: the first one makes the tables
         yield load
 
 
