@@ -9,13 +9,10 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
-import keyloft
 from bench.arms import etcd as etcd_arms
 from bench.arms.keyloft_file import NAME
 from bench.arms.postgres.processes import readers
@@ -29,7 +26,6 @@ from tools.patroni import PatroniCluster, PatroniNode
 
 _TTL_SECONDS = 20.0
 """Patroni's `ttl` in deploy/patroni/patroni.yml."""
-_FROM_STANDBYS: dict[str, Any] = {"reads": "standby"} if "reads" in signature(keyloft.open).parameters else {}
 _ONE, _TWO = "1 process", "2 processes"
 _LEADER, _STANDBYS = "from the leader", "from two standbys"
 _READERS = 4
@@ -100,7 +96,7 @@ class _EngineRows:
         found = []
         for _ in range(self._scale.deaths):
             self._cluster.wait_until_whole()
-            found.append(asyncio.run(outage(self._cluster.url, kill, 10, **_FROM_STANDBYS)))
+            found.append(asyncio.run(outage(self._cluster.url, kill, 10, reads="standby")))
         return outage_row("PostgreSQL: the leader's server is killed", found, writes=7, reads=2)
 
     def node_dies(self) -> Row:
@@ -113,7 +109,7 @@ class _EngineRows:
         found = []
         for _ in range(self._scale.deaths):
             self._cluster.wait_until_whole()
-            found.append(asyncio.run(outage(self._cluster.url, kill, _TTL_SECONDS, **_FROM_STANDBYS)))
+            found.append(asyncio.run(outage(self._cluster.url, kill, _TTL_SECONDS, reads="standby")))
             self._cluster.start(killed[-1])
         return outage_row(
             "PostgreSQL: the leader's server and its Patroni are killed", found, writes=_TTL_SECONDS + 5, reads=2
