@@ -86,10 +86,10 @@ class PatroniNode:
             *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
         ]
 
-    def ask(self, path: str) -> tuple[int, Any]:
+    def ask(self, path: str, body: bytes | None = None) -> tuple[int, Any]:
         """The status and the JSON that Patroni's HTTP interface answers; status 0 if it does not answer."""
         try:
-            with urllib.request.urlopen(f"http://{self._api}{path}", timeout=2) as reply:
+            with urllib.request.urlopen(f"http://{self._api}{path}", body, timeout=2) as reply:
                 return reply.status, json.loads(reply.read() or b"null")
         except urllib.error.HTTPError as error:
             return error.code, None
@@ -146,6 +146,8 @@ class PatroniCluster:
 
     def __init__(self, nodes: list[PatroniNode], electors: list[etcd.Node], group: MachineGroup) -> None:
         self.nodes, self.electors, self.group = nodes, electors, group
+        self.reinitialized: list[str] = []
+        """Standbys that did not follow by themselves after a fault."""
 
     @property
     def url(self) -> str:
@@ -185,7 +187,26 @@ class PatroniCluster:
                     return len(roles) == len(self.nodes)
             return False
 
-        self._until(is_whole, "the cluster does not become whole")
+        try:
+            self._until(is_whole, "the cluster does not become whole")
+        except RuntimeError:
+            if not self._reinitialize():
+                raise
+            self._until(is_whole, "the cluster does not become whole, a standby made from scratch included")
+
+    def _reinitialize(self) -> list[str]:
+        """Let standbys that don't follow be made again from the leader, as an operator would; returns their names."""
+        _, cluster = self.leader().ask("/cluster")
+        lost = [
+            member["name"]
+            for member in (cluster or {}).get("members", [])
+            if member["role"] not in ("leader", *_STANDBYS) or member["state"] not in ("running", "streaming")
+        ]
+        for node in self.nodes:
+            if node.name in lost:
+                node.ask("/reinitialize", b'{"force": true}')
+                self.reinitialized.append(node.name)
+        return lost
 
     def end_leadership(self) -> None:
         """The leader's lease in etcd ends now, instead of after the TTL: as if those seconds had passed."""
