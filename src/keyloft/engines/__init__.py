@@ -1,10 +1,13 @@
 """Engines store the data: `open_engine` for interfaces, `open_maintenance` and `inspect_database` for operators."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.core.engine import Engine
 from keyloft.core.maintenance import Maintenance
-from keyloft.core.urls import AnyUrl, DatabaseUrl, check_reads
+from keyloft.core.urls import AnyUrl, DatabaseUrl, PostgresAddress, check_reads
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.log_checks import LogChecker
@@ -20,6 +23,7 @@ __all__ = [
     "Inspection",
     "KeptHistory",
     "LogChecker",
+    "find_primary",
     "inspect_database",
     "open_engine",
     "open_maintenance",
@@ -113,6 +117,25 @@ async def open_maintenance(
     from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 
     return await SqliteMaintenance.open(SqliteFile(database.path, read_only=database.read_only), make=make)
+
+
+async def find_primary(
+    address: PostgresAddress, *, patience: float = limits.OPERATOR_SERVER_SECONDS
+) -> Mapping[str, Any]:
+    """Of the hosts of a PostgreSQL database, the one that its engine would write to, as asyncpg takes it.
+
+    Raises:
+        DatabaseError: None of several can be written; the message says what each has answered.
+    """
+    if len(address.hosts) == 1:
+        return address.hosts[0]
+    from keyloft.engines.postgres.server import PostgresServer
+
+    server = PostgresServer(address, patience=patience)
+    try:
+        return await server.hosts.find()
+    finally:
+        await server.aclose()
 
 
 async def inspect_database(url: AnyUrl, *, patience: float = limits.OPERATOR_SERVER_SECONDS) -> Inspection | None:

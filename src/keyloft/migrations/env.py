@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging.config
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from keyloft import limits
 from keyloft.core.files import create_private
 from keyloft.core.schema import REVISION_TABLE
 from keyloft.core.urls import DatabaseUrl, PostgresAddress
+from keyloft.engines import find_primary
 from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.migrations import earlier
 from keyloft.plugins.models import Base
@@ -120,7 +120,7 @@ def _migrate_postgres(address: PostgresAddress) -> None:
     async def attempt() -> None:
         async def connect() -> Any:
             # asyncpg reads the URL itself, as for the engine.
-            connection = await asyncpg.connect(address.dsn, **await _primary(address))
+            connection = await asyncpg.connect(address.dsn, **await find_primary(address))
             encoding = await connection.fetchval("SHOW server_encoding")
             if encoding != "UTF8":
                 await connection.close()
@@ -140,19 +140,6 @@ def _migrate_postgres(address: PostgresAddress) -> None:
                 raise _failed(address.name, error.orig) from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             raise _failed(address.name, error) from error
-
-
-async def _primary(address: PostgresAddress) -> Mapping[str, Any]:
-    """Of several hosts, the one that the engine would write to, as asyncpg takes it."""
-    if len(address.hosts) == 1:
-        return {}
-    from keyloft.engines.postgres.server import PostgresServer  # its driver is not installed everywhere
-
-    server = PostgresServer(address, patience=limits.OPERATOR_SERVER_SECONDS)
-    try:
-        return await server.hosts.find()
-    finally:
-        await server.aclose()
 
 
 def _failed(where: str, reason: BaseException | None) -> CommandError:

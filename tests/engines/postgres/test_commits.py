@@ -14,12 +14,14 @@ from keyloft import ClockSetBack, ManualClock, NotACounter, limits
 from keyloft.core.records import (
     Add,
     Batch,
+    Changes,
     Check,
     Committed,
     Conflict,
     Delete,
     Get,
     Latest,
+    LogPosition,
     Purge,
     Scan,
     Set,
@@ -341,3 +343,27 @@ async def test_rows_locked_for_a_moment_are_waited_for(postgres_url: str) -> Non
             async with asyncio.timeout(60):
                 await writing
         await rival.close()
+
+
+# On a new timeline
+
+
+@pytest.mark.parametrize("by", ["function", "locking"])
+async def test_the_first_of_all_commits_on_a_new_timeline_jumps(postgres_url: str, by: str) -> None:
+    jump = limits.VERSION_JUMP
+    async with opened(postgres_url, by=by) as one, opened(postgres_url, by=by) as two:
+        await one.commit(Batch((put(b"k"), Sum(A, b"n", 1))))
+        # As if the last commit had been made on another one.
+        query(postgres_url, "UPDATE keyloft_version_counter SET timeline = 99")
+        done = await asyncio.gather(*[each.commit(Batch((Sum(A, b"n", 1),))) for each in (one, two) for _ in range(3)])
+        assert sorted(each.version for each in done if isinstance(each, Committed)) == [jump + n for n in range(1, 7)]
+        assert unpack_counter((await stored(one, b"n")).value) == 7
+        assert query(postgres_url, "SELECT version, timeline FROM keyloft_version_counter") == [(jump + 6, 1)]
+        # What came before goes on; what the former primary may have given is not known.
+        [log] = await one.read(Changes(LogPosition(2)))
+        assert [change.version for change in log.changes] == [jump + n for n in range(1, 7)]
+        for lost in (3, jump):
+            with pytest.raises(keyloft.HistoryGone, match=f"version {lost} was given by a primary"):
+                await one.read(Changes(LogPosition(lost)))
+    # These keys are no tuples; the log has no defect.
+    assert {finding.code for finding in (await keyloft.admin.check(postgres_url)).findings} == {"key"}

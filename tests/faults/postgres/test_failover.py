@@ -8,17 +8,17 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import keyloft
-from keyloft import admin
+from keyloft import admin, migrations
 from keyloft.cli.doctor.database import examine
+from keyloft.core.schema import REVISION
 from keyloft.engines import inspect_database
 from keyloft.limits import VERSION_JUMP
-from keyloft.tuples.store import Store
 from tests.support.postgres_cluster import cluster
-from tests.support.postgres_commits import opened
 from tools.postgres import TIMEOUT_SECONDS
 from tools.process_family import until
 
-pytestmark = pytest.mark.slow
+# Servers are promoted, killed and waited for in the event loop.
+pytestmark = [pytest.mark.slow, pytest.mark.blocks_the_loop]
 
 
 async def becomes_true(is_so: Callable[[], Awaitable[bool]]) -> None:
@@ -52,6 +52,7 @@ async def test_of_two_primaries_the_one_with_the_highest_timeline_is_used(caplog
             assert servers_found.severity == "problem"
             assert "two hosts can be written" in servers_found.what
             assert "two hosts can be written" in caplog.text
+            assert await asyncio.to_thread(migrations.current_revision, servers.url()) == REVISION
             assert "its connections are dropped" in caplog.text
             until(lambda: third.caught_up_with(new))
             new.kill()
@@ -68,12 +69,10 @@ async def test_of_two_primaries_the_one_with_the_highest_timeline_is_used(caplog
             assert (health.timeline, health.failovers, health.unknown_commits) == (2, 1, 0)
 
 
-@pytest.mark.parametrize("by", ["function", "locking"])
-async def test_versions_jump_once_on_a_new_timeline_and_lost_ones_are_known_as_lost(by: str) -> None:
+async def test_versions_jump_once_on_a_new_timeline_and_lost_ones_are_known_as_lost() -> None:
     with cluster() as servers:
         old, new = servers.nodes
-        async with opened(servers.url(), by=by) as one, opened(servers.url(), by=by) as two:
-            kv, rival = Store(one), Store(two)
+        async with keyloft.open(servers.url()) as kv, keyloft.open(servers.url()) as rival:
             kept = await kv.set(("kept",), 1)
             until(lambda: new.caught_up_with(old))
             new.follow(None)

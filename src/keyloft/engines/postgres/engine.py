@@ -10,6 +10,7 @@ from keyloft import limits
 from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.health import ServerHealth
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Scan
+from keyloft.core.schema import READ_STORE_ID
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.batcher import Batcher
 from keyloft.engines.commit.outcomes import Outcome
@@ -52,7 +53,8 @@ class PostgresEngine(ClosableEngine):
             await setup.set_up_schema(server, await slot.connected())
             await setup.set_up_commits(server, await slot.connected())
             _, now = server.counter_row(await slot.fetch(READ_VERSION, None))
-            await setup.learn_store(server, await slot.connected())
+            # From now on, a connection to another store is refused.
+            server.hosts.store = next((row[0] for row in await slot.fetch(READ_STORE_ID)), None)
             return int(now)
 
         try:

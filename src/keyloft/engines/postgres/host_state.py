@@ -19,12 +19,18 @@ _STANDBY_TIMELINE: Final = (
 )
 _ROLE: Final = "pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool"
 _WAITS_FOR: Final = "current_setting('synchronous_standby_names', true)"
-STATE: Final = (
-    f"{_ROLE}, CASE WHEN pg_is_in_recovery() THEN {_STANDBY_TIMELINE} ELSE {schema.TIMELINE} END, "
-    f"(SELECT system_identifier FROM pg_control_system()), {_WAITS_FOR}"
-)
-"""SQL: whether the server is a standby, whether it is set to read-only, its timeline, the id of its cluster, and which
-standbys its commits wait for."""
+
+
+def _state(standby_timeline: str) -> str:
+    timeline = f"CASE WHEN pg_is_in_recovery() THEN {standby_timeline} ELSE {schema.TIMELINE} END"
+    return f"{_ROLE}, {timeline}, (pg_control_system()).system_identifier, {_WAITS_FOR}"
+
+
+STATE: Final = _state("NULL")
+"""SQL: whether the server is a standby, whether it is set to read-only, the timeline of a primary, the id of its
+cluster, and which standbys its commits wait for."""
+STATE_OF_SEVERAL: Final = _state(_STANDBY_TIMELINE)
+"""The same, with the timeline of a standby, too. To plan it takes a fresh session milliseconds."""
 STATE_WITHOUT_TIMELINE: Final = f"{_ROLE}, NULL::bigint, NULL::bigint, {_WAITS_FOR}"
 """The same for a server that does not tell, such as some hosted ones."""
 OF_STORE: Final = (

@@ -19,7 +19,7 @@ from keyloft.engines.postgres import errors, function, host_state
 from keyloft.engines.postgres.errors import Failure
 from keyloft.engines.postgres.host_state import Host, HostState, name_of
 from keyloft.engines.postgres.hosts import HostChoice
-from keyloft.errors import CannotOpen, DatabaseError, ReadOnly, Unreachable
+from keyloft.errors import Busy, CannotOpen, DatabaseError, ReadOnly, Unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class PostgresServer:
         while True:
             try:
                 connection = await self.connect_once()
-            except (Unreachable, ReadOnly) as error:
+            except (Unreachable, ReadOnly, Busy) as error:
                 if self._last_failure is None:
                     logger.warning("%s; waiting for it", error)
                 self._last_failure = str(error)
@@ -282,15 +282,22 @@ class PostgresServer:
         return list(row[:3]), state
 
     async def _fetch_state(self, connection: Connection) -> Any:
-        state = host_state.STATE if self._has_timelines else host_state.STATE_WITHOUT_TIMELINE
+        state = host_state.STATE_WITHOUT_TIMELINE
+        if self._has_timelines:
+            state = host_state.STATE_OF_SEVERAL if self.hosts.several else host_state.STATE
         # In a transaction, because a pooler may give each statement outside of one another session.
         async with connection.transaction():
             of_store = "NULL, NULL" if await self._lacks_store(connection) else host_state.OF_STORE
             return await connection.fetchrow(f"SELECT {_OF_SESSION}, {state}, {of_store}")
 
     async def _lacks_store(self, connection: Connection) -> bool:
-        """Whether the tables with the store's id and the version counter are yet to be made, migrated, or granted."""
-        return self.hosts.store is None and not await connection.fetchval(host_state.HAS_STORE)
+        """Whether the tables with the store's id and the version counter are yet to be made, migrated, or granted.
+
+        For a single host, what they show is of no use before the store is known.
+        """
+        if self.hosts.store is not None:
+            return False
+        return not self.hosts.several or not await connection.fetchval(host_state.HAS_STORE)
 
     def _session_settings(self) -> dict[str, str]:
         """What a session is to have, or a transaction behind a pooler."""

@@ -96,12 +96,6 @@ async def set_up_commits(server: PostgresServer, connection: Connection) -> None
     await make_functions(server, connection)
 
 
-async def learn_store(server: PostgresServer, connection: Connection) -> None:
-    """Read the id of the store: from now on, a connection to another one is refused."""
-    async with connection.transaction():
-        server.hosts.store = await connection.fetchval(schema.READ_STORE_ID)
-
-
 async def make_functions(server: PostgresServer, connection: Connection) -> None:
     """Make the functions that commit, unless they are there; without them, commits take their locks first."""
     server.has_function = await _has_function(server, connection)
