@@ -179,13 +179,8 @@ class PatroniCluster:
         """Return once there is a leader, and all others follow it synchronously."""
 
         def is_whole() -> bool:
-            for node in self.nodes:
-                _, cluster = node.ask("/cluster")
-                members = (cluster or {}).get("members", [])
-                roles = [member["role"] for member in members if member["state"] in ("running", "streaming")]
-                if roles.count("leader") == 1 and len([role for role in roles if role in _STANDBYS]) == len(roles) - 1:
-                    return len(roles) == len(self.nodes)
-            return False
+            leader = next((node for node in self.nodes if node.is_leader), None)
+            return leader is not None and self._follow(leader)
 
         try:
             self._until(is_whole, "the cluster does not become whole")
@@ -193,6 +188,15 @@ class PatroniCluster:
             if not self._reinitialize():
                 raise
             self._until(is_whole, "the cluster does not become whole, a standby made from scratch included")
+
+    def _follow(self, leader: PatroniNode) -> bool:
+        """Whether all others follow: by what Patroni knows, which may be old, and by the leader's connections."""
+        _, cluster = leader.ask("/cluster")
+        members = (cluster or {}).get("members", [])
+        standbys = [one for one in members if one["role"] in _STANDBYS and one["state"] == "streaming"]
+        _, status = leader.ask("/patroni")
+        streams = [one for one in (status or {}).get("replication", []) if one["state"] == "streaming"]
+        return len(standbys) == len(streams) == len(self.nodes) - 1
 
     def _reinitialize(self) -> list[str]:
         """Let standbys that don't follow be made again from the leader, as an operator would; returns their names."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from keyloft import errors, limits
+from keyloft.core.health import ServerHealth
 from keyloft.nats.errors import WIRE_ERRORS
 from keyloft.plugins import BotDatabase
 from keyloft.plugins.meters import Meters
@@ -199,9 +200,10 @@ def test_limits_are_those_of_the_code(document: Path, heading: str) -> None:
 async def test_metrics_are_those_of_the_code() -> None:
     async with BotDatabase(":memory:") as db, PluginUsage(db) as usage:
         await usage.count_all()
-        shown = (await Metrics(Meters(), usage, prefix="rosey").render()).decode()
+        servers = ServerHealth(host="a", timeline=1, synchronous="", hosts=(), failovers=0, unknown_commits=0)
+        shown = (await Metrics(Meters(), usage, prefix="rosey", health=lambda: servers).render()).decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", shown, re.MULTILINE))
     listed = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section(SERVICE, "Metrics"), re.MULTILINE))
     assert listed == kinds
-    for name in re.findall(r"rosey_(?:kv|semantic)_\w+", SERVICE.read_text()):
+    for name in re.findall(r"rosey_(?:kv|semantic|database)_\w+", SERVICE.read_text()):
         assert name in kinds or re.sub("_(bucket|sum|count)$", "", name) in kinds

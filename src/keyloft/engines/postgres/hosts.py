@@ -103,12 +103,17 @@ class HostChoice:
                 raise Unreachable(
                     f"{state.described}, but timeline {self.timeline} was seen: a former primary is not used"
                 )
-            if self.timeline and self._is_known_cluster(state) and state.timeline > self.timeline:
-                self.failovers += 1
-                logger.warning("%s: a new primary, on timeline %s after %s", state.name, state.timeline, self.timeline)
+            self._note_timeline(state)
             self.timeline, self._cluster = state.timeline, state.cluster
         self.current = state
         self._connections[connection] = state
+
+    def _note_timeline(self, state: HostState) -> None:
+        """A primary has answered."""
+        if self.timeline and self._is_known_cluster(state) and state.timeline > self.timeline:
+            self.failovers += 1
+            logger.warning("%s: a new primary, on timeline %s after %s", state.name, state.timeline, self.timeline)
+            self.timeline = state.timeline
 
     def _check_store(self, state: HostState) -> None:
         if self.store is not None and state.store is not None and state.store != self.store:
@@ -187,6 +192,7 @@ class HostChoice:
         self.standbys = [state for state in self.states if state.is_standby]
         try:
             self.primary = self._choose()
+            self._note_timeline(self.primary)
         except DatabaseError:
             self.primary = None
         self.lags = self._lag_meter.measure(self.primary, self.states)

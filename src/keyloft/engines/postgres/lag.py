@@ -13,7 +13,7 @@ class LagMeter:
 
     A standby has all that was committed before the primary was asked for the version that the standby shows. The lag is
     therefore never more than measured, give or take the time between two questions. While there is no primary, nothing
-    is committed, and the lag stays as it is. A standby that has what the primary lacks followed a former one.
+    is committed, and the lag stays as it is.
     """
 
     def __init__(self) -> None:
@@ -24,19 +24,21 @@ class LagMeter:
 
     def measure(self, primary: HostState | None, states: Iterable[HostState]) -> dict[str, float]:
         """By standby that answers, how many seconds it is behind."""
-        if primary is not None and primary.version is not None:
+        if primary is not None:
+            if primary.version is None:
+                return {}
             if self._marks and primary.version < self._marks[-1][1]:
                 self._marks.clear()  # after a failover that has lost commits
             self._marks.append((primary.asked_at, primary.version))
-        # While there is no primary, standbys may well have more than it showed when it was last asked.
-        newest = math.inf if primary is None or primary.version is None else primary.version
         lags: dict[str, float] = {}
         shown: dict[str, int] = {}
         for state in states:
             if state.is_standby and state.version is not None and state.error is None:
                 shown[state.name] = state.version
-                is_ahead = self._shown.get(state.name, 0) > newest
-                lags[state.name] = math.inf if is_ahead else self._lag(state.version)
+                if primary is not None and self._shown.get(state.name, 0) > self._marks[-1][1]:
+                    lags[state.name] = math.inf  # it has what the primary lacks: it followed a former one
+                else:
+                    lags[state.name] = self._lag(state.version)
         self._shown = shown
         return lags
 

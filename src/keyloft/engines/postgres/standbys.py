@@ -36,7 +36,7 @@ class StandbyReads:
         """By host, how many reads it has answered."""
         self._next = 0
         self._seen = 0
-        self._timeline = 0
+        self._timeline = server.hosts.timeline
         self._closed = False
 
     def saw(self, version: int) -> None:
@@ -64,6 +64,7 @@ class StandbyReads:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._server.patience
         failure: DatabaseError | None = None
+        seconds = limits.POSTGRES_STANDBY_SECONDS
         while True:
             self._forget_lost_history()
             wanted = self._seen
@@ -71,12 +72,14 @@ class StandbyReads:
                 if host is None and self._server.hosts.primary is None and self._server.hosts.standbys:
                     continue
                 try:
-                    async with asyncio.timeout(min(limits.POSTGRES_STANDBY_SECONDS, deadline - loop.time())):
+                    async with asyncio.timeout(min(seconds, deadline - loop.time())):
                         answers = await read(self._primary if host is None else self._reads_of(host))
                 except _PASSING as error:
                     failure = error if isinstance(error, DatabaseError) else failure
                     if host is not None:
                         self._failed[host.name] = host
+                    elif isinstance(error, TimeoutError):
+                        seconds *= 2  # what takes long is left to the primary, and not begun again and again
                     continue
                 version = answers.version if isinstance(answers, SnapshotAnswers) else 0
                 if host is None or version >= wanted:
@@ -93,9 +96,16 @@ class StandbyReads:
             self.answered[host.name] += 1
 
     def _forget_lost_history(self) -> None:
-        """A version that the former primary gave, and that was lost with it, is never reached."""
-        if self._server.hosts.timeline != self._timeline:
-            self._timeline, self._seen = self._server.hosts.timeline, 0
+        """A version that the former primary gave, and that was lost with it, is never reached.
+
+        A new primary whose version has not yet jumped shows where the history goes on.
+        """
+        primary = self._server.hosts.primary
+        if primary is None or primary.timeline == self._timeline:
+            return
+        self._timeline, version = primary.timeline, primary.version or 0
+        if version // limits.VERSION_JUMP == self._seen // limits.VERSION_JUMP:
+            self._seen = min(self._seen, version)
 
     def _usable(self) -> list[HostState]:
         """The standbys that are not too far behind, another one first each time."""
