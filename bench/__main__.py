@@ -24,6 +24,7 @@ _MODULES = {
     "embedded": "bench.benchmarks.embedded",
     "nats": "bench.benchmarks.nats",
     "postgres": "bench.benchmarks.postgres",
+    "engines": "bench.benchmarks.engines",
     "semantic": "bench.benchmarks.semantic",
     "floods": "bench.benchmarks.floods",
     "move": "bench.benchmarks.move",

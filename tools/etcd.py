@@ -4,15 +4,16 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
+
+from tools.machines import Machine, MachineGroup, loopback
 
 NOT_INSTALLED: Final = "etcd is not installed: apt-get install etcd-server (Debian), or put etcd 3.4 or later in PATH"
 _READY_SECONDS: Final = 60.0
@@ -26,10 +27,14 @@ def is_installed() -> bool:
 class Node:
     """A member of a cluster, in a folder of its own."""
 
-    def __init__(self, name: str, folder: Path, options: tuple[str, ...] = ()) -> None:
-        """With the option --cert-file, clients use TLS; with --client-cert-auth, this one uses the same certificate."""
+    def __init__(self, name: str, folder: Path, options: tuple[str, ...] = (), machine: Machine | None = None) -> None:
+        """With the option --cert-file, clients use TLS; with --client-cert-auth, this one uses the same certificate.
+
+        Without a machine, it runs on loopback.
+        """
         self.name = name
-        self.client, self.peer = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.machine = machine or Machine("127.0.0.1")
+        self.client, self.peer = (f"{self.machine.host}:{port}" for port in self.machine.free_ports(2))
         self._scheme = "https" if any(option.startswith("--cert-file") for option in options) else "http"
         self._folder = folder
         self._options = options
@@ -51,7 +56,12 @@ class Node:
         }
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["etcd", *[f"--{option}={value}" for option, value in arguments.items()], *self._options],
+                [
+                    *self.machine.command,
+                    "etcd",
+                    *[f"--{option}={value}" for option, value in arguments.items()],
+                    *self._options,
+                ],
                 stdout=log,
                 stderr=log,
                 # The terminal's Ctrl-C is for the tests: they end the node themselves.
@@ -116,9 +126,12 @@ class Node:
 
 
 @contextmanager
-def own_cluster(folder: Path, size: int = 1, *options: str) -> Iterator[list[Node]]:
-    """A cluster that ends with the block."""
-    nodes = [Node(f"n{number}", folder, options) for number in range(1, size + 1)]
+def own_cluster(
+    folder: Path, size: int = 1, *options: str, machines: MachineGroup | None = None
+) -> Iterator[list[Node]]:
+    """A cluster that ends with the block: a node on each machine, or so many on loopback."""
+    group = machines or loopback(size)
+    nodes = [Node(f"n{number}", folder, options, machine) for number, machine in enumerate(group.machines, 1)]
     with ExitStack() as stack:
         for node in nodes:
             stack.callback(node.stop)
@@ -132,9 +145,14 @@ def url_of(nodes: list[Node], prefix: str) -> str:
     return f"etcd://{','.join(node.client for node in nodes)}/{prefix}"
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+def leader_of(nodes: list[Node]) -> Node:
+    """The node that leads the cluster, as soon as there is one that answers."""
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline:
+        for node in nodes:
+            with suppress(OSError):
+                status = json.loads(node.request("/v3/maintenance/status", {}))
+                if status.get("leader") == status["header"]["member_id"]:
+                    return node
+        time.sleep(0.02)
+    raise RuntimeError("etcd has no leader")

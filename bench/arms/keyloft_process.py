@@ -1,8 +1,8 @@
 """Keyloft's stores as a process that reads laps of operations: `python -m bench.arms.keyloft_process KIND WHERE TASK`.
 
 KIND is `tuples` or `semantic`; WHERE is a file, or the URL of a database, which is used on uvloop; TASK is `reads`,
-`writes`, `relaxed`, or `beside N`: reads beside so many tasks that write. It uses public names only, so that it runs on
-the `keyloft` of another commit, which comes first in PYTHONPATH.
+`writes`, `relaxed`, `standby`: reads from standbys, or `beside N`: reads beside so many tasks that write. It uses
+public names only, so that it runs on the `keyloft` of another commit, which comes first in PYTHONPATH.
 """
 
 import asyncio
@@ -110,7 +110,8 @@ async def _serve(kind: str, where: str, task: str) -> None:
     make = {"tuples": TupleCalls, "semantic": SemanticCalls}[kind]
 
     async def opened() -> Any:
-        return make(await keyloft.open(where, durability=durability, sweep_every=None))
+        options: dict[str, Any] = {"reads": "standby"} if task == "standby" else {}
+        return make(await keyloft.open(where, durability=durability, sweep_every=None, **options))
 
     store = await opened()
     is_full = False

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "nats": "Plugin service over NATS",
     "floods": "Floods by hostile plugins and tenants",
     "postgres": "PostgreSQL",
+    "engines": "Clusters that lose nodes",
     "semantic": "Semantic store",
     "move": "Export, import, copy, backup and restore",
 }

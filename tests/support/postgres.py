@@ -7,13 +7,9 @@ PYTEST_DONT_REWRITE: modules may import from here, too.
 """
 
 import asyncio
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -36,6 +32,7 @@ from tools.postgres import (
     own_folder,
     own_server,
 )
+from tools.process_family import kill_family
 
 PASSWORD = "open-sesame"
 """Of the server that wants one."""
@@ -194,26 +191,4 @@ class MortalServer(Server):
 
     def kill(self) -> None:
         """SIGKILL, for the server and each of its processes: not one more instruction. Returns when all have ended."""
-        postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
-        # Stopped first: a child that starts after its children were listed would keep the next server from starting.
-        os.kill(postmaster, signal.SIGSTOP)
-        until(lambda: processes()[postmaster][1].startswith("T"))
-        family = [postmaster, *(pid for pid, (parent, _) in processes().items() if parent == postmaster)]
-        for pid in family:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        until(lambda: all(state.startswith("Z") for pid, (_, state) in processes().items() if pid in family))
-
-
-def processes() -> dict[int, tuple[int, str]]:
-    """The parent and the state of each process there is."""
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
-    return {int(pid): (int(parent), state) for pid, parent, state in map(str.split, table.splitlines())}
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "this never comes true"
-        time.sleep(0.005)
+        kill_family(int((self.data / "postmaster.pid").read_text().split()[0]))

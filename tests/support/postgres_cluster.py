@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.postgres import MortalServer, processes, until
+from tests.support.postgres import MortalServer
 from tools.postgres import TIMEOUT_SECONDS, initdb, own_folder, query
+from tools.process_family import processes, until
 
 _SETTINGS = ("-F", "-c", "wal_receiver_status_interval=100ms", "-c", "wal_retrieve_retry_interval=100ms")
 

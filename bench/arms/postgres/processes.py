@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bench.arms.commits import store_process
+from bench.arms.commits import ROOT, store_process
 from bench.arms.postgres.keyloft_server import ON_DISK
 from bench.arms.store_process import StoreProcess
 from bench.harness.contest import COUNTERS, IN_FLIGHT, Contestant, Entrant, Operation, PlannedLap, StoreSetup, same
@@ -50,18 +50,39 @@ class StoreProcesses(Contestant):
         self._closing.close()
 
 
+async def sharing(
+    url: str, source: Path, setup: StoreSetup, processes: int, use: str = "writes", closing: ExitStack | None = None
+) -> StoreProcesses:
+    """So many processes with the tuple store of this source, on one database; the first one fills it.
+
+    Args:
+        url: Of the database.
+        source: Where the store's code is.
+        setup: What the database is filled with.
+        processes: How many.
+        use: As `keyloft_process` takes it.
+        closing: What is closed with them.
+    """
+    started: list[StoreProcess] = []
+    contestant = StoreProcesses(started, closing or ExitStack())
+    try:
+        for number in range(processes):
+            own = replace(setup, stored=0 if number else setup.stored)
+            started.append(await store_process(own, source, "tuples", url, use))
+    except BaseException:
+        await contestant.close()
+        raise
+    return contestant
+
+
 def entrant(name: str, source: Path, server: str, processes: int = 1) -> Entrant:
     """So many processes with the tuple store of this source, in a database of their own on a server."""
 
     async def enter(setup: StoreSetup) -> StoreProcesses:
         closing = ExitStack()
         url = closing.enter_context(postgres.fresh_database(server))
-        started: list[StoreProcess] = []
-        contestant = StoreProcesses(started, closing)
+        contestant = await sharing(url, source, setup, processes, closing=closing)
         try:
-            for number in range(processes):
-                own = replace(setup, stored=0 if number else setup.stored)
-                started.append(await store_process(own, source, "tuples", url, "writes"))
             if setup.task.operation == "sum":
                 counters = [key_of(index) for index in range(COUNTERS) for _ in range(processes)]
                 await contestant.lap("sum", counters, IN_FLIGHT)
@@ -72,3 +93,12 @@ def entrant(name: str, source: Path, server: str, processes: int = 1) -> Entrant
         return contestant
 
     return Entrant(name, enter, frozenset({"get", "set", "swap", "sum"}), durable=ON_DISK, loop="uvloop")
+
+
+def readers(name: str, url: str, processes: int, use: str) -> Entrant:
+    """So many processes that read one database; with the use `standby`, from its standbys."""
+
+    async def enter(setup: StoreSetup) -> StoreProcesses:
+        return await sharing(url, ROOT / "src", setup, processes, use)
+
+    return Entrant(name, enter, frozenset({"get"}), durable=ON_DISK, loop="uvloop")

@@ -13,9 +13,9 @@ from keyloft.cli.doctor.database import examine
 from keyloft.core.schema import REVISION
 from keyloft.engines import inspect_database
 from keyloft.limits import VERSION_JUMP
-from tests.support.postgres import until
 from tests.support.postgres_cluster import cluster
 from tools.postgres import TIMEOUT_SECONDS
+from tools.process_family import until
 
 # Servers are promoted, killed and waited for in the event loop.
 pytestmark = [pytest.mark.slow, pytest.mark.blocks_the_loop]

@@ -1,0 +1,1 @@
+"""Clusters that lose nodes under load: what clients saw is recorded, and checked afterwards."""
