@@ -54,6 +54,8 @@ async def driven(work: Coroutine[Any, Any, T]) -> T:
 class EngineInThreads:
     """An engine for threads, as tests of the event loop call it."""
 
+    reads_at_once = True
+
     def __init__(self, engine: BlockingSqliteEngine) -> None:
         self.engine = engine
 
@@ -84,6 +86,9 @@ class EngineInThreads:
             loop.call_soon_threadsafe(woken)
 
         return _LogInThreads(self.engine.follow(*asks, woken=wake, since=since))
+
+    def health(self) -> None:
+        pass
 
     async def aclose(self) -> None:
         await driven(self.engine.aclose())

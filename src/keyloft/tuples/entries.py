@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from msgspec import Struct, to_builtins
 
+from keyloft import limits
 from keyloft.core import keys, values
 from keyloft.core.keys import TupleKey
 from keyloft.core.records import Page, Record

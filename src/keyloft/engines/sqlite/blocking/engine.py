@@ -35,6 +35,9 @@ from keyloft.errors import CLOSED, Closed, KeyloftError
 class BlockingSqliteEngine(ProcessBound):
     """An engine on one SQLite file, or on a private database in memory, that any thread may call."""
 
+    reads_at_once = True
+    """As `Engine` describes it."""
+
     def __init__(self, file: SqliteFile, clock: Clock, history: KeptHistory | None = None) -> None:
         """Open a file, making it if it is not there; the clock decides what has expired.
 
@@ -155,6 +158,9 @@ class BlockingSqliteEngine(ProcessBound):
             watch = self._feed.follow(asks, since, woken, self._start())
         self._start_polling()
         return watch
+
+    def health(self) -> None:
+        """There are no servers."""
 
     async def aclose(self) -> None:
         self.close()
