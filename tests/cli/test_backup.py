@@ -336,7 +336,7 @@ class TestRestore:
         (place / "older.db").write_bytes(content)
         run_sql(str(place / "older.db"), "UPDATE keyloft_version SET version_num = '0001'")
         (place / "newer.db").write_bytes(content)
-        run_sql(str(place / "newer.db"), "UPDATE keyloft_version SET version_num = '0011'")
+        run_sql(str(place / "newer.db"), "UPDATE keyloft_version SET version_num = '9999'")
         run_sql(str(place / "other.db"), "CREATE TABLE other_program (x)")
         for name, words in (
             ("diary.txt", "not an SQLite database"),
