@@ -60,9 +60,10 @@ def test_everyday_calls_on_every_engine(url: str | None) -> None:
     kv.close()
 
 
-def test_closing_the_store_ends_its_watches(url: str | None) -> None:
+def test_closing_the_store_ends_its_watches_and_threads(url: str | None) -> None:
+    before = set(threading.enumerate())
     kv = keyloft.open_sync(url)
-    watching = kv.watch(("k",))
+    watching, _never_read = kv.watch(("k",)), kv.watch(prefix=("p",))
     assert [entry.exists for entry in next(watching)] == [False]
     ended: list[object] = []
     waiting = threading.Thread(target=lambda: ended.append(next(watching, "ended")))
@@ -70,6 +71,10 @@ def test_closing_the_store_ends_its_watches(url: str | None) -> None:
     kv.close()
     waiting.join(LONGEST_SECONDS)
     assert ended == ["ended"]
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("keyloft"):
+            thread.join(LONGEST_SECONDS)
+            assert not thread.is_alive(), thread.name
 
 
 def test_no_event_loop_takes_part_on_a_file_and_in_memory(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ class LiveFlags(AsyncClosing, Mapping[str, Any]):
         self._values: dict[str, Any] = {}
         self._following: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._changes = 0
         self._has_begun = False
 
     def __repr__(self) -> str:
@@ -167,6 +168,12 @@ class LiveFlags(AsyncClosing, Mapping[str, Any]):
         finally:
             changing.cancel()
 
+    async def changed_after(self, seen: int) -> int:
+        """Wait until there were more changes than so many; returns how many. For threads, which may come late."""
+        if self._changes == seen:
+            await self.changed()
+        return self._changes
+
     def __getitem__(self, name: str) -> Any:
         self._entered()
         return self._values[name]
@@ -188,6 +195,7 @@ class LiveFlags(AsyncClosing, Mapping[str, Any]):
                 async for values in self._flags.watch():
                     self._values, self._has_begun = values, True
                     self._changed.set()
+                    self._changes += 1
                 return  # the store is closed
             except Closed:
                 return

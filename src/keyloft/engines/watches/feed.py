@@ -64,6 +64,7 @@ class ChangeFeed:
         self.awaited: set[object] = set()
         self._task: Job | None = None
         self._woken = self.waiting.event()
+        self._is_closed = False
         self._must_read = False
         self._check_expiries = False
         self._timer: Timer | None = None
@@ -154,6 +155,8 @@ class ChangeFeed:
             self._set_timer(None)
         if self._task is not None:
             self._task.cancel()
+        self._is_closed = True
+        self._woken.set()  # a thread can't be cancelled
 
     # What happened
 
@@ -203,6 +206,8 @@ class ChangeFeed:
     async def _follow(self) -> None:
         while self._interest:
             await self._woken.wait()
+            if self._is_closed:
+                return
             self._woken.clear()
             try:
                 if self._must_read:

@@ -100,6 +100,9 @@ class SyncEntryWatch(SyncClosing, Driven[EntryWatch[T]], Generic[T]):
 class SyncLiveFlags(SyncClosing, Driven[LiveFlags], Mapping[str, Any]):
     """A mapping of flags that keeps itself up to date in the background: `with flags.live() as now:`."""
 
+    _seen = 1
+    """How many changes the caller knows of: the first one is awaited by `with`."""
+
     def __enter__(self) -> Self:
         self._run(self._inner.__aenter__())
         return self
@@ -109,12 +112,12 @@ class SyncLiveFlags(SyncClosing, Driven[LiveFlags], Mapping[str, Any]):
         self._run(self._inner.aclose())
 
     def changed(self) -> None:
-        """Wait for the next change.
+        """Wait for a change after the last call of this, or after the beginning of the block.
 
         Raises:
             Closed: The store is closed, so there will be none.
         """
-        self._run(self._inner.changed())
+        self._seen = self._run(self._inner.changed_after(self._seen))
 
     def __getitem__(self, name: str) -> Any:
         return self._inner[name]
