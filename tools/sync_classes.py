@@ -338,8 +338,8 @@ class _Sync(ast.NodeTransformer):
                 text = f"{call}\nreturn self"
             elif returned in WRAPPERS:
                 if returned in NEED_THE_LOOP:
-                    separator = ", " if node.args.args[1:] or node.args.vararg or node.args.kwonlyargs else ""
-                    call = f"self._driver.call({self._inner}.{node.name}{separator}{_arguments(node.args)})"
+                    passed = ", ".join(filter(None, (f"{self._inner}.{node.name}", _arguments(node.args))))
+                    call = f"self._driver.call({passed})"
                 text = f"return {WRAPPERS[returned]}({call}, self._driver)"
             else:
                 text = f"return {call}"
@@ -393,6 +393,8 @@ def _arguments(arguments: ast.arguments, first: int = 1) -> str:
     if arguments.vararg is not None:
         parts.append(f"*{arguments.vararg.arg}")
     parts += [f"{each.arg}={each.arg}" for each in arguments.kwonlyargs]
+    if arguments.kwarg is not None:
+        parts.append(f"**{arguments.kwarg.arg}")
     return ", ".join(parts)
 
 

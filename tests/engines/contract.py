@@ -298,6 +298,12 @@ class EngineContract:
         assert await scan(engine, b"l", b"z") == [b"n", b"old"]
         assert (await write(engine, put(b"k"))).version == done.version + 1
 
+    async def test_short_batches_around_a_long_one_get_their_verdicts(self, engine: Engine) -> None:
+        long = [put(b"k%04d" % number) for number in range(limits.LONG_BATCH_OPERATIONS + 1)]
+        batches = [put(b"before")], long, [put(b"after")], [put(b"at the end")]
+        done = await asyncio.gather(*[write(engine, *batch) for batch in batches])
+        assert len({each.version for each in done}) == len(batches)
+
     async def test_a_long_batch_that_fails_leaves_nothing(self, engine: Engine) -> None:
         await write(engine, put(b"text"), put(b"kept", b"1"), put(b"touched", expire_in=60_000))
         before = await engine.read(Scan(A, START, END, 10), Latest())

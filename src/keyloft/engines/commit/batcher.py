@@ -179,11 +179,13 @@ class Batcher:
             return  # `close` called `finished` for a group that was only late
         group: list[Batch] = []
         operations = size = 0
+        has_long = False
         while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             queued = self._waiting[0]
             batch = queued.batch
             more = len(batch.checks) + len(batch.mutations)
-            if more > limits.LONG_BATCH_OPERATIONS and group:  # `is_long`, without a call
+            # A long batch (`is_long`, without a call) is a group of its own.
+            if group and (has_long or more > limits.LONG_BATCH_OPERATIONS):
                 break
             self._waiting.popleft()
             # A cancelled future withdraws its batch, too.
@@ -192,6 +194,7 @@ class Batcher:
                 queued.is_in_group = True
                 self._current.append(queued)
                 operations += more
+                has_long = more > limits.LONG_BATCH_OPERATIONS
                 if operations < limits.GROUP_OPERATIONS:  # else it is full, and a long batch takes long to add up
                     size += batch.size
         self.group_operations, self.group_bytes = operations, size

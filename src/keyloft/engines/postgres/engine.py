@@ -55,12 +55,12 @@ class PostgresEngine(ClosableEngine):
 
         try:
             server_clock = ServerClock(await slot.retry(set_up))
+            if max_lag is not None:
+                await server.hosts.ask_all()
         except BaseException:
             slot.abandon()
             await server.aclose()
             raise
-        if max_lag is not None:
-            await server.hosts.ask_all()
         server.hosts.watch()
         return cls(server, server_clock, slot, history or KeptHistory(), max_lag)
 

@@ -168,7 +168,10 @@ class HostChoice:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(limits.POSTGRES_HOSTS_SECONDS)
-            await self.ask_all()
+            try:
+                await self.ask_all()
+            except Exception:  # without it, hosts would never be asked again
+                logger.exception("%s: asking the hosts failed, trying again", self._name)
 
     async def _survey(self) -> None:
         """Ask all hosts at once. Once one has answered that can be written, the others have a moment left."""

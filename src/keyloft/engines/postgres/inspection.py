@@ -40,16 +40,18 @@ async def inspect(address: PostgresAddress, patience: float) -> Inspection:
         DatabaseError: It can't be connected to, or does not answer; the message says why.
     """
     server = PostgresServer(address, patience=patience)
-    connection = await server.connect_once()
     try:
-        inspection = await _inspect(server, connection)
-        if inspection.store and server.hosts.several:
-            await _measure_lag(server)
-        return replace(inspection, servers=server.hosts.health({}, 0))
-    except Failure as error:
-        raise server.explain(error) from error
+        connection = await server.connect_once()
+        try:
+            inspection = await _inspect(server, connection)
+            if inspection.store and server.hosts.several:
+                await _measure_lag(server)
+            return replace(inspection, servers=server.hosts.health({}, 0))
+        except Failure as error:
+            raise server.explain(error) from error
+        finally:
+            server.close_later(connection)
     finally:
-        server.close_later(connection)
         await server.aclose()
 
 

@@ -197,7 +197,7 @@ class SyncSemanticStore(SyncSemanticBase):
             def advance() -> None:
                 ...
         """
-        return SyncRetry(self._inner.retrying(), self._driver)
+        return SyncRetry(self._inner.retrying(**options), self._driver)
 
     def lock(
         self,

@@ -87,7 +87,7 @@ class CommitQueue:
 
     def close(self) -> None:
         """Commit what waits, and refuse what comes later; its caller has the lock."""
-        while self._waiting:
+        while self._waiting or self.group:
             self._commit_next()
         self._is_closed = True
 
@@ -163,7 +163,7 @@ class CommitQueue:
         while waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             first = waiting[0]
             if first.verdict is None and not first.is_withdrawn:
-                if group and (self._alone or is_long(first.batch)):
+                if group and (self._alone or is_long(first.batch) or is_long(group[0].batch)):
                     break
                 group.append(first)
                 batch = first.batch
