@@ -153,9 +153,9 @@ class ChangeFeed:
             for watch in self._interest.watches():
                 watch.end()
             self._set_timer(None)
-        if self._task is not None:
-            self._task.cancel()
         self._is_closed = True
+        if (task := self._task) is not None:
+            task.cancel()
         self._woken.set()  # a thread can't be cancelled
 
     # What happened
@@ -192,9 +192,10 @@ class ChangeFeed:
 
     def observe(self, version: int) -> None:
         """The version counter stands here: read the log if that is news."""
-        if self.position is not None and version > self.position.version:
-            self._must_read = True
-            self._woken.set()
+        with self.lock:
+            if self.position is not None and version > self.position.version:
+                self._must_read = True
+                self._woken.set()
 
     def read_again(self) -> None:
         """The version counter stands before what was dispatched: the log tells what that means."""
@@ -203,11 +204,17 @@ class ChangeFeed:
 
     # Following
 
+    def _goes_on(self) -> bool:
+        """Whether there are watches to follow the log for; if not, the next one starts another task."""
+        with self.lock:
+            if self._interest and not self._is_closed:
+                return True
+            self._task = None
+            return False
+
     async def _follow(self) -> None:
-        while self._interest:
+        while self._goes_on():
             await self._woken.wait()
-            if self._is_closed:
-                return
             self._woken.clear()
             try:
                 if self._must_read:
