@@ -11,6 +11,7 @@ import pytest
 
 import keyloft
 from keyloft import Closed, InvalidArgument, ManualClock, Store, SyncStore
+from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import run_to_end
 from keyloft.core.records import Expired, Space
 from tests.support.postgres import database_url
@@ -71,10 +72,32 @@ def test_closing_the_store_ends_its_watches_and_threads(url: str | None) -> None
     kv.close()
     waiting.join(LONGEST_SECONDS)
     assert ended == ["ended"]
+    watching.close()
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("keyloft"):
             thread.join(LONGEST_SECONDS)
             assert not thread.is_alive(), thread.name
+
+
+def test_calls_beside_a_close_end_as_closed() -> None:
+    for _ in range(20):
+        driver = LoopThread("test")
+        refused: list[Closed] = []
+
+        def call(driver: LoopThread = driver, refused: list[Closed] = refused) -> None:
+            try:
+                while True:
+                    driver.run(asyncio.sleep(0))
+            except Closed as error:
+                refused.append(error)
+
+        callers = [threading.Thread(target=call) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        driver.close()
+        for caller in callers:
+            caller.join(LONGEST_SECONDS)
+        assert len(refused) == len(callers)
 
 
 def test_no_event_loop_takes_part_on_a_file_and_in_memory(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from typing import Any, ParamSpec, TypeVar
 
 from keyloft.core.driving import iterate, run_to_end
@@ -37,6 +38,8 @@ class LoopThread(ProcessBound):
 
     def __init__(self, name: str) -> None:
         super().__init__()
+        self._scheduling = threading.Lock()
+        """Held while a coroutine is handed over, so that none comes after the last one."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -48,17 +51,23 @@ class LoopThread(ProcessBound):
             Closed: This is closed, or was opened before a fork.
             InvalidArgument: The caller is a function that this event loop has called: it would wait for itself.
         """
-        if self.refusal is not None:
-            work.close()
-            raise Closed(self.refusal)
         if threading.current_thread() is self._thread:
             work.close()
             raise InvalidArgument(
                 "a function that is passed to a synchronous store can't use that store: it would wait"
             )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = None
+        if self.refusal is None:  # after a fork, another thread may have the lock for ever
+            with self._scheduling:
+                if self.refusal is None:
+                    future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if future is None:
+            work.close()
+            raise Closed(self.refusal or CLOSED)
         try:
             return future.result()
+        except CancelledError:  # by `close`
+            raise Closed(self.refusal or CLOSED) from None
         except BaseException:
             future.cancel()
             raise
@@ -70,10 +79,14 @@ class LoopThread(ProcessBound):
         return self.run(called())
 
     def close(self) -> None:
-        if self.refusal is None:
+        if self.refusal is not None:
+            return
+        with self._scheduling:
+            is_first = self.refusal is None
             self.refusal = CLOSED
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            if is_first:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -8,10 +8,12 @@ import asyncio
 import time
 import types
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextlib import suppress
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from keyloft import limits
 from keyloft.core.lazy import LazyList
+from keyloft.errors import Closed
 
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741
@@ -79,6 +81,11 @@ class Driven(Generic[I]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self._inner!r}>"
+
+    def _close_inner(self) -> None:
+        """Close the asynchronous object; it may have been closed with its store."""
+        with suppress(Closed):
+            self._run(self._untyped.aclose())
 
 
 class SyncList(Driven[LazyList[T]]):

@@ -288,17 +288,19 @@ class ChangeFeed:
     async def _fail_all(self, error: Undecodable) -> None:
         """The log is damaged: what it held is not known, so every watch ends with the error."""
         logger.error("watches end: %s", error)
-        for watch in self._interest.watches():
-            watch.fail(error)
+        with self.lock:
+            for watch in self._interest.watches():
+                watch.fail(error)
         [latest] = await self.reader.read(Latest())
         self.position = LogPosition(latest)
 
     def _start_again(self, gone: HistoryGone) -> None:
         """The log was trimmed behind this reader's back: watches of ranges fail, watches of keys read again."""
-        for watch in self._interest.watches():
-            watch.lost(gone)
-        self.position = LogPosition(gone.latest)
-        self._must_read = self._check_expiries = True
+        with self.lock:
+            for watch in self._interest.watches():
+                watch.lost(gone)
+            self.position = LogPosition(gone.latest)
+            self._must_read = self._check_expiries = True
         self._woken.set()
 
     # The timer of expiries

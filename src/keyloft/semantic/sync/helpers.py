@@ -94,7 +94,7 @@ class SyncEntryWatch(SyncClosing, Driven[EntryWatch[T]], Generic[T]):
 
     def close(self) -> None:
         """End the watch. A second call does nothing."""
-        self._run(self._inner.aclose())
+        self._close_inner()
 
 
 class SyncLiveFlags(SyncClosing, Driven[LiveFlags], Mapping[str, Any]):
@@ -109,7 +109,7 @@ class SyncLiveFlags(SyncClosing, Driven[LiveFlags], Mapping[str, Any]):
 
     def close(self) -> None:
         """End the updates."""
-        self._run(self._inner.aclose())
+        self._close_inner()
 
     def changed(self) -> None:
         """Wait for a change after the last call of this, or after the beginning of the block.

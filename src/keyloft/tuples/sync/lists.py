@@ -56,4 +56,4 @@ class SyncWatching(SyncClosing, Driven[Watching[W]], Generic[W]):
 
     def close(self) -> None:
         """End the watch. A second call does nothing."""
-        self._run(self._inner.aclose())
+        self._close_inner()
