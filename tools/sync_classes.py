@@ -213,6 +213,7 @@ WORDING: Final = (
     (r"[Aa]wait it for a list, or iterate it", "Iterate it, or call `all` for a list"),
     (r"returns the new one, or awaits it\b", "returns the new one"),
     (r"any number of tasks and processes", "any number of threads and processes"),
+    (r"= SemanticStore\(", "= SyncSemanticStore("),
 )
 """How docstrings change, as patterns."""
 

@@ -1,8 +1,8 @@
 """Takes in the requests of a service: bounds in bytes, owners that take turns, order within an owner, deadlines.
 
 The path of a message: `receive` (`acceptance.py`) puts it into its owner's queue, or refuses it if the queue is full.
-Owners take turns (`turns.py`): an owner's messages are
-read, and what they ask for is begun. The reply goes to the outbox, and `_end` makes room for the next request.
+Owners take turns (`turns.py`): an owner's messages are read, and what they ask for is begun. The reply goes to the
+outbox, and `end` makes room for the next request.
 """
 
 import asyncio

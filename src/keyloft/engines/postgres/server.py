@@ -1,4 +1,4 @@
-"""Connects to PostgreSQL: hosts, session settings and poolers, how long to wait, and the schema that it must have."""
+"""Connects to PostgreSQL: hosts, session settings and poolers, and how long to wait."""
 
 import asyncio
 import logging

@@ -23,7 +23,7 @@ class SyncSemanticStore(SyncSemanticBase):
     """Entries with meaning, on an open synchronous store: each write says what it expects, who writes it and what for.
 
     Example:
-        store = SemanticStore(kv)
+        store = SyncSemanticStore(kv)
         cursor = Semantics("cursor", producer="harvester", ttl_seconds=86_400)
         key = "tenant/acme/project/web/docs/onedrive/delta"
         first = store.put(key, {"token": "a"}, expected_version=0, writer="harvester:sync", semantics=cursor)

@@ -1,4 +1,4 @@
-"""Opens and closes synchronous stores: which driver runs them, and what is closed with them."""
+"""Closes synchronous stores, and what runs them."""
 
 from keyloft.core.driving import Driver
 from keyloft.errors import Closed

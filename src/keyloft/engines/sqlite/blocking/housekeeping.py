@@ -1,4 +1,4 @@
-"""A thread for what no caller should wait for: checkpoints, and the rest of a commit that a signal interrupted."""
+"""A thread that makes checkpoints, ends idle views, and finishes a commit that a signal interrupted."""
 
 import contextlib
 import logging
