@@ -7,8 +7,14 @@ holds what a commit writes, and `large_values` stores what does not fit into it.
 processes. `set_up`, `maintenance`, `snapshots`, `loads` and `inspection` serve operators.
 """
 
+import os
+
 from keyloft.core.extras import not_installed
 from keyloft.errors import CannotOpen
+
+# gRPC's own support of forks starts threads in the child, which abort it before its exec: of 300 programs started beside
+# a busy store 34 died. No store may be used after a fork anyway.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 try:
     import google.protobuf  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
