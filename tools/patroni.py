@@ -214,11 +214,18 @@ class PatroniCluster:
 
     def end_leadership(self) -> None:
         """The leader's lease in etcd ends now, instead of after the TTL: as if those seconds had passed."""
-        [elector, *_] = self.electors
         key = "L3NlcnZpY2Uva2V5bG9mdC9sZWFkZXI="  # /service/keyloft/leader
-        found = json.loads(elector.request("/v3/kv/range", {"key": key}))
-        for entry in found.get("kvs", []):
-            elector.request("/v3/kv/lease/revoke", {"ID": entry["lease"]})
+
+        def is_over() -> bool:
+            """One that was cut off or stopped a moment ago may not answer yet."""
+            for elector in self.electors:
+                with suppress(OSError):
+                    for entry in json.loads(elector.request("/v3/kv/range", {"key": key})).get("kvs", []):
+                        elector.request("/v3/kv/lease/revoke", {"ID": entry["lease"]})
+                    return True
+            return False
+
+        self._until(is_over, "no etcd node ends the leadership")
 
     def _until(self, look: Callable[[], Any], otherwise: str) -> Any:
         deadline = time.monotonic() + SECONDS

@@ -18,6 +18,8 @@ from tools.etcd import Node, url_of
 
 ON_DISK = "on disk of two of three nodes"
 ONE_REQUEST = "etcd, one request per call"
+ONE_BY_ONE = "etcd, one request after the other"
+"""The same by a client that awaits each call before the next: etcd can't gather its requests."""
 _prefixes = (f"bench{number}" for number in count(1))
 
 
@@ -66,7 +68,7 @@ class EtcdRequests(Contestant):
         return closing
 
 
-def requests(nodes: list[Node]) -> Entrant:
+def requests(nodes: list[Node], name: str = ONE_REQUEST) -> Entrant:
     """etcd's own API, used the ordinary way."""
 
     async def enter(setup: StoreSetup) -> EtcdRequests:
@@ -75,7 +77,7 @@ def requests(nodes: list[Node]) -> Entrant:
             await contestant.fill(pairs)
         return contestant
 
-    return Entrant(ONE_REQUEST, enter, frozenset({"get", "set"}), durable=ON_DISK)
+    return Entrant(name, enter, frozenset({"get", "set"}), durable=ON_DISK)
 
 
 def processes(name: str, nodes: list[Node], number: int) -> Entrant:

@@ -59,8 +59,12 @@ def _patroni_faults(cluster: PatroniCluster) -> dict[str, Callable[[], Ending]]:
     def hang_and_replace(node: PatroniNode) -> Ending:
         """Two servers can be written, until the old leader's Patroni goes on."""
         node.hang_patroni()
-        cluster.end_leadership()
-        cluster.leader(other_than=node)
+        try:
+            cluster.end_leadership()
+            cluster.leader(other_than=node)
+        except BaseException:
+            node.go_on()
+            raise
         return node.go_on
 
     def freeze(node: PatroniNode) -> Ending:

@@ -43,6 +43,7 @@ def main() -> int:
     if not cuts:
         _say(NO_NAMESPACES)
     options: dict[str, Any] = {"patience": 60.0, **({"reads": given.reads} if given.reads else {})}
+    troubles: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         histories: Path = given.keep or folder / "histories"
@@ -50,16 +51,20 @@ def main() -> int:
         arena_of = postgres_arena if given.engine == "postgres" else etcd_arena
         with arena_of(folder, cuts=cuts) as arena:
             _say(f"the cluster runs; seed {given.seed}")
-            torment = _torment(arena, given.minutes * 60, random.Random(given.seed), given.only)
+            torment = _torment(arena, given.minutes * 60, random.Random(given.seed), given.only, troubles)
             trial = tried(arena, histories, torment, workers=given.workers, seed=given.seed, options=options)
-    text = report(given.engine, given.seed, trial)
+    text = report(given.engine, given.seed, trial, troubles)
     if given.report:
         given.report.write_text(text)
     sys.stdout.write(text)
     return 1 if trial.findings.faults else 0
 
 
-def _torment(arena: Arena, seconds: float, chance: random.Random, only: list[str] | None) -> Callable[[Workload], None]:
+def _torment(
+    arena: Arena, seconds: float, chance: random.Random, only: list[str] | None, troubles: list[str]
+) -> Callable[[Workload], None]:
+    """Makes faults for so long; `troubles` gets those after which the cluster did not become whole in time."""
+
     def make_faults(load: Workload) -> None:
         end = time.monotonic() + seconds
         names = only or [*arena.faults, "a client freezes"]
@@ -69,17 +74,23 @@ def _torment(arena: Arena, seconds: float, chance: random.Random, only: list[str
             waiting = waiting or chance.sample(names, len(names))
             name, lasting = waiting.pop(), chance.uniform(1, 25)
             _say(f"{name}, for {lasting:.0f} s")
-            if name == "a client freezes":
-                load.suffer_frozen_client(chance.randrange(len(load.workers)), min(lasting, 8))
-            else:
-                joins = load.join if len(load.workers) < _MOST_WORKERS else lambda: None
-                load.suffer(name, arena.faults[name], lasting, arena.wait_until_whole, meanwhile=joins)
+            try:
+                if name == "a client freezes":
+                    load.suffer_frozen_client(chance.randrange(len(load.workers)), min(lasting, 8))
+                else:
+                    joins = load.join if len(load.workers) < _MOST_WORKERS else lambda: None
+                    load.suffer(name, arena.faults[name], lasting, arena.wait_until_whole, meanwhile=joins)
+            except (RuntimeError, OSError) as error:
+                # What clients saw until then is judged all the same.
+                troubles.append(f"{name}: {str(error).splitlines()[0]}")
+                _say(troubles[-1])
+                arena.wait_until_whole()
             time.sleep(chance.uniform(0.5, 3))
 
     return make_faults
 
 
-def report(engine: str, seed: str, trial: ClusterTrial) -> str:
+def report(engine: str, seed: str, trial: ClusterTrial, troubles: Sequence[str] = ()) -> str:
     """The report, as a page of Markdown."""
     findings = trial.findings
     lines = [
@@ -101,6 +112,8 @@ def report(engine: str, seed: str, trial: ClusterTrial) -> str:
         f"- {len(findings.locks)} writes under a lock that another holder had",
         f"- {len(findings.watches)} changes that watches missed or reported backwards",
         f"- {len(findings.sessions)} reads older than what their client had seen",
+        f"- {len(troubles)} times the cluster did not become whole in a minute by itself",
+        *[f"    {trouble}" for trouble in troubles],
         *[f"- {name}: {times} callers" for name, times in sorted(trial.errors.items())],
         "",
         *[f"    {fault}" for fault in findings.faults[:50]],

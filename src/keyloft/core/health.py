@@ -8,8 +8,10 @@ class HostHealth(Struct, frozen=True, kw_only=True):
 
     name: str
     role: str
-    """primary, standby, read-only, or unreachable."""
+    """primary, standby, read-only, unreachable, or other cluster: it does not hold this store."""
     timeline: int | None = None
+    sync_state: str | None = None
+    """What a standby is to the primary: sync, quorum, potential or async; None if that is not known."""
     lag: float | None = None
     """How many seconds a standby is behind, at most; None if that is not known."""
     reads: int = 0
@@ -46,5 +48,9 @@ class ServerHealth(Struct, frozen=True, kw_only=True):
 
 def _line(host: HostHealth) -> str:
     timeline = f", timeline {host.timeline}" if host.timeline else ""
-    lag = "" if host.role != "standby" else ", lag unknown" if host.lag is None else f", lag {host.lag:.1f} s"
-    return f"{host.role} {host.name}{timeline}{lag}"
+    if host.role != "standby":
+        return f"{host.role} {host.name}{timeline}"
+    sync_state = f", {host.sync_state}" if host.sync_state else ""
+    # It is measured by what the primary showed when it was asked before, so it may be less.
+    lag = "lag unknown" if host.lag is None else f"at most {host.lag:.1f} s behind" if host.lag else "not behind"
+    return f"standby {host.name}{timeline}{sync_state}, {lag}"

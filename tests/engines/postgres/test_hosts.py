@@ -1,5 +1,6 @@
 """Which host is used, and how far standbys are behind, by what the hosts answer."""
 
+import asyncio
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from keyloft.engines.postgres.host_state import HostState
 from keyloft.engines.postgres.hosts import HostChoice
 from keyloft.engines.postgres.lag import LagMeter
 from keyloft.errors import CannotOpen, Unreachable
+from keyloft.limits import VERSION_JUMP
 
 
 class KeptConnection:
@@ -85,6 +87,52 @@ async def test_a_former_primary_is_refused_after_the_new_one_has_gone_silent() -
     hosts.now(silent("b"))
     with pytest.raises(Unreachable, match="timeline 2 was seen"):
         await hosts.chosen()
+
+
+async def test_a_standby_that_shows_a_commit_of_a_later_timeline_knows_better() -> None:
+    jumped = standby("b", 1, version=VERSION_JUMP + 1, last_commit=2)
+    hosts = Answers(primary("a", 1, version=9, last_commit=1), jumped, silent("c"))
+    with pytest.raises(Unreachable, match=r"b is a standby on timeline 1 with a commit of timeline 2; c does"):
+        await hosts.chosen()
+
+
+async def test_the_timeline_that_a_dump_has_brought_along_says_nothing_of_the_hosts() -> None:
+    hosts = Answers(*[make(name, 1, version=9, last_commit=5) for name, make in (("a", primary), ("b", standby))])
+    assert await hosts.chosen() == "a"
+    # After the first commit, while the standby has yet to apply it.
+    hosts.now(primary("a", 1, version=VERSION_JUMP, last_commit=1))
+    assert await hosts.chosen() == "a"
+    unknown = Answers(*[make(name, 0, version=9, last_commit=5) for name, make in (("a", primary), ("b", standby))])
+    assert await unknown.chosen() == "a"
+
+
+async def test_standbys_of_another_cluster_are_not_read_from() -> None:
+    hosts = Answers(primary("a", 1), standby("b", 1), silent("c"))
+    assert await hosts.chosen() == "a"
+    hosts.now(HostState(name="c", is_standby=True, timeline=1, cluster=8))
+    await hosts.choice.ask_all()
+    assert [state.name for state in hosts.choice.standbys] == ["b"]
+    assert [host.role for host in hosts.choice.health({}, 0).hosts] == ["primary", "standby", "other cluster"]
+    hosts.now(silent("c"))
+    await hosts.choice.ask_all()
+    assert [host.role for host in hosts.choice.health({}, 0).hosts] == ["primary", "standby", "unreachable"]
+
+
+@pytest.mark.parametrize("other", ["silent", "primary", "refuses", "standby"])
+async def test_the_first_commit_on_a_timeline_waits_while_a_former_primary_may_be_read_from(other: str) -> None:
+    hosts = Answers(primary("a", 1, last_commit=1), standby("b", 1), silent("c"))
+    assert await hosts.chosen() == "a"
+    refusal = Unreachable("a refuses connections")
+    refusal.__cause__ = ConnectionRefusedError()
+    refuses = HostState(name="a", error=refusal)
+    former = {"silent": silent("a"), "primary": primary("a", 1), "refuses": refuses, "standby": standby("a", 1)}
+    hosts.now(former[other], primary("b", 2, last_commit=1), standby("c", 2))
+    assert await hosts.chosen() == "b"
+    waiting = asyncio.create_task(hosts.choice.wait_for_readers())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert waiting.done() == (other in ("refuses", "standby"))
+    waiting.cancel()
 
 
 async def test_hosts_that_do_not_replicate_each_other_are_refused() -> None:

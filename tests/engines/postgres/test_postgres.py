@@ -39,6 +39,7 @@ class TestPostgresByLocking(EngineContract):
         await engine.aclose()
 
 
+@pytest.mark.repeats
 class TestPostgresBehindAPooler(EngineContract):
     """Each transaction may get another session."""
 

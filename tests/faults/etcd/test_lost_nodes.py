@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keyloft import Unreachable
+from keyloft import Unreachable, limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Change, Committed, Get, Scan, Set, Space, Sum
 from keyloft.core.urls import DatabaseUrl
@@ -78,6 +78,11 @@ class WriteLoad:
             self.must_end = True
 
 
+def endpoints_known_to(engine: Engine) -> list[str]:
+    cluster: EtcdCluster = engine._cluster  # type: ignore[attr-defined]
+    return [member.endpoint for member in cluster.members]
+
+
 def replace(lost: Node, nodes: list[Node], folder: Path) -> None:
     """Remove a member that is lost from its cluster, and start another one in its place, as the documents say."""
     nodes.remove(lost)
@@ -93,9 +98,10 @@ def replace(lost: Node, nodes: list[Node], folder: Path) -> None:
 
 
 async def test_a_leader_that_is_killed_and_replaced_costs_nothing_that_was_acknowledged(
-    nodes: list[Node], tmp_path: Path
+    nodes: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One kill -9 and one SIGSTOP, under the load of two engines that write the same counter."""
+    monkeypatch.setattr(limits, "ETCD_MEMBERS_SECONDS", 0.05)
     first, second = [
         await open_engine(url_of(nodes[at:] + nodes[:at], "app"), patience=_LONGEST_SECONDS) for at in (0, 1)
     ]
@@ -133,12 +139,16 @@ async def test_a_leader_that_is_killed_and_replaced_costs_nothing_that_was_ackno
             assert not following.done(), following.exception()
             await asyncio.sleep(0.01)
     following.cancel()
-    await first.aclose()
-    await second.aclose()
+    async with asyncio.timeout(_LONGEST_SECONDS):
+        for engine in (first, second):
+            while nodes[2].client not in endpoints_known_to(engine):  # it has joined while they ran
+                await asyncio.sleep(0.01)
+            await engine.aclose()
 
 
 async def test_a_cluster_that_is_away_is_named_and_served_again(nodes: list[Node]) -> None:
     engine = await open_engine(url_of(nodes, "app"), patience=1)
+    of_one_name = await open_engine(url_of(nodes[2:], "app"), patience=_LONGEST_SECONDS)
     await engine.commit(Batch((Set(A, b"k", b"1", Encoding.JSON),)))
     for node in nodes[1:]:
         node.kill()
@@ -160,4 +170,7 @@ async def test_a_cluster_that_is_away_is_named_and_served_again(nodes: list[Node
             except Unreachable:
                 continue
     assert record is not None
+    # The only member that the URL names is away; the engine has learned of the others.
+    assert await of_one_name.read(Get(A, b"k")) == [record]
     await engine.aclose()
+    await of_one_name.aclose()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,17 +13,11 @@ from keyloft.core.schema import REVISION
 from keyloft.engines import inspect_database
 from keyloft.limits import VERSION_JUMP
 from tests.support.postgres_cluster import cluster
-from tools.postgres import TIMEOUT_SECONDS
+from tools.postgres import TIMEOUT_SECONDS, query
 from tools.process_family import until
 
 # Servers are promoted, killed and waited for in the event loop.
 pytestmark = [pytest.mark.slow, pytest.mark.blocks_the_loop]
-
-
-async def becomes_true(is_so: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not await is_so():
-            await asyncio.sleep(0.02)
 
 
 async def test_of_two_primaries_the_one_with_the_highest_timeline_is_used(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,12 +33,10 @@ async def test_of_two_primaries_the_one_with_the_highest_timeline_is_used(caplog
             async with keyloft.open(servers.url()) as fresh, keyloft.open(servers.url(old)) as lost:
                 await lost.set(("k",), "will be lost")
                 await fresh.set(("k",), "the new primary has this")
-                assert (await fresh.get(("k",))).value == "the new primary has this"
-
-                async def is_followed() -> bool:
-                    return bool((await kv.get(("k",))).value == "the new primary has this")
-
-                await becomes_true(is_followed)
+                # Once it is acknowledged, no client reads from the old primary, nor decides by what is stored there.
+                assert (await kv.get(("k",))).value == "the new primary has this"
+                [refused] = (await kv.atomic().check(("k",), 1).set(("k",), 1).commit()).conflicts
+                assert refused.value == "the new primary has this"
                 await kv.set(("other",), 1)
                 assert (await fresh.get(("other",))).value == 1
             [servers_found] = [found for found in await examine(servers.url()) if found.code == "servers"]
@@ -109,11 +100,14 @@ async def test_standbys_show_a_callers_own_writes_and_answer_while_there_is_no_p
                 await kv.set(("many", number), number)
                 assert len(await kv.list(prefix=("many",))) == number + 1
             until(lambda: one.caught_up_with(primary) and two.caught_up_with(primary))
-            before = reads_by_host(kv)
-            for _ in range(20):
-                assert (await kv.get(("k",))).value == 49
-            answered = reads_by_host(kv) - before
-            assert answered == {one.host: 10, two.host: 10}
+            # A busy machine may keep the news of the standbys from the store for a while.
+            answered: Counter[str] = Counter()
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while answered != {one.host: 10, two.host: 10}:
+                    before = reads_by_host(kv)
+                    for _ in range(20):
+                        assert (await kv.get(("k",))).value == 49
+                    answered = reads_by_host(kv) - before
             # What a standby has shown, the other one shows, too, or does not answer.
             two.follow(None)
             await other.set(("k",), "new")
@@ -133,10 +127,18 @@ async def test_standbys_show_a_callers_own_writes_and_answer_while_there_is_no_p
                     assert (await kv.get(("k",))).value == "new"
                     assert [entry.value for entry in await kv.list(prefix=("w",))] == [1]
             await kv.set(("k",), "after")
-            assert (await kv.get(("k",))).value == "after"
-            health = kv.engine.health()
-            assert health is not None
-            assert [host.role for host in health.hosts] == ["primary", "standby", "standby"]
+            roles: list[tuple[str, str | None]] = []
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while [role for role, _ in roles] != ["primary", "standby", "standby"] or roles[1][1] != "async":
+                    assert (await kv.get(("k",))).value == "after"
+                    health = kv.engine.health()
+                    assert health is not None
+                    roles = [(host.role, host.sync_state) for host in health.hosts]
+        # As after a dump of another cluster was restored here.
+        query(primary.url, "UPDATE keyloft_version_counter SET timeline = 9")
+        until(lambda: one.caught_up_with(primary))
+        async with keyloft.open(servers.url()) as kv:
+            assert await kv.set(("k",), "restored") > VERSION_JUMP
 
 
 def reads_by_host(kv: keyloft.Store) -> Counter[str]:

@@ -443,7 +443,7 @@ async def test_cancelled_opening_and_cancelled_closing_leave_no_session(postgres
 
 async def test_aclose_with_the_server_gone_ends_in_time(postgres_url: str) -> None:
     async with proxy(postgres_url) as (network, url):
-        kv = await keyloft.open(url, patience=1)
+        kv = await keyloft.open(url, patience=5)
         await asyncio.gather(kv.set(("k",), 1), kv.get(("k",)), listed(kv))
         network.pause()
         tasks = [

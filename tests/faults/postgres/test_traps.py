@@ -287,11 +287,13 @@ async def test_locked_row_delays_no_write_to_others(postgres_url: str) -> None:
 
 
 async def test_after_all_tasks_were_cancelled_a_caller_can_still_read_write_and_close(postgres_url: str) -> None:
+    verdicts: list[object] = []
     for iterations in range(6):
         kv = await keyloft.open(postgres_url, patience=3)
         await kv.set(("k",), 1)
         calls = [asyncio.create_task(kv.set(("k", number), 1)) for number in range(20)]
         calls += [asyncio.create_task(kv.set(("k",), (await kv.get(("k",))).value))]
+        kv.engine.submit(Batch((Set(Space.TUPLES, encode(("s",)), b"1", Encoding.JSON),)), verdicts.append)
         for _ in range(iterations):
             await asyncio.sleep(0)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -301,6 +303,7 @@ async def test_after_all_tasks_were_cancelled_a_caller_can_still_read_write_and_
             await kv.set(("k",), 1)
             await asyncio.gather(*calls, return_exceptions=True)
             await kv.aclose()
+    assert any("before a commit was sent" in str(verdict) for verdict in verdicts)
 
 
 async def test_silent_first_host_is_passed_over_wherever_it_is_named(postgres_url: str) -> None:

@@ -1,8 +1,12 @@
 """Calls the members of an etcd cluster over gRPC: one at a time, and the next one when that fails."""
 
 import asyncio
+import logging
+from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import grpc  # type: ignore[import-untyped,unused-ignore]
 
@@ -12,6 +16,8 @@ from keyloft.core.urls import EtcdAddress
 from keyloft.engines.etcd import errors, messages
 from keyloft.engines.etcd.errors import Failure
 from keyloft.errors import CannotOpen, Closed
+
+logger = logging.getLogger(__name__)
 
 _BAD_RELEASES: Final = ("3.5.0", "3.5.1", "3.5.2")
 _OLDEST_RELEASE: Final = (3, 4)
@@ -68,12 +74,17 @@ class EtcdCluster:
         self.name = address.name
         self.patience = patience
         self.clock: Clock = clock or SystemClock()
-        credentials = _credentials(address) if address.tls else None
-        self.members = [EtcdMember(endpoint, credentials, address.server_name) for endpoint in address.endpoints]
+        self._credentials = _credentials(address) if address.tls else None
+        self.members = [self._member(endpoint) for endpoint in address.endpoints]
+        """Those that the URL names, then others that these know."""
         self._current = 0
+        self._learning: asyncio.Task[None] | None = None
         self._token: str | None = None
         self._cluster_id = 0
         self._closed = False
+
+    def _member(self, endpoint: str) -> EtcdMember:
+        return EtcdMember(endpoint, self._credentials, self.address.server_name)
 
     @property
     def member(self) -> EtcdMember:
@@ -163,6 +174,44 @@ class EtcdCluster:
                 self._token = ""
         return (_WITH_LEADER, ("token", self._token)) if self._token else (_WITH_LEADER,)
 
+    async def learn_members(self) -> None:
+        """Find members that the URL does not name: they may be all that is left once the others were replaced."""
+        try:
+            found = await self.call("MemberList", messages.MemberListRequest(), limits.ETCD_TRY_SECONDS)
+        except Failure as error:
+            logger.debug("%s does not tell its members: %s", self.name, errors.details(error))
+            return
+        named = self.members[: len(self.address.endpoints)]
+        known = {member.endpoint: member for member in self.members[len(named) :]}
+        advertised = dict.fromkeys(
+            [each for one in found.members if not one.is_learner for each in self._endpoints_of(one)]
+        )
+        others = [endpoint for endpoint in advertised if endpoint not in self.address.endpoints]
+        current = self.member
+        learned = [known.get(endpoint) or self._member(endpoint) for endpoint in others]
+        self.members = [*named, *learned]
+        self._current = self.members.index(current) if current in self.members else 0
+        for endpoint in known.keys() - advertised.keys():
+            await known[endpoint].channel.close()
+
+    def _endpoints_of(self, member: Any) -> Iterator[str]:
+        """Where a member says that clients reach it; without what is meant for programs on its own machine."""
+        is_local = any([_is_loopback(endpoint.rpartition(":")[0]) for endpoint in self.address.endpoints])
+        for url in member.client_urls:
+            parts = urlsplit(url)
+            is_spoken = parts.scheme == ("https" if self.address.tls else "http")
+            if is_spoken and parts.hostname and (is_local or not _is_loopback(parts.hostname)):
+                yield parts.netloc
+
+    def follow_members(self) -> None:
+        """Learn of new members now and then, until this is closed."""
+        self._learning = asyncio.create_task(self._follow_members(), name="keyloft members")
+
+    async def _follow_members(self) -> None:
+        while True:
+            await asyncio.sleep(limits.ETCD_MEMBERS_SECONDS)
+            await self.learn_members()
+
     async def check_members(self) -> None:
         """Refuse members of a release that can't be used, and of several clusters, as far as they answer.
 
@@ -199,6 +248,9 @@ class EtcdCluster:
 
     async def aclose(self) -> None:
         self._closed = True
+        if self._learning is not None:
+            self._learning.cancel()
+            await asyncio.gather(self._learning, return_exceptions=True)
         await asyncio.gather(*[member.channel.close() for member in self.members])
 
 
@@ -208,6 +260,15 @@ def refusal_of(release: str) -> str | None:
         return ", which can lose data: upgrade it to 3.5.3 or later"
     numbers = tuple(int(number) for number in release.split(".")[:2] if number.isdecimal())
     return None if numbers >= _OLDEST_RELEASE else ": Keyloft needs 3.4, or 3.5.3 and later"
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether an address means the machine on which it is used."""
+    try:
+        address = ip_address(host.strip("[]"))
+    except ValueError:
+        return host == "localhost"
+    return address.is_loopback or address.is_unspecified
 
 
 def _credentials(address: EtcdAddress) -> Any:

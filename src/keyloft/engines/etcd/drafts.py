@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.maintenance import LogRow
-from keyloft.core.records import Address, Record
+from keyloft.core.records import Address, Head, Record
 from keyloft.engines.commit.settle import PutRow, SetExpiry, Write
 from keyloft.engines.etcd import large_values, layout, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
@@ -31,6 +31,7 @@ class CommitDraft:
         self._others_bytes = 0
         self._puts: dict[bytes, tuple[Callable[[Chunks | None], bytes], bytes]] = {}
         """By key of etcd: what makes a row of the value, or of its chunks; and the value."""
+        self._written: dict[Address, Record | None] = {}
         self.chunks: dict[bytes, Chunks] = {}
         """Of the values that were stored before, by key of etcd."""
 
@@ -45,6 +46,7 @@ class CommitDraft:
                 new = replace(new, created_at=before.created_at)
         elif isinstance(write, SetExpiry) and before is not None:
             new = replace(before, expires_at=write.expires_at)
+        self._written[address] = new
         self._move_expiry(address, before, new)
         key = self.keys.data(*address)
         if old is not None and old.chunks is not None and not isinstance(write, SetExpiry):
@@ -121,6 +123,19 @@ class CommitDraft:
                 taken[key] = value
                 size -= len(value)
         return taken
+
+    def rows(self) -> dict[Address, StoredRow | None]:
+        """The rows under all keys that were written, without their values; None for those that are removed."""
+        return {address: self._row(address, new) for address, new in self._written.items()}
+
+    def _row(self, address: Address, new: Record | None) -> StoredRow | None:
+        if new is None:
+            return None
+        head = Head(new.key, b"", new.encoding, new.version, new.expires_at, new.created_at, new.updated_at)
+        key = self.keys.data(*address)
+        if key in self._puts:
+            return StoredRow(head, self.chunks.get(key))
+        return StoredRow(head, self._stored[address].chunks)  # its expiry alone was changed
 
     def operations(self) -> list[Any]:
         """What the transaction is to do."""

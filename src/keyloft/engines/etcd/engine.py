@@ -41,9 +41,11 @@ class EtcdEngine(ClosableEngine):
         views = RevisionViews(cluster)
         try:
             await make_store(views)
+            await cluster.learn_members()
         except BaseException:
             await cluster.aclose()
             raise
+        cluster.follow_members()
         return cls(views, history or KeptHistory())
 
     def __init__(self, views: RevisionViews, history: KeptHistory) -> None:

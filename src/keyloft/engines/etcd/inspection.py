@@ -64,6 +64,6 @@ async def _doubts(cluster: EtcdCluster, answering: list[str]) -> list[tuple[str,
         what = f"etcd runs on {members} member{'s' if members > 1 else ''}: it does not go on without one of them"
         doubts.append((what, "let others join, until there are three or five"))
     elif len(named) < members:
-        what = f"the URL names {len(named)} of etcd's {members} members: Keyloft does not ask the others"
+        what = f"the URL names {len(named)} of etcd's {members} members: Keyloft can't start if those are away"
         doubts.append((what, "name all of them in the URL"))
     return doubts

@@ -62,11 +62,15 @@ async def trim(view: RevisionView, kept: KeptHistory) -> None:
 
     What a commit whose reply was lost may still look up stays in any case.
     """
-    rows = await rows_from(view, 0, limits.TRIM_ROWS)
     spared = view.now - round(1000 * limits.TRIM_SPARED_SECONDS)
     oldest_time, oldest_size = kept.oldest_time(view.now), kept.oldest_size(view.counter.log_size)
-    may_go = [row for row in rows if row.at < spared and (row.at < oldest_time or row.size <= oldest_size)]
-    if not may_go or may_go[-1].version == rows[0].version:
+    # Rows hold all that their commits have changed: the first two tell whether others are worth reading.
+    for most in (2, limits.TRIM_ROWS):
+        rows = await rows_from(view, 0, most)
+        may_go = [row for row in rows if row.at < spared and (row.at < oldest_time or row.size <= oldest_size)]
+        if len(may_go) < 2:
+            return
+    if may_go[-1].version == rows[0].version:
         return
     end = view.keys.log(may_go[-1].version)
     async for page in view.pages(view.keys.log_range[0], end):

@@ -41,7 +41,7 @@ _FIELDS: Final = {
     "AlarmRequest": "action 1 int32, member_id 2 uint64, alarm 3 int32",
     "AlarmMember": "member_id 1 uint64, alarm 2 int32",
     "AlarmResponse": "header 1 ResponseHeader, alarms 2 AlarmMember*",
-    "Member": "id 1 uint64, name 2 string",
+    "Member": "id 1 uint64, name 2 string, client_urls 4 string*, is_learner 5 bool",
     "MemberListRequest": "",
     "MemberListResponse": "header 1 ResponseHeader, members 2 Member*",
     "DefragmentRequest": "",

@@ -6,7 +6,8 @@ from typing import Any, Final
 from keyloft.engines.etcd import messages
 from keyloft.engines.etcd.messages import Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest
 
-_FLAT: Final = 120
+FLAT: Final = 120
+"""What fits into a transaction without nested ones."""
 _TWO_LEVELS: Final = 64
 _THREE_LEVELS: Final = 42
 MOST_OPERATIONS: Final = _THREE_LEVELS**3
@@ -48,7 +49,7 @@ def transaction(compare: Sequence[Any], success: Sequence[Any], failure: Sequenc
 
 
 def _nested(operations: Sequence[Any], most: int) -> Sequence[Any]:
-    if most <= _FLAT:
+    if most <= FLAT:
         return operations
     if most <= _TWO_LEVELS**2:
         return _packed(operations, _TWO_LEVELS)

@@ -28,6 +28,8 @@ class WriterTurns:
         self._is_over = False
         """Whether the last commit has ended this engine's turn."""
         self._last_commit = -math.inf
+        self._ends = -math.inf
+        """Until when this engine's turn lasts."""
 
     def left(self, counter: StoreState, arrived: float) -> int:
         """How many milliseconds of the turn are left after a commit that begins now.
@@ -48,6 +50,7 @@ class WriterTurns:
     def committed(self, left: int) -> None:
         """The commit was made, and has left so much of the turn."""
         self._last_commit = self._time()
+        self._ends = self._last_commit + left / 1000
         self._is_over = left == 0 and self._last_commit > self._began + limits.ETCD_TURN_SECONDS
 
     async def give_way(self, arrived: float) -> None:
@@ -86,6 +89,11 @@ class WriterTurns:
         if self._version not in (None, counter.version) and counter.writer not in ("", self._views.writer):
             self._rivals[counter.writer] = self._time()
         self._version = counter.version
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the last commit was probably this engine's: no other one writes, or waits for the end of its turn."""
+        return self._time() < self._ends or not self._count_rivals()
 
     def _count_rivals(self) -> int:
         """How many other engines have committed lately."""

@@ -79,9 +79,19 @@ class RevisionViews:
         """The name of this engine as a writer."""
 
     async def fetch(
-        self, operations: Callable[[KeyLayout], Sequence[Any]] = lambda keys: (), arrived: float | None = None
+        self,
+        operations: Callable[[KeyLayout], Sequence[Any]] = lambda keys: (),
+        arrived: float | None = None,
+        *,
+        serializable: bool = False,
     ) -> tuple[RevisionView, list[Any]]:
         """The newest view, and the replies to some reads from it; in one trip, unless the generation has changed.
+
+        Args:
+            operations: The reads.
+            arrived: When the caller's patience began, by the event loop's time; now if left out.
+            serializable: As it is known to the member that is asked, which asks no other one. It knows what this engine
+                has committed through it; what others have committed, perhaps not yet. The reads must be so, too.
 
         Raises:
             DatabaseError: No member answered in time, or the prefix holds no store.
@@ -89,7 +99,9 @@ class RevisionViews:
         began = asyncio.get_running_loop().time() if arrived is None else arrived
         while True:
             keys = self.keys
-            request = transactions.transaction((), [transactions.read(keys.counter), *operations(keys)])
+            request = transactions.transaction(
+                (), [transactions.read(keys.counter, serializable=serializable), *operations(keys)]
+            )
             view, found = self.of(keys, await self.cluster.ask("Txn", request, began), began)
             if view is not None:
                 return view, found

@@ -5,6 +5,7 @@ carries the id of the try that wrote it, so the writer learns there what became 
 """
 
 import asyncio
+import math
 import random
 import secrets
 from collections.abc import Collection, Sequence
@@ -26,6 +27,7 @@ from keyloft.engines.etcd import errors, layout, log, scans, transactions
 from keyloft.engines.etcd.drafts import CommitDraft, StoredChunks
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoredRow
+from keyloft.engines.etcd.remembered import RememberedRows
 from keyloft.engines.etcd.transactions import OPERATION_BYTES
 from keyloft.engines.etcd.turns import WriterTurns
 from keyloft.engines.etcd.views import RevisionView, RevisionViews
@@ -51,6 +53,8 @@ class _DecidingRows(Struct, frozen=True):
 
     view: RevisionView
     rows: dict[Address, StoredRow]
+    absent: Sequence[Address] = ()
+    """Keys that are guessed to be absent."""
 
 
 class EtcdWriter:
@@ -61,9 +65,11 @@ class EtcdWriter:
         self._cluster = views.cluster
         self._history = history
         self._turns = WriterTurns(views)
+        self._remembered = RememberedRows()
         self._loop = asyncio.get_running_loop()
         self._last_version = 0
         self._trimming: asyncio.Task[None] | None = None
+        self._trimmed_at = -math.inf
 
     async def commit(self, group: list[Batch], arrived: list[float]) -> Outcome:
         """Commit a group: in one transaction, or in several if it is large."""
@@ -71,7 +77,8 @@ class EtcdWriter:
         first = 0
         for some in by_weight(group, _weight, 1):
             try:
-                outcomes.append(await _Commit(self._views, self._turns, some, arrived[first]).run())
+                commit = _Commit(self._views, self._turns, self._remembered, some, arrived[first])
+                outcomes.append(await commit.run())
             except DatabaseError as error:
                 outcomes.append(failed(some, error, self._last_version))
             except KeyloftError as error:
@@ -93,6 +100,7 @@ class EtcdWriter:
 
     async def aclose(self) -> None:
         if self._trimming is not None:
+            await asyncio.wait([self._trimming], timeout=limits.ETCD_LAST_TRIM_SECONDS)
             self._trimming.cancel()
             await asyncio.gather(self._trimming, return_exceptions=True)
 
@@ -100,7 +108,10 @@ class EtcdWriter:
         """Trim the log now and then, beside the next commits."""
         every = limits.TRIM_EVERY
         is_due = outcome.version_after // every > max(outcome.version_before, 0) // every
-        if is_due and (self._trimming is None or self._trimming.done()):
+        is_idle = self._trimming is None or self._trimming.done()
+        time = self._loop.time()
+        if is_due and is_idle and time > self._trimmed_at + limits.ETCD_TRIM_SECONDS:
+            self._trimmed_at = time
             self._trimming = self._loop.create_task(self._trim(), name="keyloft trimming")
 
     async def _trim(self) -> None:
@@ -114,9 +125,17 @@ class EtcdWriter:
 class _Commit:
     """The commit of some batches as one transaction."""
 
-    def __init__(self, views: RevisionViews, turns: WriterTurns, group: Sequence[Batch], arrived: float) -> None:
+    def __init__(
+        self,
+        views: RevisionViews,
+        turns: WriterTurns,
+        remembered: RememberedRows,
+        group: Sequence[Batch],
+        arrived: float,
+    ) -> None:
         self._views = views
         self._turns = turns
+        self._remembered = remembered
         self._cluster = views.cluster
         self._group = group
         self._arrived = arrived
@@ -153,8 +172,8 @@ class _Commit:
 
     async def _decide(self) -> "Outcome | _Try":
         """The try that has landed, or the outcome if nothing is to be written."""
-        loaded: _DecidingRows | None = None
         await self._turns.give_way(self._arrived)
+        loaded = self._remember()
         while True:
             try:
                 if loaded is None:
@@ -172,22 +191,31 @@ class _Commit:
                 landed, loaded = await self._write(loaded, settled, now)
                 if landed is not None:
                     return landed
-                if await self._has_paused_after_race(loaded):
+                if self._races and await self._has_paused_after_race(loaded):
                     loaded = None
             except Failure as error:
                 loaded = None
                 if not errors.is_compacted(error):
                     await self._pause_after(error)
 
+    def _remember(self) -> _DecidingRows | None:
+        """What decides a group of sets, if no other process writes; None if it is to be read."""
+        if self._needs or not self._turns.is_alone:
+            return None
+        found = self._remembered.find(self._addresses, self._arrived)
+        return None if found is None else _DecidingRows(*found)
+
     async def _load(self) -> tuple[_DecidingRows | None, _Try | None]:
         """Read what decides, or find out that a lost try has landed."""
         some = self._addresses[: limits.ETCD_KEYS_PER_READ]
+        # A group of sets is written whatever was read: if that was old, its comparison fails, and the reply is new.
+        serializable = not self._needs and not self._lost and not self._races and self._turns.is_alone
 
         def reads(keys: KeyLayout) -> list[Any]:
             lost = [transactions.read(one.log_key) for one in self._lost]
-            return lost + [transactions.read(keys.data(*address)) for address in some]
+            return lost + [transactions.read(keys.data(*address), serializable=serializable) for address in some]
 
-        view, found = await self._views.fetch(reads, self._arrived)
+        view, found = await self._views.fetch(reads, self._arrived, serializable=serializable)
         for one, reply in zip(self._lost, found, strict=False):
             if reply.kvs and layout.commit_id_of(reply.kvs[0].value) == one.commit_id:
                 self._lost = []
@@ -199,7 +227,10 @@ class _Commit:
         self._lost = [one for one in self._lost if one.counter_revision == view.counter_revision]
         stored = [reply.kvs for reply in found]
         stored += await view.gets([view.keys.data(*address) for address in self._addresses[len(some) :]])
-        return self._rows(view, stored), None
+        loaded = self._rows(view, stored)
+        if not self._needs:
+            self._remembered.read(loaded.rows)
+        return loaded, None
 
     def _rows(self, view: RevisionView, stored: Sequence[Any]) -> _DecidingRows:
         rows = {
@@ -258,6 +289,10 @@ class _Commit:
         await draft.store_large(self._cluster, most, now, self._arrived, self._chunks)
         operations = [*draft.operations(), transactions.put(keys.counter, layout.pack_counter(counter))]
         compare = [transactions.is_unchanged(keys.counter, view.counter_revision)]
+        if loaded.absent:
+            if len(operations) > transactions.FLAT:
+                return None, None
+            compare += [transactions.is_unchanged(keys.data(*address), 0) for address in loaded.absent]
         request = transactions.transaction(compare, operations, reads)
         attempt = _Try(commit_id, keys, view.counter_revision, committed(settled, base), draft.chunks.values())
         self._lost.append(attempt)
@@ -270,11 +305,18 @@ class _Commit:
         self._lost.remove(attempt)
         if response.succeeded:
             self._turns.committed(counter.turn_left)
+            self._remembered.committed(view, counter, response.header.revision, draft.rows())
+            if loaded.absent:
+                self._remembered.confirm()
             return attempt, None
-        self._races += 1
+        if loaded.absent:
+            self._remembered.refute()
         if not reload:
+            self._races += 1
             return None, None
         newer, found = self._views.of(keys, response, self._arrived)
+        if newer is None or newer.counter_revision != view.counter_revision:
+            self._races += 1
         return None, None if newer is None else self._rows(newer, [reply.kvs for reply in found])
 
     async def _prevent_lost(self, view: RevisionView) -> None:

@@ -20,9 +20,16 @@ SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 class Slot:
     """Holds one connection: made when it is needed, and replaced after it was lost."""
 
-    def __init__(self, server: PostgresServer, lock_seconds: float | None = None) -> None:
-        """`lock_seconds` is how long a statement waits for a lock, if not as long as the server's sessions do."""
+    def __init__(self, server: PostgresServer, lock_seconds: float | None = None, *, commits: bool = False) -> None:
+        """Make an empty slot.
+
+        Args:
+            server: To which it connects.
+            lock_seconds: How long a statement waits for a lock, if not as long as the server's sessions do.
+            commits: Whether its connection may be the first one to commit on a new timeline.
+        """
         self._server = server
+        self._commits = commits
         self._lock_timeout = None if lock_seconds is None else f"lock_timeout = {timeout(lock_seconds)}"
         self._connection: Connection = None
         self._prepared: dict[str, Any] = {}
@@ -32,17 +39,21 @@ class Slot:
     async def connected(self) -> Connection:
         """The connection, as soon as there is one that works."""
         now = self._loop.time()
+        if now >= self._server.hosts.renew_at:
+            await self._server.hosts.renew()
         if self._connection is not None and now - self._used > limits.POSTGRES_IDLE_SECONDS:
             await self._ping()
         if self._connection is None or self._connection.is_closed():
             self.drop()
             connection = await self._server.connect()
-            if self._lock_timeout is not None and not self._server.is_pooled:
-                try:
+            try:
+                if self._lock_timeout is not None and not self._server.is_pooled:
                     await connection.execute(f"SET SESSION {self._lock_timeout}")
-                except BaseException:  # a cancelled caller must leave no session behind
-                    connection.terminate()
-                    raise
+                if self._commits:
+                    await self._server.hosts.wait_for_readers()
+            except BaseException:  # a cancelled caller must leave no session behind
+                connection.terminate()
+                raise
             self._connection = connection
         self._used = now
         return self._connection

@@ -43,7 +43,7 @@ class PostgresEngine(ClosableEngine):
         Raises:
             DatabaseError: The database can't be used; the message says why.
         """
-        slot = Slot(server, server.table_seconds)
+        slot = Slot(server, server.table_seconds, commits=True)
 
         async def set_up() -> int:
             await setup.set_up_schema(server, await slot.connected())

@@ -22,6 +22,7 @@ _LOCKED: Final = "55P03"
 _RETRYABLE: Final = ("40001", "40P01", _LOCKED, "57014")
 _NO_FUNCTION: Final = "42883"
 _DENIED: Final = "42501"
+_NOT_NOW: Final = "57P03"
 TOO_SLOW: Final = "KL002"
 """By which the function that commits says that it held the version counter for too long."""
 # A table has changed under a prepared statement; or the server lacks something.
@@ -61,6 +62,12 @@ def is_lost(error: Exception) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         return _state(error).startswith(_LOST)
     return not isinstance(error, asyncpg.DataError)
+
+
+def is_down(error: DatabaseError) -> bool:
+    """Whether a host could not be asked because no server runs there, or one that starts or ends: it serves no one."""
+    cause = error.__cause__
+    return isinstance(cause, (ConnectionRefusedError, FileNotFoundError)) or _state(cause) == _NOT_NOW
 
 
 def is_of_pooler(error: Exception) -> bool:

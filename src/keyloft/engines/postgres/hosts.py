@@ -3,6 +3,10 @@
 A standby that is promoted begins a new timeline. The former primary may still run, and accept writes that no one else
 will ever see. So the place in the URL does not decide, and a host is refused while another one, a standby included,
 has a higher timeline, or had one before.
+
+That no other host has a higher timeline counts for POSTGRES_LEASE_SECONDS; then a client asks again before it reads.
+The first commit on a new timeline waits for so long, unless no former primary can be running. So once it is
+acknowledged, no client reads from the former primary any more.
 """
 
 import asyncio
@@ -50,6 +54,13 @@ class HostChoice:
         self._connections: dict[Any, HostState] = {}
         self._surveying = asyncio.Lock()
         self._surveyed_at = 0.0
+        self._asked_at = -math.inf
+        """When the last questions were sent that all hosts have answered, or had the time to."""
+        self.renew_at = -math.inf if self.several else math.inf
+        """From when on connections call `renew` before they are used, by the event loop's time."""
+        self._renewing: asyncio.Task[None] | None = None
+        self._held: tuple[int, float] = (0, -math.inf)
+        """A timeline without commits, and from when on this process may commit there."""
         self._has_failed = True
         self._warned_of: tuple[str, ...] = ()
         self._watching: asyncio.Task[None] | None = None
@@ -105,6 +116,7 @@ class HostChoice:
                 )
             self._note_timeline(state)
             self.timeline, self._cluster = state.timeline, state.cluster
+            self._hold_commits(state)
         self.current = state
         self._connections[connection] = state
 
@@ -116,14 +128,49 @@ class HostChoice:
             self.timeline = state.timeline
 
     def _check_store(self, state: HostState) -> None:
-        if self.store is not None and state.store is not None and state.store != self.store:
+        if self._has_other_store(state):
             raise CannotOpen(
                 f"{state.name} holds the store {state.store}, and the one that was opened is {self.store}: if it was "
                 "restored or replaced, open it again; otherwise correct the hosts in the URL"
             )
 
+    def _has_other_store(self, state: HostState) -> bool:
+        return self.store is not None and state.store is not None and state.store != self.store
+
     def _is_known_cluster(self, state: HostState) -> bool:
         return self._cluster == state.cluster
+
+    def _belongs(self, state: HostState) -> bool:
+        """Whether a host may have this store's data. What is not known, as of a silent one, counts as the same."""
+        is_known = self._cluster is None or state.error is not None or self._is_known_cluster(state)
+        return is_known and not self._has_other_store(state)
+
+    # Former primaries
+
+    async def renew(self) -> None:
+        """Ask all hosts again, and wait for their answers if the last ones count no longer.
+
+        When it returns, the connections to hosts of which a higher timeline was found are closed.
+        """
+        time = asyncio.get_running_loop().time
+        while True:
+            if self._renewing is None or self._renewing.done():
+                self._renewing = asyncio.create_task(self._ask_again(), name="keyloft hosts")
+            if time() < self._asked_at + limits.POSTGRES_LEASE_SECONDS:
+                return
+            await asyncio.shield(self._renewing)
+
+    def _hold_commits(self, primary: HostState) -> None:
+        """Note from when on this process may commit, if no one has done so on this timeline."""
+        others = [state for state in self.states if state.name != primary.name and self._belongs(state)]
+        if primary.is_unused and self._held[0] != primary.timeline and any([state.may_serve for state in others]):
+            self._held = primary.timeline, asyncio.get_running_loop().time() + limits.POSTGRES_LEASE_SECONDS
+
+    async def wait_for_readers(self) -> None:
+        """Return when no client reads from a former primary any more."""
+        timeline, until = self._held
+        if timeline == self.timeline:
+            await asyncio.sleep(until - asyncio.get_running_loop().time())
 
     def health(self, answered: Mapping[str, int], unknown: int) -> ServerHealth:
         """What is known of the hosts: `answered` are the reads by host, `unknown` the commits of unknown outcome."""
@@ -138,8 +185,9 @@ class HostChoice:
                 [
                     HostHealth(
                         name=state.name,
-                        role=state.role,
-                        timeline=state.timeline or None,
+                        role=state.role if self._belongs(state) else "other cluster",
+                        timeline=self._shown_timeline(state) or None,
+                        sync_state=None if primary is None else primary.sync_state_of(state),
                         lag=lags.get(state.name),
                         reads=answered.get(state.name, 0),
                     )
@@ -150,6 +198,10 @@ class HostChoice:
             unknown_commits=unknown,
         )
 
+    def _shown_timeline(self, state: HostState) -> int:
+        """That of the last commit that a standby shows, if it tells of no later one itself."""
+        return max(state.timeline, state.last_commit if state.last_commit <= self.timeline else 0)
+
     # Asking
 
     def watch(self) -> None:
@@ -158,9 +210,10 @@ class HostChoice:
             self._watching = asyncio.create_task(self._watch(), name="keyloft hosts")
 
     async def aclose(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        for task in (self._watching, self._renewing):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         for connection in self._probes.values():
             connection.terminate()
         self._probes = {}
@@ -168,14 +221,19 @@ class HostChoice:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(limits.POSTGRES_HOSTS_SECONDS)
-            try:
-                await self.ask_all()
-            except Exception:  # without it, hosts would never be asked again
-                logger.exception("%s: asking the hosts failed, trying again", self._name)
+            await self._ask_again()
+
+    async def _ask_again(self) -> None:
+        try:
+            await self.ask_all()
+        except Exception:  # without it, hosts would never be asked again
+            logger.exception("%s: asking the hosts failed, trying again", self._name)
+            await asyncio.sleep(limits.POSTGRES_CONNECT_PAUSES[0])
 
     async def _survey(self) -> None:
         """Ask all hosts at once. Once one has answered that can be written, the others have a moment left."""
         loop = asyncio.get_running_loop()
+        began = loop.time()
         asking = {name: asyncio.create_task(self._probe(name)) for name in self._hosts}
         pending = set(asking.values())
         seconds: float | None = None
@@ -192,15 +250,18 @@ class HostChoice:
             await asyncio.gather(*pending, return_exceptions=True)
         self._surveyed_at, self._has_failed = loop.time(), False
         self.states = tuple([_silent(name) if task.cancelled() else task.result() for name, task in asking.items()])
-        self.standbys = [state for state in self.states if state.is_standby]
+        self.standbys = [state for state in self.states if state.is_standby and self._belongs(state)]
         try:
             self.primary = self._choose()
             self._note_timeline(self.primary)
         except DatabaseError:
             self.primary = None
-        self.lags = self._lag_meter.measure(self.primary, self.states)
+        self.lags = self._lag_meter.measure(self.primary, self.standbys)
         self._warn()
         self._drop_superseded()
+        self._asked_at = began
+        if self.several:
+            self.renew_at = began + limits.POSTGRES_RENEW_SECONDS
 
     async def _probe(self, name: str) -> HostState:
         """Ask a host, on a connection that is kept for the next time."""
@@ -224,8 +285,8 @@ class HostChoice:
             answered = [state for state in answered if self._is_known_cluster(state)]
         for state in answered:
             self._check_store(state)
-        highest = max([self.timeline, *[state.timeline for state in answered]])
-        best = [state for state in answered if state.is_writable and state.timeline >= highest]
+        current = [state for state in answered if state.is_writable and state.timeline >= self.timeline]
+        best = [state for state in current if not any([other.supersedes(state) for other in answered])]
         if not best:
             raise self._no_primary()
         return next((state for state in best if self.current and state.name == self.current.name), best[0])
@@ -253,13 +314,17 @@ class HostChoice:
 
     def _drop_superseded(self) -> None:
         """Cut the connections to hosts of a lower timeline than one that answers."""
-        highest = max([state.timeline for state in self.states if self._is_known_cluster(state)], default=0)
+        answered = [state for state in self.states if self._is_known_cluster(state)]
         self._connections = {each: state for each, state in self._connections.items() if not each.is_closed()}
-        superseded = {each: state for each, state in self._connections.items() if state.timeline < highest}
+        superseded = {
+            each: state
+            for each, state in self._connections.items()
+            if any([other.supersedes(state) for other in answered])
+        }
         for connection in superseded:
             connection.terminate()
         for described in {state.described for state in superseded.values()}:
-            logger.warning("%s, and timeline %s was begun: its connections are dropped", described, highest)
+            logger.warning("%s, and a later timeline was begun: its connections are dropped", described)
 
 
 def _silent(name: str) -> HostState:

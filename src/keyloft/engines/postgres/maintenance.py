@@ -89,7 +89,7 @@ class PostgresMaintenance:
 
     def __init__(self, server: PostgresServer) -> None:
         self.server = server
-        self.slot = Slot(server)
+        self.slot = Slot(server, commits=True)
 
     async def facts(self) -> Facts:
         [[version, size]] = await self._fetch(

@@ -265,16 +265,18 @@ class PostgresServer:
             logger.info("%s does not tell its timeline: %s", self.name, errors.message_of(error, self.address))
             self._has_timelines = False
             row = await self._fetch_state(connection)
-        is_standby, is_read_only, timeline, cluster, synchronous, store, counter = row[3:]
-        version, last_timeline = counter or (None, 0)
+        is_standby, is_read_only, timeline, cluster, synchronous, receives_as, streams, store, counter = row[3:]
+        version, last_commit = counter or (None, 0)
         state = HostState(
             name=name_of(host) or self.name,
             is_standby=is_standby,
             is_writable=not is_standby and not is_read_only,
-            # A standby that shows a commit of a timeline has reached it, whatever else it tells.
-            timeline=max(timeline or 0, last_timeline) if is_standby else timeline or 0,
+            timeline=timeline or 0,
             cluster=cluster,
             synchronous=synchronous,
+            receives_as=receives_as,
+            streams=tuple(streams or ()),
+            last_commit=last_commit,
             store=store,
             version=version,
             asked_at=asked_at,

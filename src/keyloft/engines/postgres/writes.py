@@ -103,8 +103,8 @@ class PostgresWriter:
     def cancelled(self, group: list[Batch]) -> Outcome:
         """The outcome of a group whose commit was cancelled."""
         is_unknown = self._attempt is not None and self._attempt.completed is not None
-        failure = self._unknown() if is_unknown else self._server.unreachable(0)
-        return failed(group, failure, self._last_version)
+        unsent = Unreachable(f"{self._server.name}: the event loop ended before a commit was sent; nothing was written")
+        return failed(group, self._unknown() if is_unknown else unsent, self._last_version)
 
     async def _decide(self, group: list[Batch], arrived: Sequence[float], *, waits: bool = False) -> Outcome:
         """Decide a group whose batches meet no lock that is known; with `waits`, one that has met a lock before."""
