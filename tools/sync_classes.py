@@ -75,15 +75,20 @@ STORE: Final = GeneratedModule(
             bases=("SyncClosing",),
             leave_out=frozenset({"aclose"}),
             first={
+                "update": "fn = plain_function(fn)",
                 "get": "if self.get_record is not None:\n"
                 "    record = self.get_record(Get(Space.TUPLES, encode(key)))\n"
-                "    return entry_of(tuple(key), record, codec_or_none(type), default)"
+                "    return entry_of(tuple(key), record, codec_or_none(type), default)",
             },
             added='''
 loop_side: LoopSide | None = None
 """What `on_a_loop` opens, if the store itself has no event loop."""
 get_record: Callable[[Get], Record | None] | None = None
 """What `get` reads with, if its engine can do so without a coroutine."""
+
+def __enter__(self) -> Self:
+    self._inner._check_open()
+    return self
 
 def close(self) -> None:
     """Finish the writes under way, end the watches and close the database. A second call does nothing."""
@@ -188,6 +193,8 @@ HOMES: Final = {
     "Space": "keyloft.core.records",
     "LoopSide": "keyloft.tuples.sync.loop_side",
     "LoopThread": "keyloft.core.drivers",
+    "Self": "typing",
+    "plain_function": "keyloft.core.driving",
     "SyncEntryWatch": "keyloft.semantic.sync.helpers",
     "SyncLiveFlags": "keyloft.semantic.sync.helpers",
     "SyncLock": "keyloft.semantic.sync.helpers",

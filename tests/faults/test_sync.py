@@ -4,7 +4,9 @@ import asyncio
 import os
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -109,18 +111,63 @@ def test_a_fork_is_refused_and_harms_neither_process(tmp_path: Path) -> None:
     path = tmp_path / "forked.db"
     with keyloft.open_sync(path) as kv:
         kv.set(("before",), 1)
-        # Held by a thread that the child does not have: it must not wait for it.
-        with kv._inner.engine._lock:  # type: ignore[attr-defined]
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    kv.get(("before",))
-                except Closed as error:
-                    kv.close()
-                    code = 0 if "before a fork" in str(error) else 2
-                finally:
-                    os._exit(code)
+        watching = kv.watch(("before",))
+        engine: Any = kv._inner.engine
+        held, is_forked = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            # By a thread that the child does not have: it must not wait for it.
+            with engine._feed.lock, engine._lock:
+                held.set()
+                is_forked.wait(_LONGEST_SECONDS)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        held.wait(_LONGEST_SECONDS)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                refused = 0
+                calls: list[Callable[[], object]] = [
+                    lambda: kv.get(("before",)),
+                    lambda: kv.set(("before",), 2),
+                    lambda: next(watching),
+                    lambda: kv.watch(prefix=()),
+                    kv.__enter__,
+                ]
+                for call in calls:
+                    try:
+                        call()
+                    except Closed as error:
+                        refused += "before a fork" in str(error)
+                watching.close()
+                kv.close()
+                code = 0 if refused == len(calls) else 2
+            finally:
+                os._exit(code)
+        is_forked.set()
+        holder.join()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         kv.set(("after",), 2)
         assert [entry.value for entry in kv.list()] == [2, 1]
+
+
+async def test_an_async_watch_from_before_a_fork_is_refused(tmp_path: Path) -> None:
+    async with keyloft.open(tmp_path / "forked.db") as kv:
+        watching = kv.watch(("before",))
+        await anext(watching)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                await anext(watching)
+            except Closed as error:
+                await watching.aclose()
+                code = 0 if "before a fork" in str(error) else 2
+            finally:
+                os._exit(code)
+        _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        await kv.set(("before",), 1)
+        assert [entry.value for entry in await anext(watching)] == [1]

@@ -7,7 +7,7 @@ import pytest
 
 import keyloft
 from keyloft.admin import sync as admin
-from keyloft.errors import Closed, InvalidArgument, LockHeld, LockLost, VersionConflict
+from keyloft.errors import Closed, LockHeld, LockLost, ReentrantCall, VersionConflict
 from keyloft.semantic import Semantics, SyncSemanticStore
 from tests.support.postgres import database_url
 
@@ -41,7 +41,7 @@ def test_entries_locks_checkpoints_and_flags(url: str | None) -> None:
             changed = store.retrying().run(lambda: store.update(KEY, lambda value: value + 1, writer="h:s"))
             assert changed.value == 2
             assert next(watching).value == 2  # type: ignore[union-attr]
-        with pytest.raises(InvalidArgument, match="would wait"):
+        with pytest.raises(ReentrantCall, match="waits for it"):
             store.update(KEY, lambda value: store.get(KEY), writer="h:s")
         checkpoint = store.checkpoint(f"{PROJECT}/position", writer="h:s")
         assert checkpoint.resume(0) == 0

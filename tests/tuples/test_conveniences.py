@@ -12,6 +12,7 @@ import pytest
 import keyloft
 from keyloft import (
     U64,
+    Closed,
     CounterOutOfRange,
     Entry,
     InvalidArgument,
@@ -351,3 +352,24 @@ class TestAppend:
             await kv.atomic().append(("x" * longest,), 1).commit()
             with pytest.raises(KeyTooLarge):
                 await kv.atomic().append(("x" * (longest + 1),), 1).commit()
+
+
+async def test_a_wrong_argument_is_named_with_what_to_pass_instead(memory: Store) -> None:
+    number: Any = 5
+    with pytest.raises(InvalidArgument, match=r"^fn: expected a function .*, got int$"):
+        await memory.update(("k",), number)
+    with pytest.raises(InvalidKey, match=r"^watched: .*watch\(key, other_key\), got a list$"):
+        memory.watch([("a",), ("b",)])  # type: ignore[list-item]
+    with pytest.raises(InvalidValue, match=r"^value\['x'\]: the type U64 .* only as a whole value"):
+        await memory.set(("k",), {"x": U64(1)})
+    with pytest.raises(InvalidArgument, match=r"^type: expected a type, got an instance of Entry$"):
+        await memory.get(("k",), type=Entry(("secret",)))
+    assert not await memory.get(("k",))
+
+
+async def test_a_closed_store_can_t_be_entered() -> None:
+    kv = await keyloft.open()
+    await kv.aclose()
+    with pytest.raises(Closed, match="open it again"):
+        async with kv:
+            pass

@@ -1,10 +1,14 @@
 """The synchronous store as its users meet it: names, threads, iterators, sweeping, and servers behind a loop."""
 
 import asyncio
+import gc
 import inspect
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from keyloft import Closed, InvalidArgument, ManualClock, Store, SyncStore
 from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import run_to_end
 from keyloft.core.records import Expired, Space
+from keyloft.semantic import SyncSemanticStore
 from tests.support.postgres import database_url
 from tools import sync_classes
 
@@ -98,6 +103,158 @@ def test_calls_beside_a_close_end_as_closed() -> None:
         for caller in callers:
             caller.join(LONGEST_SECONDS)
         assert len(refused) == len(callers)
+
+
+class InterruptingClock(ManualClock):
+    """Reading it is like a signal: a handler runs on the caller's thread, in the middle of a call of the store."""
+
+    handler: Callable[[], object] | None = None
+
+    def now(self) -> int:
+        if (handler := self.handler) is not None:
+            self.handler = None
+            handler()
+        return super().now()
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_signal_handler_that_uses_a_store_in_the_middle_of_a_call_never_hangs(
+    in_memory: bool, tmp_path: Path
+) -> None:
+    clock = InterruptingClock()
+    with keyloft.open_sync(None if in_memory else tmp_path / "app.db", clock=clock, sweep_every=None) as kv:
+        watching = kv.watch(("k",))
+        next(watching)
+        kv.set(("k",), 1)
+        refused: list[Callable[[], object]] = [
+            lambda: kv.set(("k",), 2),
+            lambda: kv.increment(("n",)),
+            lambda: kv.watch(prefix=()),
+            lambda: next(watching),
+            watching.close,
+            kv.close,
+        ]
+        reads: list[Callable[[], object]] = [lambda: kv.get(("k",)), lambda: kv.get_many([("k",), ("n",)]), kv.count]
+        for call in [*refused, *(reads if in_memory else [])]:
+
+            def handler(call: Callable[[], object] = call) -> None:
+                with pytest.raises(keyloft.ReentrantCall, match="signal's handler"):
+                    call()
+
+            clock.handler = handler
+            kv.set(("k",), 3)
+            assert clock.handler is None, "nothing was interrupted"
+        if not in_memory:  # other connections answer
+            found: list[object] = []
+            for call in reads:
+                clock.handler = lambda call=call: found.append(call())
+                kv.set(("k",), 4)
+            assert getattr(found[0], "value", None) == 3
+            assert found[2] == 1
+        assert [entry.value for entry in next(watching)] == [3 if in_memory else 4]
+
+
+def test_a_signal_handler_may_call_a_store_on_a_loop_that_its_thread_waits_for() -> None:
+    driver = LoopThread("test")
+    is_answered = asyncio.Event()
+
+    async def answer() -> None:
+        is_answered.set()
+
+    async def ask() -> str:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        await is_answered.wait()
+        return "answered"
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: driver.run(answer()))
+    try:
+        assert driver.run(ask()) == "answered"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        driver.close()
+
+
+def test_a_call_that_can_t_be_cancelled_does_not_hold_up_a_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keyloft.limits.LOOP_END_SECONDS", 0.01)
+    driver, has_begun = LoopThread("test"), threading.Event()
+    is_over = False
+
+    async def stubborn() -> None:
+        while not is_over:
+            has_begun.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(LONGEST_SECONDS)
+
+    refused: list[Closed] = []
+
+    def call() -> None:
+        try:
+            driver.run(stubborn())
+        except Closed as error:
+            refused.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    has_begun.wait(LONGEST_SECONDS)
+    driver.close()
+    is_over = True
+    caller.join(LONGEST_SECONDS)
+    assert len(refused) == 1
+
+
+def opened_file(link: Path) -> str:
+    with suppress(FileNotFoundError):  # the descriptor that lists them
+        return str(link.readlink())
+    return ""
+
+
+def test_a_store_that_is_dropped_without_being_closed_warns_and_leaves_nothing_open(tmp_path: Path) -> None:
+    path, before = tmp_path / "app.db", set(threading.enumerate())
+
+    def use() -> None:
+        kv = keyloft.open_sync(path)
+        SyncSemanticStore(kv).flags("acme", "web")
+        for entry in keyloft.open_sync(path).list():
+            raise AssertionError(entry)
+        kv.set(("k",), 1)
+        next(kv.watch(("k",)))
+        del kv
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match=r"unclosed store .*app\.db: call close") as warned:
+        use()
+    assert len(warned) == 3  # the semantic store has a loop of its own
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("keyloft"):
+            thread.join(LONGEST_SECONDS)
+            assert not thread.is_alive(), thread.name
+    if sys.platform == "linux":
+        assert not [link for link in Path("/proc/self/fd").iterdir() if opened_file(link).startswith(str(path))]
+    with keyloft.open_sync(path) as kv:
+        assert kv.get(("k",)).value == 1
+
+
+def test_a_closed_store_can_t_be_entered(tmp_path: Path) -> None:
+    kv = keyloft.open_sync(tmp_path / "app.db")
+    below, watching = kv.scoped(("a",)), kv.watch(prefix=())
+    kv.close()
+    for closed in (kv, below):
+        with pytest.raises(Closed, match="open it again"), closed:
+            pass
+    with pytest.raises(Closed):
+        SyncSemanticStore(kv)
+    watching.close()
+
+
+def test_an_update_with_a_coroutine_function_is_refused(url: str | None) -> None:
+    async def change(value: object) -> object:
+        await asyncio.sleep(0.01)
+        return value
+
+    with keyloft.open_sync(url) as kv:
+        with pytest.raises(InvalidArgument, match=r"^fn: .*plain function"):
+            kv.update(("k",), change)
+        assert not kv.get(("k",))
 
 
 def test_no_event_loop_takes_part_on_a_file_and_in_memory(tmp_path: Path) -> None:

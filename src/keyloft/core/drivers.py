@@ -2,46 +2,66 @@
 
 import asyncio
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError
-from typing import Any, ParamSpec, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from keyloft import limits
 from keyloft.core.driving import iterate, run_to_end
 from keyloft.core.process import ProcessBound
-from keyloft.core.waiting import ThreadWaiting
-from keyloft.errors import CLOSED, Closed, InvalidArgument
+from keyloft.core.waiting import ThreadEvent, ThreadWaiting
+from keyloft.errors import CLOSED, Closed, ReentrantCall
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class OnThisThread:
-    """Runs coroutines that never suspend, on the caller's thread."""
+class OnThisThread(ProcessBound):
+    """Runs coroutines that never suspend, on the caller's thread.
 
-    def __init__(self) -> None:
+    All objects of a store refer to it. If none is left and the store was not closed, it warns and closes the engine.
+    """
+
+    def __init__(self, shown: str = "", close_engine: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
         self.waiting = ThreadWaiting()
         self.run = run_to_end
+        self._shown = shown
+        self._close_engine = close_engine
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return function(*args, **kwargs)
 
-    @property
-    def is_closed(self) -> bool:
-        return self.waiting.is_ending
-
     def close(self) -> None:
+        self.refusal = self.refusal or CLOSED
         self.waiting.end()
+
+    def __del__(self) -> None:
+        if self.refusal is not None:
+            return
+        self.waiting.end()
+        _warn_of_unclosed(self._shown, self)
+        # In a thread: the garbage collector may have interrupted one that has locks.
+        with suppress(RuntimeError):  # the interpreter ends
+            threading.Thread(target=self._close_engine, name="keyloft closes", daemon=True).start()
 
 
 class LoopThread(ProcessBound):
     """Runs coroutines on an event loop in a daemon thread; any thread may call."""
 
+    closing: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """Closes what runs on the loop, if its owner has dropped this without closing it."""
+
     def __init__(self, name: str) -> None:
         super().__init__()
-        self._scheduling = threading.Lock()
+        # Reentrant: a signal's handler may call the store while its thread is in `run`.
+        self._scheduling = threading.RLock()
         """Held while a coroutine is handed over, so that none comes after the last one."""
+        self._name = name
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._calls: set[_Call[Any]] = set()
+        self._thread = threading.Thread(target=_serve, args=(self._loop, self._calls), name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -49,28 +69,33 @@ class LoopThread(ProcessBound):
 
         Raises:
             Closed: This is closed, or was opened before a fork.
-            InvalidArgument: The caller is a function that this event loop has called: it would wait for itself.
+            ReentrantCall: The caller is a function that this event loop has called: it would wait for itself.
         """
         if threading.current_thread() is self._thread:
             work.close()
-            raise InvalidArgument(
-                "a function that is passed to a synchronous store can't use that store: it would wait"
+            raise ReentrantCall(
+                "a function that is passed to a synchronous store can't use that store, which waits for it: use the "
+                "store before or after the call"
             )
-        future = None
+        call = None
         if self.refusal is None:  # after a fork, another thread may have the lock for ever
             with self._scheduling:
                 if self.refusal is None:
-                    future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        if future is None:
+                    call = _Call(work, self._loop)
+                    self._calls.add(call)
+                    self._loop.call_soon_threadsafe(call.start)
+        if call is None:
             work.close()
             raise Closed(self.refusal or CLOSED)
         try:
-            return future.result()
-        except CancelledError:  # by `close`
+            return call.wait()
+        except asyncio.CancelledError:  # by `close`
             raise Closed(self.refusal or CLOSED) from None
         except BaseException:
-            future.cancel()
+            call.cancel()
             raise
+        finally:
+            self._calls.discard(call)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         async def called() -> T:
@@ -86,19 +111,98 @@ class LoopThread(ProcessBound):
             self.refusal = CLOSED
             if is_first:
                 self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    def __del__(self) -> None:
+        if self.refusal is not None:
+            return
+        _warn_of_unclosed(self._name, self)
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(_stop_after, self._loop, self.closing)
+
+
+class _Call(Generic[T]):
+    """A coroutine that an event loop runs for a thread, which waits for it.
+
+    A `concurrent.futures.Future` has a lock that a signal's handler might meet when it calls the store.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self._work = work
+        self._loop = loop
+        self._task: asyncio.Task[None] | None = None
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._done = ThreadEvent()
+
+    def start(self) -> None:
+        """Begin; in the event loop."""
+        self._task = self._loop.create_task(self._run())
+        self._task.add_done_callback(lambda _: self.give_up())
+
+    async def _run(self) -> None:
         try:
-            self._loop.run_forever()
-        finally:
-            left = asyncio.all_tasks(self._loop)
+            self._result = await self._work
+        except (
+            BaseException
+        ) as error:  # also one that ends a process: it is the caller's, and must not end the event loop
+            self._error = error
+        self._done.set()
+
+    def wait(self) -> T:
+        """What the coroutine returns or raises; in the caller's thread."""
+        self._done.block()
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._result)
+
+    def cancel(self) -> None:
+        """The caller no longer waits."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def give_up(self) -> None:
+        """If the coroutine has not ended: it was cancelled before it began, or can't be cancelled."""
+        if not self._done.is_set():
+            with suppress(RuntimeError):  # it catches this, too
+                self._work.close()
+            self._error = asyncio.CancelledError()
+            self._done.set()
+
+
+def _serve(loop: asyncio.AbstractEventLoop, calls: "set[_Call[Any]]") -> None:
+    """Run an event loop until it is stopped; then no caller waits any more, whatever its coroutine does."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        try:
+            left = asyncio.all_tasks(loop)
             for task in left:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+            if left:
+                loop.run_until_complete(asyncio.wait(left, timeout=limits.LOOP_END_SECONDS))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            for call in calls.copy():
+                call.give_up()
+            loop.close()
+
+
+def _stop_after(loop: asyncio.AbstractEventLoop, closing: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+    if closing is None:
+        loop.stop()
+    else:
+        loop.create_task(closing()).add_done_callback(lambda _: loop.stop())
+
+
+def _warn_of_unclosed(shown: str, source: object) -> None:
+    warnings.warn(f"unclosed store {shown}: call close(), or use `with`", ResourceWarning, stacklevel=3, source=source)
 
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:

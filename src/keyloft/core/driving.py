@@ -5,6 +5,7 @@ thread runs them to their end (ADR 18).
 """
 
 import asyncio
+import inspect
 import time
 import types
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
@@ -13,7 +14,7 @@ from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from keyloft import limits
 from keyloft.core.lazy import LazyList
-from keyloft.errors import Closed
+from keyloft.errors import Closed, InvalidArgument
 
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741
@@ -38,7 +39,25 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         result: T = done.value
         return result
     work.close()
-    raise RuntimeError("a coroutine can't wait for an event loop in a synchronous store: pass a plain function instead")
+    raise RuntimeError("this coroutine waits for an event loop, and its caller has none")
+
+
+def plain_function(fn: Callable[P, T]) -> Callable[P, T]:
+    """The same function for a synchronous object, which refuses what its caller would have to await."""
+    if not callable(fn):
+        return fn  # the one that is to call it says so
+
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        result = fn(*args, **kwargs)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise InvalidArgument(
+                "fn: returns something to await, and a synchronous store does not: pass a plain function"
+            )
+        return result
+
+    return called
 
 
 @types.coroutine

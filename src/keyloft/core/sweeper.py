@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -40,24 +41,27 @@ async def sweep(
 
     Args:
         engine: The database.
-        space: Whose rows.
+        space: The key space to sweep.
         remove: How a slice is removed, for an interface that keeps something of what has expired.
         largest_slice: How many rows a slice has at most, however long no one else writes.
     """
     removed, size, last = 0, limits.SWEEP_SLICE, None
     while True:
-        [due] = await engine.read(Expired(space, size))
-        if not due:
+        [due] = await engine.read(Expired(space, limits.SWEEP_ROWS))
+        # In the order of their keys, so that each page of the table is written by one slice, and not by all of them.
+        due = sorted(due, key=attrgetter("key"))
+        removed_before, first = removed, 0
+        while first < len(due):
+            done = await remove(engine, space, due[first : first + size])
+            first += size
+            removed += done.rows
+            # Versions count commits: if no one else has committed since the last slice, no other writer waits for a
+            # larger one.
+            alone = last is not None and done.version == last + done.commits
+            size = min(limits.SWEEP_GROWTH * size, largest_slice) if alone else limits.SWEEP_SLICE
+            last = done.version
+        if len(due) < limits.SWEEP_ROWS or removed == removed_before:
             return removed
-        done = await remove(engine, space, due)
-        removed += done.rows
-        if len(due) < size or not done.rows:
-            return removed
-        # Versions count commits: if no one else has committed since the last slice, no other writer waits for a larger
-        # one.
-        alone = last is not None and done.version == last + done.commits
-        size = min(limits.SWEEP_GROWTH * size, largest_slice) if alone else limits.SWEEP_SLICE
-        last = done.version
 
 
 async def sweep_regularly(

@@ -6,12 +6,13 @@ With threads, a coroutine never suspends: what it awaits blocks its thread, and 
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock, Timer
 from keyloft.core.driving import run_to_end
+from keyloft.errors import ReentrantCall
 
 
 class WakeEvent(Protocol):
@@ -49,6 +50,15 @@ class Waiting(Protocol):
 
     def call_at(self, clock: Clock, moment: int, callback: Callable[[], None]) -> Timer: ...
 
+    def check_may_lock(self) -> None:
+        """Raise ReentrantCall if this thread has a lock that is only taken after this one.
+
+        A signal's handler and `__del__` run in the middle of other calls of their thread.
+        """
+
+    def check_may_wait(self) -> None:
+        """The same if it has this lock, too: the one that would wake this thread needs it."""
+
 
 class LoopWaiting:
     """In tasks of the running event loop."""
@@ -68,12 +78,64 @@ class LoopWaiting:
     def call_at(self, clock: Clock, moment: int, callback: Callable[[], None]) -> Timer:
         return clock.call_at(moment, callback)
 
+    def check_may_lock(self) -> None:
+        pass
 
-class BlockingEvent(threading.Event):
+    def check_may_wait(self) -> None:
+        pass
+
+
+ThreadLock = threading.RLock
+"""The kind of lock of what a signal's handler may interrupt: its thread takes it a second time, and goes on."""
+
+
+def refuse_reentry(lock: Any) -> None:
+    """Refuse a caller whose thread has this `ThreadLock`: it interrupts what the lock protects.
+
+    Raises:
+        ReentrantCall: It has it.
+    """
+    if lock._is_owned():  # as `threading.Condition` asks
+        raise ReentrantCall
+
+
+class ThreadEvent:
+    """Like `threading.Event`, for code that a signal's handler may interrupt and call again, on the same thread.
+
+    `threading.Event` takes a lock that such a handler would wait for. Here a lock itself is the event: it is free while
+    the event is set. Each step is one call into C, between which no state is left behind.
+    """
+
+    def __init__(self) -> None:
+        self._while_unset = threading.Lock()
+        self._while_unset.acquire()
+
+    def is_set(self) -> bool:
+        return not self._while_unset.locked()
+
+    def set(self) -> None:
+        with suppress(RuntimeError):  # it is set already
+            self._while_unset.release()
+
+    def clear(self) -> None:
+        self._while_unset.acquire(blocking=False)
+
+    def block(self) -> None:
+        """Block this thread until the event is set. It may return once more just after `clear`."""
+        with suppress(RuntimeError), self._while_unset:  # `set` may release it first
+            pass
+
+    def block_for(self, seconds: float) -> None:
+        """The same for a limited time, in a thread that no signal interrupts: not the main one."""
+        if self._while_unset.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            self.set()
+
+
+class BlockingEvent(ThreadEvent):
     """An event whose `wait` blocks the thread of the coroutine that awaits it."""
 
-    async def wait(self) -> bool:  # type: ignore[override]
-        return super().wait()
+    async def wait(self) -> None:
+        self.block()
 
 
 class ThreadJob:
@@ -93,15 +155,17 @@ class ThreadJob:
 class ThreadWaiting:
     """In threads."""
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self._ending = threading.Event()
+    def __init__(self, refuse_reentry: Callable[[], None] = lambda: None) -> None:
+        """`refuse_reentry` raises ReentrantCall for locks that are only taken after this one."""
+        self.lock = ThreadLock()
+        self.check_may_lock = refuse_reentry
+        self._ending = ThreadEvent()
 
     def event(self) -> BlockingEvent:
         return BlockingEvent()
 
     async def sleep(self, seconds: float) -> None:
-        self._ending.wait(seconds)
+        self._ending.block_for(seconds)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> ThreadJob:
         return ThreadJob(work, name)
@@ -115,9 +179,9 @@ class ThreadWaiting:
         timer.start()
         return timer
 
-    @property
-    def is_ending(self) -> bool:
-        return self._ending.is_set()
+    def check_may_wait(self) -> None:
+        refuse_reentry(self.lock)
+        self.check_may_lock()
 
     def end(self) -> None:
         """End all pauses."""

@@ -1,5 +1,6 @@
-"""Engines store the data: `open_engine` for interfaces, `open_maintenance` and `inspect_database` for operators."""
+"""Engines store the data: `open_engine` and `open_service` for interfaces, two others for operators."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.core.engine import Engine
 from keyloft.core.maintenance import Maintenance
-from keyloft.core.urls import AnyUrl, DatabaseUrl, PostgresAddress, check_reads
+from keyloft.core.urls import AnyUrl, DatabaseUrl, HttpAddress, PostgresAddress, check_reads
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.log_checks import LogChecker
@@ -29,6 +30,7 @@ __all__ = [
     "open_blocking_engine",
     "open_engine",
     "open_maintenance",
+    "open_service",
     "opens_on_this_thread",
 ]
 
@@ -66,7 +68,7 @@ async def open_engine(
     if sync not in ("auto", "thread"):
         raise InvalidArgument('sync: expected "auto" or "thread"')
     check_reads(reads, max_lag)
-    database = DatabaseUrl.parse(url)
+    database = _database_itself(url)
     if database.postgres is not None:
         from keyloft.engines.postgres.engine import PostgresEngine  # its driver is not installed everywhere
         from keyloft.engines.postgres.server import PostgresServer
@@ -86,9 +88,28 @@ async def open_engine(
     return await SqliteEngine.open(file, clock or SystemClock(), history)
 
 
+async def open_service(address: HttpAddress, token: str | None, *, patience: float = limits.SERVER_SECONDS) -> Engine:
+    """Open a tuple store of a running service, over HTTP.
+
+    Args:
+        address: Where it is.
+        token: Who calls; None for what the variable KEYLOFT_HTTP_TOKEN says.
+        patience: How many seconds a call waits for a service that does not answer.
+
+    Raises:
+        InvalidArgument: `token` can't be one.
+        NotPermitted: The service does not accept the token.
+        DatabaseError: The service can't be reached, or is none; the message says why.
+    """
+    from keyloft.engines.remote.api import HttpApi  # its library is not installed everywhere
+    from keyloft.engines.remote.engine import RemoteEngine
+
+    return await RemoteEngine.open(HttpApi(address, token or os.environ.get("KEYLOFT_HTTP_TOKEN"), patience))
+
+
 def opens_on_this_thread(database: DatabaseUrl) -> bool:
     """Whether there is an engine for this database whose coroutines never suspend."""
-    return database.postgres is None and database.etcd is None
+    return database.postgres is None and database.etcd is None and database.http is None
 
 
 def open_blocking_engine(
@@ -104,6 +125,16 @@ def open_blocking_engine(
     path = ":memory:" if database.is_in_memory else database.path
     file = SqliteFile(path, durability, read_only=database.read_only)
     return BlockingSqliteEngine(file, clock or SystemClock(), history)
+
+
+def _database_itself(url: AnyUrl) -> DatabaseUrl:
+    database = DatabaseUrl.parse(url)
+    if database.http is not None:
+        raise CannotOpen(
+            f"{database.shown} is a service: this works on the database itself; name the file or the server that the "
+            "service uses"
+        )
+    return database
 
 
 def _check_durability(durability: str) -> None:
@@ -126,7 +157,7 @@ async def open_maintenance(
         CannotOpen: There is no such database, or it is in memory.
         DatabaseError: It can't be opened.
     """
-    database = DatabaseUrl.parse(url)
+    database = _database_itself(url)
     if database.postgres is not None:
         from keyloft.engines.postgres.maintenance import PostgresMaintenance
         from keyloft.engines.postgres.server import PostgresServer
@@ -173,7 +204,7 @@ async def inspect_database(url: AnyUrl, *, patience: float = limits.OPERATOR_SER
         CannotOpen: There is no such file.
         DatabaseError: It can't be read; the message says why.
     """
-    database = DatabaseUrl.parse(url)
+    database = _database_itself(url)
     if database.postgres is not None:
         from keyloft.engines.postgres import inspection
 

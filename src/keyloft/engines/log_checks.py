@@ -15,7 +15,7 @@ class LogChecker:
         self._before: LogRow | None = None
 
     def defects(self, row: LogRow) -> Iterator[str]:
-        """What is wrong with the next row, beginning with the row's place in the log."""
+        """What is wrong with the next row, beginning with the row's position in the log."""
         name = f"version {row.version}, part {row.part}"
         if not all([type(number) is int for number in (row.version, row.part, row.base, row.at, row.size)]):
             yield f"{name}: a number of the row is not a number"

@@ -232,7 +232,7 @@ class MemoryEngine:
         return records.UsageSlice(used, found[-1].key if len(found) == ask.limit else None, self._version)
 
 
-class _LogRow(Struct, frozen=True, gc=False):
+class _LoggedCommit(Struct, frozen=True, gc=False):
     version: int
     base: int
     """The version before it."""
@@ -247,7 +247,7 @@ class _ChangeLog:
 
     def __init__(self, kept: KeptHistory) -> None:
         self._kept = kept
-        self._rows = deque([_LogRow(VERSION_BY_HAND, -1, 0, 0, ())])
+        self._rows = deque([_LoggedCommit(VERSION_BY_HAND, -1, 0, 0, ())])
 
     @property
     def last_commit_at(self) -> int:
@@ -256,7 +256,7 @@ class _ChangeLog:
     def add(self, version: int, at: int, changes: Sequence[LoggedChange]) -> None:
         last = self._rows[-1]
         size = last.size + limits.MEMORY_CHANGE_BYTES * (len(changes) + 1)
-        self._rows.append(_LogRow(version, last.version, at, size, changes))
+        self._rows.append(_LoggedCommit(version, last.version, at, size, changes))
         oldest_time, oldest_size = self._kept.oldest_time(at), self._kept.oldest_size(size)
         # The newest row that may go stays: changes after its version are all kept.
         while len(self._rows) > 1 and (self._rows[1].at < oldest_time or self._rows[1].size <= oldest_size):

@@ -1,6 +1,5 @@
 """Atomic writes: all of them are committed if all checks hold, none of them otherwise."""
 
-from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any, overload
 
@@ -67,7 +66,7 @@ class Atomic:
         self._max_value_bytes = max_value_bytes
         self._checks: list[Check] = []
         self._mutations: list[Mutation] = []
-        self._appends = Counter[bytes]()
+        self._appends: dict[bytes, int] = {}
         """How many values are appended to each prefix."""
         self._appended: list[tuple[TupleKey, TupleKey]] = []
         """What stands before and after the versionstamp in each of their keys."""
@@ -122,7 +121,7 @@ class Atomic:
             [key] = done.appended                     # ("log", done.versionstamp)
         """
         before = keys.encode_prefix(prefix)
-        number = self._appends[before]
+        number = self._appends.get(before, 0)
         after = (number,) if number else ()
         suffix = keys.encode_prefix(after)
         size = len(before) + keys.VERSION_BYTES + len(suffix)
@@ -132,7 +131,7 @@ class Atomic:
             )
         data, encoding = typed.encode(value, type, self._max_value_bytes)
         relative, moment = expiry(expire_in, expire_at)
-        self._appends[before] += 1
+        self._appends[before] = number + 1
         self._appended.append((tuple(prefix), after))
         return self._add(Append(Space.TUPLES, before, data, encoding, relative, suffix, moment))
 

@@ -16,11 +16,20 @@ class Children(LazyList[TupleKey]):
 
     what = "children"
 
-    def __init__(self, engine: Engine, prefix: KeyLike, limit: int | None, *, reverse: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prefix: KeyLike,
+        limit: int | None,
+        *,
+        reverse: bool = False,
+        within: Selector | None = None,
+    ) -> None:
+        # `within` is a range of keys below the prefix, for a part of its children.
         super().__init__(engine)
         self._engine = engine
         self._parts = len(prefix) + 1
-        self._selector = Selector.of(prefix, None, None, reverse=reverse)
+        self._selector = within or Selector.of(prefix, None, None, reverse=reverse)
         self._limit = check_limit(limit)
 
     async def __aiter__(self) -> AsyncIterator[TupleKey]:

@@ -208,6 +208,8 @@ class StoreReads(AsyncClosing):
         """
         if bool(watched) == (prefix is not None):
             raise InvalidArgument("watch takes keys or a prefix: watch(key, …) or watch(prefix=…)")
+        if len(watched) == 1 and isinstance(watched[0], list) and isinstance([*watched[0], None][0], (tuple, list)):
+            raise InvalidKeyType("watched: expected keys one after the other, as in watch(key, other_key), got a list")
         _check_since(since)
         codec = codec_or_none(type)
         if prefix is not None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime, timedelta
 from inspect import isawaitable
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Self, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from keyloft.core.paging import Pages
 from keyloft.core.records import Add, Batch, Committed, Delete, Record, Set, Space, Touch
 from keyloft.core.slices import free_in_slices, in_slices
 from keyloft.core.sweeper import sweep, sweep_regularly
-from keyloft.errors import InvalidArgument, InvalidValue
+from keyloft.errors import CLOSED, Closed, InvalidArgument, InvalidValue
 from keyloft.tuples import typed
 from keyloft.tuples.atomic import Atomic, check_number, commit
 from keyloft.tuples.entries import Entry, entry_of
@@ -104,7 +104,7 @@ class Store(StoreReads):
             try:
                 return self._set(key, value, type, due)
             except InvalidValue as error:
-                error.add_note(f"this is the value for {key!r}; nothing was written")
+                error.args = (f"entries: the value for {key!r} can't be stored, and nothing was: {error}",)
                 raise
 
         sets = await in_slices(encoded, wanted, given)
@@ -219,7 +219,8 @@ class Store(StoreReads):
                 called several times.
             default: For a key without an entry.
             type: What the value is read and stored as.
-            expire_in: After so many seconds the entry is gone; without an expiry it keeps the one that it has.
+            expire_in: After so many seconds the entry is gone. Without an expiry, and with None, it keeps the one that
+                it has; `touch(key, expire_in=None)` removes that.
             expire_at: The same, as a moment.
 
         Returns:
@@ -232,6 +233,10 @@ class Store(StoreReads):
         Example:
             await kv.update(("players",), lambda players: [*players, "alice"], default=[])
         """
+        if not callable(fn):
+            raise InvalidArgument(
+                f"fn: expected a function that takes the value and returns the new one, got {fn.__class__.__name__}"
+            )
         at, due, codec = keys.encode(key), expiry(expire_in, expire_at), typed.codec_or_none(type)
         value: Any = None
 
@@ -285,8 +290,19 @@ class Store(StoreReads):
 
     async def sweep(self) -> int:
         """Remove what has expired from the database; returns how many entries. Readers never see them either way."""
-        engine = self.engine.database if isinstance(self.engine, InnerEngine) else self.engine
-        return await sweep(engine, _TUPLES)
+        return await sweep(self._database, _TUPLES)
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def _check_open(self) -> None:
+        if self.engine.is_closed:
+            raise Closed(getattr(self._database, "refusal", CLOSED))
+
+    @property
+    def _database(self) -> Engine:
+        return self.engine.database if isinstance(self.engine, InnerEngine) else self.engine
 
     async def aclose(self) -> None:
         """Finish the writes under way, end the watches and close the database. A second call does nothing."""

@@ -8,7 +8,7 @@ A value is read back before it is stored, and refused unless that gives an equal
 import functools
 import re
 from collections.abc import Iterable
-from typing import Any, Final, Protocol, get_args
+from typing import Any, Final, Protocol, get_args, get_origin
 
 import msgspec
 
@@ -16,9 +16,11 @@ from keyloft import limits
 from keyloft.core import values
 from keyloft.core.values import BYTES, COUNTER, JSON, U64, Encoding
 from keyloft.errors import InvalidArgument, InvalidValue, InvalidValueType, Undecodable, WrongType
+from keyloft.tuples.comparing import difference
 
 _PLAIN: Final[dict[Any, Encoding]] = {bytes: BYTES, U64: COUNTER}
 """Types that the tuple store holds in an encoding of their own."""
+_MODULES_OF_TYPES: Final = frozenset({"typing", "typing_extensions", "types"})
 # Other messages may show the value.
 _NAMES_TYPES_ONLY: Final = re.compile(
     r"Expected `|Object (missing required|contains unknown) field |(Encoding o|O)bjects of type "
@@ -52,14 +54,13 @@ class Codec:
         """
         try:
             data = self._form.write(value)
-            faithful = values.read_json(self._form.read, data) == value
+            differs = difference(value, values.read_json(self._form.read, data))
         except Exception as error:  # also of the type's own methods
             kind = InvalidValueType if isinstance(error, TypeError) else InvalidValue
             raise kind(f"value: would not be read back as {self._name}{_reason(error)}") from None
-        if not faithful:
+        if differs is not None:
             raise InvalidValue(
-                f"value: a {type(value).__name__} would not be read back equal as {self._name}; the type must have "
-                "all that the value holds, and compare by content, as a dataclass does"
+                f"{differs.path}: a {differs.kind} would not be read back equal as {self._name}; {differs.cure}"
             )
         values.check_json(data, limit)
         return data, JSON
@@ -128,6 +129,8 @@ def codec_of(wanted: Any) -> Codec:
 def _new_codec(wanted: Any) -> Codec:
     if wanted is bytes or wanted is U64:
         return _PlainCodec(wanted)
+    if not (isinstance(wanted, type) or get_origin(wanted) or type(wanted).__module__ in _MODULES_OF_TYPES):
+        raise InvalidArgument(f"type: expected a type, got an instance of {type(wanted).__name__}")
     if isinstance(wanted, type) and hasattr(wanted, "__pydantic_validator__"):
         return Codec(wanted, _pydantic_form(wanted))
     try:

@@ -1,18 +1,21 @@
 """The SQLite engine for threads keeps the rules, each call made by a thread of its own."""
 
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import apsw
 import pytest
 
-from keyloft import KeyloftError, ManualClock
+from keyloft import Closed, DatabaseError, KeyloftError, ManualClock
+from keyloft.core import schema
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Get, Set, Space
 from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.errors import CLOSED
 from tests.engines.contract import EngineContract, put
 from tests.support.threads import EngineInThreads
 
@@ -87,6 +90,78 @@ def test_the_write_ahead_log_is_checkpointed_without_a_loop(
     engine.close()
 
 
+def test_a_log_is_checkpointed_while_a_reader_opens_view_after_view(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_PAGES", 20)
+    monkeypatch.setattr("keyloft.limits.LOST_GROUP_SECONDS", 0.02)
+    engine, path = opened(tmp_path / "app.db", clock), tmp_path / "app.db"
+    before = path.stat().st_size
+    run_to_end(engine.commit(Batch((put(b"k"), *[put(b"%d" % number, b"1" * 1000) for number in range(100)]))))
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while path.stat().st_size == before:
+        value(engine)
+        assert time.monotonic() < deadline, "it was not checkpointed"
+    engine.close()
+
+
+def test_an_interrupt_during_the_start_of_housekeeping_does_not_prevent_it(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, start = opened(tmp_path / "app.db", clock), threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(engine.commit(Batch((put(b"k"),))))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    run_to_end(engine.commit(Batch((put(b"k"),))))
+    assert engine._housekeeping._thread is not None
+    assert engine._housekeeping._thread.is_alive()
+    engine.close()
+
+
+def test_what_reaches_a_closed_engine_late_is_refused_as_closed(clock: ManualClock, tmp_path: Path) -> None:
+    """A thread may have passed the first check just before another one closes the engine."""
+    engine = opened(tmp_path / "app.db", clock)
+    engine.close()
+    with pytest.raises(Closed):
+        engine._queue.commit(Batch((put(b"k"),)))
+    with pytest.raises(Closed):
+        engine._readers.read([Get(Space.TUPLES, b"k")], 0)
+    engine.refusal = None
+    with pytest.raises(Closed):
+        engine.get(Get(Space.TUPLES, b"k"))
+    engine.refusal = CLOSED
+    with pytest.raises(Closed):
+        value(engine)
+
+
+def test_the_error_of_a_failed_read_names_its_cause(clock: ManualClock, tmp_path: Path) -> None:
+    engine = opened(tmp_path / "app.db", clock)
+    engine.connection.execute(f"ALTER TABLE {schema.TUPLE_TABLE} RENAME TO others")
+    get = Get(Space.TUPLES, b"k")
+    for read in (lambda: engine.get(get), lambda: run_to_end(engine.read(get, get))):
+        with pytest.raises(DatabaseError) as failed:
+            read()
+        assert isinstance(failed.value.__cause__, apsw.Error)
+    engine.close()
+
+
+def test_a_watch_that_comes_while_polling_ends_is_polled_for(clock: ManualClock, tmp_path: Path) -> None:
+    engine, other = opened(tmp_path / "app.db", clock), opened(tmp_path / "app.db", clock)
+    run_to_end(engine.watch(Get(Space.TUPLES, b"k")).aclose())
+    assert not engine._poller._goes_on()  # as its thread finds out; it may live a little longer
+    watch = engine.watch(Get(Space.TUPLES, b"k"))
+    assert [change.record for change in run_to_end(watch.__anext__())] == [None]
+    run_to_end(other.commit(Batch((put(b"k"),))))
+    assert [change.record is not None for change in run_to_end(watch.__anext__())] == [True]
+    engine.close()
+    other.close()
+
+
 def test_one_bad_batch_of_a_group_fails_alone(clock: ManualClock, tmp_path: Path) -> None:
     engine = opened(tmp_path / "app.db", clock)
     verdicts: list[object] = []
@@ -101,11 +176,13 @@ def test_one_bad_batch_of_a_group_fails_alone(clock: ManualClock, tmp_path: Path
     bad = Batch((Set(Space.TUPLES, b"bad", "text", 0),))  # type: ignore[arg-type]
     batches = [Batch((put(b"%d" % number),)) for number in range(4)]
     with engine._lock:
+        engine._shared.is_in_use = True
         threads = [threading.Thread(target=commit, args=(batch,)) for batch in [*batches[:2], bad, *batches[2:]]]
         for thread in threads:
             thread.start()
         while len(engine._queue._waiting) < len(threads):
             pass
+        engine._shared.is_in_use = False
     for thread in threads:
         thread.join(LONGEST_SECONDS)
     assert sorted(type(verdict).__name__ for verdict in verdicts) == [*["Committed"] * 4, "DatabaseError"]

@@ -1,1 +1,1 @@
-"""How every engine commits: `groups` gathers batches, `settle` decides a group, `outcomes` reports the result."""
+"""How every engine commits: `batcher` gathers batches, `settle` decides a group, `outcomes` reports the result."""

@@ -40,10 +40,10 @@ class SyncTimes:
         self._slow_at = float("-inf")
 
     def add(self, seconds: float, now: float, *, restarted_log: bool = False) -> None:
-        """A commit took so long, most of it for the disk.
+        """Note how long a commit took; it waited for the disk most of that time.
 
         Args:
-            seconds: How long.
+            seconds: How long it took.
             now: When it ended, by the monotonic clock.
             restarted_log: It restarted the write-ahead log, so that it synced twice, and may have cut the file, which
                 can take longer than a sync. The next commit will show how long one sync takes.

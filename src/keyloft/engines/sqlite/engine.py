@@ -17,7 +17,7 @@ from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Space, Usage
 from keyloft.core.schema import NEVER
 from keyloft.engines.change_log import KeptHistory
-from keyloft.engines.commit.batcher import Batcher
+from keyloft.engines.commit.batcher import Batcher, GroupPace
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.loop_iteration import LoopIteration
@@ -31,7 +31,7 @@ from keyloft.engines.sqlite.wal import WriteAheadLog
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.sqlite.writes import SqliteWriter
 from keyloft.engines.watches.feed import ChangeFeed, Start
-from keyloft.engines.watches.polling import poll
+from keyloft.engines.watches.polling import Poller
 from keyloft.errors import Closed
 
 
@@ -90,13 +90,16 @@ class SqliteEngine(ClosableEngine):
         self._reader_view = View(reader, own_transaction=not file.in_memory)
         self.wal = WriteAheadLog(file, self.writing)
         self._writer = SqliteWriter(file, clock, writer, history)
-        self.commits = SqliteCommits(file, self.writing, self._writer, self.wal, self._finished)
+        self.commits = SqliteCommits(
+            file, self.writing, self._writer, self.wal, self._finished, lambda: self._batcher.go_on()
+        )
         callers = self._callers = self.commits.callers
         self._iteration = LoopIteration(at_end=self._end_views, at_start=None if callers is None else callers.note)
         self._long_reader: LongReader | None = None
-        self._batcher = Batcher(self._start, recovery=self)
+        # What is always committed on the thread has callers in other processes: those of a service.
+        self._batcher = Batcher(self._start, recovery=self, pace=GroupPace() if file.sync == "thread" else None)
         self._feed = ChangeFeed(self, clock)
-        self._poller: asyncio.Task[None] | None = None
+        self._poller = Poller(self._feed, self._version_if_idle)
         self.connection = writer
         """For tests: the writing connection, which the thread uses while it is lent."""
 
@@ -166,8 +169,8 @@ class SqliteEngine(ClosableEngine):
         return watch
 
     def _start_polling(self) -> None:
-        if not self._file.in_memory and (self._poller is None or self._poller.done()):
-            self._poller = asyncio.create_task(poll(self._feed, self._version_if_idle))
+        if not self._file.in_memory:
+            self._poller.start()
 
     def _start(self, group: list[Batch]) -> None:
         if self._file.read_only:
@@ -220,8 +223,7 @@ class SqliteEngine(ClosableEngine):
     async def _close(self) -> None:
         self._writer.give_up_soon()
         await self._batcher.close()
-        if self._poller is not None:
-            self._poller.cancel()
+        self._poller.stop()
         self._feed.close()
         self._end_views()
         if self._long_reader is not None:

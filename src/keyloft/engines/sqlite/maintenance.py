@@ -23,9 +23,9 @@ from keyloft.engines import change_log, loading
 from keyloft.engines.loading import TableSnapshot
 from keyloft.engines.sqlite.file import LIBRARY_VERSION, SqliteFile, busy_handler
 from keyloft.engines.sqlite.reads import last_logged, point
+from keyloft.engines.sqlite.rows import put
 from keyloft.engines.sqlite.tables import CREATE, LAYOUTS, LOG, READ_VERSION, SqliteLayout, checksum, milliseconds
 from keyloft.engines.sqlite.worker import Worker
-from keyloft.engines.sqlite.writes import put
 from keyloft.engines.tables import Layout, created_names
 from keyloft.errors import Busy, DatabaseError
 

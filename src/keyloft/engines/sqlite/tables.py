@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from keyloft import limits
 from keyloft.core import schema
 from keyloft.core.maintenance import plugin_text
-from keyloft.core.records import Due, DuePage, Head, Page, PluginKey, Record, Space
+from keyloft.core.records import Due, DuePage, Head, Page, PluginKey, Record, Set, Space
 from keyloft.core.schema import Row
 from keyloft.core.values import JSON, LOST
 from keyloft.engines import tables
@@ -52,7 +52,7 @@ class LargeValueTable:
         """key, id"""
 
     @staticmethod
-    def holds(record: Record) -> bool:
+    def holds(record: Record | Set) -> bool:
         return len(record.key) + len(record.value) > limits.ROW_BYTES
 
 
@@ -88,6 +88,8 @@ class SqliteLayout(Layout):
         """key"""
         self.get_head = f"SELECT {self.head} FROM {table} WHERE {self.equal(1)}"
         """key; does not read the value"""
+        self.get_heads = f"SELECT {', '.join(self.key)}, {self.head} FROM {table} WHERE {self.equal(1)}"
+        """the same, with the key"""
         asked = [f"asked_{column}" for column in self.key]
         keys = ", ".join([f"({at}{', ?' * len(asked)})" for at in range(limits.SQLITE_GETS_PER_STATEMENT)])
         same = " AND ".join(map("{} = {}".format, self.key, asked))
@@ -274,6 +276,7 @@ def time_text(moment: int) -> str:
     return (_EPOCH + moment * _MILLISECOND).isoformat(" ", "microseconds")
 
 
+@lru_cache(limits.SQLITE_TIME_TEXTS)
 def milliseconds(text: object) -> int | None:
     """The time of a text, rounded up to a whole millisecond.
 

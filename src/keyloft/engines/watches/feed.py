@@ -8,6 +8,7 @@ from the index of expiries when the first of them is due.
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
@@ -15,6 +16,7 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.clock import Clock, Timer
 from keyloft.core.engine import Reader
+from keyloft.core.process import ProcessBound
 from keyloft.core.records import (
     Change,
     ChangeKind,
@@ -30,6 +32,7 @@ from keyloft.core.waiting import Job, LoopWaiting, Waiting
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.watches.followed import FollowedLog
 from keyloft.engines.watches.interest import Interest, Registration
+from keyloft.engines.watches.slices import SharedSlices
 from keyloft.engines.watches.watch import EngineWatch, KeyWatch, RangeWatch, WakeCall
 from keyloft.errors import Closed, DatabaseError, HistoryGone, Undecodable
 
@@ -46,16 +49,18 @@ class Start(Struct, frozen=True):
     """The engine's time, in milliseconds."""
 
 
-class ChangeFeed:
+class ChangeFeed(ProcessBound):
     """The one reader of the change log in an engine; it follows the log while there are watches."""
 
     def __init__(self, reader: Reader, clock: Clock, waiting: Waiting | None = None) -> None:
         """`reader` never waits for a watch to start; `clock` is for timers only."""
+        super().__init__()
         self.reader = reader
         self.waiting = waiting or LoopWaiting()
         self.lock = self.waiting.lock
         self._clock = clock
         self._interest: Interest[EngineWatch[Any]] = Interest()
+        self.slices = SharedSlices(reader)
         self.position: LogPosition | None = None
         """How far the log was dispatched; None until the first watch has started."""
         self.expired_to: dict[Space, int] = {}
@@ -69,6 +74,8 @@ class ChangeFeed:
         self._check_expiries = False
         self._timer: Timer | None = None
         self._timer_moment: int | None = None
+        self._timer_number = 0
+        """Of the timer that was set last."""
         self._expected_meanwhile: int | None = None
         self._is_reading = False
 
@@ -217,24 +224,28 @@ class ChangeFeed:
             await self._woken.wait()
             self._woken.clear()
             try:
-                if self._must_read:
-                    self._must_read = False
-                    await self._read_log()
-                if self._check_expiries:
-                    self._check_expiries = False
-                    with self.lock:
-                        await self._read_expiries()
+                await self._read_what_is_new()
             except Closed:
                 return
-            except HistoryGone as gone:
-                self._start_again(gone)
-            except Undecodable as error:
-                await self._fail_all(error)
             except DatabaseError as error:
                 logger.warning("reading the change log for watches failed, retrying: %s", error)
                 self._must_read = self._check_expiries = True
                 self._woken.set()
                 await self.waiting.sleep(limits.WATCH_POLL_SECONDS)
+
+    async def _read_what_is_new(self) -> None:
+        try:
+            if self._must_read:
+                self._must_read = False
+                await self._read_log()
+            if self._check_expiries:
+                self._check_expiries = False
+                with self.lock:
+                    await self._read_expiries()
+        except HistoryGone as gone:
+            self._start_again(gone)
+        except Undecodable as error:
+            await self._fail_all(error)
 
     async def _read_log(self) -> None:
         self._is_reading = True
@@ -291,8 +302,8 @@ class ChangeFeed:
         with self.lock:
             for watch in self._interest.watches():
                 watch.fail(error)
-        [latest] = await self.reader.read(Latest())
-        self.position = LogPosition(latest)
+            [latest] = await self.reader.read(Latest())
+            self.position = LogPosition(latest)
 
     def _start_again(self, gone: HistoryGone) -> None:
         """The log was trimmed behind this reader's back: watches of ranges fail, watches of keys read again."""
@@ -301,7 +312,7 @@ class ChangeFeed:
                 watch.lost(gone)
             self.position = LogPosition(gone.latest)
             self._must_read = self._check_expiries = True
-        self._woken.set()
+            self._woken.set()
 
     # The timer of expiries
 
@@ -317,11 +328,13 @@ class ChangeFeed:
             self._timer.cancel()
         self._timer = None
         self._timer_moment = moment
+        self._timer_number += 1
         if moment is not None:
-            self._timer = self.waiting.call_at(self._clock, moment, self._on_timer)
+            self._timer = self.waiting.call_at(self._clock, moment, partial(self._on_timer, self._timer_number))
 
-    def _on_timer(self) -> None:
+    def _on_timer(self, number: int) -> None:
         with self.lock:
-            self._timer = self._timer_moment = None
+            if number == self._timer_number:  # in a thread, another one may have taken its place meanwhile
+                self._timer = self._timer_moment = None
             self._check_expiries = True
             self._woken.set()

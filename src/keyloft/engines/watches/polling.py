@@ -4,27 +4,49 @@ import logging
 from collections.abc import Callable
 
 from keyloft import limits
+from keyloft.core.waiting import Job
 from keyloft.engines.watches.feed import ChangeFeed
 from keyloft.errors import Closed, DatabaseError
 
 logger = logging.getLogger(__name__)
 
 
-async def poll(feed: ChangeFeed, read_version: Callable[[], int | None]) -> None:
-    """Tell the feed where the version counter stands, while there are watches.
+class Poller:
+    """Tells a feed where the version counter stands, while there are watches."""
 
-    Args:
-        feed: Serves the watches.
-        read_version: Reads the counter; None if that is not worth while now.
-    """
-    while feed.has_watches:
-        await feed.waiting.sleep(limits.WATCH_POLL_SECONDS)
-        try:
-            version = read_version()
-        except Closed:
-            return
-        except DatabaseError as error:
-            logger.warning("reading the version counter for watches failed, retrying: %s", error)
-        else:
-            if version is not None:
-                feed.observe(version)
+    def __init__(self, feed: ChangeFeed, read_version: Callable[[], int | None]) -> None:
+        """`read_version` reads the counter; None if that is not worth while now."""
+        self._feed = feed
+        self._read_version = read_version
+        self._job: Job | None = None
+
+    def start(self) -> None:
+        """There is a watch: poll, unless that is under way."""
+        with self._feed.lock:
+            if self._job is None or self._job.done():
+                self._job = self._feed.waiting.start(self._poll(), "keyloft polls for watches")
+
+    def stop(self) -> None:
+        if self._job is not None:
+            self._job.cancel()
+
+    def _goes_on(self) -> bool:
+        """Whether there are watches; if not, the next one starts another job."""
+        with self._feed.lock:
+            if self._feed.has_watches:
+                return True
+            self._job = None
+            return False
+
+    async def _poll(self) -> None:
+        while self._goes_on():
+            await self._feed.waiting.sleep(limits.WATCH_POLL_SECONDS)
+            try:
+                version = self._read_version()
+            except Closed:
+                return
+            except DatabaseError as error:
+                logger.warning("reading the version counter for watches failed, retrying: %s", error)
+            else:
+                if version is not None:
+                    self._feed.observe(version)

@@ -25,6 +25,7 @@ from keyloft.core.records import (
     Space,
 )
 from keyloft.engines.watches.interest import Registration
+from keyloft.engines.watches.slices import SharedSlice
 from keyloft.errors import Closed, HistoryGone, KeyloftError, Undecodable
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class EngineWatch(ABC, Generic[T]):
 
     async def __anext__(self) -> list[T]:
         assert not isinstance(self._woken, WakeCall), "one with a WakeCall is not iterated"
+        self._check_usable()
+        self._feed.waiting.check_may_wait()
         while True:
             self._feed.awaited.add(self)
             try:
@@ -88,8 +91,20 @@ class EngineWatch(ABC, Generic[T]):
 
     async def take(self) -> list[T]:
         """What there is to report now, without waiting for more: perhaps nothing, and nothing once it has ended."""
+        self._check_usable()
         with self._feed.lock:
             return await self._take()
+
+    def _check_usable(self) -> None:
+        """Refuse a caller that would wait for ever.
+
+        Raises:
+            Closed: The watch was made before a fork: what would wake it is in the parent process.
+            ReentrantCall: A signal's handler has interrupted its thread in the middle of another call.
+        """
+        if self._feed.refusal is not None:
+            raise Closed(self._feed.refusal)
+        self._feed.waiting.check_may_lock()
 
     async def _take(self) -> list[T]:
         if self._failure is not None and not self._ended:
@@ -129,7 +144,9 @@ class EngineWatch(ABC, Generic[T]):
         return self._is_reading or (self._woken.is_set() and self in self._feed.awaited)
 
     async def aclose(self) -> None:
-        self.end()
+        if self._feed.refusal is None:  # after a fork, it is the parent's
+            self._feed.waiting.check_may_lock()
+            self.end()
 
     def end(self) -> None:
         with self._feed.lock:
@@ -232,6 +249,8 @@ class _Backlog(Struct):
     """Whether it has reached the end of the log once."""
     clock_is_behind: bool = False
     """The clock was set back, so that the feed is ahead of it; the feed reads these expiries again."""
+    slice: SharedSlice | None = None
+    """What it has read last: it is kept for others that read the same."""
 
 
 class LogFollowingWatch(EngineWatch[T]):
@@ -318,8 +337,8 @@ class LogFollowingWatch(EngineWatch[T]):
         self._woken.set()  # until it has caught up
         reader, feed, space = self._feed.reader, self._feed, self._space
         if backlog.expired_to is None:
-            [piece] = await reader.read(Changes(backlog.position))
-            backlog.expired_to = piece.began - self._earlier_expiries
+            backlog.slice = await feed.slices.after(backlog.position, feed.position)
+            backlog.expired_to = backlog.slice.piece.began - self._earlier_expiries
         if not backlog.has_read_expiries and (backlog.has_read_log or not self._reads_log_first):
             [page] = await reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
             # What was written again since is in the log.
@@ -327,8 +346,9 @@ class LogFollowingWatch(EngineWatch[T]):
             backlog.clock_is_behind = page.is_last and page.up_to < feed.expired_to.get(space, 0)
             backlog.expired_to, backlog.has_read_expiries = page.up_to, page.is_last
             return changes
-        [piece] = await reader.read(Changes(backlog.position))
-        found = {self._slot(c): c for c in piece.changes if c.space is space and self._contains(c.key)}
+        backlog.slice = await feed.slices.after(backlog.position, feed.position)
+        piece = backlog.slice.piece
+        found = {self._slot(change): change for change in backlog.slice.of(self.registration, space)}
         up_to = piece.end.version if piece.is_last or not piece.changes else piece.changes[-1].version
         changes = await self._report(found.values(), up_to)
         backlog.position, backlog.has_read_log = piece.end, backlog.has_read_log or piece.is_last

@@ -21,6 +21,7 @@ class SyncSemanticBase(SyncClosing, Driven[SemanticStore]):
         if not isinstance(kv, SyncStore):
             raise rules.wrong("kv", "an open store, as in `with keyloft.open_sync(…) as kv`", kv)
         store, loop = kv.on_a_loop()
+        self._kv = kv  # so that it is not closed as one that no one uses any more
         super().__init__(loop.call(SemanticStore, store, **options), loop)
 
     @property

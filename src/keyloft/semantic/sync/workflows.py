@@ -177,7 +177,7 @@ class SyncDeadLetters(Driven[DeadLetters]):
         """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first: iterate it, or call `all`.
 
         Args:
-            project: Of which project.
+            project: The project that they belong to.
             limit: At most so many.
             after: Only those after the one with this id.
         """

@@ -5,11 +5,11 @@ Written by `scripts/reference` from the asynchronous classes: change those.
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, overload
+from typing import Any, Self, overload
 
 from keyloft.core.closing import SyncClosing
 from keyloft.core.drivers import LoopThread
-from keyloft.core.driving import Driven, SyncList
+from keyloft.core.driving import Driven, SyncList, plain_function
 from keyloft.core.keys import KeyLike, TupleKey, encode
 from keyloft.core.records import Get, Record, Space
 from keyloft.tuples.entries import Entry, entry_of
@@ -34,6 +34,10 @@ class SyncStore(SyncClosing, Driven[Store]):
     """What `on_a_loop` opens, if the store itself has no event loop."""
     get_record: Callable[[Get], Record | None] | None = None
     """What `get` reads with, if its engine can do so without a coroutine."""
+
+    def __enter__(self) -> Self:
+        self._inner._check_open()
+        return self
 
     def close(self) -> None:
         """Finish the writes under way, end the watches and close the database. A second call does nothing."""
@@ -338,7 +342,8 @@ class SyncStore(SyncClosing, Driven[Store]):
                 called several times.
             default: For a key without an entry.
             type: What the value is read and stored as.
-            expire_in: After so many seconds the entry is gone; without an expiry it keeps the one that it has.
+            expire_in: After so many seconds the entry is gone. Without an expiry, and with None, it keeps the one that
+                it has; `touch(key, expire_in=None)` removes that.
             expire_at: The same, as a moment.
 
         Returns:
@@ -351,6 +356,7 @@ class SyncStore(SyncClosing, Driven[Store]):
         Example:
             kv.update(("players",), lambda players: [*players, "alice"], default=[])
         """
+        fn = plain_function(fn)
         return self._run(self._untyped.update(key, fn, default, type=type, expire_in=expire_in, expire_at=expire_at))
 
     def delete_range(

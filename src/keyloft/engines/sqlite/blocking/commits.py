@@ -5,10 +5,10 @@ in which a lock is taken, each step leaves enough behind to tell what became of 
 what an interrupted one has left.
 """
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import sleep
 
 from keyloft import limits
@@ -38,7 +38,7 @@ class WaitingBatch:
         return self._wake_up.acquire(timeout=limits.COMMIT_WAIT_SECONDS)
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it was woken already
+        with suppress(RuntimeError):  # it was woken already
             self._wake_up.release()
 
 
@@ -65,7 +65,21 @@ class CommitQueue:
         """The verdict on a batch, committed by this thread or by another one.
 
         A caller that is interrupted while its batch waits withdraws it.
+
+        Raises:
+            Closed: The queue is closed.
+            ReentrantCall: The caller has interrupted a thread that has the connection, and would wait for itself.
         """
+        self._shared.refuse_reentry()
+        # While another thread has the connection, batches gather for the next group.
+        is_alone = not self._shared.is_in_use and not self._waiting
+        if is_alone and (outcome := self._commit_alone(batch)) is not None:
+            if self._waiting:
+                self._hand_on()
+            self._committed(outcome)
+            [verdict] = outcome.verdicts
+            assert verdict is not None, "it is alone"
+            return verdict
         mine = WaitingBatch(batch)
         try:
             self._waiting.append(mine)
@@ -75,6 +89,8 @@ class CommitQueue:
                 outcome = None
                 with self._lock:
                     if mine.verdict is None:
+                        if self._is_closed:
+                            raise Closed
                         outcome = self._commit_next()
                 self._hand_on()
                 if outcome is not None:
@@ -84,6 +100,32 @@ class CommitQueue:
             self._hand_on()
             raise
         return mine.verdict
+
+    def _commit_alone(self, batch: Batch) -> Outcome | None:
+        """Commit a batch that no other waits with, which takes two thirds of the Python code; None if others came."""
+        shared, writer = self._shared, self._writer
+        with self._lock:
+            if self._waiting or self.group or self._is_closed:
+                return None
+            if shared.is_in_use:
+                self.clean()
+            shared.end_reading()
+            shared.is_in_use = self._is_committing = True
+            outcome = None
+            try:
+                outcome = writer.attempt_alone(batch)
+                self.finished()
+                shared.is_in_use = False
+            except BaseException as error:
+                failure = writer.failure(error)[0] if outcome is None and isinstance(error, Exception) else None
+                writer.roll_back()
+                shared.is_in_use = False
+                if failure is None:
+                    raise
+                outcome = failed([batch], failure, writer.last_version)
+            finally:
+                self._is_committing = False
+        return outcome
 
     def close(self) -> None:
         """Commit what waits, and refuse what comes later; its caller has the lock."""
@@ -121,8 +163,7 @@ class CommitQueue:
         shared = self._shared
         if shared.is_in_use:
             self.clean()
-        elif shared.is_viewing:
-            shared.end_view()
+        shared.end_reading()
         shared.is_in_use = self._is_committing = True
         try:
             if self._was_crowded:
@@ -130,9 +171,6 @@ class CommitQueue:
             self._gather()
             group = [waiting.batch for waiting in self.group]
             if not group:
-                return None
-            if self._is_closed:
-                self._decide([Closed() for _ in group])
                 return None
             self._was_crowded = len(group) > 1
             try:

@@ -1,8 +1,8 @@
 """Connections that threads share: the writing one, lent to one thread at a time, and readers for all others."""
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any, cast
 
@@ -10,9 +10,11 @@ import apsw
 
 from keyloft import limits
 from keyloft.core.records import Ask, Get
+from keyloft.core.waiting import ThreadLock, refuse_reentry
 from keyloft.engines.sqlite.blocking.wal_header import wal_header
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.reads import answer, points
+from keyloft.errors import Closed
 
 
 def answers(cursor: apsw.Cursor, asks: Sequence[Ask], now: int) -> list[Any]:
@@ -39,12 +41,14 @@ class SharedConnection:
 
     def __init__(self, connection: apsw.Connection, file: SqliteFile) -> None:
         self.connection = connection
-        self.lock = threading.Lock()
-        """Taken by `with` alone: only so is it released after an exception at any point."""
+        self.lock = ThreadLock()
+        """Taken by `with` alone: only so is it released after an exception at any point. Before it is taken while
+        `is_in_use` is set, `refuse_reentry` is called."""
         self.cursor = connection.cursor()
         """For reads."""
         self.is_in_use = False
-        """Set until a read or a commit has ended. A thread that has the lock and finds it set has to clean first."""
+        """Set by the thread that has the lock, until its read or commit has ended. One that takes the lock and finds it
+        set has to clean first."""
         # With a VFS of its own, the file may be something else than it seems.
         self._header = wal_header(connection) if file.vfs is None and not file.in_memory else None
         self._seen = b""
@@ -55,6 +59,14 @@ class SharedConnection:
         self._last_read = 0.0
         self.view_began: Callable[[], None] = lambda: None
         """Called with each view: another thread ends it if no read or commit does."""
+
+    def refuse_reentry(self) -> None:
+        """Refuse a signal's handler that interrupts a call of its thread in the middle.
+
+        Raises:
+            ReentrantCall: This thread has the lock.
+        """
+        refuse_reentry(self.lock)
 
     def reading(self) -> apsw.Cursor:
         """A cursor that shows every commit, also of other processes, that was made before this call.
@@ -78,6 +90,12 @@ class SharedConnection:
             self.view_began()
         return self.cursor
 
+    def end_reading(self) -> None:
+        """A commit begins, and ends the view. The next read opens none: another commit may follow it."""
+        if self.is_viewing:
+            self.end_view()
+        self._last_read = 0.0
+
     def end_view(self) -> None:
         if self.connection.in_transaction:
             self.cursor.execute("ROLLBACK")
@@ -97,10 +115,17 @@ class ReaderPool:
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
         self._idle: deque[apsw.Connection] = deque()
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
         self._is_closed = False
 
     def read(self, asks: Sequence[Ask], now: int) -> list[Any]:
+        """Answers from one view.
+
+        Raises:
+            Closed: The pool is closed.
+        """
+        if self._is_closed:
+            raise Closed
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -126,5 +151,6 @@ class ReaderPool:
         """Close those that no thread uses; each of the others is closed after its read."""
         with self._lock:
             self._is_closed = True
-        while self._idle:
-            self._file.close(self._idle.pop())
+        with suppress(IndexError):  # a thread may have taken the last one
+            while True:
+                self._file.close(self._idle.pop())

@@ -6,7 +6,7 @@ the threads that wait, for all of them.
 
 from collections.abc import Callable
 from time import time_ns
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import apsw
 
@@ -15,7 +15,7 @@ from keyloft.core.driving import run_to_end
 from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.process import ProcessBound
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Latest, Record, Scan
-from keyloft.core.waiting import Job, ThreadWaiting
+from keyloft.core.waiting import ThreadWaiting
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.commit.submitted import WRITTEN, report
@@ -28,7 +28,7 @@ from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.reads import point
 from keyloft.engines.sqlite.writes import SqliteWriter
 from keyloft.engines.watches.feed import ChangeFeed, Start
-from keyloft.engines.watches.polling import poll
+from keyloft.engines.watches.polling import Poller
 from keyloft.errors import CLOSED, Closed, KeyloftError
 
 
@@ -65,9 +65,9 @@ class BlockingSqliteEngine(ProcessBound):
         self._housekeeping = Housekeeping(file, self._shared, self._queue)
         self._queue.finished = self._housekeeping.committed
         self._shared.view_began = self._housekeeping.wake
-        self._waiting = ThreadWaiting()
+        self._waiting = ThreadWaiting(self._shared.refuse_reentry)
         self._feed = ChangeFeed(self, clock, self._waiting)
-        self._poller: Job | None = None
+        self._poller = Poller(self._feed, self._read_version)
         self._is_closed = False
 
     async def read(self, *asks: Ask) -> list[Any]:
@@ -76,8 +76,9 @@ class BlockingSqliteEngine(ProcessBound):
         if len(asks) == 1 and type(get := asks[0]) is Get:
             return [self.get(get)]
         shared = self._shared
-        if self._has_readers and (shared.lock.locked() or any([type(a) is not Get and is_long_read(a) for a in asks])):
+        if self._has_readers and (shared.is_in_use or any([type(a) is not Get and is_long_read(a) for a in asks])):
             return self._readers.read(asks, self._read_time())
+        shared.refuse_reentry()
         with shared.lock:
             if shared.is_in_use:
                 self._clean()
@@ -85,7 +86,7 @@ class BlockingSqliteEngine(ProcessBound):
             try:
                 found = answers(shared.reading(), asks, self._read_time())
             except BaseException as error:
-                raise self._interrupted(error) from error.__cause__
+                self._fail_read(error)
             shared.is_in_use = False
         return found
 
@@ -94,9 +95,11 @@ class BlockingSqliteEngine(ProcessBound):
         if self.refusal is not None:
             raise Closed(self.refusal)
         shared = self._shared
-        if shared.lock.locked() and self._has_readers:
-            [record] = self._readers.read((ask,), self._read_time())
-            return cast("Record | None", record)
+        if shared.is_in_use:
+            if self._has_readers:
+                [record] = self._readers.read((ask,), self._read_time())
+                return cast("Record | None", record)
+            shared.refuse_reentry()
         with shared.lock:
             if shared.is_in_use:
                 self._clean()
@@ -104,7 +107,7 @@ class BlockingSqliteEngine(ProcessBound):
             try:
                 record = point(shared.reading(), ask.space, ask.key)
             except BaseException as error:
-                raise self._interrupted(error) from error.__cause__
+                self._fail_read(error)
             shared.is_in_use = False
         # The time is read only if the entry expires.
         if record is None or (expiry := record.expires_at) is None:
@@ -119,14 +122,13 @@ class BlockingSqliteEngine(ProcessBound):
             raise Closed(self.refusal)
         self._queue.clean()
 
-    def _interrupted(self, error: BaseException) -> BaseException:
-        """End a read that raised an exception, also one of a signal's handler; returns what its caller gets."""
-        if isinstance(error, apsw.Error):
-            explained = self._file.explain(error, self.connection)
-            explained.__cause__ = error
-            error = explained
+    def _fail_read(self, error: BaseException) -> NoReturn:
+        """End a read that raised an exception, also one of a signal's handler, and raise what its caller gets."""
+        explained = self._file.explain(error, self.connection) if isinstance(error, apsw.Error) else None
         self._shared.clean()
-        return error
+        if explained is not None:
+            raise explained from error
+        raise error
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
         verdict = self._verdict(batch)
@@ -147,17 +149,24 @@ class BlockingSqliteEngine(ProcessBound):
         return self._queue.commit(batch)
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
+        self._check_may_watch()
         # The lock: no commit is dispatched between the start of the watch and its registration.
         with self._feed.lock:
             watch = self._feed.watch(asks, since, self._start())
-        self._start_polling()
+        self._poller.start()
         return watch
 
     def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
+        self._check_may_watch()
         with self._feed.lock:
             watch = self._feed.follow(asks, since, woken, self._start())
-        self._start_polling()
+        self._poller.start()
         return watch
+
+    def _check_may_watch(self) -> None:
+        if self.refusal is not None:  # after a fork, another thread may have the lock for ever
+            raise Closed(self.refusal)
+        self._waiting.check_may_lock()
 
     def health(self) -> None:
         """There are no servers."""
@@ -166,9 +175,14 @@ class BlockingSqliteEngine(ProcessBound):
         self.close()
 
     def close(self) -> None:
-        """Finish the writes under way, end the watches, close the file. A call that was interrupted can be repeated."""
+        """Finish the writes under way, end the watches, close the file. A call that was interrupted can be repeated.
+
+        Raises:
+            ReentrantCall: A signal's handler has interrupted a call of this thread; the engine stays open.
+        """
         if self._is_closed or self.refusal not in (None, CLOSED):
             return  # after a fork: only the parent may close it
+        self._shared.refuse_reentry()
         self.refusal = CLOSED
         self._writer.give_up_soon()
         with self._lock:
@@ -186,11 +200,6 @@ class BlockingSqliteEngine(ProcessBound):
 
     def _start(self) -> Start:
         return Start(self._read_version(), self._read_time())
-
-    def _start_polling(self) -> None:
-        with self._feed.lock:
-            if self._poller is None or self._poller.done():
-                self._poller = self._waiting.start(poll(self._feed, self._read_version), "keyloft polls for watches")
 
     def _committed(self, outcome: Outcome) -> None:
         self._feed.committed(outcome)

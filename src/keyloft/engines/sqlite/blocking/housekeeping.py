@@ -3,11 +3,13 @@
 import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 from time import monotonic
 
 import apsw
 
 from keyloft import limits
+from keyloft.core.waiting import ThreadEvent, ThreadLock
 from keyloft.engines.sqlite.blocking.commits import CommitQueue
 from keyloft.engines.sqlite.blocking.connections import SharedConnection
 from keyloft.engines.sqlite.file import SqliteFile
@@ -22,11 +24,14 @@ class Housekeeping:
         self._file = file
         self._shared = shared
         self._queue = queue
-        self._woken = threading.Event()
+        self._woken = ThreadEvent()
         self._thread: threading.Thread | None = None
+        self._starting = ThreadLock()
         self._is_asleep = True
+        """Until it is woken. Only the thread itself changes this: a thread that wakes it may be interrupted."""
         self._is_stopping = False
-        self._last_commit = 0.0
+        self._last_use = 0.0
+        """When a group was last committed, or this thread was woken."""
         self._pages_left = self._commits = 0
         self._is_measured = True
         self._incomplete = 0
@@ -37,28 +42,34 @@ class Housekeeping:
     def wake(self) -> None:
         """A thread is about to commit, or has opened a view."""
         if self._is_asleep and not self._file.in_memory:
-            self._is_asleep = False
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=f"keyloft housekeeping of {self._file.path}", daemon=True
-                )
-                self._thread.start()
+            if self._thread is None or self._thread.ident is None:
+                self._start()
+            self._last_use = monotonic()
             self._woken.set()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                name = f"keyloft housekeeping of {self._file.path}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            if self._thread.ident is None:  # new, or its start was interrupted
+                self._thread.start()
 
     def committed(self) -> None:
         """A group was committed; its thread still has the connection."""
         if self._file.in_memory:
             return
-        self._last_commit = monotonic()
+        self._last_use = monotonic()
         self._commits += 1
         self._is_measured = self._commits % limits.COMMITS_PER_LOG_CHECK == 0
         if self._is_measured:
             self._measure()
-            if self._is_due() and self._last_commit >= self._not_before:
+            if self._is_due() and self._last_use >= self._not_before:
                 self._woken.set()
+        self.wake()  # it may have fallen asleep while this commit waited for another process
 
     def _measure(self) -> None:
-        """Read how many pages of the write-ahead log are not checkpointed; this thread has the connection."""
+        """Read how many pages of the write-ahead log are not checkpointed; this thread has the connection, no view."""
         with contextlib.suppress(apsw.Error):
             pages, checkpointed = self._shared.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             self._pages_left = pages - checkpointed
@@ -71,8 +82,12 @@ class Housekeeping:
 
     def _run(self) -> None:
         while not self._is_stopping:
-            self._woken.wait(None if self._is_asleep else self._pause())
+            if self._is_asleep:
+                self._woken.block()
+            else:
+                self._woken.block_for(self._pause())
             self._woken.clear()
+            self._is_asleep = False
             try:
                 self._tidy()
             except apsw.Error as error:
@@ -88,32 +103,52 @@ class Housekeeping:
         return limits.CHECKPOINT_QUIET_SECONDS if is_long else limits.LOST_GROUP_SECONDS
 
     def _tidy(self) -> None:
-        if self._queue.group:
+        if self._queue.group or self._shared.is_in_use:
             with self._shared.lock:
-                if self._queue.group:
+                if self._queue.group or self._shared.is_in_use:
                     self._queue.clean()
         if self._shared.is_viewing:
             self._end_idle_view()
         if not self._is_measured:
-            with self._shared.lock:
+            with self._using_connection():
                 self._is_measured = True
                 self._measure()
         now = monotonic()
-        is_quiet = now - self._last_commit > limits.CHECKPOINT_QUIET_SECONDS
+        is_quiet = now - self._last_use > limits.CHECKPOINT_QUIET_SECONDS
         is_long = self._pages_left >= limits.CHECKPOINT_QUIET_PAGES
         if now >= self._not_before and (self._is_due() or (is_long and is_quiet)):
             self._checkpoint()
-        elif not is_long and not self._shared.is_viewing and now - self._last_commit > limits.LOST_GROUP_SECONDS:
+        elif not is_long and self._is_idle():
             self._is_asleep = True
-            if self._shared.is_viewing or monotonic() - self._last_commit < limits.LOST_GROUP_SECONDS:
+            if not self._is_idle():
                 self._is_asleep = False  # a view or a commit began meanwhile, and did not wake this thread
+
+    def _is_idle(self) -> bool:
+        if self._shared.is_viewing or self._shared.is_in_use or self._queue.group:
+            return False
+        return monotonic() - self._last_use > limits.LOST_GROUP_SECONDS
 
     def _end_idle_view(self) -> None:
         if self._reads_left == self._shared.reads_left:
             with self._shared.lock:
-                if self._shared.is_viewing and self._reads_left == self._shared.reads_left:
+                is_idle = self._reads_left == self._shared.reads_left
+                if self._shared.is_viewing and is_idle and not self._shared.is_in_use:
                     self._shared.end_view()
         self._reads_left = self._shared.reads_left
+
+    @contextlib.contextmanager
+    def _using_connection(self) -> Iterator[None]:
+        """Use the connection outside of a view: SQLite checkpoints nothing while one is open. Readers need not wait."""
+        shared = self._shared
+        with shared.lock:
+            if shared.is_in_use:
+                self._queue.clean()
+            shared.is_in_use = True
+            try:
+                shared.end_view()
+                yield
+            finally:
+                shared.is_in_use = False
 
     def _is_due(self) -> bool:
         are_small = self._pages_left <= self._commits * limits.CHECKPOINT_SMALL_COMMIT_PAGES
@@ -123,8 +158,7 @@ class Housekeeping:
     def _checkpoint(self) -> None:
         is_oversized = self._pages_left > 2 * limits.CHECKPOINT_PAGES
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_oversized else apsw.SQLITE_CHECKPOINT_PASSIVE
-        with self._shared.lock:
-            self._shared.end_view()
+        with self._using_connection():
             pages, checkpointed = self._shared.connection.wal_checkpoint(mode=mode)
             self._pages_left = pages - checkpointed
             if not self._pages_left:

@@ -1,0 +1,224 @@
+"""A watch over HTTP: follows a stream of events, and goes on where it was when the stream breaks off.
+
+The stream is read only when its user asks for the next changes. So what is not yet read waits in the buffers of the
+connection, and in the service, which bounds both.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+import msgspec
+
+from keyloft import limits
+from keyloft.core.records import Change, Record
+from keyloft.engines.remote import errors
+from keyloft.engines.remote.api import HttpApi, pause_seconds
+from keyloft.engines.remote.entries import ApiEntry, key_of, read_entries, record_of
+from keyloft.engines.remote.errors import ApiProblem, Lost
+from keyloft.engines.remote.events import EventParser, ServerEvent
+from keyloft.errors import Closed, KeyloftError
+
+logger = logging.getLogger(__name__)
+
+
+class StreamedWatch:
+    """The changes of some keys, or of all below a prefix."""
+
+    def __init__(
+        self,
+        api: HttpApi,
+        *,
+        keys: list[str],
+        prefix: str,
+        since: int | None,
+        ended: Callable[["StreamedWatch"], None],
+    ) -> None:
+        """Begin to watch.
+
+        Args:
+            api: Of the service.
+            keys: As text; empty for a prefix.
+            prefix: As text; of no meaning if there are keys.
+            since: Report what changed after this version; None for what changes from now on.
+            ended: Called when it is closed.
+        """
+        self._api = api
+        self._forget = ended
+        self._whole = bool(keys)
+        """Whether each event has the state of all keys."""
+        self._selection = [("key", key) for key in keys] if keys else [("prefix", prefix)]
+        self._since = since
+        self._last_event: int | None = None
+        """Where a stream of a prefix goes on; None if that is where it began."""
+        self.reported_to: int | None = None
+        self._events = deque[ServerEvent]()
+        """Complete events that are not yet reported."""
+        self._parts: list[Change] = []
+        """Of keys: the first part of a state, which is sent as several events."""
+        self._reported: list[tuple[int, int | None] | None] | None = None
+        """Of keys: version and expiry of all as they were last reported."""
+        self._parser = EventParser()
+        self._response: aiohttp.ClientResponse | None = None
+        self._broken = 0
+        """How many streams broke off since a change arrived."""
+        self._failure: KeyloftError | None = None
+        self._ended = asyncio.Event()
+        self.starting = asyncio.create_task(self._connect(), name="keyloft watch")
+
+    def __aiter__(self) -> AsyncIterator[list[Change]]:
+        return self
+
+    async def __anext__(self) -> list[Change]:
+        while not self._ended.is_set():
+            if self._events:
+                if changes := self._take():
+                    return changes
+            elif self._failure is not None:
+                await self.aclose()
+                raise self._failure
+            elif self._response is None:
+                if self.starting.done():
+                    self.starting = asyncio.create_task(self._connect(), name="keyloft watch")
+                # A caller that gives up waiting leaves the task as it is.
+                await asyncio.wait([self.starting])
+                if not self.starting.cancelled():  # by `aclose`
+                    self.starting.result()
+            else:
+                await self._receive(self._response)
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self._ended.set()
+        self._forget(self)
+        self.starting.cancel()
+        await asyncio.wait([self.starting])
+        self._disconnect()
+
+    def _take(self) -> list[Change]:
+        """All that has arrived, joined: of each key its last state."""
+        changed: dict[bytes, Change] = {}
+        whole: list[Change] | None = None
+        while self._events:
+            event = self._events.popleft()
+            changes = [_change(entry) for entry in read_entries(event.data).entries]
+            if event.id is not None:
+                self.reported_to = max(event.id, self.reported_to or 0)
+            if not self._whole:
+                for change in changes:
+                    changed.pop(change.key, None)
+                    changed[change.key] = change
+            elif event.id is None:
+                self._parts += changes
+            else:
+                whole, self._parts = [*self._parts, *changes], []
+        if not self._whole:
+            return list(changed.values())
+        state = None if whole is None else [_state(change.record) for change in whole]
+        if whole is None or state == self._reported:
+            return []
+        self._reported = state
+        return whole
+
+    async def _receive(self, response: aiohttp.ClientResponse) -> None:
+        try:
+            async with asyncio.timeout(limits.HTTP_CLIENT_SILENCE_SECONDS):
+                piece = await response.content.readany()
+        except Lost as failure:
+            logger.debug("%s: a watch has lost its connection (%s)", self._api.name, errors.reason(failure))
+            piece = b""
+        if piece:
+            self._feed(piece)
+        else:
+            self._broken += 1
+            self._disconnect()
+
+    def _feed(self, piece: bytes) -> bool:
+        """Take what has arrived; returns whether the watch has begun."""
+        has_begun = False
+        for event in self._parser.feed(piece):
+            match event.kind:
+                case "ready":
+                    has_begun = True
+                    if self._since is None and self._last_event is None:
+                        self._last_event = event.id
+                    if self.reported_to is None:
+                        self.reported_to = event.id if self._since is None else self._since
+                case "change":
+                    self._events.append(event)
+                    self._broken = 0
+                    if event.id is not None:
+                        self._last_event = event.id
+                case "error":
+                    self._failure = errors.error_of(msgspec.json.decode(event.data, type=ApiProblem))
+                    self._disconnect()
+        return has_begun or self._failure is not None
+
+    async def _connect(self) -> None:
+        """Connect, and read until the service says from where on it reports; again and again if it does not answer."""
+        attempt = 0
+        if self._broken > 1:
+            await self._pause(pause_seconds(self._broken - 2))
+        while not self._ended.is_set():
+            try:
+                async with asyncio.timeout(limits.HTTP_CLIENT_SILENCE_SECONDS):
+                    await self._begin()
+            except Closed:
+                self._ended.set()
+                return
+            except KeyloftError as error:  # before Lost: NotPermitted is a ConnectionError, too
+                self._failure = error
+                return
+            except Lost as failure:
+                self._disconnect()
+                if errors.never_helps(failure):
+                    self._failure = errors.explain(self._api.name, failure)
+                    return
+                if not attempt:
+                    logger.warning("%s: a watch waits for it (%s)", self._api.name, errors.reason(failure))
+            else:
+                return
+            await self._pause(pause_seconds(attempt))
+            attempt += 1
+
+    async def _begin(self) -> None:
+        self._parser, self._parts = EventParser(), []
+        selection, last_event = self._selection, self._last_event
+        if self._whole and last_event is not None:
+            last_event = None  # all states come at once, and are compared with those reported
+        elif last_event is None and self._since is not None:
+            selection = [*selection, ("since", str(self._since))]
+        response = await self._api.stream(selection, last_event)
+        if self._ended.is_set():
+            response.close()
+            return
+        self._response = response
+        while True:
+            piece = await response.content.readany()
+            if not piece:
+                raise aiohttp.ClientConnectionError("the stream ended before it began")
+            if self._feed(piece):
+                return
+
+    def _disconnect(self) -> None:
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        except TimeoutError:
+            pass
+
+
+def _change(entry: ApiEntry) -> Change:
+    key = key_of(entry.key)
+    return Change(key, record_of(entry, key))
+
+
+def _state(record: Record | None) -> tuple[int, int | None] | None:
+    return None if record is None else (record.version, record.expires_at)

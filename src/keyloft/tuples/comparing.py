@@ -1,0 +1,86 @@
+"""Compares a typed value with what is read back, field by field: `==` leaves out what a class does not compare.
+
+A dataclass has fields with `compare=False`, an attrs class with `eq=False`, and any class may have its own `__eq__`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from keyloft import limits
+from keyloft.core.values import shown_place
+
+_WHOLE: Final = frozenset({str, int, bool, float, bytes, type(None)})
+"""Types whose `==` compares all there is."""
+_OF_TYPES: Final = "the type must have all that the value holds, and compare by content, as a dataclass does"
+_OF_TIMES: Final = (
+    "in an hour that a time zone repeats or skips, Python calls no time of another zone equal, and an offset is read "
+    "back instead of the zone: store .astimezone(datetime.UTC)"
+)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where a copy is not equal to a value."""
+
+    path: str
+    kind: str
+    """The name of the type of what differs."""
+    cure: str = _OF_TYPES
+
+
+def difference(value: Any, copy: Any, path: str = "value") -> Difference | None:
+    """The first difference between a value and a copy of it; None if all of it is equal."""
+    if type(value) is not type(copy) or type(value) in _WHOLE:
+        return None if value == copy else Difference(path, type(value).__name__)
+    if isinstance(value, (list, tuple)):
+        if len(value) != len(copy):
+            return Difference(path, type(value).__name__)
+        return _difference_of_items(range(len(value)), value, copy, path)
+    if isinstance(value, dict):
+        if value.keys() != copy.keys():
+            return Difference(path, type(value).__name__)
+        return _difference_of_items(value, [*value.values()], [copy[name] for name in value], path)
+    kind: Any = type(value)
+    for name in _fields(kind):
+        field, other = getattr(value, name, None), getattr(copy, name, None)
+        if type(field) is type(other) and type(field) in _WHOLE and field == other:
+            continue  # most fields
+        if (found := difference(field, other, f"{path}.{name}")) is not None:
+            return found
+    if value == copy:
+        return None
+    cure = _OF_TIMES if isinstance(value, datetime) and _is_repeated(value, copy) else _OF_TYPES
+    return Difference(path, kind.__name__, cure)
+
+
+def _difference_of_items(
+    places: Iterable[object], items: Sequence[Any], copies: Sequence[Any], path: str
+) -> Difference | None:
+    if {*map(type, items)} <= _WHOLE and items == copies:
+        return None  # in C: there may be a million of them
+    for place, item, copy in zip(places, items, copies, strict=True):
+        # Again for the one that differs: a path for each would take longer than the comparison.
+        if difference(item, copy) is not None:
+            return difference(item, copy, path + shown_place(place))
+    return None
+
+
+def _is_repeated(value: datetime, copy: datetime) -> bool:
+    """Whether these are the same moment, which Python calls unequal (PEP 495)."""
+    is_fold = value.utcoffset() != value.replace(fold=not value.fold).utcoffset()
+    return is_fold and value.timestamp() == copy.timestamp()
+
+
+@functools.lru_cache(limits.TYPES_REMEMBERED)
+def _fields(kind: Any) -> tuple[str, ...]:
+    """The names of the fields that a class declares."""
+    if issubclass(kind, msgspec.Struct):
+        return tuple(kind.__struct_fields__)
+    if hasattr(kind, "__pydantic_validator__") and isinstance(fields := getattr(kind, "model_fields", None), Mapping):
+        return (*fields,)
+    declared = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else getattr(kind, "__attrs_attrs__", ())
+    return tuple([field.name for field in declared])
