@@ -246,8 +246,12 @@ class TestMoreNamesThanQueues:
                 await self.flood(client, service)
                 await publish(client, "late.set", key="k", value=1)
                 asking = asyncio.create_task(ask(client, "late.get", key="k"))
-                await until(lambda: service.unanswered == limits.OWNERS + 102)
+                wrong = asyncio.create_task(ask(client, "late.upsert", key="k"))
+                many = asyncio.create_task(ask(client, "late.many", requests=[{"op": "get", "key": "k"}]))
+                await until(lambda: service.unanswered == limits.OWNERS + 104)
             assert (await asking)["value"] == 1
+            assert (await wrong)["error_code"] == "INVALID_SUBJECT"
+            assert [reply["value"] for reply in (await many)["replies"]] == [1]
             stored = [await db.kv_get(f"p{number}", "k") for number in range(limits.OWNERS + 100)]
             assert [found["value"] for found in stored] == list(range(limits.OWNERS + 100))
 

@@ -1,14 +1,21 @@
 """Accepts the requests of a service, or refuses them by its bounds, before anything of their messages is read."""
 
+from collections.abc import Callable, Coroutine
 from time import perf_counter
+from typing import Final
 
 from keyloft import limits
+from keyloft.errors import Busy
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import Deadlines
+from keyloft.nats.handed_in import HANDED_IN, WITHDRAWN, HandedIn
 from keyloft.nats.messages import Handled, RefusedNames
+from keyloft.nats.outbox import TOO_MUCH
 from keyloft.nats.owner_work import OwnerWork
-from keyloft.nats.reporting import EventSubject
-from keyloft.nats.requests import NO_OPERATION, Operation, Owner, Request
+from keyloft.nats.reporting import EventSubject, Route
+from keyloft.nats.requests import NO_OPERATION, UNKNOWN_OPERATION, EngineWrite, Operation, Owner, Request
+
+_UNROUTED: Final = Route("", UNKNOWN_OPERATION, None)
 
 
 class Acceptance(OwnerWork):
@@ -31,13 +38,14 @@ class Acceptance(OwnerWork):
             if self._is_refused_name(subject, size):
                 return self._refuse_others(reply)
             try:
-                route = owners.route(subject)
+                # To find out what a subject means takes longer than all else here: in a flood of names, a turn does it.
+                route = _UNROUTED if owners.shares_queue(subject) else owners.route(subject)
             except EventSubject:
                 return []
         name, operation, about = route
         if operation.holds_requests:
             size += limits.REQUEST_BYTES * min(1 + data.count(b","), limits.MANY_REQUESTS)
-        owner = owners.known.get(name) or owners.of(name)
+        owner = owners.others if route is _UNROUTED else owners.known.get(name) or owners.of(name)
         now = perf_counter()
         unanswered = owner.request_bytes + size
         most = (
@@ -57,10 +65,51 @@ class Acceptance(OwnerWork):
             owner.visits += 1
         owner.request_bytes = unanswered
         self._request_bytes += size
-        owner.waiting.append(Request(owner, operation, about, reply, data, now, size))
+        content = (subject, data) if route is _UNROUTED else data
+        owner.waiting.append(Request(owner, operation, about, reply, content, now, size))
         if not owner.is_in_turn:
             self._turns.give(owner)
         return None
+
+    def hand_in(
+        self, subject: bytes, data: bytes, answer: Callable[[bytes], None], operation: Operation | None = None
+    ) -> HandedIn:
+        """Accept a request that did not arrive over NATS, as if it had arrived on this subject.
+
+        Args:
+            subject: Its owner and its operation.
+            data: What its message would be.
+            answer: Called with the reply, later, unless the request is withdrawn before.
+            operation: Carries it out in place of the one that the subject names.
+
+        Raises:
+            Busy: Too much is waiting.
+        """
+        owners = self._owners
+        route = owners.routes.get(subject) or owners.route(subject)
+        refused = self.receive(subject, HANDED_IN, data)
+        if refused is not None:
+            if isinstance(refused, Coroutine):
+                refused.close()  # it slows down what arrives over NATS
+            raise Busy(TOO_MUCH)
+        request = owners.known.get(route.owner, owners.others).waiting[-1]
+        if operation is not None:
+            request.operation = operation
+        return HandedIn(self, request, data, answer)
+
+    def withdraw(self, request: Request, data: bytes) -> None:
+        """Don't carry out a request that was handed in with this data, if that is still possible, nor answer it."""
+        request.collector, request.reply = None, b""
+        if request.content is data:  # it waits to be read
+            request.operation, request.content = WITHDRAWN, b""
+            return
+        request.is_given_up = True  # it may wait for earlier requests
+        if request.stop() and isinstance(request.operation, EngineWrite):
+            self.end(request)
+
+    def end(self, request: Request) -> None:
+        """A request is done."""
+        raise NotImplementedError
 
     def refuses(self, subject: bytes, reply: bytes, size: int) -> bool:
         """Whether a large message, of which no more than its size is known, is refused because too much is waiting."""

@@ -39,29 +39,23 @@ _CLIENT_METHODS: Final = {
     "_flush_pending": "async (force_flush=False)",
     "force_reconnect": "async ()",
 }
+_ADDED: Final = {
+    Nats: (
+        *("_handlers", "_receive_at_once", "_refusing", "_socket", "handle", "note_refusal", "read_bytes", "refused"),
+        *("refused_events", "sending"),
+    ),
+    TcpTransport: ("_receiver", "receive_for", "is_ready"),
+    Parser: ("_awaited", "_enough", "_rest", "_wait_for", "leave_out", "take", "unwanted"),
+}
 PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (Nats, _CLIENT_METHODS),
-    (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "is_connected": "bool", "max_payload": "int"}),
-    (Nats, {"is_draining_pubs": "bool", "pending_data_size": "int"}),
+    (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "_transport": "NoneType"}),
+    (Nats, {"is_connected": "bool", "is_draining_pubs": "bool", "max_payload": "int", "pending_data_size": "int"}),
     (TcpTransport, {"connect": "async (uri, buffer_size, connect_timeout)", "read": "async (buffer_size)"}),
-    (TcpTransport, {"at_eof": "()", "_io_reader": "NoneType", "_io_writer": "NoneType"}),
-    (TcpTransport, {"write": "(payload)", "_receiver": _ABSENT, "receive_for": _ABSENT, "is_ready": _ABSENT}),
+    (TcpTransport, {"at_eof": "()", "write": "(payload)", "_io_reader": "NoneType", "_io_writer": "NoneType"}),
     (Parser, {"parse": "async (data=b'')", "reset": "()", "nc": "Client", "buf": "bytearray", "state": "int"}),
     (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
-    (Nats, {"_handlers": _ABSENT, "handle": _ABSENT, "read_bytes": _ABSENT, "sending": _ABSENT}),
-    (Nats, {"_refusing": _ABSENT, "_receive_at_once": _ABSENT}),
-    (
-        Nats,
-        {
-            "_transport": "NoneType",
-            "_socket": _ABSENT,
-            "refused": _ABSENT,
-            "note_refusal": _ABSENT,
-            "refused_events": _ABSENT,
-        },
-    ),
-    (Parser, {"_enough": _ABSENT, "unwanted": _ABSENT, "_awaited": _ABSENT, "_rest": _ABSENT}),
-    (Parser, {"leave_out": _ABSENT, "take": _ABSENT, "_wait_for": _ABSENT}),
+    *[(owner, dict.fromkeys(names, _ABSENT)) for owner, names in _ADDED.items()],
 )
 """What `messages.py` uses of nats-py: methods with their parameters, attributes with their types, and names it adds to
 nats-py's classes, which must not have them. A test compares this table with its code."""

@@ -120,7 +120,7 @@ class Deadlines:
 
     def _give_up(self, request: Request) -> None:
         """Answer a request whose database has not answered in time; a write may still be carried out."""
-        was_given_up = request.cancel is not None and len(request.written or ()) < 2 and request.cancel()
+        was_given_up = request.stop()
         text = NOT_CARRIED_OUT if was_given_up else "; it may still be carried out"
         self._unanswered.refuse(request, self.stalled(text if request.written is not None else ""))
         if was_given_up and isinstance(request.operation, EngineWrite):

@@ -1,13 +1,14 @@
 """Takes in the requests of a service: bounds in bytes, owners that take turns, order within an owner, deadlines.
 
 The path of a message: `receive` (`acceptance.py`) puts it into its owner's queue, or refuses it if the queue is full.
+What arrives over HTTP takes the same path from `hand_in` on.
 Owners take turns (`turns.py`): an owner's messages are read, and what they ask for is begun. The reply goes to the
 outbox, and `end` makes room for the next request.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -21,19 +22,20 @@ from keyloft.nats.acceptance import Acceptance
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import NOT_CARRIED_OUT, Deadlines
 from keyloft.nats.errors import wire_code
+from keyloft.nats.handed_in import HANDED_IN, WITHDRAWN
 from keyloft.nats.joint_reads import JointReads
 from keyloft.nats.many import TOO_FAST, Collectors
+from keyloft.nats.many_intake import ManyIntake
 from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.outbox import BUSY, Outbox
 from keyloft.nats.owners import Owners
 from keyloft.nats.reporting import IntakeReporter, Route
-from keyloft.nats.requests import Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
-from keyloft.nats.taking_apart import TakesApart
+from keyloft.nats.requests import UNKNOWN_OPERATION, Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
 from keyloft.nats.turn_reads import PendingReads, TurnReads
 from keyloft.nats.turns import Turns, steps
 
 
-class Intake(Acceptance, TakesApart):
+class Intake(Acceptance, ManyIntake):
     """Takes in the requests of one service, carries them out on an engine, and answers them."""
 
     def __init__(
@@ -70,7 +72,7 @@ class Intake(Acceptance, TakesApart):
         self._most_requests, self._reserve = bounds.request_bytes, bounds.reserve_bytes
         self._most_replies = bounds.reply_bytes
         self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(nats, self._reserved, self._sent, self._refused_busy, reporter.unsent)
+        self._outbox = Outbox(nats, (*self._reserved, HANDED_IN), self._sent, self._refused_busy, reporter.unsent)
         self._owners = Owners(route, words, meters)
         self._without_room: dict[Owner, None] = {}
         """Owners whose next request waits until other owners' replies are sent."""
@@ -79,12 +81,14 @@ class Intake(Acceptance, TakesApart):
         """The requests that are carried out by a coroutine."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_reads = TurnReads(engine, self._answer, lambda: self._deadlines.stalled())
-        self._joint_reads = JointReads(engine, self._turn_reads.make, self._answer)
-        self._turns = Turns(nats, self._take_turn, self._can_go_on, self._joint_reads.make_all)
+        self._joint_reads = JointReads(engine, self._turn_reads.make, self._answer, self._send_replies)
+        self._turns = Turns(nats, self._take_turn, self._can_go_on, self._end_turns)
         self.reads = self._turn_reads.under_way
         """The requests that wait for the database to read, by their tasks."""
-        self._verdicts: dict[Owner, tuple[list[Request], list[Verdict]]] = {}
+        self._writes: list[Request] = []
         """Writes that are decided and not yet answered."""
+        self._verdicts: list[Verdict] = []
+        """What became of them."""
         self._deadlines = Deadlines(self, self._reserved, deadline)
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -121,6 +125,11 @@ class Intake(Acceptance, TakesApart):
         if reads:
             self._joint_reads.add(owner, reads)
 
+    def _end_turns(self) -> None:
+        """Make the reads that turns have begun, and send the replies that there are."""
+        self._joint_reads.make_all()
+        self._send_replies()
+
     def _has_room(self, owner: Owner) -> bool:
         """Whether another request of an owner may be read and begun."""
         if owner.under_way >= limits.OWNER_REQUESTS_UNDER_WAY or owner.under_way_bytes >= limits.OWNER_BYTES_UNDER_WAY:
@@ -148,6 +157,10 @@ class Intake(Acceptance, TakesApart):
             if request.reply.startswith(self._reserved):
                 request.reply = b""
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
+            if operation is UNKNOWN_OPERATION:
+                subject, request.content = request.content
+                _, operation, request.about = self._owners.route(subject)
+                request.operation = operation
             if now - request.arrived > self._deadline and request.reply:
                 raise self._deadlines.stalled(NOT_CARRIED_OUT)
             content = request.content = operation.read(request.about, request.content)
@@ -171,7 +184,7 @@ class Intake(Acceptance, TakesApart):
         elif isinstance(operation, Call):
             waits = self._call_waits(request, operation, reads)
         else:
-            self._take_apart(request, content)
+            self._take_in_many(request, content)
             return
         if not waits:
             self._begin(request, reads)
@@ -216,7 +229,7 @@ class Intake(Acceptance, TakesApart):
         try:
             submission = self._engine.submit(batch, partial(self._decided, request))
         except Exception as error:
-            self._answer(owner, [request], [error])
+            self._answer([request], [error])
         else:
             request.cancel = submission.withdraw
             if not request.is_submitted:
@@ -224,17 +237,17 @@ class Intake(Acceptance, TakesApart):
 
     def _decided(self, request: Request, verdict: Verdict) -> None:
         """Note what became of a write: those that are decided at the same time are answered together."""
-        if not self._verdicts:
+        if not self._writes:
             self._loop.call_soon(self._answer_writes)
-        if (some := self._verdicts.get(request.owner)) is None:
-            some = self._verdicts[request.owner] = ([], [])
-        some[0].append(request)
-        some[1].append(verdict)
+        self._writes.append(request)
+        self._verdicts.append(verdict)
 
     def _answer_writes(self) -> None:
-        verdicts, self._verdicts = self._verdicts, {}
-        for owner, some in verdicts.items():
-            self._answer(owner, *some)
+        writes, self._writes = self._writes, []
+        verdicts, self._verdicts = self._verdicts, []
+        self._answer(writes, verdicts)
+        # Before the engine begins the next group: the senders go on while it works.
+        self._send_replies()
 
     def _call(self, request: Request, operation: Call) -> None:
         self.calls.add(request)
@@ -260,17 +273,12 @@ class Intake(Acceptance, TakesApart):
 
     # Answering
 
-    def _answer(self, owner: Owner, requests: Sequence[Request], outcomes: Sequence[Any]) -> None:
-        """Answer reads or writes of an owner, each with what became of it: most requests pass here, so in one go."""
+    def _answer(self, requests: Sequence[Request], outcomes: Sequence[Any]) -> None:
+        """Answer reads or writes, each with what became of it: most requests pass here, so in one go."""
         now, logs_all = perf_counter(), self._reporter.logs_all()
-        operation, timing = requests[0].operation, owner.meter.durations[requests[0].operation.name]
-        replies: list[tuple[bytes, bytes]] = []
-        reserved = reply_size = size = 0
+        outbox, given_back, given_room = self._outbox, 0, 0
         for request, outcome in zip(requests, outcomes, strict=True):
-            if request.operation is not operation:  # mostly the same as before
-                operation = request.operation
-                timing = owner.meter.durations[operation.name]
-            is_written = False
+            owner, operation, is_written = request.owner, request.operation, False
             try:
                 if isinstance(outcome, Exception):
                     reply = self._refusal(request, outcome)
@@ -278,27 +286,37 @@ class Intake(Acceptance, TakesApart):
                     reply = operation.reply(request.content, outcome)
                     is_written = request.written is not None
                     seconds = now - request.arrived
-                    timing.add(seconds)
+                    owner.meter.durations[operation.name].add(seconds)
                     if logs_all or seconds > limits.SLOW_SECONDS:
                         self._reporter.done(request, seconds, outcome)
             except Exception as error:
                 reply = self._refusal(request, error)
+            room, size = request.reserved, request.size
             if request.collector is not None:
                 request.collector.add(request.position, reply, is_written)
             elif request.reply:
-                replies.append((request.reply, reply))
-                reply_size += len(reply)
+                outbox.add(owner, request.reply, reply)
+                room -= len(reply)
             if request.written is not None:
                 owner.end_write(request)
             elif request.read is not None:
                 owner.end_read(request)
-            # As in `end`: nothing else would free them.
+            # As in `end` and in `_make_room`: nothing else would free them.
             request.cancel = request.content = None
-            reserved += request.reserved
-            size += request.size
-        if replies:
-            self._outbox.add_all(owner, replies, reply_size)
-        self._make_room(owner, len(requests), size, reserved - reply_size)
+            owner.under_way -= 1
+            owner.under_way_bytes -= size
+            owner.request_bytes -= size
+            given_back += size
+            owner.reply_bytes -= room
+            given_room += room
+            if not owner.is_in_turn and (owner.waiting or owner.ready):
+                self._turns.give(owner)
+        self._request_bytes -= given_back
+        self._reply_bytes -= given_room
+        if not self._request_bytes:
+            self._is_empty.set()
+        if self._without_room:
+            self._let_go_on()
 
     def _finish(self, request: Request, reply: bytes, outcome: Any) -> None:
         """Answer a request that was carried out."""
@@ -316,6 +334,8 @@ class Intake(Acceptance, TakesApart):
         if request.operation is TOO_FAST:
             self._refused_busy(request.owner, TOO_FAST, *((1, 0) if request.reply else (0, 1)))
             return BUSY
+        if request.operation is WITHDRAWN:
+            return b""
         request.owner.meter.errors[wire_code(error)] += 1
         return self._reporter.refused(request, error)
 
@@ -338,25 +358,31 @@ class Intake(Acceptance, TakesApart):
             owner.end_write(request)
         elif request.read is not None:
             owner.end_read(request)
-        self._make_room(owner, 1, request.size, request.reserved)
+        self._make_room(owner, request.size, request.reserved)
 
-    def _make_room(self, owner: Owner, requests: int, size: int, reply_size: int) -> None:
-        """Give back what the finished requests of an owner counted as, and the room for replies that they left."""
-        owner.under_way -= requests
+    def _make_room(self, owner: Owner, size: int, reply_size: int) -> None:
+        """Give back what a finished request of an owner counted as, and the room for a reply that it left."""
+        owner.under_way -= 1
         owner.under_way_bytes -= size
         owner.request_bytes -= size
         self._request_bytes -= size
         if not self._request_bytes:
             self._is_empty.set()
-        self._sent(owner, reply_size)
+        self._sent([(owner, reply_size)])
 
-    def _sent(self, owner: Owner, size: int) -> None:
-        """Give back room for replies, and let owners go on that have waited for it."""
-        owner.reply_bytes -= size
-        self._reply_bytes -= size
-        if not owner.is_in_turn and (owner.waiting or owner.ready):
-            self._turns.give(owner)
-        if self._without_room and self._reply_bytes < self._most_replies:
+    def _sent(self, replies: Iterable[tuple[Owner, int]]) -> None:
+        """Give back room for replies, each of an owner and a size, and let owners go on that have waited for it."""
+        for owner, size in replies:
+            owner.reply_bytes -= size
+            self._reply_bytes -= size
+            if not owner.is_in_turn and (owner.waiting or owner.ready):
+                self._turns.give(owner)
+        if self._without_room:
+            self._let_go_on()
+
+    def _let_go_on(self) -> None:
+        """Let owners go on that have waited for room, if there is some."""
+        if self._reply_bytes < self._most_replies:
             waiting, self._without_room = self._without_room, {}
             for other in waiting:
                 if not other.is_in_turn:

@@ -19,27 +19,31 @@ class JointReads:
         self,
         engine: Engine,
         make: Callable[[Owner, Sequence[Request]], None],
-        answer: Callable[[Owner, Sequence[Request], Sequence[Any]], None],
+        answer: Callable[[Sequence[Request], Sequence[Any]], None],
+        send: Callable[[], None],
     ) -> None:
         """Args:
         engine: Reads the entries.
         make: Makes the reads of one owner alone.
-        answer: Called with requests of an owner and the entries that they ask for, or errors.
+        answer: Called with requests and the entries that they ask for, or errors.
+        send: Sends the replies.
         """
         self._engine = engine
         self._make = make
         self._answer = answer
+        self._send = send
         self._begun: dict[Owner, Sequence[Request]] = {}
         self._count = 0
 
     def add(self, owner: Owner, requests: Sequence[Request]) -> None:
-        """Make reads of an owner before its next turn, and before `make_all` returns."""
+        """Add reads that a turn has begun: they are made before the owner's next turn, at the latest by `make_all`."""
         if not self._engine.reads_at_once:
             self._make(owner, requests)
             return
         self._begun[owner] = requests
         self._count += len(requests)
-        if self._count >= limits.GETS_PER_READ:
+        if self._count >= limits.GETS_PER_REPLY:
+            # Their senders go on while others' requests are read.
             self._make_in_turn_of(owner)
 
     def make_before_turn(self, owner: Owner) -> None:
@@ -51,6 +55,7 @@ class JointReads:
         # The owner is charged with the time of its turn, and these reads are charged to all whose they are.
         began = perf_counter()
         self.make_all()
+        self._send()
         owner.credit += perf_counter() - began
 
     def make_all(self) -> None:
@@ -68,7 +73,8 @@ class JointReads:
     def _made_together(self, begun: dict[Owner, Sequence[Request]]) -> bool:
         """Make reads of several owners as one; returns whether the engine answered at once."""
         began = perf_counter()
-        reading = self._engine.read(*[request.content for requests in begun.values() for request in requests])
+        requests = [request for some in begun.values() for request in some]
+        reading = self._engine.read(*[request.content for request in requests])
         try:
             reading.send(None)
         except StopIteration as read:
@@ -78,14 +84,10 @@ class JointReads:
         else:
             reading.close()
             return False
-        now = perf_counter()
-        # What it takes to read an entry hardly depends on its owner, apart from its size.
+        self._answer(requests, records)
+        # What it takes to read and to answer an entry hardly depends on its owner, apart from its size.
         sizes = [limits.REQUEST_BYTES + (0 if record is None else len(record.value)) for record in records]
-        price, at = (now - began) / sum(sizes), 0
-        for owner, requests in begun.items():
-            end = at + len(requests)
-            self._answer(owner, requests, records[at:end])
-            began, now = now, perf_counter()
-            owner.credit -= price * sum(sizes[at:end]) + now - began
-            at = end
+        price = (perf_counter() - began) / sum(sizes)
+        for request, size in zip(requests, sizes, strict=True):
+            request.owner.credit -= price * size
         return True

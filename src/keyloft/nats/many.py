@@ -173,7 +173,7 @@ def _without_op(data: bytes) -> tuple[str, bytes]:
     return name, b"{" + b",".join(others) + b"}"
 
 
-def taken_apart(
+def requests_of(
     message: Request, content: ManyRequests, collector: ReplyCollector | None, per_second: float | None
 ) -> list[Request]:
     """The requests that a message holds.
@@ -202,15 +202,34 @@ class Collectors:
 
     def __init__(self, nats: Nats) -> None:
         self._nats = nats
+        self._loop = asyncio.get_running_loop()
+        self._unsent: list[PartCollector] = []
         self.room = limits.HELD_REPLY_BYTES
         """How many more bytes of long replies they may hold until their messages are complete."""
 
-    def collector(self, content: ManyRequests, send: Callable[[bytes, bool], None]) -> "Collector | PartCollector":
-        """The collector for a message, which calls `send` with each reply, and whether it is the last."""
+    def collector(
+        self, content: ManyRequests, send: Callable[[bytes, bool], None], *, in_one: bool
+    ) -> "Collector | PartCollector":
+        """The collector for a message, which calls `send` with each reply, and whether it is the last.
+
+        `in_one` says that there is no way for several replies.
+        """
         count, most_bytes = len(content.requests), self._nats.max_payload
-        if content.in_parts:
-            return PartCollector(count, most_bytes, send)
+        if content.in_parts and not in_one:
+            return PartCollector(count, most_bytes, send, self)
         return Collector(count, most_bytes, send, self)
+
+    def has_part(self, collector: "PartCollector") -> None:
+        """Let a collector send a part soon."""
+        if not self._unsent:
+            self._loop.call_soon(self.send_parts)
+        self._unsent.append(collector)
+
+    def send_parts(self) -> None:
+        """Send the parts that there are."""
+        unsent, self._unsent = self._unsent, []
+        for collector in unsent:
+            collector.send_part()
 
 
 class Collector:
@@ -257,9 +276,10 @@ class Collector:
 class PartCollector:
     """Sends the replies to the requests of one message in parts: in each iteration of the event loop those it has."""
 
-    def __init__(self, requests: int, most_bytes: int, send: Callable[[bytes, bool], None]) -> None:
+    def __init__(self, requests: int, most_bytes: int, send: Callable[[bytes, bool], None], shared: Collectors) -> None:
         self._left = requests
         self._send = send
+        self._shared = shared
         self._most_bytes = most_bytes - _FRAME_BYTES
         self._replies: list[bytes] = []
         self._size = 0
@@ -271,25 +291,26 @@ class PartCollector:
         item = b"[%d,%b]" % (position, reply)
         size = self._size + len(item) + 1
         if size > self._most_bytes and self._replies:
-            self._send_part(self._left)
+            self._send_replies()
             size = len(item) + 1
         self._replies.append(item)
         self._size = size
         self._left -= 1
         if not self._left:
-            self._send_part(0)
+            self._send_replies()
         elif not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._iteration_ended)
+            self._shared.has_part(self)
 
-    def _iteration_ended(self) -> None:
+    def send_part(self) -> None:
+        """Send the replies that it has."""
         self._is_scheduled = False
         if self._replies:
-            self._send_part(self._left)
+            self._send_replies()
 
-    def _send_part(self, left: int) -> None:
+    def _send_replies(self) -> None:
         replies, self._replies, self._size = self._replies, [], 0
-        self._send(_PART % (b",".join(replies), left), not left)
+        self._send(_PART % (b",".join(replies), self._left), not self._left)
 
 
 def _too_large(is_written: bool) -> bytes:

@@ -328,8 +328,7 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[bytes, bytes]])
     if not connection.is_connected:
         await _publish_each(connection, messages)
         return
-    pub, largest = b"PUB %b %d\r\n%b\r\n", connection.max_payload
-    commands = [pub % (subject, len(data), data) for subject, data in messages if len(data) <= largest]
+    commands = _publishing(connection, messages)
     await connection._send_command(b"".join(commands))
     await connection._flush_pending()
     if len(commands) < len(messages):
@@ -340,15 +339,20 @@ def publish_at_once(connection: Nats, messages: Sequence[tuple[bytes, bytes]]) -
     """Publish as `publish_all` does, without a task between, if nothing waits to be sent; returns whether it was so."""
     if not isinstance(connection, NatsConnection) or connection.pending_data_size or not connection.is_connected:
         return False
-    socket, largest = connection._socket, connection.max_payload
+    socket = connection._socket
     if not isinstance(socket, _LargeReads) or not socket.is_ready():
         return False
-    pub = b"PUB %b %d\r\n%b\r\n"
-    commands = [pub % (subject, len(data), data) for subject, data in messages if len(data) <= largest]
+    commands = _publishing(connection, messages)
     if len(commands) < len(messages):
         return False
     socket.write(b"".join(commands))  # type: ignore[no-untyped-call]
     return True
+
+
+def _publishing(connection: Nats, messages: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+    """The commands that publish messages; none for one that is too large."""
+    pub, largest = b"PUB %b %d\r\n%b\r\n", connection.max_payload
+    return [pub % (subject, len(data), data) for subject, data in messages if len(data) <= largest]
 
 
 async def publish_requests(connection: Nats, requests: Sequence[tuple[str, str, bytes]]) -> None:

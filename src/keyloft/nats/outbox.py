@@ -25,14 +25,14 @@ class Outbox:
         self,
         nats: Nats,
         reserved: Sequence[bytes],
-        sent: Callable[[Owner, int], None],
+        sent: Callable[[Iterable[tuple[Owner, int]]], None],
         refused: Callable[[Owner, Operation, int, int], None],
         failed: Callable[[str], None],
     ) -> None:
         """Args:
         nats: The connection.
         reserved: What no reply's subject may begin with: such a reply would be a request in the service's name.
-        sent: Called with an owner and the size of its replies that were sent, or could not be.
+        sent: Called with replies that were sent, or could not be: the owner and the size of each.
         refused: Called with an owner, an operation, how many requests were answered BUSY, and how many were dropped.
         failed: Called with the reason if replies can't be sent.
         """
@@ -80,17 +80,19 @@ class Outbox:
         self._loop.call_soon(self._send_soon)
 
     def _send_soon(self) -> None:
-        """Send the replies of this iteration of the event loop at once if nothing is in the way; else the task does."""
         self._is_scheduled = False
-        if not self._is_idle:
+        self.send_at_once()
+
+    def send_at_once(self) -> None:
+        """Send the replies now, all with one write, if nothing is in the way; else the task does."""
+        if not self._is_idle or not self._replies:
             return
         if self._sending.locked() or not publish_at_once(self._nats, self._replies):
             self._wake()
             return
         self._replies = []
         owners, self._owners = self._owners, []
-        for owner, size in owners:
-            self._sent(owner, size)
+        self._sent(owners)
 
     def _wake(self) -> None:
         self._is_idle = False
@@ -133,8 +135,7 @@ class Outbox:
             except Exception as error:
                 # The replies are lost, and their receivers time out: the next ones may be sent again.
                 self._failed(str(error) or type(error).__name__)
-            for owner, size in owners:
-                self._sent(owner, size)
+            self._sent(owners)
 
     async def _send(
         self, replies: Sequence[tuple[bytes, bytes]], busy: dict[tuple[Owner, Operation], list[bytes]]

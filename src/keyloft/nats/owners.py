@@ -9,10 +9,13 @@ from time import perf_counter
 from typing import Final
 
 from keyloft import limits
+from keyloft.nats.events import EVENTS
 from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.nats.reporting import Route
 from keyloft.nats.requests import Owner
 
+_EVENTS: Final = f".{EVENTS}.".encode()
+_MANY: Final = b".many"
 _STEPS: Final = 8
 """How many owners are examined before a new name gets no queue: if these are all busy, most others are, too."""
 
@@ -62,6 +65,15 @@ class Owners:
     def knows(self, subject: bytes) -> bool:
         """Whether the owner that a subject names has a queue of its own: a fast check, for a flood of names."""
         return subject.rsplit(b".", self._words)[-self._words :][0] in self._names
+
+    def shares_queue(self, subject: bytes) -> bool:
+        """Whether a request belongs into the shared queue, whatever else its subject says.
+
+        One that holds several requests counts as more bytes, and events are no requests: these are not for here.
+        """
+        if not self.others.request_bytes or not subject.isascii() or self.knows(subject):
+            return False
+        return not subject.endswith(_MANY) and _EVENTS not in subject
 
     def of(self, name: str) -> Owner:
         """A new owner with this name, or the one that stands for all others."""

@@ -8,14 +8,15 @@ from typing import Any, Protocol
 from msgspec import UNSET
 
 from keyloft import limits
-from keyloft.core.engine import Engine, LogWatch
-from keyloft.core.records import ChangeKind, Get, Key, LoggedChange, Scan
+from keyloft.core.engine import Engine
+from keyloft.core.records import ChangeKind, Get, Key, Scan
 from keyloft.errors import HistoryGone, KeyloftError
 from keyloft.nats.events import EventMessage, encode
 from keyloft.nats.instance import PublishingInstance
 from keyloft.nats.intake import Intake
 from keyloft.nats.leases import Lease
 from keyloft.nats.requests import Call
+from keyloft.nats.taken_changes import TakenChanges
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +45,14 @@ class Publication:
     """The events of one run of a lease. It is no task: there may be ten thousand of them."""
 
     __slots__ = (
+        "_changes",
         "_failed",
         "_instance",
         "_instance_id",
         "_intake",
         "_is_queued",
-        "_left",
         "_owner",
         "_sequence",
-        "_watch",
         "_watchable",
         "is_stopped",
         "lease",
@@ -77,28 +77,22 @@ class Publication:
         self._failed = failed
         self._owner = watchable.owner(lease.names)
         self._sequence = 0
-        self._left: list[LoggedChange] = []
-        """Changes that are taken from the log and not yet published, the last one first."""
         self._is_queued = True  # until the first message is sent
-        self._watch: LogWatch = engine.follow(
-            *watchable.asks(lease.names, lease.prefix, lease.keys), woken=self._enqueue, since=lease.since
-        )
+        watched = watchable.asks(lease.names, lease.prefix, lease.keys)
+        self._changes = TakenChanges(engine.follow(*watched, woken=self._enqueue, since=lease.since), lease.since)
         self._send([self._message(lease.since)])
         self._is_queued = False
-        if self._watch.is_woken:
+        if self._changes.has_more:
             self._enqueue()
 
     @property
     def reached(self) -> int:
         """The version up to which everything is published."""
-        if self._left:
-            return self._left[-1].version - 1
-        reached = self._watch.reached
-        return self.lease.since if reached is None else reached
+        return self._changes.reached
 
     async def aclose(self) -> None:
         self.is_stopped = True
-        await self._watch.aclose()
+        await self._changes.watch.aclose()
 
     def renewed(self) -> None:
         """The client has renewed the lease: tell it how far it has everything, and so whether it missed something."""
@@ -131,31 +125,22 @@ class Publication:
             logger.exception("[KV] events of a watch are delayed")
             pause = limits.WATCH_CHECK_SECONDS
         self._is_queued = False
-        if self._watch.has_ended:
+        if self._changes.watch.has_ended:
             self.is_stopped = True
         elif pause:
             asyncio.get_running_loop().call_later(pause, self._enqueue)
-        elif self._left or self._watch.is_woken:
+        elif self._changes.has_more:
             self._enqueue()
 
     async def _publish_some(self) -> None:
-        if not self._left:
-            self._left = (await self._watch.take())[::-1]
         messages: list[EventMessage] = []
-        while self._left and len(messages) < limits.EVENTS_PER_TURN:
-            change = self._left.pop()
+        for change, may_continue in await self._changes.some():
             message = self._message(change.version)
             message.key = self._watchable.key(change.key)
             message.deleted = change.kind is not ChangeKind.PUT
-            message.more = self._may_continue(change.version)
+            message.more = may_continue
             messages.append(message)
         self._send(messages)
-
-    def _may_continue(self, version: int) -> bool:
-        """Whether there may be another change of this version."""
-        if self._left:
-            return self._left[-1].version == version
-        return version > self.reached
 
     def _message(self, version: int) -> EventMessage:
         self._sequence += 1

@@ -1,4 +1,4 @@
-"""Receives what a socket has for a parser in one buffer, and lets the parser have it at once, without a task between.
+"""Receives the bytes of a connection, and hands them to a parser as they arrive, without a task between.
 
 nats-server cuts off a connection that reads too slowly. So bytes that no one wants, those of a message that was refused
 when its first bytes arrived, are not even copied from the kernel, where it can leave them out.

@@ -68,6 +68,8 @@ class NoOperation(Operation):
 
 
 NO_OPERATION: Final = NoOperation()
+UNKNOWN_OPERATION: Final = NoOperation()
+"""Stands for the operation of a message whose subject is not yet read; its content is the subject, and the message."""
 
 
 class PointRead(Operation):
@@ -129,7 +131,7 @@ class RefusedOperation(NoOperation):
 
 
 class ReplyCollector(Protocol):
-    """Takes the replies to the requests that were in one message."""
+    """Takes the replies to the requests that were in one message, or to one that did not arrive over NATS."""
 
     def add(self, position: int, reply: bytes, is_written: bool) -> None: ...
 
@@ -169,12 +171,16 @@ class Request(Struct, gc=False, eq=False):
     waiting: list["Request"] | None = None
     """The later requests that wait for it."""
     cancel: Callable[[], bool] | None = None
-    """Stops what was begun, if that is still possible; returns whether it was. A write of several keys is not stopped:
-    what waits for it would not wait for the earlier writes of these keys."""
+    """Stops what was begun, if that is still possible; returns whether it was."""
     collector: ReplyCollector | None = None
-    """Where its reply goes, if its message held several requests."""
+    """Where its reply goes, if its message held several requests, or did not arrive over NATS."""
     position: int = 0
     """Its position in that message."""
+
+    def stop(self) -> bool:
+        """Stop what was begun, if that is still possible; returns whether it was."""
+        # Not a write of several keys: what waits for it would not wait for the earlier writes of these keys.
+        return self.cancel is not None and len(self.written or ()) < 2 and self.cancel()
 
 
 class Owner:

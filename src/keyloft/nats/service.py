@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import warnings
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from nats.aio.client import Client as Nats
@@ -16,11 +16,12 @@ import keyloft
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
-from keyloft.errors import Busy, InvalidArgument, InvalidSubject, KeyloftError
+from keyloft.errors import Busy, InvalidArgument, InvalidSubject, KeyloftError, NoService
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.connection import servers
 from keyloft.nats.events import EVENTS, WATCH
+from keyloft.nats.handed_in import HandedIn
 from keyloft.nats.intake import Intake
 from keyloft.nats.messages import NatsConnection
 from keyloft.nats.meters import OTHER, ServiceMeters
@@ -30,6 +31,7 @@ from keyloft.nats.publisher import EventPublisher
 from keyloft.nats.reporting import EventSubject, Route
 from keyloft.nats.requests import Operation, RefusedOperation, Request
 from keyloft.nats.schemas import Messages
+from keyloft.nats.service_streams import ServiceStream, ServiceStreams
 from keyloft.nats.watch_operation import WatchOperation
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
@@ -72,12 +74,13 @@ class NatsService(AsyncClosing):
         self._operations: dict[str, Operation] = {operation.name: operation for operation in operations}
         self._queue = queue
         self._deadline = deadline
-        self._bounds = bounds
+        self.bounds = bounds
         self._metadata = dict(metadata or {})
         self._state = "not started"
         self._subscriptions: list[Subscription] = []
         self._intake: Intake | None = None
         self._publisher: EventPublisher | None = None
+        self._streams: ServiceStreams | None = None
         self._discovery: _Discovery | None = None
         self._logger = logging.getLogger(type(self).__module__)
         self._overload = OverloadLog(self._logger, self.subject_names[0])
@@ -125,7 +128,7 @@ class NatsService(AsyncClosing):
             meters=self.meters,
             reserved=self._reserved,
             deadline=self._deadline,
-            bounds=self._bounds,
+            bounds=self.bounds,
         )
         for prefix in self._prefixes:
             # No bounds in nats-py, which would drop what exceeds them without a word: the intake has its own.
@@ -135,6 +138,7 @@ class NatsService(AsyncClosing):
             self._subscriptions.append(subscription)
             if isinstance(self.nats, NatsConnection):
                 self.nats.handle(subscription, intake.receive, intake.refuses)
+        self._streams = ServiceStreams(engine, intake, self._watchable)
         self._publisher = EventPublisher(self.nats, engine, intake, self._watchable, self.name, self.meters)
         self._publisher.start()
         for watch in self._watches.values():
@@ -151,8 +155,59 @@ class NatsService(AsyncClosing):
         if served:
             self._logger.info("[KV] serving %s", ", ".join(served))
 
+    # Requests that don't arrive over NATS
+
+    def hand_in(
+        self,
+        names: Sequence[str],
+        operation: str,
+        data: bytes,
+        answer: Callable[[bytes], None],
+        stream: ServiceStream | None = None,
+    ) -> HandedIn:
+        """Take in a request as if it had arrived over NATS: the same bounds, turns, order, deadline and counts.
+
+        NATS may be away meanwhile.
+
+        Args:
+            names: What a subject names between its prefix and the operation: a plugin, or a tenant and a project.
+            operation: What is asked for.
+            data: The message.
+            answer: Called with the reply, later, unless the request is withdrawn before.
+            stream: Gets the events of a `watch`, instead of a subject.
+
+        Raises:
+            NoService: The service has not started, or ends.
+            Busy: Too much is waiting.
+            InvalidSubject: There is no such operation.
+            KeyloftError: There can't be such an owner.
+        """
+        intake = self._accepting()
+        self._named(operation)
+        self._owner_of(names)
+        subject = ".".join([self._prefixes[0].removesuffix("."), *names, operation])
+        return intake.hand_in(subject.encode(), data, answer, stream)
+
+    def event_stream(self) -> ServiceStream:
+        """A stream of events, for `hand_in`; the caller closes it.
+
+        Raises:
+            NoService: The service has not started, or ends.
+        """
+        self._accepting()
+        assert self._streams is not None, "made with the intake"
+        return ServiceStream(self._streams)
+
+    def _accepting(self) -> Intake:
+        if self._intake is None or self._state != "serving":
+            raise NoService(f"this service is {self._state}: try again soon")
+        return self._intake
+
     async def aclose(self) -> None:
         """Accept no more requests, answer those that were accepted, then return. A second call does nothing."""
+        self._state = "ending"
+        if self._streams is not None:
+            self._streams.end()
         subscriptions, self._subscriptions = self._subscriptions, []
         # A drain that takes too long is not cancelled: nats-py would fail at an answer that arrives later. Without a
         # connection nothing more arrives: the server gives the requests to another instance, or to none.

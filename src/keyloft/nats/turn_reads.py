@@ -13,24 +13,24 @@ from keyloft.nats.turns import steps
 class PendingReads(list[Request]):
     """The point reads that a turn has begun, and that are made at its end."""
 
-    __slots__ = ("_keys", "_known")
-
-    def __init__(self) -> None:
-        self._keys: set[Hashable] = set()
-        self._known = 0
-        """How many of them have their keys among `_keys`: the first write of a turn adds those before it."""
+    # Of the class, and not set for each: most turns have no write that would ask for them.
+    _keys: set[Hashable] | None = None
+    _known = 0
+    """How many of them have their keys among `_keys`: the first write of a turn adds those before it."""
 
     def concern(self, keys: Collection[Hashable] | None) -> bool:
         """Whether one of them reads one of these keys, or any key."""
         if keys is None:
             return bool(self)
+        if self._keys is None:
+            self._keys = set()
         self._keys.update([request.content.key for request in self[self._known :]])
         self._known = len(self)
         return not self._keys.isdisjoint(keys)
 
     def clear(self) -> None:
         super().clear()
-        self._keys.clear()
+        self._keys = None
         self._known = 0
 
 
@@ -40,12 +40,12 @@ class TurnReads:
     def __init__(
         self,
         engine: Engine,
-        answer: Callable[[Owner, Sequence[Request], Sequence[Any]], None],
+        answer: Callable[[Sequence[Request], Sequence[Any]], None],
         stalled: Callable[[], Exception],
     ) -> None:
         """Args:
         engine: Reads the entries.
-        answer: Called with requests of an owner and the entries that they ask for, or errors.
+        answer: Called with requests and the entries that they ask for, or errors.
         stalled: The error of reads that were given up: their tasks are cancelled.
         """
         self._engine = engine
@@ -63,14 +63,14 @@ class TurnReads:
             try:
                 wanted = reading.send(None)
             except StopIteration as read:
-                self._answer(owner, some, read.value)
+                self._answer(some, read.value)
             except Exception as error:
-                self._answer(owner, some, [error] * len(some))
+                self._answer(some, [error] * len(some))
             else:
                 for request in some:
                     if request.read is None:
                         owner.begin_read(request, (request.content.key,))
-                work = self._wait(owner, some, steps(owner, reading, wanted))
+                work = self._wait(some, steps(owner, reading, wanted))
                 task = asyncio.get_running_loop().create_task(work)
                 self.under_way[task] = some
                 task.add_done_callback(self._ended)
@@ -81,14 +81,14 @@ class TurnReads:
             self.make(owner, list(reads))
             reads.clear()
 
-    async def _wait(self, owner: Owner, requests: Sequence[Request], reading: Coroutine[Any, Any, Any]) -> None:
+    async def _wait(self, requests: Sequence[Request], reading: Coroutine[Any, Any, Any]) -> None:
         try:
             records = await reading
         except Exception as error:
             records = [error] * len(requests)
-        self._answer(owner, requests, records)
+        self._answer(requests, records)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         requests = self.under_way.pop(task)
         if task.cancelled():  # perhaps before its first step
-            self._answer(requests[0].owner, requests, [self._stalled()] * len(requests))
+            self._answer(requests, [self._stalled()] * len(requests))

@@ -68,39 +68,7 @@ class WatchOperation(Call):
         self._served = engine, publisher
 
     def read(self, about: Any, data: bytes, /) -> WatchRequest:
-        fields = _fields(data)
-        prefix, keys, since, subject, end = [fields.get(name) for name in _FIELDS]
-        if since is not None and (type(since) is not int or not 0 <= since <= _MOST_VERSION):
-            raise InvalidArgument(f"since: expected a version, a whole number from 0 to {_MOST_VERSION}")
-        if end is not None and type(end) is not bool:
-            raise InvalidArgument("end: expected true or false")
-        names = self._watchable.names(about)
-        if subject is None:
-            if end is not None:
-                raise InvalidArgument("end: expected together with the subject of the watch that is to end")
-            self._check_keys(prefix, keys)
-            self._watchable.asks(names, prefix, keys)  # refuses what can't be watched
-        else:
-            if not isinstance(subject, str):
-                raise InvalidArgument("subject: expected the subject that the service has answered, a string")
-            if given := [name for name in _NEW if fields.get(name) is not None]:
-                raise InvalidArgument(f"{given[0]}: a watch keeps what it watches; leave it out to renew or end it")
-        return WatchRequest(
-            names=names,
-            prefix=prefix,
-            keys=None if keys is None else tuple(keys),
-            since=since,
-            subject=subject,
-            end=bool(end),
-        )
-
-    def _check_keys(self, prefix: object, keys: object) -> None:
-        if keys is None:
-            return
-        if prefix is not None:
-            raise InvalidArgument("prefix, keys: expected one of them, got both")
-        if not isinstance(keys, list) or not 1 <= len(keys) <= limits.LEASE_KEYS:
-            raise InvalidArgument(f"keys: expected an array of 1 to {limits.LEASE_KEYS} keys")
+        return read_watch(self._watchable, about, data)
 
     def keys_read(self, content: WatchRequest) -> Collection[Hashable] | None:
         # A new watch begins after all that its owner has written before.
@@ -209,6 +177,53 @@ class WatchOperation(Call):
         if not found or not lease_id.isalnum() or not lease_id.isascii():
             raise InvalidArgument(f"subject: expected one below {self._prefix}{before}, as the service has answered it")
         return publisher.rows.lease(request.names, lease_id)
+
+
+def read_watch(watchable: Watchable, about: Any, data: bytes) -> WatchRequest:
+    """What a message asks to watch.
+
+    Args:
+        watchable: What can be watched.
+        about: What its subject names: a plugin, or a project.
+        data: The message.
+
+    Raises:
+        KeyloftError: It is refused.
+    """
+    fields = _fields(data)
+    prefix, keys, since, subject, end = [fields.get(name) for name in _FIELDS]
+    if since is not None and (type(since) is not int or not 0 <= since <= _MOST_VERSION):
+        raise InvalidArgument(f"since: expected a version, a whole number from 0 to {_MOST_VERSION}")
+    if end is not None and type(end) is not bool:
+        raise InvalidArgument("end: expected true or false")
+    names = watchable.names(about)
+    if subject is None:
+        if end is not None:
+            raise InvalidArgument("end: expected together with the subject of the watch that is to end")
+        _check_keys(prefix, keys)
+        watchable.asks(names, prefix, keys)  # refuses what can't be watched
+    else:
+        if not isinstance(subject, str):
+            raise InvalidArgument("subject: expected the subject that the service has answered, a string")
+        if given := [name for name in _NEW if fields.get(name) is not None]:
+            raise InvalidArgument(f"{given[0]}: a watch keeps what it watches; leave it out to renew or end it")
+    return WatchRequest(
+        names=names,
+        prefix=prefix,
+        keys=None if keys is None else tuple(keys),
+        since=since,
+        subject=subject,
+        end=bool(end),
+    )
+
+
+def _check_keys(prefix: object, keys: object) -> None:
+    if keys is None:
+        return
+    if prefix is not None:
+        raise InvalidArgument("prefix, keys: expected one of them, got both")
+    if not isinstance(keys, list) or not 1 <= len(keys) <= limits.LEASE_KEYS:
+        raise InvalidArgument(f"keys: expected an array of 1 to {limits.LEASE_KEYS} keys")
 
 
 def _fields(data: bytes) -> dict[str, Any]:

@@ -26,8 +26,8 @@ class BulkMethods:
         """Read the values of up to 1,000 keys, all of one moment.
 
         Args:
-            plugin_name: Whose keys.
-            keys: Their names.
+            plugin_name: The plugin that the keys belong to.
+            keys: The names of the keys.
 
         Returns:
             The values by key, without the keys that have no entry.
@@ -61,7 +61,7 @@ class BulkMethods:
         """Store up to 1,000 values, all or none of them.
 
         Args:
-            plugin_name: Whose keys.
+            plugin_name: The plugin that the keys belong to.
             entries: The values by key.
             ttl_seconds: After so many seconds the entries are gone; None keeps them.
             ttl: The same as `ttl_seconds`.
@@ -88,7 +88,7 @@ class BulkMethods:
         """Remove up to 1,000 entries together, or all whose keys begin with a text, some hundred at a time.
 
         Args:
-            plugin_name: Whose keys.
+            plugin_name: The plugin that the keys belong to.
             keys: Their names; all are removed, or none.
             prefix: Instead of them, what the keys begin with; the empty text for all of the plugin's.
 
@@ -115,7 +115,7 @@ class BulkMethods:
         """How many keys of a plugin begin with a text.
 
         Args:
-            plugin_name: Whose keys.
+            plugin_name: The plugin that the keys belong to.
             prefix: What they begin with.
 
         Raises:
@@ -129,7 +129,7 @@ class BulkMethods:
         """What a plugin stores, counted in slices.
 
         Args:
-            plugin_name: Whose entries.
+            plugin_name: The plugin that the entries belong to.
 
         Returns:
             `{'keys': …, 'bytes': …}`: the number of its entries, and what their values take as stored.

@@ -35,7 +35,7 @@ class DatabaseClient(ServiceClient):
         """Args:
         nats: A connected client of nats-py; the caller closes it. With `connect`, a request that NATS refuses raises
             `NotPermitted` at once; here it times out, since NATS reports refusals to the connection alone.
-        plugin_name: Whose storage.
+        plugin_name: The plugin that the storage belongs to.
         prefix: The subject before `.<plugin>.<operation>`, as the service has it.
         timeout: How many seconds a request waits for its reply.
         gather: Whether calls that are made together travel in one message; False sends a message per call.
@@ -63,7 +63,7 @@ class DatabaseClient(ServiceClient):
 
         Args:
             url: The address of NATS; several for a cluster. A user and password can be part of it.
-            plugin_name: Whose storage.
+            plugin_name: The plugin that the storage belongs to.
             login: Credentials, where they are not part of the URL.
             prefix: The subject before `.<plugin>.<operation>`, as the service has it.
             timeout: How many seconds a request waits for its reply. Connecting takes 3 seconds at most.

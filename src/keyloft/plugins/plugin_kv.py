@@ -1,7 +1,5 @@
 """The keys and values of one plugin over NATS: a method for each operation of its storage."""
 
-import asyncio
-import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 import msgspec
 
 from keyloft import limits
+from keyloft.core.attempts import pause_after
 from keyloft.errors import InvalidArgument, VersionConflict
 from keyloft.nats.payloads import to_json
 from keyloft.nats.remote_watch import RemoteWatch
@@ -172,8 +171,8 @@ class PluginKV:
         Example:
             await client.kv.update("players", lambda players: [*players, "alice"], default=[])
         """
-        seconds, (pause, longest) = _ttl(ttl, ttl_seconds), limits.UPDATE_PAUSES
-        for attempts_left in range(limits.UPDATE_ATTEMPTS - 1, -1, -1):
+        seconds = _ttl(ttl, ttl_seconds)
+        for attempt in range(limits.UPDATE_ATTEMPTS):
             entry = await self.get(key, meta=True)
             value = fn(entry.value if entry.exists else deepcopy(default))
             if isawaitable(value):
@@ -181,10 +180,9 @@ class PluginKV:
             try:
                 await self.set(key, value, ttl=seconds, keep_ttl=seconds is None, expected_version=entry.version)
             except VersionConflict:
-                if not attempts_left:
+                if attempt + 1 == limits.UPDATE_ATTEMPTS:
                     raise
-                await asyncio.sleep(pause * random.random())
-                pause = min(2 * pause, longest)
+                await pause_after(attempt)
             else:
                 break
         return value

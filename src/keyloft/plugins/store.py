@@ -180,9 +180,9 @@ class BotDatabase(BulkMethods, AsyncClosing):
         """Read the value at a plugin's key.
 
         Args:
-            plugin_name: Whose key.
-            key: Its name.
-            meta: With what is known of the entry besides.
+            plugin_name: The plugin that the key belongs to.
+            key: The name of the key.
+            meta: Whether the version and the times of the entry are returned, too.
 
         Returns:
             `{'exists': True, 'value': …}`, or `{'exists': False}` if there is no such entry, or it has expired. With
@@ -215,8 +215,8 @@ class BotDatabase(BulkMethods, AsyncClosing):
         """Remove an entry. To remove what is absent is no error.
 
         Args:
-            plugin_name: Whose key.
-            key: Its name.
+            plugin_name: The plugin that the key belongs to.
+            key: The name of the key.
 
         Returns:
             Whether there was an entry that had not expired.
@@ -263,7 +263,7 @@ class BotDatabase(BulkMethods, AsyncClosing):
         """List a plugin's keys in their order, or its entries.
 
         Args:
-            plugin_name: Whose keys.
+            plugin_name: The plugin that the keys belong to.
             prefix: Only keys that begin with exactly this text.
             limit: At most so many, from 1 to 10,000; `truncated` is true if there are more. Without it, an awaited list
                 has up to 1,000 keys, and `async for` goes through all.
@@ -298,8 +298,8 @@ class BotDatabase(BulkMethods, AsyncClosing):
         """Add to an integer; several callers at once lose nothing. An absent one counts as 0.
 
         Args:
-            plugin_name: Whose key.
-            key: Its name.
+            plugin_name: The plugin that the key belongs to.
+            key: The name of the key.
             by: What to add; may be negative.
             ttl_seconds: After so many seconds a new entry is gone; one that is there keeps its TTL.
             ttl: The same as `ttl_seconds`.
@@ -327,8 +327,8 @@ class BotDatabase(BulkMethods, AsyncClosing):
         """Give an entry another TTL; its value and version stay.
 
         Args:
-            plugin_name: Whose key.
-            key: Its name.
+            plugin_name: The plugin that the key belongs to.
+            key: The name of the key.
             ttl_seconds: After so many seconds the entry is gone; None keeps it.
 
         Returns:

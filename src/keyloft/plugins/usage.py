@@ -6,7 +6,7 @@ what has expired meanwhile, and what others write, count a minute later.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Final
 
@@ -90,6 +90,11 @@ class PluginUsage(AsyncClosing):
         if count is None or monotonic() - count.began > self.every + count.seconds:
             count = await self._recount(plugin)
         return count.used(plugin)
+
+    def known(self, plugins: Iterable[str]) -> dict[str, Used]:
+        """What some plugins store, as far as it is counted; it is counted from now on."""
+        self._count_for_a_while()
+        return {plugin: self._counts[plugin].used(plugin) for plugin in plugins if plugin in self._counts}
 
     # Quotas
 

@@ -27,7 +27,9 @@ META: Final = "meta"
 PREFIX: Final = "prefix"
 """Variants of set, get and delete_many."""
 
-_PLUGINS: Final = Space.PLUGINS  # a member of an enum takes longer to look up than a Get to make
+# A member of an enum takes longer to look up than a Get to make.
+_PLUGINS: Final = Space.PLUGINS
+_JSON: Final = Encoding.JSON
 
 # A character takes up to six bytes as an escape; the rest is for the key and the names of the fields.
 _LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + limits.PLUGIN_REQUEST_BYTES
@@ -36,11 +38,15 @@ _LARGEST_ORDINARY_SET: Final = 2 * limits.PLUGIN_VALUE_DEPTH
 _SET_FIELDS: Final = ("key", "value", "ttl", "ttl_seconds", "if_absent", "expected_version", "keep_ttl")
 
 
+_Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.PLUGIN_KEY_CHARACTERS)]
+
+
 class _Keyed(Struct):
     key: str
 
 
-class _Valued(_Keyed):
+class _Valued(Struct):
+    key: _Key
     value: Any
     ttl: int | UnsetType | None = UNSET
     ttl_seconds: int | UnsetType | None = UNSET
@@ -48,9 +54,6 @@ class _Valued(_Keyed):
 
 class _WithValue(Struct):
     value: Raw
-
-
-_Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.PLUGIN_KEY_CHARACTERS)]
 
 
 class _WithKeys(Struct, forbid_unknown_fields=True):
@@ -145,14 +148,15 @@ def setting(plugin: str, data: bytes) -> Set:
     ttl, alias = request.ttl, request.ttl_seconds
     names = 3 if ttl is UNSET else 4
     # If the quotes of all strings are accounted for, no name is doubled and none is unknown.
-    if b"\\" in data:
+    if is_escaped := b"\\" in data:
         unaccounted = json_text.quotes(data) - json_text.quotes(stored)
     else:
         unaccounted = data.count(b'"') - stored.count(b'"')
     if unaccounted != 2 * names or alias is not UNSET:
         return _set_carefully(plugin, data)
     expire_in = None if ttl is UNSET else rules.ttl(ttl, none="null")
-    return Set(_PLUGINS, (plugin, rules.key(request.key)), stored, Encoding.JSON, expire_in)
+    key = rules.key(request.key) if is_escaped else request.key  # without an escape, it has neither NUL nor surrogates
+    return Set(_PLUGINS, (plugin, key), stored, _JSON, expire_in)
 
 
 def listing(plugin: str, data: bytes) -> Scan:

@@ -46,8 +46,8 @@ class SemanticClient(ServiceClient, Workflows):
         """Args:
         nats: A connected client of nats-py; the caller closes it. With `connect`, a request that NATS refuses raises
             `NotPermitted` at once; here it times out, since NATS reports refusals to the connection alone.
-        tenant: Whose state.
-        project: Of which project.
+        tenant: The tenant that the entries belong to.
+        project: The project of that tenant.
         prefix: The subject before `.<tenant>.<project>.<operation>`, as the service has it.
         timeout: How many seconds a request waits for its answer.
         """
@@ -82,8 +82,8 @@ class SemanticClient(ServiceClient, Workflows):
 
         Args:
             url: Where NATS is; several for a cluster. A user and password can be part of it.
-            tenant: Whose state.
-            project: Of which project.
+            tenant: The tenant that the entries belong to.
+            project: The project of that tenant.
             login: Credentials, where they are not part of the URL.
             prefix: The subject before `.<tenant>.<project>.<operation>`, as the service has it.
             timeout: How many seconds a request waits for its answer. Connecting takes 3 seconds at most.

@@ -155,7 +155,7 @@ class DeadLetters(DeadLetterKeeper):
         """The dead letters of `tenant/<tenant>/project/<project>`, the oldest first: await it, or use `async for`.
 
         Args:
-            project: Of which project.
+            project: The project that they belong to.
             limit: At most so many.
             after: Only those after the one with this id.
         """

@@ -7,7 +7,7 @@ from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.nats.events import WATCH
-from keyloft.nats.requests import Call, Operation
+from keyloft.nats.requests import Call, Operation, Variant
 from keyloft.semantic import keys, wire, workflow_wire
 from keyloft.semantic.intents import WriteRequest
 from keyloft.semantic.keys import Project
@@ -26,6 +26,9 @@ from keyloft.semantic.workflow_wire import (
     LockRequest,
     LocksRequest,
 )
+
+_LIST: Final = "list"
+"""A variant of `locks`."""
 
 
 class SemanticOperation(Call):
@@ -89,36 +92,49 @@ class SemanticAudit(SemanticOperation):
         return await workflow_wire.audited(records, content, self._nats.max_payload), None
 
 
+class SemanticLockList(SemanticOperation):
+    # As for other lists: one at a time of each owner, since a list passes all locks of its project.
+    reply_bytes = limits.PAGE_REPLY_BYTES
+
+    async def carry_out(self, content: tuple[Project, LocksRequest]) -> tuple[bytes, None]:
+        project, wanted = content
+        held = self._store.locks(project.prefix, values=wanted.values, limit=wanted.limit + 1, after=wanted.after)
+        most_bytes = min(limits.LOCKS_REPLY_BYTES, self._nats.max_payload)
+        return await workflow_wire.locks(held, wanted, most_bytes), None
+
+
 class SemanticLocks(SemanticOperation):
     # Less than a page: renewals of many locks are carried out at a time.
     reply_bytes = limits.LOCKS_REPLY_BYTES
 
+    def __init__(self, name: str, nats: Nats, store: SemanticStore) -> None:
+        super().__init__(name, nats, store)
+        self.variants = {_LIST: SemanticLockList(name, nats, store)}
+
     def read(self, about: Project, data: bytes, /) -> tuple[Project, LockRequest]:
-        return about, workflow_wire.read_locks(about, data)
+        wanted = workflow_wire.read_locks(about, data)
+        if isinstance(wanted, LocksRequest):
+            raise Variant(_LIST, (about, wanted))
+        return about, wanted
 
     def written(self, content: tuple[Project, LockRequest]) -> Collection[Hashable]:
         match content[1]:
-            case LocksRequest():
-                return ()
             case LockAcquisition(request):
                 return (request.intents[0].key,)
             case LockRenewal(key=key) | LockRelease(key=key):
                 return (key,)
+        return ()
 
     async def carry_out(self, content: tuple[Project, LockRequest]) -> tuple[bytes, None]:
         keeper = self._store.lock_keeper
-        match content:
-            case project, LocksRequest() as wanted:
-                options: dict[str, Any] = {"values": wanted.values, "limit": wanted.limit + 1, "after": wanted.after}
-                most_bytes = min(self.reply_bytes, self._nats.max_payload)
-                return await workflow_wire.locks(self._store.locks(project.prefix, **options), wanted, most_bytes), None
-            case _, LockAcquisition(request):
+        match content[1]:
+            case LockAcquisition(request):
                 return wire.entry(await keeper.acquire(request)), None
-            case _, LockRenewal(key, fence, ttl_seconds):
+            case LockRenewal(key, fence, ttl_seconds):
                 return workflow_wire.renewed(await keeper.renew(key, fence, ttl_seconds)), None
-            case _, LockRelease(key, fence, writer, request_id):
+            case LockRelease(key, fence, writer, request_id):
                 await keeper.release(key, fence, writer=writer, request_id=request_id)
-                return wire.success(), None
+        return wire.success(), None
 
 
 class SemanticDeadLetters(SemanticOperation):

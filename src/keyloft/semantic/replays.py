@@ -21,7 +21,7 @@ class _Removed(Struct, frozen=True):
     expires_at: int | None
 
 
-class _Outcome(Struct, frozen=True, omit_defaults=True):
+class _IntentOutcome(Struct, frozen=True, omit_defaults=True):
     """What became of one intent, as far as the intent does not say it."""
 
     kept_fence: int | None = None
@@ -33,7 +33,7 @@ class RequestMemory(Struct, frozen=True):
     """What is remembered of a request: what it asked for, and what became of it."""
 
     digest: str
-    outcomes: tuple[_Outcome, ...]
+    outcomes: tuple[_IntentOutcome, ...]
 
 
 read_memory = row_reader(RequestMemory, "the row {!r} is damaged: it remembers no request")
@@ -45,14 +45,14 @@ def memory_of(digest: str, writes: Sequence[PendingWrite]) -> bytes:
     return to_json(RequestMemory(digest, tuple([_outcome(write) for write in writes])))
 
 
-def _outcome(write: PendingWrite) -> _Outcome:
+def _outcome(write: PendingWrite) -> _IntentOutcome:
     if write.stored is not None:
         restored = write.stored if write.intent.action == "restore" else None
-        return _Outcome(write.stored.kept_fence, None, restored)
+        return _IntentOutcome(write.stored.kept_fence, None, restored)
     was = write.record
     if was is None:
-        return _Outcome()
-    return _Outcome(None, _Removed(was.key, Raw(was.value), was.version, was.updated_at, was.expires_at))
+        return _IntentOutcome()
+    return _IntentOutcome(None, _Removed(was.key, Raw(was.value), was.version, was.updated_at, was.expires_at))
 
 
 def replay(request: WriteRequest, memory: RequestMemory, record: Record) -> list[Envelope | None]:
@@ -61,7 +61,7 @@ def replay(request: WriteRequest, memory: RequestMemory, record: Record) -> list
     return [_replayed(intent, outcome, record, request_id) for intent, outcome in both]
 
 
-def _replayed(intent: Intent, outcome: _Outcome, record: Record, request_id: str | None) -> Envelope | None:
+def _replayed(intent: Intent, outcome: _IntentOutcome, record: Record, request_id: str | None) -> Envelope | None:
     if intent.action == "delete":
         if (was := outcome.removed) is None:
             return None

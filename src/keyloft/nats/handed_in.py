@@ -1,0 +1,50 @@
+"""Requests that reach an intake by another way than NATS, such as HTTP: their replies go to a function."""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from keyloft.errors import KeyloftError
+from keyloft.nats.requests import RefusedOperation, Request
+
+HANDED_IN: Final = b"handed in"
+"""Stands for the reply subject of such a request: a client waits for its reply, so it has a deadline. A subject of NATS
+has no space."""
+WITHDRAWN: Final = RefusedOperation(KeyloftError, "the client waits for this reply no more")
+"""Stands for the operation of a request that was withdrawn before it was read."""
+
+
+class WithdrawsRequests(Protocol):
+    """The intake, as a request that was handed in knows it."""
+
+    def withdraw(self, request: Request, data: bytes) -> None:
+        """Don't carry out a request, if that is still possible."""
+
+
+class HandedIn:
+    """A request that was handed in, until it is answered or withdrawn."""
+
+    __slots__ = ("_answer", "_data", "_intake", "_request")
+
+    def __init__(
+        self, intake: WithdrawsRequests, request: Request, data: bytes, answer: Callable[[bytes], None]
+    ) -> None:
+        """`answer` is called with the reply, once, unless the request is withdrawn before."""
+        self._intake = intake
+        self._request: Request | None = request
+        self._data = data
+        self._answer = answer
+        request.collector = self
+
+    def add(self, position: int, reply: bytes, is_written: bool) -> None:
+        """Take the reply."""
+        self._request = None
+        self._answer(reply)
+
+    def withdraw(self) -> None:
+        """The client waits for the reply no more: what has not begun is not begun, and reads are given up.
+
+        A write may be carried out nevertheless.
+        """
+        request, self._request = self._request, None
+        if request is not None:
+            self._intake.withdraw(request, self._data)
