@@ -1,0 +1,29 @@
+"""Rows for one table of the admin page, of which a filter leaves some out: bounded in rows, and in what is read."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+from keyloft import limits
+
+T = TypeVar("T")
+
+
+async def fitting(rows: AsyncIterator[T], fits: Callable[[T], bool]) -> tuple[list[T], T | None]:
+    """The rows for a table.
+
+    Args:
+        rows: All of them, in their order.
+        fits: Whether the filter lets one through.
+
+    Returns:
+        Those that fit, and the last row that was read; None if it was the last of all.
+    """
+    found: list[T] = []
+    read, last = 0, None
+    async for row in rows:
+        if len(found) == limits.PAGE_ROWS or read == limits.PAGE_SCANNED_ROWS:
+            return found, last
+        read, last = read + 1, row
+        if fits(row):
+            found.append(row)
+    return found, None
